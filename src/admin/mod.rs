@@ -1,0 +1,131 @@
+//! What operators and probes ask over HTTP: readiness, metrics, and the admin pages.
+//!
+//! Three routers, because they stand on three ports: readiness and metrics are open to the
+//! network, the admin pages stop the process and are bound to loopback. `app` binds the
+//! listeners and hands each to [`serve`].
+
+mod dump;
+mod guard;
+mod levels;
+mod server;
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
+
+use crate::config::Config;
+use crate::lifecycle::{Lifecycle, Phase};
+use crate::snapshot::Reader;
+use crate::status::Status;
+use crate::telemetry::{LogHandle, Metrics};
+
+pub use server::serve;
+
+/// What the admin pages show and change.
+#[derive(Clone, Debug)]
+pub struct AdminState {
+    /// The snapshot that the data path reads.
+    pub reader: Reader,
+    /// Readiness, certificates, reloads.
+    pub status: Arc<Status>,
+    /// All metrics.
+    pub metrics: Arc<Metrics>,
+    /// To stop the process.
+    pub lifecycle: Lifecycle,
+    /// To change the log level.
+    pub log: LogHandle,
+    /// The configuration in use.
+    pub config: Arc<ArcSwap<Config>>,
+}
+
+/// The index, for people who open the admin port without knowing it.
+const INDEX: &str = "\
+strait admin
+
+GET  /config_dump       what the data path uses, as JSON
+GET  /ready             readiness, as on the readiness port
+GET  /stats/prometheus  metrics, as on the metrics port
+POST /logging           the log level; ?level=LEVEL[,TARGET=LEVEL...] changes it, ?reset undoes
+POST /quitquitquit      starts the drain; a second one stops now
+";
+
+/// The readiness port: `/healthz/ready`.
+pub fn readiness_router(status: Arc<Status>, lifecycle: Lifecycle) -> Router {
+    Router::new().route("/healthz/ready", ready(status, lifecycle))
+}
+
+/// The metrics port: `/metrics` and `/stats/prometheus`.
+pub fn metrics_router(metrics: Arc<Metrics>) -> Router {
+    Router::new()
+        .route("/metrics", stats(Arc::clone(&metrics)))
+        .route("/stats/prometheus", stats(metrics))
+}
+
+/// The admin port, which must be bound to loopback. Requests that only a browser which somebody
+/// has misled would send are refused.
+pub fn admin_router(state: AdminState) -> Router {
+    Router::new()
+        .route("/", get(INDEX))
+        .route("/config_dump", get(dump::config_dump))
+        .route("/logging", post(levels::logging))
+        .route("/quitquitquit", post(quit))
+        .route(
+            "/ready",
+            ready(Arc::clone(&state.status), state.lifecycle.clone()),
+        )
+        .route("/stats/prometheus", stats(Arc::clone(&state.metrics)))
+        .layer(middleware::from_fn(guard::local_only))
+        .with_state(state)
+}
+
+/// 200 `ready`, or 500 with the names of what is pending. A drain is one of them, so that load
+/// balancers stop sending while connections are still accepted.
+fn ready<S: Clone + Send + Sync + 'static>(
+    status: Arc<Status>,
+    lifecycle: Lifecycle,
+) -> MethodRouter<S> {
+    get(async move || {
+        let mut pending = status.list_pending();
+        if lifecycle.phase() >= Phase::Lag {
+            pending.push("draining");
+        }
+        if pending.is_empty() {
+            return (StatusCode::OK, "ready\n".to_owned());
+        }
+        let text = format!("not ready, pending: {}\n", pending.join(", "));
+        (StatusCode::INTERNAL_SERVER_ERROR, text)
+    })
+}
+
+/// The metrics in the format that the scraper asks for; plain text unless it names OpenMetrics.
+fn stats<S: Clone + Send + Sync + 'static>(metrics: Arc<Metrics>) -> MethodRouter<S> {
+    get(async move |headers: HeaderMap| -> Response {
+        let openmetrics = headers.get_all(header::ACCEPT).iter().any(|value| {
+            value
+                .to_str()
+                .is_ok_and(|value| value.contains("application/openmetrics-text"))
+        });
+        if openmetrics {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(header::CONTENT_TYPE, kind)], metrics.encode()).into_response()
+        } else {
+            let kind = "text/plain; version=0.0.4; charset=utf-8";
+            ([(header::CONTENT_TYPE, kind)], metrics.encode_plain()).into_response()
+        }
+    })
+}
+
+async fn quit(State(state): State<AdminState>) -> &'static str {
+    tracing::info!("asked to stop by /quitquitquit");
+    state.lifecycle.stop();
+    "shutting down\n"
+}
+
+#[cfg(test)]
+mod tests;

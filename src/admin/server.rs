@@ -1,0 +1,244 @@
+//! One small HTTP server for the three ports, hard to break.
+//!
+//! Two of the ports are open to the network and serve probes: a client that holds connections open
+//! or sends its request byte by byte must not make readiness fail. So each connection has one
+//! request, deadlines and a place among few; when all places are taken the oldest connection loses
+//! its own. `axum::serve` has neither deadlines nor a limit.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use crate::lifecycle::{Phase, reached};
+
+/// What one port bears.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// Connections at once.
+    connections: usize,
+    /// Time for the head of the request.
+    head: Duration,
+    /// Time for the whole connection.
+    connection: Duration,
+}
+
+/// A port has a handful of clients: kubelet, one or two scrapers, an operator.
+const LIMITS: Limits = Limits {
+    connections: 64,
+    head: Duration::from_secs(5),
+    connection: Duration::from_secs(30),
+};
+
+/// The longest request head, and the longest body that a handler may read.
+const MAX_REQUEST: usize = 64 * 1024;
+
+/// The pause after a failed accept: out of descriptors, an immediate retry would only spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time for answers that are on their way when the process closes.
+const CLOSE_GRACE: Duration = Duration::from_millis(500);
+
+/// Serves the router until the process is [`Phase::Closing`]: a drain can be watched to its end.
+pub async fn serve(listener: TcpListener, router: Router, phases: watch::Receiver<Phase>) {
+    serve_within(LIMITS, listener, router, phases).await;
+}
+
+async fn serve_within(
+    limits: Limits,
+    listener: TcpListener,
+    router: Router,
+    mut phases: watch::Receiver<Phase>,
+) {
+    let router = router.layer(DefaultBodyLimit::max(MAX_REQUEST));
+    let mut connections = Connections::default();
+    let closing = reached(&mut phases, Phase::Closing);
+    tokio::pin!(closing);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut closing => break,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                connections.make_room(limits.connections);
+                connections.add(connection(limits, stream, router.clone()));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "accept failed on an admin port");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    let _ = timeout(CLOSE_GRACE, connections.ended()).await;
+}
+
+/// One request and its answer. How it failed concerns only the client.
+async fn connection(limits: Limits, stream: TcpStream, router: Router) {
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head)
+        .keep_alive(false)
+        .max_buf_size(MAX_REQUEST)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let _ = timeout(limits.connection, served).await;
+}
+
+/// The open connections, the oldest first; all are closed when this is dropped.
+#[derive(Debug, Default)]
+struct Connections {
+    tasks: JoinSet<()>,
+    order: VecDeque<AbortHandle>,
+}
+
+impl Connections {
+    fn add(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
+        self.order.push_back(self.tasks.spawn(connection));
+    }
+
+    /// Closes the oldest connections until there is room for one more of `limit`.
+    ///
+    /// To let new ones wait instead would let 64 slow clients hold off every probe for as long as
+    /// a deadline.
+    fn make_room(&mut self, limit: usize) {
+        while self.tasks.try_join_next().is_some() {}
+        self.order.retain(|handle| !handle.is_finished());
+        while self.order.len() >= limit {
+            if let Some(oldest) = self.order.pop_front() {
+                oldest.abort();
+            }
+        }
+    }
+
+    async fn ended(&mut self) {
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::time::Instant;
+
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(10);
+
+    async fn server(limits: Limits) -> (SocketAddr, watch::Sender<Phase>, JoinSet<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let (phase, phases) = watch::channel(Phase::Running);
+        let router = Router::new()
+            .route("/", get("hello\n"))
+            .route("/stuck", get(std::future::pending::<&'static str>));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(serve_within(limits, listener, router, phases));
+        (address, phase, tasks)
+    }
+
+    /// Sends `request` and returns what comes until the server closes, lost connections included.
+    async fn ask(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.expect("a connection");
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut answer = Vec::new();
+        let _ = timeout(DEADLINE, stream.read_to_end(&mut answer))
+            .await
+            .expect("closed in time");
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    const HELLO: &str = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
+    #[tokio::test]
+    async fn each_connection_has_one_request() {
+        let (address, _phase, _tasks) = server(LIMITS).await;
+        let answer = ask(address, &HELLO.repeat(2)).await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert_eq!(answer.matches("hello").count(), 1, "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_never_ends_is_closed_at_its_deadline() {
+        let short = Duration::from_millis(200);
+        let (address, _phase, _tasks) = server(Limits {
+            head: short,
+            ..LIMITS
+        })
+        .await;
+        let start = Instant::now();
+        assert!(
+            !ask(address, "GET / HTTP/1.1\r\nHost:")
+                .await
+                .contains("200 OK")
+        );
+        assert!(start.elapsed() >= short);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_never_ends_is_closed_at_its_deadline() {
+        let short = Duration::from_millis(200);
+        let (address, _phase, _tasks) = server(Limits {
+            connection: short,
+            ..LIMITS
+        })
+        .await;
+        assert_eq!(
+            ask(address, "GET /stuck HTTP/1.1\r\nHost: localhost\r\n\r\n").await,
+            ""
+        );
+    }
+
+    #[tokio::test]
+    async fn idle_connections_beyond_the_limit_give_way_to_a_probe() {
+        let (address, _phase, _tasks) = server(Limits {
+            connections: 4,
+            ..LIMITS
+        })
+        .await;
+        let mut idle = Vec::new();
+        for _ in 0..8 {
+            idle.push(TcpStream::connect(address).await.expect("a connection"));
+        }
+        let start = Instant::now();
+        assert!(ask(address, HELLO).await.contains("hello"));
+        assert!(start.elapsed() < LIMITS.head);
+    }
+
+    #[tokio::test]
+    async fn a_head_beyond_the_limit_is_refused() {
+        let (address, _phase, _tasks) = server(LIMITS).await;
+        let long = format!(
+            "GET / HTTP/1.1\r\nHost: localhost\r\nX: {}",
+            "x".repeat(MAX_REQUEST)
+        );
+        let answer = ask(address, &long).await;
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 431 "),
+            "{answer}"
+        );
+    }
+
+    #[tokio::test]
+    async fn the_server_ends_when_the_process_closes() {
+        let (address, phase, mut tasks) = server(LIMITS).await;
+        phase.send_replace(Phase::Draining);
+        assert!(ask(address, HELLO).await.contains("hello"));
+        phase.send_replace(Phase::Closing);
+        timeout(DEADLINE, tasks.join_next())
+            .await
+            .expect("ended in time");
+        assert!(TcpStream::connect(address).await.is_err());
+    }
+}

@@ -1,0 +1,332 @@
+//! Tests of the three routers, request by request.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use axum::body::{Body, to_bytes};
+use axum::http::Request;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+use tracing::Subscriber;
+
+use super::*;
+use crate::config::{Log, LogFormat};
+use crate::snapshot::builder::Change;
+use crate::snapshot::mesh::{Mesh, Service, Workload};
+use crate::snapshot::{InFlight, Protocol, Publisher};
+use crate::status::{Certificate, CertificateInfo, What};
+use crate::telemetry::logging;
+
+/// Everything that the routers need; the log lives as long as its subscriber.
+struct Fixture {
+    state: AdminState,
+    publisher: Publisher,
+    _log: Box<dyn Subscriber>,
+}
+
+/// Every file that must exist is the one file that does.
+const CONFIG: &str = "
+gateway: {cluster: east, network: east}
+identity: {kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}
+trust: {domains: [{name: east.local, cluster: east}]}
+listeners: [{name: cross-network, bind: '127.0.0.1:15008', protocol: hbone}]
+discovery: {kind: file, path: Cargo.toml}
+exposure: {default: all}
+";
+
+fn config() -> Config {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("strait.yaml");
+    let (config, findings) = Config::parse(&path, CONFIG);
+    config.unwrap_or_else(|| panic!("{findings:?}"))
+}
+
+fn fixture() -> Fixture {
+    let log = Log {
+        level: "info".into(),
+        format: LogFormat::Text,
+    };
+    let (subscriber, log) = logging::build(&log, std::io::sink, false, None).expect("a log");
+    let publisher = Publisher::new();
+    let state = AdminState {
+        reader: publisher.reader(),
+        status: Arc::new(Status::new(&["certificates", "mesh"])),
+        metrics: Arc::new(Metrics::new()),
+        lifecycle: Lifecycle::new(),
+        log,
+        config: Arc::new(ArcSwap::from_pointee(config())),
+    };
+    Fixture {
+        state,
+        publisher,
+        _log: Box::new(subscriber),
+    }
+}
+
+async fn send(router: Router, request: Request<Body>) -> (StatusCode, HeaderMap, String) {
+    let response = router.oneshot(request).await.expect("infallible");
+    let (parts, body) = response.into_parts();
+    let body = to_bytes(body, 1 << 20).await.expect("a body");
+    (
+        parts.status,
+        parts.headers,
+        String::from_utf8_lossy(&body).into_owned(),
+    )
+}
+
+async fn ask(router: Router, method: &str, uri: &str) -> (StatusCode, String) {
+    let request = Request::builder()
+        .method(method)
+        .uri(uri)
+        .header("host", "127.0.0.1:15000");
+    let (status, _, body) = send(router, request.body(Body::empty()).expect("a request")).await;
+    (status, body)
+}
+
+#[tokio::test]
+async fn readiness_names_what_is_pending() {
+    let Fixture { state, .. } = fixture();
+    let router = readiness_router(Arc::clone(&state.status), state.lifecycle.clone());
+    let (status, body) = ask(router.clone(), "GET", "/healthz/ready").await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(body, "not ready, pending: certificates, mesh\n");
+    state.status.ready("certificates");
+    state.status.ready("mesh");
+    let (status, body) = ask(router, "GET", "/healthz/ready").await;
+    assert_eq!((status, body.as_str()), (StatusCode::OK, "ready\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn readiness_fails_as_soon_as_the_process_is_on_its_way_out() {
+    let Fixture { state, .. } = fixture();
+    state.status.ready("certificates");
+    state.status.ready("mesh");
+    let router = admin_router(state.clone());
+    let (status, body) = ask(router.clone(), "POST", "/quitquitquit").await;
+    assert_eq!((status, body.as_str()), (StatusCode::OK, "shutting down\n"));
+    let hour = std::time::Duration::from_secs(3600);
+    let life = state.lifecycle.clone();
+    let running = tokio::spawn(async move { life.run(hour, hour).await });
+    let mut phases = state.lifecycle.phases();
+    crate::lifecycle::reached(&mut phases, Phase::Lag).await;
+    let (status, body) = ask(router, "GET", "/ready").await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(body, "not ready, pending: draining\n");
+    running.abort();
+}
+
+#[tokio::test]
+async fn metrics_come_in_the_format_that_the_scraper_names() {
+    let Fixture { state, .. } = fixture();
+    let scrape = async |accept: Option<&str>, path: &str| {
+        let mut request = Request::builder().uri(path);
+        if let Some(accept) = accept {
+            request = request.header("accept", accept);
+        }
+        let router = metrics_router(Arc::clone(&state.metrics));
+        let (status, headers, body) =
+            send(router, request.body(Body::empty()).expect("a request")).await;
+        assert_eq!(status, StatusCode::OK);
+        let kind = headers
+            .get(header::CONTENT_TYPE)
+            .and_then(|kind| kind.to_str().ok());
+        (kind.unwrap_or_default().to_owned(), body)
+    };
+    let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2";
+    let (kind, body) = scrape(Some(prometheus), "/metrics").await;
+    assert_eq!(
+        kind,
+        "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    );
+    assert!(body.contains("# TYPE strait_tunnels counter\n") && body.ends_with("# EOF\n"));
+    for accept in [None, Some("*/*")] {
+        let (kind, body) = scrape(accept, "/stats/prometheus").await;
+        assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
+        assert!(body.contains("# TYPE strait_tunnels_total counter\n"));
+    }
+}
+
+#[tokio::test]
+async fn the_log_level_is_read_changed_and_reset() {
+    let fixture = fixture();
+    let router = admin_router(fixture.state.clone());
+    for (uri, level) in [
+        ("/logging", "info"),
+        ("/logging?level=debug", "debug"),
+        ("/logging?level=warn,h2=off", "warn,h2=off"),
+        ("/logging?reset", "info"),
+        ("/logging?level=h2=trace", "info,h2=trace"),
+        ("/logging?level=error&reset", "error"),
+    ] {
+        let (status, body) = ask(router.clone(), "POST", uri).await;
+        let expected = format!("current log level is {level}\n");
+        assert_eq!((status, body), (StatusCode::OK, expected), "{uri}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_level_is_answered_with_the_right_words() {
+    let fixture = fixture();
+    let router = admin_router(fixture.state.clone());
+    let (status, body) = ask(router, "POST", "/logging?level=loud").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(
+        body.contains("off, error, warn, info, debug, trace"),
+        "{body}"
+    );
+    assert_eq!(fixture.state.log.current(), "info");
+}
+
+#[tokio::test]
+async fn what_changes_something_is_never_a_get() {
+    let Fixture { state, .. } = fixture();
+    for uri in ["/logging?level=debug", "/quitquitquit"] {
+        let (status, _) = ask(admin_router(state.clone()), "GET", uri).await;
+        assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED, "{uri}");
+    }
+    assert_eq!(state.log.current(), "info");
+}
+
+#[tokio::test]
+async fn every_endpoint_of_the_index_exists() {
+    let fixture = fixture();
+    let router = admin_router(fixture.state.clone());
+    let (status, index) = ask(router.clone(), "GET", "/").await;
+    assert_eq!(status, StatusCode::OK);
+    let mut count = 0;
+    for line in index.lines() {
+        let mut words = line.split_whitespace();
+        if let (Some(method @ ("GET" | "POST")), Some(path)) = (words.next(), words.next()) {
+            let (status, _) = ask(router.clone(), method, path).await;
+            assert!(status != StatusCode::NOT_FOUND, "{line}");
+            assert!(status != StatusCode::METHOD_NOT_ALLOWED, "{line}");
+            count += 1;
+        }
+    }
+    assert_eq!(count, 5);
+}
+
+#[tokio::test]
+async fn a_web_page_that_a_rebound_name_serves_gets_nothing() {
+    let fixture = fixture();
+    let request = Request::builder()
+        .method("POST")
+        .uri("/quitquitquit")
+        .header("host", "evil.example:15000")
+        .body(Body::empty())
+        .expect("a request");
+    let (status, _, _) = send(admin_router(fixture.state.clone()), request).await;
+    assert_eq!(status, StatusCode::FORBIDDEN);
+}
+
+fn mesh() -> Mesh {
+    let ports = BTreeMap::from([(80, 8080), (81, 8081)]);
+    let workload = Workload {
+        uid: "east//Pod/app/echo-1".into(),
+        name: "echo-1".into(),
+        namespace: "app".into(),
+        service_account: "echo".into(),
+        trust_domain: "east.local".into(),
+        cluster: "east".into(),
+        network: "east".into(),
+        addresses: vec!["10.0.0.1".parse().expect("an address")],
+        protocol: Protocol::Hbone,
+        healthy: true,
+        capacity: 3,
+        services: BTreeMap::from([("app/echo.app".into(), ports.clone())]),
+        ..Workload::default()
+    };
+    let service = Service {
+        name: "echo".into(),
+        namespace: "app".into(),
+        hostname: "echo.app".into(),
+        vips: vec![("east".into(), "10.96.0.1".parse().expect("an address"))],
+        ports,
+        ..Service::default()
+    };
+    Mesh {
+        services: vec![service],
+        workloads: vec![workload],
+        policies: 0,
+    }
+}
+
+fn certificate() -> Certificate {
+    let info = CertificateInfo {
+        pem: "foobar".into(),
+        serial: "17".into(),
+        valid_from: "2026-01-01T00:00:00Z".into(),
+        expires: "2026-01-02T00:00:00Z".into(),
+    };
+    Certificate {
+        identity: "spiffe://east.local/ns/a/sa/b".into(),
+        state: "Available".into(),
+        chain: vec![info],
+        roots: vec![],
+    }
+}
+
+#[tokio::test]
+async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
+    let Fixture {
+        state,
+        publisher,
+        _log,
+    } = fixture();
+    publisher.update(Change {
+        mesh: Some((mesh(), "east".into())),
+        ..Change::default()
+    });
+    let endpoint_state = {
+        let snapshot = state.reader.load();
+        Arc::clone(snapshot.endpoints.values().next().expect("an endpoint"))
+    };
+    let _in_flight = InFlight::new(&endpoint_state);
+    endpoint_state.eject(tokio::time::Instant::now());
+    state.status.set_reload(What::Mesh, Err("line 3".into()));
+    state.status.set_certificate(certificate());
+    let (status, body) = ask(admin_router(state), "GET", "/config_dump").await;
+    assert_eq!(status, StatusCode::OK);
+    let dump: Value = serde_json::from_str(&body).expect("JSON");
+    assert_eq!(
+        (&dump["version"], &dump["policies"]),
+        (&json!(1), &json!([]))
+    );
+    assert_eq!(dump["config"]["gateway"]["cluster"], "east");
+    assert_eq!(dump["exposure"], dump["config"]["exposure"]);
+    assert!(dump["exposure"].is_object(), "{}", dump["exposure"]);
+    let service = &dump["services"][0];
+    assert_eq!(service["vips"], json!(["east/10.96.0.1"]));
+    assert_eq!(
+        service["endpoints"]["east//Pod/app/echo-1"],
+        json!({
+            "workloadUid": "east//Pod/app/echo-1",
+            "service": "app/echo.app",
+            "port": {"80": 8080, "81": 8081},
+            "weight": 3,
+            "ejected": true,
+            "inFlight": 1,
+            "addresses": ["10.0.0.1:15008"],
+        })
+    );
+    let workload = &dump["workloads"][0];
+    assert_eq!(workload["protocol"], "HBONE");
+    assert_eq!(workload["clusterId"], "east");
+    assert_eq!(workload["workloadIps"], json!(["10.0.0.1"]));
+    assert_eq!(workload["status"], "Healthy");
+    assert_eq!(
+        dump["certificates"][0],
+        json!({
+            "identity": "spiffe://east.local/ns/a/sa/b",
+            "state": "Available",
+            "certChain": [{
+                "pem": "Zm9vYmFy",
+                "serialNumber": "17",
+                "validFrom": "2026-01-01T00:00:00Z",
+                "expirationTime": "2026-01-02T00:00:00Z",
+            }],
+            "rootCerts": [],
+        })
+    );
+    assert_eq!(dump["reloads"]["mesh"]["ok"], false);
+    assert_eq!(dump["reloads"]["mesh"]["error"], "line 3");
+}

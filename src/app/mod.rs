@@ -1,0 +1,272 @@
+//! Wiring: what starts in which order, and what stops in which order.
+//!
+//! The control path (admin, files, signals) has the main thread's runtime; each data-path worker
+//! is a thread with a runtime of its own, so that no reload and no scrape ever delays a byte.
+
+mod inputs;
+mod reload;
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Context, anyhow};
+use arc_swap::ArcSwap;
+use axum::Router;
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tracing::{error, info, warn};
+
+use crate::admin::{self, AdminState};
+use crate::config::Config;
+use crate::datapath::accept::{self, Accepted, Worker};
+use crate::datapath::dial::DenyList;
+use crate::datapath::{Gateway, serve};
+use crate::lifecycle::Lifecycle;
+use crate::snapshot::Publisher;
+use crate::snapshot::builder::Change;
+use crate::status::Status;
+use crate::telemetry::{LogHandle, Metrics, logging};
+use crate::tls;
+
+pub use inputs::{Inputs, Report, check};
+
+/// What has to be there before the gateway is ready.
+const CERTIFICATES: &str = "certificates";
+const DISCOVERY: &str = "discovery";
+const LISTENERS: &str = "listeners";
+
+/// Runs the gateway until it is asked to stop and has drained.
+///
+/// # Errors
+/// A file has mistakes, an address cannot be bound, or the system lacks threads or descriptors.
+pub fn run(path: &Path) -> anyhow::Result<()> {
+    let inputs = Inputs::load(path)?;
+    let log = logging::init(&inputs.config.log)?;
+    raise_descriptor_limit();
+    let control = runtime()?;
+    control.block_on(async move {
+        let app = App::start(inputs, log.clone())?;
+        app.until_stopped().await;
+        // What is queued is written before the process ends.
+        log.close();
+        Ok(())
+    })
+}
+
+/// The running gateway, as its control path sees it.
+struct App {
+    config: Arc<ArcSwap<Config>>,
+    gateway: Arc<Gateway>,
+    status: Arc<Status>,
+}
+
+impl App {
+    /// Starts everything: state first, then sockets, then those who serve them.
+    fn start(inputs: Inputs, log: LogHandle) -> anyhow::Result<Self> {
+        let config = Arc::new(ArcSwap::from_pointee(inputs.config.clone()));
+        let status = Arc::new(Status::new(&[CERTIFICATES, DISCOVERY, LISTENERS]));
+        let metrics = Arc::new(Metrics::new());
+        if let Some(drops) = log.drops() {
+            metrics.count_log_drops(drops);
+        }
+        let publisher = Publisher::new();
+        publisher.update(Change {
+            mesh: Some((inputs.mesh.clone(), inputs.network())),
+            trust: Some(inputs::trust_set(&inputs.config)),
+            exposure: Some(inputs::exposure_table(&inputs.config)),
+        });
+        status.ready(DISCOVERY);
+        let sockets = Sockets::bind(&inputs.config)?;
+        let gateway = Arc::new(Gateway {
+            reader: publisher.reader(),
+            tls: ArcSwap::new(tls::server_config(&inputs.material, &inputs.domains)?),
+            metrics: Arc::clone(&metrics),
+            lifecycle: Lifecycle::new(),
+            deny: DenyList::new(inputs.config.dial.allow.clone(), sockets.addresses()),
+        });
+        status.set_certificate(inputs.material.status());
+        status.ready(CERTIFICATES);
+        let app = Self {
+            config,
+            gateway,
+            status,
+        };
+        sockets.serve(&app, &log)?;
+        app.status.ready(LISTENERS);
+        inputs.announce(app.gateway.reader.load().version);
+        tokio::spawn(reload::Reloader::new(&app, inputs, publisher, log).run());
+        Ok(app)
+    }
+
+    /// Waits for a signal or `/quitquitquit`, and leads the drain to its end.
+    async fn until_stopped(self) {
+        let lifecycle = self.gateway.lifecycle.clone();
+        let on_signal = lifecycle.clone();
+        tokio::spawn(async move {
+            if let Err(error) = stop_on_signals(on_signal).await {
+                error!(%error, "cannot watch for signals; stop by POST /quitquitquit");
+            }
+        });
+        let drain = self.config.load().drain;
+        let left = lifecycle.run(drain.lag, drain.deadline).await;
+        info!(left, "stopped");
+    }
+}
+
+async fn stop_on_signals(lifecycle: Lifecycle) -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    loop {
+        let name = tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        };
+        info!(signal = name, phase = ?lifecycle.phase(), "stopping");
+        lifecycle.stop();
+    }
+}
+
+/// All listening sockets, bound before anything is served: a start that fails serves nothing.
+struct Sockets {
+    data: Vec<TcpListener>,
+    admin: TcpListener,
+    metrics: TcpListener,
+    readiness: TcpListener,
+}
+
+impl Sockets {
+    fn bind(config: &Config) -> anyhow::Result<Self> {
+        let bind = |address| {
+            accept::bind(address).with_context(|| {
+                format!("cannot listen on {address}; is another gateway running there?")
+            })
+        };
+        let data: anyhow::Result<_> = config
+            .listeners
+            .iter()
+            .map(|listener| bind(listener.bind))
+            .collect();
+        Ok(Self {
+            data: data?,
+            admin: bind(config.admin.bind)?,
+            metrics: bind(config.metrics.bind)?,
+            readiness: bind(config.readiness.bind)?,
+        })
+    }
+
+    fn addresses(&self) -> Vec<std::net::SocketAddr> {
+        let all = [&self.admin, &self.metrics, &self.readiness];
+        self.data
+            .iter()
+            .chain(all)
+            .filter_map(|socket| socket.local_addr().ok())
+            .collect()
+    }
+
+    fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<()> {
+        let gateway = &app.gateway;
+        serve_data(gateway, self.data, app.config.load().workers)?;
+        let state = AdminState {
+            reader: gateway.reader.clone(),
+            status: Arc::clone(&app.status),
+            metrics: Arc::clone(&gateway.metrics),
+            lifecycle: gateway.lifecycle.clone(),
+            log: log.clone(),
+            config: Arc::clone(&app.config),
+        };
+        let readiness = admin::readiness_router(Arc::clone(&app.status), gateway.lifecycle.clone());
+        spawn_admin(gateway, self.admin, admin::admin_router(state))?;
+        spawn_admin(
+            gateway,
+            self.metrics,
+            admin::metrics_router(Arc::clone(&gateway.metrics)),
+        )?;
+        spawn_admin(gateway, self.readiness, readiness)
+    }
+}
+
+fn spawn_admin(gateway: &Gateway, socket: TcpListener, router: Router) -> anyhow::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(socket)?;
+    tokio::spawn(admin::serve(listener, router, gateway.lifecycle.phases()));
+    Ok(())
+}
+
+/// Starts the workers; the first also accepts, and hands each socket to the least loaded.
+fn serve_data(
+    gateway: &Arc<Gateway>,
+    sockets: Vec<TcpListener>,
+    workers: usize,
+) -> anyhow::Result<()> {
+    let count = match workers {
+        0 => thread::available_parallelism()?.get(),
+        count => count,
+    };
+    let (workers, mut queues): (Vec<_>, Vec<_>) = (0..count).map(|_| Worker::new()).unzip();
+    let first = queues.remove(0);
+    for (index, queue) in queues.into_iter().enumerate() {
+        spawn_worker(gateway, index + 1, queue, Vec::new())?;
+    }
+    let acceptors = sockets
+        .into_iter()
+        .map(|socket| (socket, workers.clone()))
+        .collect();
+    spawn_worker(gateway, 0, first, acceptors)
+}
+
+fn spawn_worker(
+    gateway: &Arc<Gateway>,
+    index: usize,
+    queue: mpsc::Receiver<Accepted>,
+    acceptors: Vec<(TcpListener, Vec<Worker>)>,
+) -> anyhow::Result<()> {
+    let gateway = Arc::clone(gateway);
+    let runtime = runtime()?;
+    let run = move || {
+        runtime.block_on(async move {
+            for (socket, workers) in acceptors {
+                let gateway = Arc::clone(&gateway);
+                tokio::spawn(async move {
+                    match tokio::net::TcpListener::from_std(socket) {
+                        Ok(listener) => accept::run(&gateway, listener, workers).await,
+                        Err(error) => error!(%error, "cannot listen"),
+                    }
+                });
+            }
+            serve::worker(gateway, queue).await;
+            // The queue has ended, its connections may not have: the process's end ends them.
+            std::future::pending::<()>().await;
+        });
+    };
+    thread::Builder::new()
+        .name(format!("strait-worker-{index}"))
+        .spawn(run)
+        .map_err(|error| anyhow!("cannot start a worker thread: {error}"))?;
+    Ok(())
+}
+
+fn runtime() -> anyhow::Result<Runtime> {
+    Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start a runtime")
+}
+
+/// A gateway holds two sockets per tunnel: it takes what the hard limit allows.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: maximum,
+                maximum,
+            },
+        )
+    {
+        warn!(%error, ?current, ?maximum, "cannot raise the limit of open files");
+    }
+}

@@ -1,0 +1,338 @@
+//! `strait certs`: a development root and the certificates that the examples use, as files.
+//!
+//! All of it is made in memory first, so a run that fails leaves no half of a set behind.
+
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use spiffe::TrustDomain;
+
+use crate::tls::dev::{Authority, Leaf};
+
+/// Write a development root, and SPIFFE certificates signed below it, to a folder
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Folder to write to; it is made if it is missing
+    dir: PathBuf,
+
+    /// A cluster, once for each: the first one gets a gateway and an endpoint, the others a client
+    #[arg(
+        long = "cluster",
+        value_name = "NAME",
+        default_values_t = [String::from("east"), String::from("west")]
+    )]
+    clusters: Vec<String>,
+
+    /// Replace files of an earlier run; what the old root signed is then trusted no longer
+    #[arg(long)]
+    force: bool,
+}
+
+/// Makes the certificates, writes them, and says on standard output what it wrote.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    write_set(args, &mut io::stdout().lock())
+}
+
+fn write_set(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
+    let files = files(&args.clusters)?;
+    if !args.force {
+        refuse_to_overwrite(&args.dir, &files)?;
+    }
+    fs::create_dir_all(&args.dir)
+        .with_context(|| format!("cannot make the folder {}", args.dir.display()))?;
+    for file in &files {
+        let path = args.dir.join(&file.name);
+        write_file(&args.dir, file).with_context(|| format!("cannot write {}", path.display()))?;
+        writeln!(out, "{:<24}  {}", path.display(), file.about)?;
+    }
+    // The gateway takes a relative path from the folder of its strait.yaml, wherever that is.
+    let dir = fs::canonicalize(&args.dir)?;
+    let dir = dir.display();
+    writeln!(out, "\nnext, give them to a gateway, in its strait.yaml:")?;
+    writeln!(
+        out,
+        "  identity: {{kind: files, chain: {dir}/gateway.crt, key: {dir}/gateway.key, \
+         roots: {dir}/root.crt}}"
+    )?;
+    writeln!(out, "and type:\n  strait check -c strait.yaml")?;
+    Ok(())
+}
+
+/// One file of the set, before it is written.
+struct File {
+    name: String,
+    content: String,
+    mode: u32,
+    about: String,
+}
+
+fn files(clusters: &[String]) -> anyhow::Result<Vec<File>> {
+    let authority = Authority::new()?;
+    let mut files = vec![File {
+        name: "root.crt".to_owned(),
+        content: authority.root_pem(),
+        mode: CERTIFICATE_MODE,
+        about: "the root that all of them share".to_owned(),
+    }];
+    for (cluster, leaves) in leaves(clusters)? {
+        let issuer = authority.intermediate(&cluster)?;
+        for (name, id) in leaves {
+            let Leaf { chain_pem, key_pem } = issuer.leaf(&id)?;
+            files.push(File {
+                name: format!("{name}.crt"),
+                content: chain_pem,
+                mode: CERTIFICATE_MODE,
+                about: id,
+            });
+            files.push(File {
+                name: format!("{name}.key"),
+                content: key_pem,
+                mode: KEY_MODE,
+                about: format!("its key, mode {KEY_MODE:04o}"),
+            });
+        }
+    }
+    Ok(files)
+}
+
+/// A cluster's name becomes part of identities and of file names, so it has to fit both.
+fn check_cluster(cluster: &str) -> anyhow::Result<()> {
+    let domain = format!("{cluster}.local");
+    let fits = TrustDomain::new(&domain).is_ok_and(|parsed| parsed.as_str() == domain);
+    ensure!(
+        fits && !cluster.is_empty(),
+        "`{cluster}` cannot be a cluster, because `{domain}` is no trust domain; \
+         use small letters, digits, `-`, `_` and `.`"
+    );
+    Ok(())
+}
+
+/// File names without extension, each with its identity.
+type Leaves = Vec<(String, String)>;
+
+/// Per cluster, what its intermediate signs.
+fn leaves(clusters: &[String]) -> anyhow::Result<Vec<(String, Leaves)>> {
+    let mut seen = BTreeSet::new();
+    let mut set = Vec::new();
+    for (index, cluster) in clusters.iter().enumerate() {
+        check_cluster(cluster)?;
+        if !seen.insert(cluster) {
+            bail!("cluster `{cluster}` is named twice; name each cluster once");
+        }
+        let leaf = |name: &str, path: &str| {
+            let id = format!("spiffe://{cluster}.local/{path}");
+            (name.to_owned(), id)
+        };
+        let mut leaves = Leaves::new();
+        if index == 0 {
+            leaves.push(leaf("gateway", "ns/istio-system/sa/eastwest"));
+            leaves.push(leaf("endpoint", "ns/app/sa/echo"));
+        }
+        // A single cluster has a client too, or there would be nothing to try it with.
+        match index {
+            0 if clusters.len() > 1 => {}
+            0 | 1 => leaves.push(leaf("client", CLIENT)),
+            _ => leaves.push(leaf(&format!("client-{cluster}"), CLIENT)),
+        }
+        set.push((cluster.clone(), leaves));
+    }
+    let stranger = format!("spiffe://stranger.example/{CLIENT}");
+    let leaves = vec![("stranger".to_owned(), stranger)];
+    set.push(("stranger".to_owned(), leaves));
+    Ok(set)
+}
+
+fn refuse_to_overwrite(dir: &Path, files: &[File]) -> anyhow::Result<()> {
+    let present: Vec<&str> = files
+        .iter()
+        .filter(|file| dir.join(&file.name).symlink_metadata().is_ok())
+        .map(|file| file.name.as_str())
+        .collect();
+    ensure!(
+        present.is_empty(),
+        "{} already holds {}; add --force to replace the whole set, or name another folder",
+        dir.display(),
+        present.join(", ")
+    );
+    Ok(())
+}
+
+/// Writes beside the target and renames, so that a gateway that watches never reads half a file
+/// and a key is never open to others, not even for a moment.
+fn write_file(dir: &Path, file: &File) -> io::Result<()> {
+    let mut temporary = tempfile::Builder::new()
+        .permissions(Permissions::from_mode(file.mode))
+        .tempfile_in(dir)?;
+    temporary.write_all(file.content.as_bytes())?;
+    temporary.persist(dir.join(&file.name))?;
+    Ok(())
+}
+
+const CLIENT: &str = "ns/shop/sa/checkout";
+const CERTIFICATE_MODE: u32 = 0o644;
+const KEY_MODE: u32 = 0o600;
+
+const EXAMPLES: &str = "Examples:
+  strait certs certs                      clusters east and west
+  strait certs --force certs              the same again, with a new root
+  strait certs --cluster a --cluster b --cluster c /tmp/certs
+
+Cluster NAME stands for the trust domain NAME.local. Written are root.crt, and .crt and .key of
+gateway and endpoint (first cluster), client (second), client-NAME (further ones), and stranger:
+same root, and a trust domain that no example trusts. The root's own key is not kept.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(dir: &Path, clusters: &[&str], force: bool) -> Args {
+        let clusters = clusters.iter().map(|&cluster| cluster.to_owned()).collect();
+        Args {
+            dir: dir.to_owned(),
+            clusters,
+            force,
+        }
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn the_set_for_two_clusters_is_written_and_said() {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = temporary.path().join("new/certs");
+        let mut out = Vec::new();
+        write_set(&args(&dir, &["east", "west"], false), &mut out).unwrap();
+
+        let expected = [
+            "client.crt",
+            "client.key",
+            "endpoint.crt",
+            "endpoint.key",
+            "gateway.crt",
+            "gateway.key",
+            "root.crt",
+            "stranger.crt",
+            "stranger.key",
+        ];
+        assert_eq!(names(&dir), expected);
+        let out = String::from_utf8(out).unwrap();
+        for name in expected {
+            assert!(
+                out.contains(dir.join(name).to_str().unwrap()),
+                "{name} is not in\n{out}"
+            );
+        }
+        assert!(
+            out.contains("spiffe://west.local/ns/shop/sa/checkout"),
+            "{out}"
+        );
+        assert!(out.contains("strait check -c"), "{out}");
+    }
+
+    #[test]
+    fn keys_are_for_their_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        write_set(&args(dir.path(), &["east", "west"], false), &mut Vec::new()).unwrap();
+        for name in names(dir.path())
+            .iter()
+            .filter(|name| name.ends_with(".key"))
+        {
+            let mode = fs::metadata(dir.path().join(name))
+                .unwrap()
+                .permissions()
+                .mode();
+            assert_eq!(mode & 0o777, 0o600, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_earlier_set_is_kept_unless_forced() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = args(dir.path(), &["east", "west"], false);
+        write_set(&set, &mut Vec::new()).unwrap();
+        let root = || fs::read_to_string(dir.path().join("root.crt")).unwrap();
+        let before = root();
+
+        let refusal = write_set(&set, &mut Vec::new()).unwrap_err().to_string();
+        assert!(
+            refusal.contains("root.crt") && refusal.contains("--force"),
+            "{refusal}"
+        );
+        assert_eq!(root(), before);
+
+        write_set(&Args { force: true, ..set }, &mut Vec::new()).unwrap();
+        assert_ne!(root(), before);
+    }
+
+    #[test]
+    fn one_cluster_has_a_client_and_a_third_one_has_its_own() {
+        let stems = |clusters: &[&str]| -> Vec<String> {
+            let clusters: Vec<String> = clusters.iter().map(|&name| name.to_owned()).collect();
+            let set = leaves(&clusters).unwrap();
+            set.into_iter()
+                .flat_map(|(_, leaves)| leaves)
+                .map(|(name, _)| name)
+                .collect()
+        };
+        assert_eq!(stems(&["a"]), ["gateway", "endpoint", "client", "stranger"]);
+        let three = ["gateway", "endpoint", "client", "client-c", "stranger"];
+        assert_eq!(stems(&["a", "b", "c"]), three);
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_a_cluster_leaves_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        for (cluster, word) in [
+            ("a/b", "a/b"),
+            ("", "``"),
+            ("West", "West"),
+            ("east", "twice"),
+        ] {
+            let set = args(dir.path(), &["east", cluster], false);
+            let refusal = write_set(&set, &mut Vec::new()).unwrap_err().to_string();
+            assert!(refusal.contains(word), "{refusal}");
+        }
+        assert_eq!(names(dir.path()), [""; 0]);
+    }
+
+    #[test]
+    fn every_certificate_chains_to_the_root_file_with_the_keys_beside_it() {
+        use rustls::pki_types::pem::PemObject;
+        use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+        let dir = tempfile::tempdir().unwrap();
+        write_set(&args(dir.path(), &["east", "west"], false), &mut Vec::new()).unwrap();
+        let mut roots = rustls::RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_file(dir.path().join("root.crt")).unwrap())
+            .unwrap();
+        for name in ["gateway", "endpoint", "client", "stranger"] {
+            let path = dir.path().join(name);
+            let chain: Vec<_> = CertificateDer::pem_file_iter(path.with_extension("crt"))
+                .unwrap()
+                .collect::<Result<_, _>>()
+                .unwrap();
+            let key = PrivateKeyDer::from_pem_file(path.with_extension("key")).unwrap();
+            let provider = rustls::crypto::aws_lc_rs::default_provider();
+            // This checks that the key is the certificate's.
+            rustls::ClientConfig::builder_with_provider(provider.into())
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(roots.clone())
+                .with_client_auth_cert(chain, key)
+                .unwrap();
+        }
+    }
+}

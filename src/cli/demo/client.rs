@@ -1,0 +1,102 @@
+//! The client in cluster west: an outer connection to the gateway, and for each request an inner
+//! one through a tunnel, as a ztunnel does for each connection of its application.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use http::StatusCode;
+use rustls::ClientConfig;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::hbone::{Client, ConnectError};
+use crate::tls;
+use crate::tls::dev::Leaf;
+
+use super::world::{ECHO, ENDPOINT_ID, GATEWAY_ID, World};
+
+/// A client with one identity, connected to the gateway.
+pub(super) struct Caller {
+    outer: Client,
+    inner_tls: Arc<ClientConfig>,
+}
+
+/// How a number of requests went.
+#[derive(Default)]
+pub(super) struct Tally {
+    pub(super) by_endpoint: BTreeMap<String, usize>,
+    pub(super) failed: usize,
+    pub(super) last_error: String,
+}
+
+impl Tally {
+    pub(super) fn answered(&self) -> usize {
+        self.by_endpoint.values().sum()
+    }
+
+    pub(super) fn share(&self, endpoint: &str) -> f64 {
+        let count = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
+        let part = self.by_endpoint.get(endpoint).copied().unwrap_or(0);
+        f64::from(count(part)) / f64::from(count(self.answered().max(1)))
+    }
+}
+
+impl Caller {
+    /// Connects to the gateway as `leaf`.
+    pub(super) async fn new(world: &World, leaf: &Leaf) -> anyhow::Result<Self> {
+        let material =
+            tls::Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &world.identities.root)?;
+        let outer_tls = tls::client_config(&material, &[GATEWAY_ID])?;
+        let inner_tls = tls::client_config(&material, &[ENDPOINT_ID])?;
+        let outer = Client::connect(world.gateway, &outer_tls).await?;
+        Ok(Self { outer, inner_tls })
+    }
+
+    /// Sends `count` requests, one after the other; none is tried twice.
+    pub(super) async fn requests(&self, count: usize, progress: impl Fn(usize)) -> Tally {
+        let mut tally = Tally::default();
+        for done in 1..=count {
+            match self.request().await {
+                Ok(endpoint) => *tally.by_endpoint.entry(endpoint).or_default() += 1,
+                Err(error) => {
+                    tally.failed += 1;
+                    tally.last_error = format!("{error:#}");
+                }
+            }
+            progress(done);
+        }
+        tally
+    }
+
+    /// One request by double HBONE; returns the name of the endpoint that answered it.
+    pub(super) async fn request(&self) -> anyhow::Result<String> {
+        let tunnel = self.outer.tunnel(ECHO).await.context("outer tunnel")?;
+        let inner = Client::over(tunnel, &self.inner_tls)
+            .await
+            .context("inner connection")?;
+        let mut stream = inner.tunnel(ECHO).await.context("inner tunnel")?;
+        let question = format!("{:016x}", fastrand::u64(..));
+        stream.write_all(question.as_bytes()).await?;
+        stream.shutdown().await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.context("answer")?;
+        drop(stream);
+        inner
+            .close()
+            .await
+            .context("closing the inner connection")?;
+        match answer.split_once(' ') {
+            Some((endpoint, echo)) if echo == question => Ok(endpoint.to_owned()),
+            _ => Err(anyhow!("asked {question:?}, answered {answer:?}")),
+        }
+    }
+
+    /// The status by which the gateway answers a CONNECT to `authority`.
+    pub(super) async fn status(&self, authority: &str) -> anyhow::Result<StatusCode> {
+        match self.outer.tunnel(authority).await {
+            Ok(_) => Ok(StatusCode::OK),
+            Err(ConnectError::Refused(status)) => Ok(status),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

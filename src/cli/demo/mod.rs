@@ -1,0 +1,233 @@
+//! `strait demo`: the gateway at work, on real TLS, HTTP/2 and sockets, within a minute.
+//!
+//! Two clusters on one machine: east has two endpoints, each of which ends its own inner mTLS,
+//! and the gateway, started as the process that users deploy. West has a client that opens double
+//! HBONE through it. Every step checks what it shows; the demo fails if one does not hold.
+
+mod client;
+mod report;
+mod world;
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde_json::json;
+use tokio::time::timeout;
+
+use client::{Caller, Tally};
+use report::Report;
+use world::{ECHO, SECRET, World};
+
+/// Arguments of `strait demo`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  strait demo\n  strait demo --json | jq .steps\n  \
+                        strait demo --keep       then poke at it with the commands that it prints"
+)]
+pub struct Args {
+    /// Print one JSON object with every step and its figures instead of text.
+    #[arg(long)]
+    json: bool,
+    /// Leave everything running after the last step, until Ctrl-C.
+    #[arg(long)]
+    keep: bool,
+    /// How many of the two endpoints are killed in the middle; with 2 the demo has to fail.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=2))]
+    kill: u8,
+}
+
+/// Requests whose distribution is compared with the weights.
+const SHARE_REQUESTS: usize = 400;
+/// Requests before and after the kill.
+const KILL_REQUESTS: usize = 100;
+/// How far the share of an endpoint may be from its weight: five standard deviations of a
+/// binomial share, 5 × √(0.25 × 0.75 / 400).
+const SHARE_TOLERANCE: f64 = 0.11;
+/// The longest that the demo may take; `make demo` promises a minute.
+const DEADLINE: Duration = Duration::from_secs(55);
+
+/// Runs the demo.
+///
+/// # Errors
+/// A step failed; the message names it.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let mut report = Report::new(args.json);
+        let mut world = None;
+        let shown = timeout(DEADLINE, show(args, &mut report, &mut world));
+        let shown = shown
+            .await
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("not done within 55 s")));
+        report.end(shown.as_ref().err());
+        if let Some(world) = world {
+            if args.keep && shown.is_ok() {
+                report.keep(&world);
+                tokio::signal::ctrl_c().await?;
+            }
+            world.stop().await;
+        }
+        shown
+    })
+}
+
+async fn show(args: &Args, report: &mut Report, running: &mut Option<World>) -> anyhow::Result<()> {
+    report.begin(
+        "start",
+        "certificates, two endpoints in cluster east, and the gateway",
+    );
+    let world = running.insert(World::start().await?);
+    report.done(
+        json!({"gateway": world.gateway, "folder": world.folder()}),
+        &format!(
+            "gateway {} is ready; two endpoints of weights 1 and 3 serve {ECHO}",
+            world.gateway
+        ),
+    );
+
+    let caller = Caller::new(world, &world.identities.client).await?;
+    share(&caller, world, report).await?;
+    kill(args, &caller, world, report).await?;
+    stranger(world, report).await?;
+    unexposed(&caller, report).await?;
+    look(world, report).await
+}
+
+async fn share(caller: &Caller, world: &World, report: &mut Report) -> anyhow::Result<()> {
+    report.begin(
+        "requests",
+        "double HBONE from cluster west, answered end to end",
+    );
+    let tally = caller
+        .requests(SHARE_REQUESTS, |done| report.progress(done, SHARE_REQUESTS))
+        .await;
+    let share = tally.share(world::SMALL);
+    report.done(
+        json!({"answered": tally.answered(), "failed": tally.failed, "by_endpoint": tally.by_endpoint,
+               "share_of_weight_1": share}),
+        &format!(
+            "{} of {SHARE_REQUESTS} answered; weight 1 of 4 had {:.0} %, weight 3 had {:.0} %",
+            tally.answered(), share * 100.0, (1.0 - share) * 100.0
+        ),
+    );
+    ensure!(
+        tally.failed == 0,
+        "{} requests failed, the last: {}",
+        tally.failed,
+        tally.last_error
+    );
+    ensure!(
+        (share - 0.25).abs() < SHARE_TOLERANCE,
+        "weight 1 of 4 had a share of {share:.2}"
+    );
+    ensure!(!world.has_exited(), "the gateway has exited");
+    Ok(())
+}
+
+async fn kill(
+    args: &Args,
+    caller: &Caller,
+    world: &mut World,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    report.begin("kill", "an endpoint is killed in the middle");
+    let before = caller.requests(KILL_REQUESTS, |_| {}).await;
+    let killed: Vec<_> = world.kill(args.kill.into()).await;
+    let after = caller
+        .requests(KILL_REQUESTS, |done| report.progress(done, KILL_REQUESTS))
+        .await;
+    report.done(
+        json!({"killed": killed, "answered_before": before.answered(), "failed_before": before.failed,
+               "answered_after": after.answered(), "failed_after": after.failed,
+               "by_endpoint_after": after.by_endpoint}),
+        &format!(
+            "killed {killed:?}; of {KILL_REQUESTS} requests begun after it {} were answered, \
+             without a retry by the client", after.answered()
+        ),
+    );
+    let Tally {
+        failed, last_error, ..
+    } = after;
+    ensure!(
+        before.failed == 0,
+        "{} requests failed before the kill",
+        before.failed
+    );
+    ensure!(
+        failed == 0,
+        "{failed} requests failed after the kill, the last: {last_error}"
+    );
+    Ok(())
+}
+
+async fn stranger(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    report.begin(
+        "stranger",
+        "a peer of an unknown trust domain, under the same root",
+    );
+    let refused = match Caller::new(world, &world.identities.stranger).await {
+        Ok(caller) => caller.request().await.err(),
+        Err(error) => Some(error),
+    };
+    let counted = world
+        .metric("strait_handshakes_refused_total{reason=\"untrusted_domain\"}")
+        .await?;
+    let error = refused
+        .as_ref()
+        .map(|error| format!("{error:#}"))
+        .unwrap_or_default();
+    report.done(
+        json!({"refused": refused.is_some(), "error": error, "counted": counted}),
+        &format!("refused in the handshake, and counted: untrusted_domain {counted}"),
+    );
+    ensure!(
+        refused.is_some(),
+        "a peer of an unknown trust domain was let in"
+    );
+    ensure!(counted >= 1.0, "the refusal was not counted");
+    Ok(())
+}
+
+async fn unexposed(caller: &Caller, report: &mut Report) -> anyhow::Result<()> {
+    report.begin("unexposed", "a service of the mesh that is not exposed");
+    let status = caller.status(SECRET).await?;
+    let unknown = caller
+        .status("no-such-service.app.svc.cluster.local:80")
+        .await?;
+    report.done(
+        json!({"status": status.as_u16(), "status_of_unknown": unknown.as_u16()}),
+        &format!("{SECRET} is refused with {status}, as is a service that does not exist"),
+    );
+    ensure!(
+        status == http::StatusCode::SERVICE_UNAVAILABLE,
+        "{SECRET} was answered {status}"
+    );
+    ensure!(status == unknown, "the answer tells that {SECRET} exists");
+    Ok(())
+}
+
+async fn look(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    report.begin("look", "where to look");
+    let tunnels = world
+        .metric("strait_tunnels_total{reason=\"completed\"}")
+        .await?;
+    let log = std::fs::read_to_string(world.log_file()).context("the gateway's log")?;
+    let lines = log
+        .lines()
+        .filter(|line| line.contains("connection complete"))
+        .count();
+    report.done(
+        json!({"metrics": world.metrics_url(), "dump": world.dump_url(), "log": world.log_file(),
+               "tunnels_completed": tunnels, "log_lines": lines, "admin": world.admin_url()}),
+        &format!(
+            "metrics {} ({tunnels} tunnels completed), log {} ({lines} lines for them), state {}",
+            world.metrics_url(),
+            world.log_file().display(),
+            world.dump_url()
+        ),
+    );
+    ensure!(tunnels > 0.0, "the gateway counted no tunnel");
+    Ok(())
+}

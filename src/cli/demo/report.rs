@@ -1,0 +1,96 @@
+//! What the demo prints: text with a progress line for people, one JSON object for programs.
+
+use std::io::{IsTerminal, Write};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::world::World;
+
+/// The demo's output.
+pub(super) struct Report {
+    json: bool,
+    steps: Vec<Value>,
+    current: Option<(&'static str, Instant)>,
+    started: Instant,
+}
+
+impl Report {
+    pub(super) fn new(json: bool) -> Self {
+        Self {
+            json,
+            steps: Vec::new(),
+            current: None,
+            started: Instant::now(),
+        }
+    }
+
+    /// A step begins.
+    pub(super) fn begin(&mut self, name: &'static str, what: &str) {
+        self.current = Some((name, Instant::now()));
+        if !self.json {
+            println!("{}. {what}", self.steps.len() + 1);
+        }
+    }
+
+    /// A line that is written over, where somebody watches.
+    pub(super) fn progress(&self, done: usize, all: usize) {
+        if std::io::stderr().is_terminal() {
+            eprint!("\r   {done}/{all} requests ");
+            if done == all {
+                eprint!("\r                              \r");
+            }
+            let _ = std::io::stderr().flush();
+        }
+    }
+
+    /// A step has its figures. Whether they are good is judged after they were shown.
+    pub(super) fn done(&mut self, figures: Value, text: &str) {
+        if let Some((name, begun)) = self.current {
+            let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+            self.steps
+                .push(json!({"name": name, "millis": millis, "figures": figures}));
+        }
+        if !self.json {
+            println!("   {text}");
+        }
+    }
+
+    /// The demo is over; `error` is what did not hold.
+    pub(super) fn end(&self, error: Option<&anyhow::Error>) {
+        if self.json {
+            let error = error.map(|error| format!("{error:#}"));
+            let all = json!({"ok": error.is_none(), "error": error, "steps": self.steps});
+            println!("{all}");
+        } else if error.is_none() {
+            println!(
+                "all of it held, in {:.1} s",
+                self.started.elapsed().as_secs_f64()
+            );
+        } else if let Some((name, _)) = self.current {
+            println!("step {name:?} failed");
+        }
+        let _ = std::io::stdout().flush();
+    }
+
+    /// Says how to poke at what was left running.
+    pub(super) fn keep(&self, world: &World) {
+        if self.json {
+            return;
+        }
+        println!(
+            "\nleft running; Ctrl-C ends it. Try:\n  \
+             curl -s {metrics} | grep strait_\n  \
+             curl -s {dump} | python3 -m json.tool | less\n  \
+             curl -s -X POST '{admin}/logging?level=debug'\n  \
+             tail -f {log}\n  \
+             $EDITOR {folder}/mesh.yaml    (applied within a second)\n  \
+             curl -s -X POST {admin}/quitquitquit    (drains the gateway)",
+            metrics = world.metrics_url(),
+            dump = world.dump_url(),
+            admin = world.admin_url(),
+            log = world.log_file().display(),
+            folder = world.folder().display(),
+        );
+    }
+}

@@ -1,0 +1,296 @@
+//! The demo's two clusters on one machine: certificates, endpoints, and the gateway's process.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::hbone::{self, Incoming};
+use crate::tls::dev::{Authority, Leaf};
+use crate::tls::{self, Material, TrustedDomain};
+
+/// The service that is exposed to the client.
+pub(super) const ECHO: &str = "echo.app.svc.cluster.local:80";
+/// A service of the mesh that nobody exposes.
+pub(super) const SECRET: &str = "secret.app.svc.cluster.local:80";
+pub(super) const GATEWAY_ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
+pub(super) const ENDPOINT_ID: &str = "spiffe://east.local/ns/app/sa/echo";
+const CLIENT_ID: &str = "spiffe://west.local/ns/shop/sa/checkout";
+const STRANGER_ID: &str = "spiffe://stranger.example/ns/shop/sa/checkout";
+/// The endpoint of weight 1, and that of weight 3.
+pub(super) const SMALL: &str = "echo-1";
+const LARGE: &str = "echo-3";
+
+const HBONE_PORT: u16 = 15008;
+const START_DEADLINE: Duration = Duration::from_secs(10);
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Who is who.
+pub(super) struct Identities {
+    pub(super) root: String,
+    gateway: Leaf,
+    endpoint: Leaf,
+    pub(super) client: Leaf,
+    pub(super) stranger: Leaf,
+}
+
+impl Identities {
+    fn new() -> anyhow::Result<Self> {
+        let authority = Authority::new()?;
+        let (east, west) = (
+            authority.intermediate("east")?,
+            authority.intermediate("west")?,
+        );
+        Ok(Self {
+            root: authority.root_pem(),
+            gateway: east.leaf(GATEWAY_ID)?,
+            endpoint: east.leaf(ENDPOINT_ID)?,
+            client: west.leaf(CLIENT_ID)?,
+            stranger: authority.intermediate("stranger")?.leaf(STRANGER_ID)?,
+        })
+    }
+}
+
+/// Everything that runs.
+pub(super) struct World {
+    pub(super) identities: Identities,
+    pub(super) gateway: SocketAddr,
+    endpoints: Vec<(&'static str, JoinHandle<()>)>,
+    process: Child,
+    folder: TempDir,
+}
+
+impl World {
+    /// Makes certificates, starts two endpoints and the gateway, and waits until it is ready.
+    pub(super) async fn start() -> anyhow::Result<Self> {
+        let identities = Identities::new()?;
+        let folder = tempfile::Builder::new().prefix("strait-demo-").tempdir()?;
+        let (net, small) = free_net().await?;
+        let large = TcpListener::bind((host(net, 12), HBONE_PORT)).await?;
+        let endpoints = vec![
+            (SMALL, endpoint(&identities, small, SMALL)?),
+            (LARGE, endpoint(&identities, large, LARGE)?),
+        ];
+        let ip = host(net, 1);
+        write_files(folder.path(), &identities, net)?;
+        let log = File::create(folder.path().join("gateway.log"))?;
+        let process = Command::new(std::env::current_exe()?)
+            .args(["run", "-c"])
+            .arg(folder.path().join("strait.yaml"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .context("cannot start the gateway")?;
+        let gateway = SocketAddr::new(ip, HBONE_PORT);
+        let mut world = Self {
+            identities,
+            gateway,
+            endpoints,
+            process,
+            folder,
+        };
+        world.wait_until_ready().await?;
+        Ok(world)
+    }
+
+    async fn wait_until_ready(&mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + START_DEADLINE;
+        loop {
+            let ready = self.get(15021, "/healthz/ready").await;
+            if matches!(&ready, Ok(body) if body == "ready\n") {
+                return Ok(());
+            }
+            let exited = self.process.try_wait()?;
+            if exited.is_some() || Instant::now() > deadline {
+                let log = std::fs::read_to_string(self.log_file()).unwrap_or_default();
+                bail!("the gateway did not become ready ({exited:?}, {ready:?}); its log:\n{log}");
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Kills up to `count` endpoints with all their connections; returns their names.
+    pub(super) async fn kill(&mut self, count: usize) -> Vec<&'static str> {
+        let mut killed = Vec::new();
+        // The larger one first: its loss is felt more.
+        for (name, task) in self.endpoints.iter_mut().rev().take(count) {
+            task.abort();
+            // Its sockets are closed once the task is gone.
+            let _ = task.await;
+            killed.push(*name);
+        }
+        killed
+    }
+
+    /// Whether the gateway's process is gone.
+    pub(super) fn has_exited(&self) -> bool {
+        self.process.id().is_none()
+    }
+
+    /// Stops the gateway by SIGTERM, and by SIGKILL if that takes too long.
+    pub(super) async fn stop(mut self) {
+        let pid = self.process.id().and_then(|id| i32::try_from(id).ok());
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        if timeout(STOP_DEADLINE, self.process.wait()).await.is_err() {
+            let _ = self.process.kill().await;
+        }
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(super) fn log_file(&self) -> PathBuf {
+        self.folder.path().join("gateway.log")
+    }
+
+    pub(super) fn metrics_url(&self) -> String {
+        format!("http://{}:15020/metrics", self.gateway.ip())
+    }
+
+    pub(super) fn admin_url(&self) -> String {
+        format!("http://{}:15000", self.gateway.ip())
+    }
+
+    pub(super) fn dump_url(&self) -> String {
+        self.admin_url() + "/config_dump"
+    }
+
+    /// The value of one metric, as the gateway's scrape shows it.
+    pub(super) async fn metric(&self, name: &str) -> anyhow::Result<f64> {
+        let text = self.get(15020, "/metrics").await?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|value| value.trim().parse().ok())
+            .with_context(|| format!("the gateway's metrics have no {name}"))
+    }
+
+    async fn get(&self, port: u16, path: &str) -> anyhow::Result<String> {
+        let ask = async {
+            let mut stream = TcpStream::connect((self.gateway.ip(), port)).await?;
+            let request = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n");
+            stream.write_all(request.as_bytes()).await?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await?;
+            anyhow::Ok(answer)
+        };
+        let answer = timeout(Duration::from_secs(5), ask).await??;
+        let (_, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+        Ok(body.to_owned())
+    }
+}
+
+/// A part of 127.0.0.0/8 that nobody else uses, held by its first endpoint's listener.
+async fn free_net() -> anyhow::Result<([u8; 2], TcpListener)> {
+    for _ in 0..100 {
+        let net = [fastrand::u8(1..=250), fastrand::u8(..)];
+        let gateway = TcpListener::bind((host(net, 1), HBONE_PORT)).await;
+        let endpoint = TcpListener::bind((host(net, 11), HBONE_PORT)).await;
+        if let (Ok(_), Ok(endpoint)) = (gateway, endpoint) {
+            return Ok((net, endpoint));
+        }
+    }
+    bail!("no address of 127.0.0.0/8 has port {HBONE_PORT} free; is the loopback interface up?")
+}
+
+fn host([second, third]: [u8; 2], last: u8) -> IpAddr {
+    Ipv4Addr::new(127, second, third, last).into()
+}
+
+/// An endpoint: ends the inner mTLS, and answers a request with its own name and the request.
+fn endpoint(
+    identities: &Identities,
+    listener: TcpListener,
+    name: &'static str,
+) -> anyhow::Result<JoinHandle<()>> {
+    let leaf = &identities.endpoint;
+    let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &identities.root)?;
+    let west = TrustedDomain {
+        name: "west.local".into(),
+        roots: None,
+    };
+    let tls = tls::server_config(&material, &[west])?;
+    Ok(tokio::spawn(hbone::serve(
+        listener,
+        tls,
+        move |incoming: Incoming| async move {
+            let mut tunnel = incoming.tunnel;
+            let mut question = String::new();
+            // A request that breaks off gets no answer, and its client sees the reset.
+            if tunnel.read_to_string(&mut question).await.is_ok() {
+                let answer = format!("{name} {question}");
+                let _ = tunnel.write_all(answer.as_bytes()).await;
+                let _ = tunnel.shutdown().await;
+            }
+        },
+    )))
+}
+
+fn write_files(folder: &Path, identities: &Identities, net: [u8; 2]) -> anyhow::Result<()> {
+    let (gateway, small, large) = (host(net, 1), host(net, 11), host(net, 12));
+    let write = |name: &str, text: &str| {
+        std::fs::write(folder.join(name), text).with_context(|| format!("cannot write {name}"))
+    };
+    write("root.crt", &identities.root)?;
+    write("gateway.crt", &identities.gateway.chain_pem)?;
+    write("gateway.key", &identities.gateway.key_pem)?;
+    write(
+        "strait.yaml",
+        &format!(
+            "gateway: {{cluster: east, network: east}}
+identity: {{kind: files, chain: gateway.crt, key: gateway.key, roots: root.crt}}
+trust:
+  domains:
+    - {{name: east.local, cluster: east}}
+    - {{name: west.local, cluster: west}}
+listeners:
+  - {{name: cross-network, bind: \"{gateway}:15008\", protocol: hbone}}
+discovery: {{kind: file, path: mesh.yaml}}
+exposure:
+  default: none
+  services:
+    - service: \"{ECHO}\"
+      to: [{{cluster: west, namespaces: [shop]}}]
+      names: [\"echo.global:80\"]
+dial: {{allow: [\"127.0.0.0/8\"]}}
+admin: {{bind: \"{gateway}:15000\"}}
+metrics: {{bind: \"{gateway}:15020\"}}
+readiness: {{bind: \"{gateway}:15021\"}}
+drain: {{lag: 0s, deadline: 2s}}
+log: {{level: info, format: text}}
+"
+        ),
+    )?;
+    let workload = |name: &str, ip: IpAddr, capacity: u8| {
+        format!(
+            "  - {{uid: east/{name}, name: {name}, namespace: app, serviceAccount: echo, trustDomain: \
+             east.local,\n     clusterId: east, network: east, protocol: HBONE, workloadIps: [{ip}], \
+             capacity: {capacity},\n     services: {{app/echo.app.svc.cluster.local: {{80: 8080}}, \
+             app/secret.app.svc.cluster.local: {{80: 8080}}}}}}\n"
+        )
+    };
+    let service = |name: &str, vip: u8| {
+        format!(
+            "  - {{name: {name}, namespace: app, hostname: {name}.app.svc.cluster.local, \
+             vips: [east/240.0.0.{vip}], ports: {{80: 8080}}}}\n"
+        )
+    };
+    let workloads = workload(SMALL, small, 1) + &workload(LARGE, large, 3);
+    let services = service("echo", 1) + &service("secret", 2);
+    write(
+        "mesh.yaml",
+        &format!("services:\n{services}workloads:\n{workloads}policies: []\n"),
+    )
+}

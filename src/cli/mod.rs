@@ -1,0 +1,82 @@
+//! The command line: one file per command.
+//!
+//! Exit codes: 0 all is well, 1 it is not (the message says what), 2 the arguments are wrong.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command speaks to the person who typed it"
+)]
+
+pub mod certs;
+mod check;
+pub mod demo;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::app;
+
+/// An east-west gateway data plane for multicluster service meshes.
+#[derive(Debug, Parser)]
+#[command(
+    name = "strait",
+    version,
+    after_help = "Examples:\n  strait demo                       see it work, in a temporary folder\n  \
+                  strait certs certs                make certificates for a trial\n  \
+                  strait check -c strait.yaml       find mistakes before they matter\n  \
+                  strait run -c strait.yaml         serve"
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serves as the gateway until SIGTERM.
+    ///
+    /// SIGTERM drains: readiness fails, new connections are taken for `drain.lag`, clients are
+    /// told to go elsewhere, and open tunnels have until `drain.deadline`. A second SIGTERM ends
+    /// it now. Changes of the files are applied while it runs.
+    Run(ConfigArgs),
+    /// Checks strait.yaml and the files that it names, and lists every mistake with its line.
+    ///
+    /// Exits 0 if all is well (warnings are shown), 1 with findings.
+    Check(ConfigArgs),
+    /// Shows the gateway at work: two clusters, double HBONE, a killed endpoint, two refusals.
+    Demo(demo::Args),
+    /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
+    Certs(certs::Args),
+}
+
+#[derive(Debug, Args)]
+struct ConfigArgs {
+    /// The configuration file.
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        default_value = "strait.yaml",
+        env = "STRAIT_CONFIG"
+    )]
+    config: PathBuf,
+}
+
+/// Runs the command that was asked for.
+pub fn run(cli: Cli) -> ExitCode {
+    let done = match cli.command {
+        Command::Run(args) => app::run(&args.config),
+        Command::Check(args) => return check::run(&args.config),
+        Command::Demo(args) => demo::run(&args),
+        Command::Certs(args) => certs::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What several values of `strait.yaml` must hold together.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+
+use super::fields::Value;
+use super::findings::Report;
+use super::{Listener, Trust};
+
+/// An address that is served besides the listeners.
+#[derive(Debug)]
+pub(super) struct Opened<'a> {
+    /// The key of the section.
+    pub label: &'static str,
+    /// The address, given or default.
+    pub address: SocketAddr,
+    /// Where it is given; none for a default.
+    pub given: Option<Value<'a>>,
+}
+
+/// The clusters that the trust domains stand for.
+pub(super) fn clusters(trust: &Trust) -> BTreeSet<String> {
+    trust
+        .domains
+        .iter()
+        .map(|domain| domain.cluster.clone())
+        .collect()
+}
+
+/// Reports every entry whose name an earlier one has.
+pub(super) fn repeated<'a>(named: impl Iterator<Item = (&'a str, Value<'a>)>) {
+    let mut first = HashMap::new();
+    for (name, value) in named {
+        match first.get(name) {
+            Some(line) => {
+                let what = format!("has `{name}` twice, first on line {line}");
+                value.error(what, "each name once");
+            }
+            None => {
+                first.insert(name, value.line());
+            }
+        }
+    }
+}
+
+/// Reports addresses that cannot be bound together, at the later line of the two.
+pub(super) fn overlaps(report: &Report, listeners: &[(Listener, u64)], opened: [&Opened<'_>; 3]) {
+    let listeners = listeners.iter().map(|(listener, line)| {
+        (
+            format!("listener `{}`", listener.name),
+            listener.bind,
+            Some(*line),
+        )
+    });
+    let opened = opened.into_iter().map(|opened| {
+        let line = opened.given.map(Value::line);
+        (format!("`{}.bind`", opened.label), opened.address, line)
+    });
+    let all: Vec<_> = listeners.chain(opened).collect();
+    for (index, (label, address, line)) in all.iter().enumerate() {
+        for (earlier_label, earlier, earlier_line) in &all[..index] {
+            if !addresses_overlap(*address, *earlier) {
+                continue;
+            }
+            // Two defaults never overlap, so one of the lines is known.
+            let line = (*line).max(*earlier_line).unwrap_or(1);
+            let what = format!("{label} ({address}) overlaps {earlier_label} ({earlier})");
+            report.error(line, what, "another port or a specific address");
+        }
+    }
+}
+
+/// Whether the kernel would refuse the second of two binds. `[::]` also takes IPv4; port 0 is a
+/// port that is free.
+fn addresses_overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
+    let covers =
+        |wide: IpAddr, ip: IpAddr| wide.is_unspecified() && (wide.is_ipv6() || ip.is_ipv4());
+    let same_port = one.port() == other.port() && one.port() != 0;
+    same_port && (a == b || covers(a, b) || covers(b, a))
+}
+
+/// The admin pages stop the process and show its state, without a password.
+pub(super) fn admin_is_local(admin: &Opened<'_>) {
+    if let Some(given) = admin.given
+        && !admin.address.ip().to_canonical().is_loopback()
+    {
+        let what = format!(
+            "is `{}`, where other hosts could stop this gateway",
+            admin.address
+        );
+        given.error(what, format!("`\"127.0.0.1:{}\"`", admin.address.port()));
+    }
+}
+
+/// Whether this is `LEVEL` or `TARGET=LEVEL`. The filter's syntax has more, but an entry of any
+/// other form is more often mistyped than meant: `inof` would be a target that logs nothing.
+pub(super) fn is_log_directive(text: &str) -> bool {
+    let text = text.trim();
+    let (target, level) = text.split_once('=').unwrap_or(("strait", text));
+    let levels = ["off", "error", "warn", "info", "debug", "trace"];
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':');
+    let is_level = levels.iter().any(|name| name.eq_ignore_ascii_case(level));
+    is_level && !target.is_empty() && target.bytes().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wildcards_overlap_what_they_cover_and_port_zero_nothing() {
+        let overlap = |a: &str, b: &str| addresses_overlap(a.parse().unwrap(), b.parse().unwrap());
+        assert!(overlap("127.0.0.1:1", "127.0.0.1:1"));
+        assert!(overlap("0.0.0.0:1", "127.0.0.1:1") && overlap("127.0.0.1:1", "0.0.0.0:1"));
+        assert!(overlap("[::]:1", "127.0.0.1:1") && overlap("[::]:1", "0.0.0.0:1"));
+        assert!(overlap("[::]:1", "[::1]:1") && overlap("[::ffff:127.0.0.1]:1", "127.0.0.1:1"));
+        assert!(!overlap("0.0.0.0:1", "[::1]:1"));
+        assert!(!overlap("127.0.0.1:1", "127.0.0.2:1"));
+        assert!(!overlap("127.0.0.1:1", "127.0.0.1:2"));
+        assert!(!overlap("127.0.0.1:0", "127.0.0.1:0"));
+    }
+
+    #[test]
+    fn log_directives_are_levels_or_targets_with_one() {
+        let good = [
+            "info",
+            "INFO",
+            "off",
+            "strait::datapath=debug",
+            "h2=warn",
+            " trace",
+        ];
+        assert!(good.iter().all(|text| is_log_directive(text)));
+        let bad = [
+            "",
+            "inof",
+            "h2=",
+            "=info",
+            "h2=loud",
+            "strait[span]=info",
+            "a=b=info",
+        ];
+        assert!(!bad.iter().any(|text| is_log_directive(text)));
+    }
+}

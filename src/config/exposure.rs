@@ -1,0 +1,250 @@
+//! The `exposure` section: which services, to whom, under which names.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::fields::Value;
+use super::names::is_segment;
+use super::{Audience, DefaultExposure, ExposedService, Exposure, HostPort};
+
+/// One entry as read, with the values that findings about it point to.
+struct Entry<'a> {
+    exposed: ExposedService,
+    names: Vec<(HostPort, Value<'a>)>,
+}
+
+/// Reads the section. `clusters` are those that trust domains stand for; none when the trust
+/// section could not be read, which must not bring findings here as well.
+pub(super) fn read(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Exposure> {
+    let mut fields = value.fields("exposure")?;
+    fields.later(&["files", "auto"]);
+    let default = fields
+        .get("default")
+        .map_or(Some(DefaultExposure::None), default_exposure);
+    let entries: Vec<_> = match fields.get("services") {
+        Some(list) => list
+            .items()
+            .filter_map(|item| entry(item, clusters))
+            .collect(),
+        None => Vec::new(),
+    };
+    fields.finish();
+    aliases_are_unambiguous(&entries);
+    let services = entries.into_iter().map(|entry| entry.exposed).collect();
+    Some(Exposure {
+        default: default?,
+        services,
+    })
+}
+
+fn default_exposure(value: Value<'_>) -> Option<DefaultExposure> {
+    let words = [
+        ("none", DefaultExposure::None),
+        ("all", DefaultExposure::All),
+    ];
+    let default = value.choice(&words)?;
+    if default == DefaultExposure::All {
+        let what = "is `all`: every service of the mesh can be reached by every trusted peer";
+        value.warning(what, "`none` and an entry for each service that is shared");
+    }
+    Some(default)
+}
+
+fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<Entry<'a>> {
+    let mut fields = value.fields("exposure.services[]")?;
+    let service = fields
+        .need("service", "\"echo.app.svc.cluster.local:80\"")
+        .and_then(host_port);
+    let to: Option<Vec<_>> = match fields.get("to") {
+        // Collected before it is turned around, so that every audience reports its findings.
+        Some(list) => {
+            let read: Vec<_> = list.items().map(|item| audience(item, clusters)).collect();
+            read.into_iter().collect()
+        }
+        None => Some(Vec::new()),
+    };
+    let names: Vec<_> = match fields.get("names") {
+        Some(list) => list
+            .items()
+            .map(|item| Some((host_port(item)?, item)))
+            .collect(),
+        None => Vec::new(),
+    };
+    fields.finish();
+    let (service, to) = (service?, to?);
+    let names = names.into_iter().collect::<Option<Vec<_>>>()?;
+    if to.is_empty() {
+        let what = format!("exposes `{service}` to nobody");
+        value.warning(what, "`to: [{cluster: CLUSTER}]` or `to: [{anyone: true}]`");
+    }
+    let with_port = |(name, value): (HostPort, Value<'a>)| {
+        (
+            HostPort {
+                port: name.port.or(service.port),
+                ..name
+            },
+            value,
+        )
+    };
+    let names: Vec<_> = names.into_iter().map(with_port).collect();
+    let aliases = names.iter().map(|(name, _)| name.clone()).collect();
+    let exposed = ExposedService {
+        service,
+        to,
+        names: aliases,
+        line: value.line(),
+    };
+    Some(Entry { exposed, names })
+}
+
+fn host_port(value: Value<'_>) -> Option<HostPort> {
+    let text = value.text()?;
+    match HostPort::parse(text) {
+        Ok(name) => Some(name),
+        Err(error) => {
+            let how = "`host:port` or `host`, such as `echo.app.svc.cluster.local:80`";
+            value.error(format!("is `{text}`, which {error}"), how);
+            None
+        }
+    }
+}
+
+fn audience(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Audience> {
+    if value.is_map() && value.is_vacant() {
+        let what = "has an empty entry, which does not say whether it means nobody or everybody";
+        value.error(
+            what,
+            "`{anyone: true}` to admit every peer, or remove it to admit nobody",
+        );
+        return None;
+    }
+    let mut fields = value.fields("exposure.services[].to[]")?;
+    let anyone = fields.get("anyone").map_or(Some(false), Value::flag);
+    let cluster = fields
+        .get("cluster")
+        .map(|cluster| known_cluster(cluster, clusters));
+    let namespaces = fields.get("namespaces");
+    let accounts = fields.get("service_accounts");
+    fields.finish();
+    let named = cluster.is_some() || namespaces.is_some() || accounts.is_some();
+    let namespaces = namespaces.map_or(Some(Vec::new()), |list| all(list, namespace));
+    let accounts = accounts.map_or(Some(Vec::new()), |list| all(list, account));
+    let (anyone, namespaces) = (anyone?, namespaces?);
+    match (anyone, named) {
+        (true, true) => {
+            let what = "has `anyone: true` next to other keys, which would then mean nothing";
+            value.error(what, "either `{anyone: true}` or the other keys");
+        }
+        (false, false) => {
+            value.error(
+                "admits nobody",
+                "`{anyone: true}` to admit every peer, or remove it",
+            );
+        }
+        _ => {}
+    }
+    for (namespace, name, item) in accounts.iter().flatten() {
+        if !namespaces.is_empty() && !namespaces.contains(namespace) {
+            let what = format!(
+                "has `{namespace}/{name}`, whose namespace is not in `namespaces`: all keys of an \
+                 entry must hold, so no peer has it"
+            );
+            item.error(
+                what,
+                format!("`{namespace}` into `namespaces`, or remove `namespaces`"),
+            );
+        }
+    }
+    let cluster = match cluster {
+        Some(cluster) => Some(cluster?),
+        None => None,
+    };
+    let service_accounts = accounts?
+        .into_iter()
+        .map(|(ns, name, _)| (ns, name))
+        .collect();
+    Some(Audience {
+        anyone,
+        cluster,
+        namespaces,
+        service_accounts,
+    })
+}
+
+/// The entries of a list that must not be empty: as alternatives, no values would admit nobody.
+fn all<'a, T>(list: Value<'a>, read: impl Fn(Value<'a>) -> Option<T>) -> Option<Vec<T>> {
+    if list.is_vacant() {
+        list.error(
+            "is empty, which admits nobody",
+            "at least one entry, or remove the key",
+        );
+        return None;
+    }
+    let read: Vec<_> = list.items().map(read).collect();
+    read.into_iter()
+        .collect::<Option<Vec<_>>>()
+        .filter(|read| !read.is_empty())
+}
+
+fn known_cluster(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<String> {
+    let cluster = value.text()?;
+    if let Some(clusters) = clusters
+        && !clusters.contains(cluster)
+    {
+        let known: Vec<_> = clusters.iter().map(|name| format!("`{name}`")).collect();
+        let what = format!("is `{cluster}`, and no entry of `trust.domains` stands for it");
+        value.error(what, format!("one of {}", known.join(", ")));
+        return None;
+    }
+    Some(cluster.to_owned())
+}
+
+fn namespace(value: Value<'_>) -> Option<String> {
+    let wanted = "the name of one namespace; leave the key out for every namespace";
+    value.parsed(wanted, |text| is_segment(text).then(|| text.to_owned()))
+}
+
+fn account<'a>(value: Value<'a>) -> Option<(String, String, Value<'a>)> {
+    let wanted = "`NAMESPACE/NAME`, such as `shop/checkout`";
+    let (namespace, name) = value.parsed(wanted, |text| {
+        let (namespace, name) = text.split_once('/')?;
+        let good = is_segment(namespace) && is_segment(name);
+        good.then(|| (namespace.to_owned(), name.to_owned()))
+    })?;
+    Some((namespace, name, value))
+}
+
+/// A name must lead to one service: it is neither another exposed service nor given to two.
+fn aliases_are_unambiguous(entries: &[Entry<'_>]) {
+    let mut services: HashMap<&str, Vec<&ExposedService>> = HashMap::new();
+    for Entry { exposed, .. } in entries {
+        services
+            .entry(&exposed.service.host)
+            .or_default()
+            .push(exposed);
+    }
+    let mut given: HashMap<&str, Vec<(&HostPort, &HostPort, u64)>> = HashMap::new();
+    for Entry { exposed, names } in entries {
+        for (name, value) in names {
+            let taken = services.get(name.host.as_str()).into_iter().flatten();
+            let other = taken
+                .clone()
+                .find(|o| o.service != exposed.service && o.service.overlaps(name));
+            if let Some(other) = other {
+                let what = format!(
+                    "is `{name}`, which is itself the service exposed on line {}",
+                    other.line
+                );
+                value.error(what, "a name that no service has");
+            }
+            let earlier = given.entry(&name.host).or_default();
+            let twice = earlier
+                .iter()
+                .find(|(n, service, _)| **service != exposed.service && n.overlaps(name));
+            if let Some((_, service, line)) = twice {
+                let what = format!("is `{name}`, which line {line} gives to `{service}`");
+                value.error(what, "another name for one of them");
+            }
+            earlier.push((name, &exposed.service, value.line()));
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! What is wrong with a file, line by line, in the one form that every tool of ours prints.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Findings kept per file. Nobody reads more than a screen of them, and a hostile file must not
+/// cost more memory in findings than in text.
+const FINDINGS_MAX: usize = 200;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// The file is not used.
+    Error,
+    /// The file is used, but probably does not say what its author meant.
+    Warning,
+}
+
+/// One thing that is wrong at one line of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The file, as it was named when it was loaded.
+    pub file: PathBuf,
+    /// The line, counted from one.
+    pub line: u64,
+    /// Whether the file can be used nevertheless.
+    pub severity: Severity,
+    /// What is wrong.
+    pub what: String,
+    /// What to write instead; empty when there is nothing to say.
+    pub how: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        };
+        write!(
+            f,
+            "{}:{}: {severity}: {}",
+            self.file.display(),
+            self.line,
+            self.what
+        )?;
+        if !self.how.is_empty() {
+            write!(f, "; write {}", self.how)?;
+        }
+        Ok(())
+    }
+}
+
+/// All findings of one load, sorted by line; one per line when displayed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings(pub Vec<Finding>);
+
+impl Findings {
+    /// Whether any finding keeps the file from being used.
+    pub fn has_errors(&self) -> bool {
+        self.0
+            .iter()
+            .any(|finding| finding.severity == Severity::Error)
+    }
+
+    /// Whether there is nothing to report.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The one error of a file that could not even be parsed.
+    pub(crate) fn one(file: &Path, line: u64, what: &str, how: &str) -> Self {
+        let report = Report::new(file);
+        report.error(line, what, how);
+        report.into_findings()
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, finding) in self.0.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{finding}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Findings {}
+
+/// Collects findings while a file is read, so that reading goes on after the first one.
+#[derive(Debug)]
+pub struct Report {
+    file: PathBuf,
+    found: RefCell<Vec<Finding>>,
+    errors: Cell<usize>,
+    left_out: Cell<usize>,
+}
+
+impl Report {
+    /// An empty report about `file`.
+    pub fn new(file: &Path) -> Self {
+        Self {
+            file: file.to_owned(),
+            found: RefCell::default(),
+            errors: Cell::new(0),
+            left_out: Cell::new(0),
+        }
+    }
+
+    /// Notes something that keeps the file from being used.
+    pub fn error(&self, line: u64, what: impl Into<String>, how: impl Into<String>) {
+        self.errors.set(self.errors.get() + 1);
+        self.push(Severity::Error, line, what.into(), how.into());
+    }
+
+    /// Notes something that the author probably did not mean.
+    pub fn warning(&self, line: u64, what: impl Into<String>, how: impl Into<String>) {
+        self.push(Severity::Warning, line, what.into(), how.into());
+    }
+
+    /// How many errors there are so far; a reader compares two counts to see whether a part was
+    /// read without any.
+    pub fn errors(&self) -> usize {
+        self.errors.get()
+    }
+
+    /// Ends the collection.
+    pub fn into_findings(self) -> Findings {
+        let mut found = self.found.into_inner();
+        found.sort_by_key(|finding| finding.line);
+        if self.left_out.get() > 0 {
+            let line = found.last().map_or(1, |finding| finding.line);
+            let what = format!("{} more findings are left out", self.left_out.get());
+            let severity = if self.errors.get() > 0 {
+                Severity::Error
+            } else {
+                Severity::Warning
+            };
+            found.push(Finding {
+                file: self.file,
+                line,
+                severity,
+                what,
+                how: String::new(),
+            });
+        }
+        Findings(found)
+    }
+
+    fn push(&self, severity: Severity, line: u64, what: String, how: String) {
+        let mut found = self.found.borrow_mut();
+        if found.len() >= FINDINGS_MAX {
+            self.left_out.set(self.left_out.get() + 1);
+            return;
+        }
+        // Keys and values are quoted in findings, and findings go to terminals and logs.
+        let (what, how) = (printable(what), printable(how));
+        found.push(Finding {
+            file: self.file.clone(),
+            line,
+            severity,
+            what,
+            how,
+        });
+    }
+}
+
+/// Escapes control characters, so that a file cannot forge a line of a log or steer a terminal.
+fn printable(text: String) -> String {
+    if !text.chars().any(char::is_control) {
+        return text;
+    }
+    let escape = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_come_sorted_by_line_one_per_line() {
+        let report = Report::new(Path::new("a.yaml"));
+        report.warning(7, "late", "");
+        report.error(3, "early", "`x: 1`");
+        let findings = report.into_findings();
+        assert!(findings.has_errors());
+        assert_eq!(
+            findings.to_string(),
+            "a.yaml:3: error: early; write `x: 1`\na.yaml:7: warning: late"
+        );
+    }
+
+    #[test]
+    fn control_characters_are_escaped() {
+        let findings = Findings::one(Path::new("a"), 1, "key `\u{1b}[31m\n`", "");
+        assert_eq!(findings.to_string(), "a:1: error: key `\\u{1b}[31m\\n`");
+    }
+
+    #[test]
+    fn a_flood_of_findings_is_cut_and_counted() {
+        let report = Report::new(Path::new("a"));
+        (0..FINDINGS_MAX + 5).for_each(|_| report.error(1, "x", ""));
+        let findings = report.into_findings();
+        assert_eq!(findings.0.len(), FINDINGS_MAX + 1);
+        assert!(
+            findings
+                .to_string()
+                .ends_with("error: 5 more findings are left out")
+        );
+    }
+}

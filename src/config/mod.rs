@@ -1,0 +1,352 @@
+//! `strait.yaml`: how this gateway behaves. What the mesh is comes from discovery.
+//!
+//! [`Config::load`] gives a [`Config`] in which everything that one file can say about itself has
+//! been checked, or all [`Findings`] at once. What is inside the files that it names (certificates,
+//! the mesh) is checked by whoever reads those.
+
+mod checks;
+mod exposure;
+pub mod fields;
+pub mod findings;
+mod names;
+mod read;
+#[cfg(test)]
+mod tests;
+pub mod yaml;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::{Serialize, Serializer};
+
+pub use findings::{Finding, Findings, Report, Severity};
+pub use names::HostPort;
+
+/// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be
+/// reachable from other hosts.
+pub const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 15000);
+
+/// Default of `metrics.bind`, Istio's port, on all addresses because Prometheus is another host.
+pub const METRICS: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 15020);
+
+/// Default of `readiness.bind`, Istio's port, on all addresses because the kubelet and load
+/// balancers are other hosts.
+pub const READINESS: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 15021);
+
+/// Default of `drain.lag`: a load balancer that probes every two seconds and wants two failures
+/// has taken us out after five.
+pub const DRAIN_LAG: Duration = Duration::from_secs(5);
+
+/// Default of `drain.deadline`: with the lag it stays below Kubernetes' grace period of 30 s.
+pub const DRAIN_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Everything that `strait.yaml` says, checked.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Config {
+    /// The file that this was read from.
+    #[serde(serialize_with = "lossy_path")]
+    pub file: PathBuf,
+    /// Where this gateway stands. Required: who is local cannot be guessed.
+    pub gateway: Gateway,
+    /// What this gateway shows to its peers. Required.
+    pub identity: Identity,
+    /// Whom this gateway talks to. Required, with at least one domain: an empty set would refuse
+    /// everybody, and a set that means everybody cannot be written.
+    pub trust: Trust,
+    /// Where peers connect. Required, at least one: nothing is opened that was not asked for.
+    pub listeners: Vec<Listener>,
+    /// Where the mesh is learned from. Required.
+    pub discovery: Discovery,
+    /// Which services peers may reach. By default none.
+    pub exposure: Exposure,
+    /// Which addresses may be dialled in spite of the deny list. By default none.
+    pub dial: Dial,
+    /// Data-path threads. Default 0, one per core: the data path is what this process is for.
+    pub workers: usize,
+    /// The admin pages. Default [`ADMIN`].
+    pub admin: Bind,
+    /// Prometheus metrics. Default [`METRICS`].
+    pub metrics: Bind,
+    /// The readiness probe. Default [`READINESS`].
+    pub readiness: Bind,
+    /// How this process stops. Default [`DRAIN_LAG`] and [`DRAIN_DEADLINE`].
+    pub drain: Drain,
+    /// What is logged. Default `info`, as text.
+    pub log: Log,
+}
+
+/// Where this gateway stands.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Gateway {
+    /// The cluster's name. Required.
+    pub cluster: String,
+    /// The network's name. Default: the cluster's name, as one network per cluster is the rule.
+    pub network: String,
+    /// Where it runs. Default: unknown, which is nobody's locality.
+    pub locality: Locality,
+}
+
+/// Where something runs; each part is empty when unknown.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Locality {
+    /// The region, such as `us-east-2`.
+    pub region: String,
+    /// The zone, such as `us-east-2a`.
+    pub zone: String,
+    /// The subzone, such as a rack.
+    pub subzone: String,
+}
+
+/// Where this gateway's certificate comes from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Identity {
+    /// From files, watched for change.
+    Files(IdentityFiles),
+}
+
+/// A certificate in files. All three are required, and relative to the file that names them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct IdentityFiles {
+    /// The leaf and its intermediates, PEM.
+    #[serde(serialize_with = "lossy_path")]
+    pub chain: PathBuf,
+    /// The leaf's private key, PEM.
+    #[serde(serialize_with = "lossy_path")]
+    pub key: PathBuf,
+    /// The roots that peers are verified against, PEM.
+    #[serde(serialize_with = "lossy_path")]
+    pub roots: PathBuf,
+}
+
+/// Whom this gateway talks to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Trust {
+    /// The set of trust domains; a peer outside it is refused in the handshake.
+    pub domains: Vec<TrustDomain>,
+}
+
+/// One trust domain of the set.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrustDomain {
+    /// The domain's name, in lower case. Required.
+    pub name: String,
+    /// The cluster that the domain stands for. Default: the domain's name.
+    pub cluster: String,
+    /// Roots of this domain alone. Default: `identity.roots`, as domains of one mesh share them.
+    #[serde(serialize_with = "lossy_path_option")]
+    pub roots: Option<PathBuf>,
+}
+
+/// A place where peers connect, by HBONE, routed by the authority of their CONNECT.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Listener {
+    /// Its name in logs and findings. Required, unique.
+    pub name: String,
+    /// Its address. Required.
+    pub bind: SocketAddr,
+}
+
+/// Where the mesh is learned from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Discovery {
+    /// From a mesh file, watched for change.
+    File {
+        /// The file, relative to the one that names it. Required.
+        #[serde(serialize_with = "lossy_path")]
+        path: PathBuf,
+    },
+}
+
+/// Which services peers may reach through this gateway, and under which names.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Exposure {
+    /// What holds for services without an entry. Default: [`DefaultExposure::None`].
+    pub default: DefaultExposure,
+    /// The entries. Default: none.
+    pub services: Vec<ExposedService>,
+}
+
+/// What holds for services without an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DefaultExposure {
+    /// Nobody may reach them: what a mesh has is not what it shares.
+    #[default]
+    None,
+    /// Every peer of the trust set may reach them.
+    All,
+}
+
+/// One service that some peers may reach.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExposedService {
+    /// The service; without port, all its ports. Required.
+    pub service: HostPort,
+    /// Who may reach it: a peer that any entry admits. Default: nobody, with a warning.
+    pub to: Vec<Audience>,
+    /// Names that it is reached under besides its own. A name given without port has the
+    /// service's port here. Default: none.
+    pub names: Vec<HostPort>,
+    /// The line of the entry, for findings that only show once the mesh is known.
+    #[serde(skip)]
+    pub line: u64,
+}
+
+/// Peers that a service is exposed to. All keys that are given must hold; the values of a key are
+/// alternatives. At least one key is given.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Audience {
+    /// Every peer; no other key is given then.
+    pub anyone: bool,
+    /// Peers of this cluster, as the trust domains name it.
+    pub cluster: Option<String>,
+    /// Peers of these namespaces; empty is every namespace.
+    pub namespaces: Vec<String>,
+    /// Peers with these service accounts (namespace, name); empty is every account.
+    #[serde(serialize_with = "account_names")]
+    pub service_accounts: Vec<(String, String)>,
+}
+
+/// Which addresses may be dialled.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Dial {
+    /// Parts of the deny list (loopback, link-local, metadata) that are opened. Default: none.
+    pub allow: Vec<IpNet>,
+}
+
+/// An address to serve on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Bind {
+    /// The address; port 0 lets the kernel choose.
+    pub bind: SocketAddr,
+}
+
+/// How this process stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Drain {
+    /// How long connections are still accepted after readiness fails. Default [`DRAIN_LAG`].
+    #[serde(serialize_with = "human_duration")]
+    pub lag: Duration,
+    /// How long tunnels may go on after that. Default [`DRAIN_DEADLINE`].
+    #[serde(serialize_with = "human_duration")]
+    pub deadline: Duration,
+}
+
+/// What is logged, and how.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Log {
+    /// A level, or a list such as `info,strait::datapath=debug`. Default `info`, which has one
+    /// line per tunnel.
+    pub level: String,
+    /// Default [`LogFormat::Text`], as people read it before machines do.
+    pub format: LogFormat,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Self {
+            lag: DRAIN_LAG,
+            deadline: DRAIN_DEADLINE,
+        }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            level: "info".to_owned(),
+            format: LogFormat::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads and checks a file. Warnings are dropped; [`Config::check`] has them.
+    pub fn load(path: &Path) -> Result<Self, Findings> {
+        let (config, findings) = Self::check(path);
+        config.ok_or(findings)
+    }
+
+    /// Reads and checks a file, and gives the warnings also when it can be used. There is a
+    /// configuration exactly when no finding is an error.
+    pub fn check(path: &Path) -> (Option<Self>, Findings) {
+        match yaml::Document::load(path) {
+            Ok(document) => read::config(&document),
+            Err(findings) => (None, findings),
+        }
+    }
+
+    /// As [`Config::check`], for a text that would stand in the file `path`.
+    pub fn parse(path: &Path, text: &str) -> (Option<Self>, Findings) {
+        match yaml::Document::parse(path, text) {
+            Ok(document) => read::config(&document),
+            Err(findings) => (None, findings),
+        }
+    }
+
+    /// The keys in which `new` differs and that are only read at the start. Trust, exposure and
+    /// log apply live and are not among them.
+    pub fn restart_only_changes(&self, new: &Config) -> Vec<&'static str> {
+        let keys = [
+            ("gateway", self.gateway != new.gateway),
+            ("identity", self.identity != new.identity),
+            ("listeners", self.listeners != new.listeners),
+            ("discovery", self.discovery != new.discovery),
+            ("dial", self.dial != new.dial),
+            ("workers", self.workers != new.workers),
+            ("admin", self.admin != new.admin),
+            ("metrics", self.metrics != new.metrics),
+            ("readiness", self.readiness != new.readiness),
+            ("drain", self.drain != new.drain),
+        ];
+        keys.into_iter()
+            .filter(|(_, changed)| *changed)
+            .map(|(key, _)| key)
+            .collect()
+    }
+}
+
+/// Paths need not be UTF-8, and a dump must not fail over one.
+fn lossy_path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
+}
+
+fn lossy_path_option<S: Serializer>(
+    path: &Option<PathBuf>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match path {
+        Some(path) => serializer.collect_str(&path.display()),
+        None => serializer.serialize_none(),
+    }
+}
+
+fn human_duration<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&humantime::format_duration(*value))
+}
+
+fn account_names<S: Serializer>(
+    accounts: &[(String, String)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(
+        accounts
+            .iter()
+            .map(|(namespace, name)| format!("{namespace}/{name}")),
+    )
+}

@@ -1,0 +1,396 @@
+//! From the tree to a [`Config`], section by section in the order of the example file.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use spiffe::TrustDomain as SpiffeTrustDomain;
+
+use super::checks::{self, Opened};
+use super::exposure;
+use super::fields::{Fields, Value};
+use super::findings::{Findings, Report};
+use super::yaml::Document;
+use super::{
+    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Discovery, Drain, Exposure, Gateway,
+    Identity, IdentityFiles, Listener, Locality, Log, LogFormat, METRICS, READINESS, Trust,
+    TrustDomain,
+};
+
+/// More threads than any machine that we know of has cores.
+const WORKERS_MAX: u16 = 1024;
+
+/// A longer drain is a mistyped unit: Kubernetes has killed the process long before.
+const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// Keys that the design names and that later work brings.
+const LATER: &[&str] = &["networks", "links", "names", "traffic", "policy", "tracing"];
+
+/// Reads the whole document. There is a configuration exactly when no finding is an error.
+pub(super) fn config(document: &Document) -> (Option<Config>, Findings) {
+    let report = Report::new(&document.file);
+    let example = "gateway: {cluster: east}";
+    let config = Fields::of_document(document, &report, example)
+        .and_then(|top| sections(document, &report, top));
+    let findings = report.into_findings();
+    (config.filter(|_| !findings.has_errors()), findings)
+}
+
+/// Every section is read before the first `?`, so that each one has reported its findings.
+fn sections(document: &Document, report: &Report, mut top: Fields<'_>) -> Option<Config> {
+    top.later(LATER);
+    let gateway = top.need("gateway", "{cluster: east}").and_then(gateway);
+    let identity = top.need("identity", IDENTITY_EXAMPLE).and_then(identity);
+    let trust = top
+        .need("trust", "{domains: [{name: east.local}]}")
+        .and_then(trust);
+    let example = "[{name: cross-network, bind: \"[::]:15008\"}]";
+    let listeners = top
+        .need("listeners", example)
+        .map(listeners)
+        .unwrap_or_default();
+    let discovery = top
+        .need("discovery", "{kind: file, path: mesh.yaml}")
+        .and_then(discovery);
+    let clusters = trust.as_ref().map(checks::clusters);
+    let exposure = match top.get("exposure") {
+        Some(value) => exposure::read(value, clusters.as_ref()),
+        None => Some(Exposure::default()),
+    };
+    let dial = top.get("dial").map_or_else(|| Some(Dial::default()), dial);
+    limits(&mut top);
+    let workers = top
+        .get("workers")
+        .map_or(Some(0), |value| value.number(0, WORKERS_MAX));
+    let admin = bind(&mut top, "admin", ADMIN);
+    let metrics = bind(&mut top, "metrics", METRICS);
+    let readiness = bind(&mut top, "readiness", READINESS);
+    checks::overlaps(report, &listeners, [&admin, &metrics, &readiness]);
+    checks::admin_is_local(&admin);
+    let drain = top
+        .get("drain")
+        .map_or_else(|| Some(Drain::default()), drain);
+    let log = top.get("log").map_or_else(|| Some(Log::default()), log);
+    top.finish();
+    Some(Config {
+        file: document.file.clone(),
+        gateway: gateway?,
+        identity: identity?,
+        trust: trust?,
+        listeners: listeners
+            .into_iter()
+            .map(|(listener, _)| listener)
+            .collect(),
+        discovery: discovery?,
+        exposure: exposure?,
+        dial: dial?,
+        workers: workers?.into(),
+        admin: Bind {
+            bind: admin.address,
+        },
+        metrics: Bind {
+            bind: metrics.address,
+        },
+        readiness: Bind {
+            bind: readiness.address,
+        },
+        drain: drain?,
+        log: log?,
+    })
+}
+
+const IDENTITY_EXAMPLE: &str = "{kind: files, chain: certs/gateway.crt, key: certs/gateway.key, \
+                                roots: certs/root.crt}";
+
+fn gateway(value: Value<'_>) -> Option<Gateway> {
+    let mut fields = value.fields("gateway")?;
+    let cluster = fields.need("cluster", "east").and_then(Value::text);
+    let network = match fields.get("network") {
+        Some(network) => network.text(),
+        None => cluster,
+    };
+    let locality = fields
+        .get("locality")
+        .map_or_else(|| Some(Locality::default()), locality);
+    fields.finish();
+    Some(Gateway {
+        cluster: cluster?.to_owned(),
+        network: network?.to_owned(),
+        locality: locality?,
+    })
+}
+
+fn locality(value: Value<'_>) -> Option<Locality> {
+    let mut fields = value.fields("gateway.locality")?;
+    let mut part = |key| {
+        fields
+            .get(key)
+            .map_or(Some(""), Value::text)
+            .map(str::to_owned)
+    };
+    let (region, zone, subzone) = (part("region"), part("zone"), part("subzone"));
+    fields.finish();
+    Some(Locality {
+        region: region?,
+        zone: zone?,
+        subzone: subzone?,
+    })
+}
+
+fn identity(value: Value<'_>) -> Option<Identity> {
+    let mut fields = value.fields("identity")?;
+    let kind = fields.need("kind", "files")?;
+    // The other keys belong to a kind that we do not know, so nothing can be said about them.
+    if kind.is_later(&["istio-ca", "spiffe"], "`files`") {
+        return None;
+    }
+    kind.choice(&[("files", ())])?;
+    let mut path = |key, example| fields.need(key, example).and_then(Value::existing_path);
+    let chain = path("chain", "certs/gateway.crt");
+    let key = path("key", "certs/gateway.key");
+    let roots = path("roots", "certs/root.crt");
+    fields.finish();
+    Some(Identity::Files(IdentityFiles {
+        chain: chain?,
+        key: key?,
+        roots: roots?,
+    }))
+}
+
+fn trust(value: Value<'_>) -> Option<Trust> {
+    let mut fields = value.fields("trust")?;
+    fields.later(&[
+        "crl",
+        "skip_validation",
+        "waypoints",
+        "end_tunnels_at_expiry",
+    ]);
+    let list = fields.need("domains", "[{name: east.local, cluster: east}]");
+    fields.finish();
+    let list = list?;
+    if list.is_vacant() {
+        let what = "is empty, which would refuse every peer";
+        list.error(
+            what,
+            "`- {name: east.local, cluster: east}` for each domain",
+        );
+        return None;
+    }
+    let read: Vec<_> = list
+        .items()
+        .map(|item| Some((trust_domain(item)?, item)))
+        .collect();
+    checks::repeated(
+        read.iter()
+            .flatten()
+            .map(|(domain, item)| (domain.name.as_str(), *item)),
+    );
+    let domains = read
+        .into_iter()
+        .map(|read| Some(read?.0))
+        .collect::<Option<Vec<_>>>()?;
+    Some(Trust { domains })
+}
+
+fn trust_domain(value: Value<'_>) -> Option<TrustDomain> {
+    let mut fields = value.fields("trust.domains[]")?;
+    fields.later(&["aliases", "issuers"]);
+    let name = fields
+        .need("name", "east.local")
+        .and_then(trust_domain_name);
+    let cluster = fields
+        .get("cluster")
+        .map_or(name.as_deref(), Value::text)
+        .map(str::to_owned);
+    let roots = fields.get("roots").map(Value::existing_path);
+    fields.finish();
+    let roots = match roots {
+        Some(roots) => Some(roots?),
+        None => None,
+    };
+    Some(TrustDomain {
+        name: name?,
+        cluster: cluster?,
+        roots,
+    })
+}
+
+fn trust_domain_name(value: Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    if text.contains('*') {
+        let what = format!("is `{text}`, and a pattern would trust domains that nobody named");
+        value.error(what, "each trust domain by its name");
+        return None;
+    }
+    let wanted = "the name of a trust domain alone, such as `east.local`";
+    value.parsed(wanted, |text| {
+        let name = SpiffeTrustDomain::new(text)
+            .ok()
+            .filter(|_| !text.contains("://"))?;
+        Some(name.as_str().to_owned())
+    })
+}
+
+fn listeners(value: Value<'_>) -> Vec<(Listener, u64)> {
+    if value.is_vacant() {
+        let what = "is empty, so nobody could connect";
+        value.error(what, "`- {name: cross-network, bind: \"[::]:15008\"}`");
+    }
+    let read: Vec<_> = value
+        .items()
+        .filter_map(|item| Some((listener(item)?, item)))
+        .collect();
+    checks::repeated(
+        read.iter()
+            .map(|((listener, _), item)| (listener.name.as_str(), *item)),
+    );
+    read.into_iter().map(|(read, _)| read).collect()
+}
+
+/// A listener and the line of its address.
+fn listener(value: Value<'_>) -> Option<(Listener, u64)> {
+    let mut fields = value.fields("listeners[]")?;
+    fields.later(&["sources", "routing", "routes", "to"]);
+    let protocol = fields.get("protocol");
+    if protocol.is_some_and(|protocol| protocol.is_later(&["tls", "tcp"], "`hbone`")) {
+        return None;
+    }
+    protocol.map(|protocol| protocol.choice(&[("hbone", ())]));
+    if let Some(route_by) = fields.get("route_by")
+        && !route_by.is_later(&["sni"], "`authority`")
+    {
+        route_by.choice(&[("authority", ())]);
+    }
+    let name = fields
+        .need("name", "cross-network")
+        .and_then(Value::text)
+        .map(str::to_owned);
+    let bind = fields.need("bind", "\"[::]:15008\"");
+    let address = bind.and_then(socket_address);
+    fields.finish();
+    Some((
+        Listener {
+            name: name?,
+            bind: address?,
+        },
+        bind?.line(),
+    ))
+}
+
+fn discovery(value: Value<'_>) -> Option<Discovery> {
+    let mut fields = value.fields("discovery")?;
+    let kind = fields.need("kind", "file")?;
+    // As for `identity`: the keys of another kind are none of ours.
+    if kind.is_later(&["istio", "envoy"], "`file`") {
+        return None;
+    }
+    kind.choice(&[("file", ())])?;
+    let path = fields
+        .need("path", "mesh.yaml")
+        .and_then(Value::existing_path);
+    fields.finish();
+    Some(Discovery::File { path: path? })
+}
+
+fn dial(value: Value<'_>) -> Option<Dial> {
+    let mut fields = value.fields("dial")?;
+    fields.later(&["try", "budget"]);
+    let network = |item: Value<'_>| {
+        item.parsed("a network in CIDR form, such as `127.0.0.0/8`", |text| {
+            text.parse().ok()
+        })
+    };
+    let allow: Option<Vec<_>> = match fields.get("allow") {
+        Some(list) => list
+            .items()
+            .map(network)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .collect(),
+        None => Some(Vec::new()),
+    };
+    fields.finish();
+    Some(Dial { allow: allow? })
+}
+
+/// Accepted empty, as the design's example has it; no limit can be set yet.
+fn limits(top: &mut Fields<'_>) {
+    if let Some(limits) = top.get("limits")
+        && !(limits.is_map() && limits.is_vacant())
+    {
+        limits.error(
+            "cannot be set: no limit is built yet",
+            "`limits: {}` or remove the key",
+        );
+    }
+}
+
+fn bind<'a>(top: &mut Fields<'a>, key: &'static str, default: SocketAddr) -> Opened<'a> {
+    let mut opened = Opened {
+        label: key,
+        address: default,
+        given: None,
+    };
+    let example = format!("{{bind: \"{default}\"}}");
+    let Some(value) = top.get(key) else {
+        return opened;
+    };
+    let Some(mut fields) = value.fields(key) else {
+        return opened;
+    };
+    if let Some(bind) = fields.need("bind", &example)
+        && let Some(address) = socket_address(bind)
+    {
+        opened.address = address;
+        opened.given = Some(bind);
+    }
+    fields.finish();
+    opened
+}
+
+fn socket_address(value: Value<'_>) -> Option<SocketAddr> {
+    let wanted = "an address and a port, such as `\"127.0.0.1:15000\"` or `\"[::]:15008\"`";
+    value.parsed(wanted, |text| text.parse().ok())
+}
+
+fn drain(value: Value<'_>) -> Option<Drain> {
+    let mut fields = value.fields("drain")?;
+    let mut time = |key, default| fields.get(key).map_or(Some(default), duration);
+    let (lag, deadline) = (time("lag", DRAIN_LAG), time("deadline", DRAIN_DEADLINE));
+    fields.finish();
+    Some(Drain {
+        lag: lag?,
+        deadline: deadline?,
+    })
+}
+
+fn duration(value: Value<'_>) -> Option<Duration> {
+    let wanted = "a duration of at most 1h, such as `5s` or `1m 30s`";
+    let parse = |text: &str| humantime::parse_duration(text).ok();
+    value.parsed(wanted, |text| {
+        parse(text).filter(|duration| *duration <= DRAIN_MAX)
+    })
+}
+
+fn log(value: Value<'_>) -> Option<Log> {
+    let mut fields = value.fields("log")?;
+    let default = Log::default();
+    let wanted = "a level (`off`, `error`, `warn`, `info`, `debug`, `trace`) or a list such as \
+                  `info,strait::datapath=debug`";
+    let level = match fields.get("level") {
+        Some(level) => level.parsed(wanted, |text| {
+            text.split(',')
+                .all(checks::is_log_directive)
+                .then(|| text.to_owned())
+        }),
+        None => Some(default.level),
+    };
+    let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
+    let format = fields
+        .get("format")
+        .map_or(Some(default.format), |format| format.choice(&formats));
+    fields.finish();
+    Some(Log {
+        level: level?,
+        format: format?,
+    })
+}

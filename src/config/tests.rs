@@ -1,0 +1,423 @@
+//! Whole files: a situation in `strait.yaml` and what is said about it.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const GOOD: &str = r#"gateway: {cluster: east}
+identity: {kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}
+trust:
+  domains:
+    - {name: East.Local, cluster: east}
+    - {name: west.local, cluster: west}
+    - {name: partner.example}
+listeners:
+  - {name: cross-network, bind: "[::]:15008", protocol: hbone, route_by: authority}
+discovery: {kind: file, path: Cargo.toml}
+"#;
+
+/// A file in the crate's root, so that `Cargo.toml` stands for every file that must exist.
+fn check(text: &str) -> (Option<Config>, String) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
+    let (config, findings) = Config::parse(&path, text);
+    assert_eq!(config.is_some(), !findings.has_errors());
+    let prefix = format!("{}:", path.display());
+    let lines: Vec<_> = findings
+        .to_string()
+        .lines()
+        .map(|l| l.replace(&prefix, ""))
+        .collect();
+    (config, lines.join("\n"))
+}
+
+/// The findings about the good file with something added to its end, which is line 11.
+fn with(text: &str) -> String {
+    check(&format!("{GOOD}{text}")).1
+}
+
+/// The findings about the good file with one text replaced by another.
+fn instead(old: &str, new: &str) -> String {
+    assert!(GOOD.contains(old));
+    check(&GOOD.replacen(old, new, 1)).1
+}
+
+fn exposed(entry: &str) -> String {
+    with(&format!("exposure: {{services: [{entry}]}}"))
+}
+
+#[test]
+fn what_is_left_out_has_its_documented_default() {
+    let (config, findings) = check(GOOD);
+    assert_eq!(findings, "");
+    let config = config.unwrap();
+    assert_eq!(config.gateway.network, "east");
+    assert_eq!(config.trust.domains[0].name, "east.local");
+    assert_eq!(config.trust.domains[2].cluster, "partner.example");
+    assert_eq!(config.exposure, Exposure::default());
+    assert_eq!(config.workers, 0);
+    assert_eq!(config.admin.bind.to_string(), "127.0.0.1:15000");
+    assert_eq!(config.metrics.bind.to_string(), "[::]:15020");
+    assert_eq!(config.readiness.bind.to_string(), "[::]:15021");
+    assert_eq!(
+        config.drain,
+        Drain {
+            lag: DRAIN_LAG,
+            deadline: DRAIN_DEADLINE
+        }
+    );
+    assert_eq!(
+        (config.log.level.as_str(), config.log.format),
+        ("info", LogFormat::Text)
+    );
+}
+
+#[test]
+fn every_key_is_read() {
+    let text = r#"exposure:
+  default: none
+  services:
+    - service: ECHO.app:80
+      to:
+        - {cluster: west, namespaces: [shop], service_accounts: [shop/checkout]}
+        - anyone: true
+      names: [echo.global, "echo.other:8080"]
+dial: {allow: ["127.0.0.0/8"]}
+limits: {}
+workers: 2
+admin: {bind: "[::1]:1"}
+metrics: {bind: "127.0.0.1:2"}
+readiness: {bind: "127.0.0.1:3"}
+drain: {lag: 0s, deadline: 1m 30s}
+log: {level: "info,h2=warn", format: json}
+"#;
+    let (config, findings) = check(&format!("{GOOD}{text}"));
+    assert_eq!(findings, "");
+    let config = config.unwrap();
+    let entry = &config.exposure.services[0];
+    assert_eq!(
+        (entry.service.to_string(), entry.line),
+        ("echo.app:80".to_owned(), 14)
+    );
+    let names: Vec<_> = entry.names.iter().map(HostPort::to_string).collect();
+    assert_eq!(names, ["echo.global:80", "echo.other:8080"]);
+    assert_eq!(entry.to[0].cluster.as_deref(), Some("west"));
+    assert_eq!(
+        entry.to[0].service_accounts,
+        [("shop".to_owned(), "checkout".to_owned())]
+    );
+    assert!(entry.to[1].anyone);
+    assert_eq!(config.dial.allow[0].to_string(), "127.0.0.0/8");
+    assert_eq!(
+        config.drain,
+        Drain {
+            lag: Duration::ZERO,
+            deadline: Duration::from_secs(90)
+        }
+    );
+    let dump = serde_json::to_value(&config).unwrap();
+    assert_eq!(dump["drain"]["deadline"], "1m 30s");
+    assert_eq!(dump["identity"]["kind"], "files");
+    assert_eq!(
+        dump["exposure"]["services"][0]["to"][0]["service_accounts"][0],
+        "shop/checkout"
+    );
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_line() {
+    assert_eq!(
+        instead("west.local, cluster: west", "west.local, clutser: west"),
+        "6: error: unknown key `clutser` in `trust.domains[]`; write one of `name`, `cluster`, \
+         `roots`"
+    );
+    assert!(with("lgo: {}").starts_with("11: error: unknown key `lgo`; write one of `gateway`,"));
+}
+
+#[test]
+fn what_is_not_built_yet_is_told_from_what_is_unknown() {
+    let plan = "is not built yet; write the file without it";
+    for key in ["networks", "links", "names", "traffic", "policy", "tracing"] {
+        assert_eq!(
+            with(&format!("{key}: []")),
+            format!("11: error: `{key}` {plan}")
+        );
+    }
+    assert_eq!(
+        with("dial: {try: 2s}"),
+        format!("11: error: `dial.try` {plan}")
+    );
+    assert_eq!(
+        with("exposure: {auto: x}"),
+        format!("11: error: `exposure.auto` {plan}")
+    );
+    assert_eq!(
+        instead("  domains:", "  crl: x\n  domains:"),
+        format!("4: error: `trust.crl` {plan}")
+    );
+    assert_eq!(
+        instead("kind: file,", "kind: istio, address: x,"),
+        "10: error: `discovery.kind: istio` is not built yet; write `file`"
+    );
+    assert_eq!(
+        instead("kind: files", "kind: spiffe"),
+        "2: error: `identity.kind: spiffe` is not built yet; write `files`"
+    );
+    assert_eq!(
+        instead("protocol: hbone", "protocol: tls"),
+        "9: error: `listeners[].protocol: tls` is not built yet; write `hbone`"
+    );
+    assert_eq!(
+        instead("route_by: authority", "route_by: sni"),
+        "9: error: `listeners[].route_by: sni` is not built yet; write `authority`"
+    );
+    assert_eq!(
+        instead("route_by: authority", "sources: []"),
+        format!("9: error: `listeners[].sources` {plan}")
+    );
+    assert!(with("limits: {peers: 1}").starts_with("11: error: `limits` cannot be set"));
+}
+
+#[test]
+fn a_missing_section_is_shown_with_an_example() {
+    assert_eq!(
+        instead("discovery: {kind: file, path: Cargo.toml}\n", ""),
+        "1: error: the file has no `discovery`; write `discovery: {kind: file, path: mesh.yaml}`"
+    );
+    assert_eq!(
+        instead("{cluster: east}", "{network: east}"),
+        "1: error: `gateway` has no `cluster`; write `cluster: east`"
+    );
+    assert_eq!(
+        check("").1,
+        "1: error: the file is empty; write `gateway: {cluster: east}` and so on"
+    );
+    assert!(
+        check("- a")
+            .1
+            .starts_with("1: error: the file is not a map")
+    );
+}
+
+#[test]
+fn a_key_without_value_or_given_twice_is_refused() {
+    assert_eq!(
+        exposed("{service: a, to: [{cluster: west, namespaces: }]}"),
+        "11: error: `exposure.services[].to[].namespaces` has no value; write one or remove the key"
+    );
+    assert_eq!(
+        with("gateway: {cluster: west}"),
+        "11: error: `gateway` is given twice, first on line 1; write it once"
+    );
+}
+
+#[test]
+fn a_trust_set_must_name_domains_one_by_one() {
+    let domains = |list: &str| {
+        let start = GOOD.find("    - {name: East").unwrap();
+        let end = GOOD.find("listeners").unwrap();
+        check(&format!("{}{list}\n{}", &GOOD[..start], &GOOD[end..])).1
+    };
+    assert!(
+        domains("    []").starts_with("5: error: `trust.domains` is empty, which would refuse")
+    );
+    assert_eq!(
+        domains("    - name: '*'"),
+        "5: error: `trust.domains[].name` is `*`, and a pattern would trust domains that nobody \
+         named; write each trust domain by its name"
+    );
+    for bad in ["spiffe://east.local", "east local", "a/b", "''"] {
+        let finding = domains(&format!("    - name: {bad}"));
+        assert!(
+            finding.starts_with("5: error: `trust.domains[].name` is "),
+            "{finding}"
+        );
+    }
+    assert_eq!(
+        domains("    - name: a.b\n    - name: A.B"),
+        "6: error: `trust.domains[]` has `a.b` twice, first on line 5; write each name once"
+    );
+}
+
+#[test]
+fn addresses_that_cannot_be_bound_together_are_found() {
+    assert_eq!(
+        with("metrics: {bind: \"127.0.0.1:15008\"}"),
+        "11: error: `metrics.bind` (127.0.0.1:15008) overlaps listener `cross-network` \
+         ([::]:15008); write another port or a specific address"
+    );
+    assert_eq!(
+        instead("[::]:15008", "127.0.0.1:15021"),
+        "9: error: `readiness.bind` ([::]:15021) overlaps listener `cross-network` \
+         (127.0.0.1:15021); write another port or a specific address"
+    );
+    assert_eq!(
+        instead(
+            "listeners:",
+            "listeners:\n  - {name: cross-network, bind: \"127.0.0.1:0\"}"
+        ),
+        "10: error: `listeners[]` has `cross-network` twice, first on line 9; write each name once"
+    );
+    assert!(
+        instead("[::]:15008", "localhost:15008").contains("is `localhost:15008`; write an address")
+    );
+}
+
+#[test]
+fn admin_pages_stay_on_loopback() {
+    assert_eq!(
+        with("admin: {bind: \"0.0.0.0:15000\"}"),
+        "11: error: `admin.bind` is `0.0.0.0:15000`, where other hosts could stop this gateway; \
+         write `\"127.0.0.1:15000\"`"
+    );
+}
+
+#[test]
+fn audiences_that_say_nothing_or_contradict_themselves_are_refused() {
+    let to = |audience: &str| exposed(&format!("{{service: a, to: [{audience}]}}"));
+    assert!(to("{}").contains("write `{anyone: true}` to admit every peer"));
+    assert!(to("{anyone: false}").contains("admits nobody; write `{anyone: true}`"));
+    assert!(to("{anyone: true, cluster: west}").contains("next to other keys"));
+    assert_eq!(
+        to("{cluster: north}"),
+        "11: error: `exposure.services[].to[].cluster` is `north`, and no entry of \
+         `trust.domains` stands for it; write one of `east`, `partner.example`, `west`"
+    );
+    assert!(to("{namespaces: []}").contains("is empty, which admits nobody"));
+    assert!(to("{namespaces: ['*']}").contains("leave the key out for every namespace"));
+    assert!(to("{service_accounts: [checkout]}").contains("is `checkout`; write `NAMESPACE/NAME`"));
+    assert!(
+        to("{namespaces: [shop], service_accounts: [app/checkout]}")
+            .contains("has `app/checkout`, whose namespace is not in `namespaces`")
+    );
+    assert_eq!(
+        to("{namespaces: [shop], service_accounts: [shop/checkout]}"),
+        ""
+    );
+}
+
+#[test]
+fn an_alias_leads_to_one_service() {
+    let entry = |service: &str, names: &str| {
+        format!("\n    - {{service: '{service}', to: [{{anyone: true}}], names: [{names}]}}")
+    };
+    let both = |a: String, b: String| with(&format!("exposure:\n  services:{a}{b}"));
+    assert_eq!(
+        both(entry("a:80", "'g:80'"), entry("b:80", "g")),
+        "14: error: `exposure.services[].names[]` is `g:80`, which line 13 gives to `a:80`; write \
+         another name for one of them"
+    );
+    assert_eq!(
+        both(entry("a:80", "'b:80'"), entry("b", "")),
+        "13: error: `exposure.services[].names[]` is `b:80`, which is itself the service exposed \
+         on line 14; write a name that no service has"
+    );
+    assert_eq!(both(entry("a:80", "'g:80'"), entry("a:81", "'g:81'")), "");
+    assert!(exposed("{service: 'a:0'}").contains("is `a:0`, which has a port outside 1 to 65535"));
+}
+
+#[test]
+fn what_is_probably_not_meant_is_a_warning_and_loads() {
+    assert_eq!(
+        exposed("{service: a}"),
+        "11: warning: `exposure.services[]` exposes `a` to nobody; write \
+         `to: [{cluster: CLUSTER}]` or `to: [{anyone: true}]`"
+    );
+    assert!(
+        with("exposure: {default: all}").starts_with("11: warning: `exposure.default` is `all`")
+    );
+}
+
+#[test]
+fn values_of_the_wrong_kind_say_what_is_wanted() {
+    let cases = [
+        (
+            "workers: -1",
+            "`workers` is `-1`; write a whole number from 0 to 1024",
+        ),
+        (
+            "workers: two",
+            "`workers` is `two`; write a whole number from 0 to 1024",
+        ),
+        (
+            "drain: {lag: 5}",
+            "`drain.lag` is `5`; write a duration of at most 1h, such as",
+        ),
+        (
+            "drain: {lag: 2h}",
+            "`drain.lag` is `2h`; write a duration of at most 1h, such as",
+        ),
+        (
+            "dial: {allow: [10.0.0.1]}",
+            "`dial.allow[]` is `10.0.0.1`; write a network in CIDR",
+        ),
+        (
+            "dial: {allow: 10.0.0.0/8}",
+            "`dial.allow` is `10.0.0.0/8`; write a list",
+        ),
+        ("log: {level: inof}", "`log.level` is `inof`; write a level"),
+        (
+            "log: {format: xml}",
+            "`log.format` cannot be `xml`; write one of `text`",
+        ),
+        (
+            "admin: 15000",
+            "`admin` is `15000`; write a map of keys and values",
+        ),
+        (
+            "exposure: {default: true}",
+            "`exposure.default` cannot be `true`",
+        ),
+    ];
+    for (text, want) in cases {
+        let finding = with(text);
+        assert!(
+            finding.starts_with(&format!("11: error: {want}")),
+            "{finding}"
+        );
+    }
+}
+
+#[test]
+fn a_file_that_does_not_exist_is_found_at_its_key() {
+    let finding = instead("key: Cargo.toml", "key: absent.key");
+    assert!(
+        finding.starts_with("2: error: `identity.key` is `"),
+        "{finding}"
+    );
+    assert!(finding.contains("absent.key`: No such file"), "{finding}");
+}
+
+#[test]
+fn a_change_says_which_keys_need_a_restart() {
+    let old = check(GOOD).0.unwrap();
+    let mut new = old.clone();
+    new.log.level = "debug".to_owned();
+    new.trust.domains.clear();
+    new.exposure.default = DefaultExposure::All;
+    assert!(old.restart_only_changes(&new).is_empty());
+    new.workers = 3;
+    new.drain.lag = Duration::ZERO;
+    assert_eq!(old.restart_only_changes(&new), ["workers", "drain"]);
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics_the_loader(
+        lines in proptest::collection::vec(
+            "( {0,4}(- )?(gateway|trust|domains|listeners|bind|exposure|services|to|log): ?)?\
+             ([{}\\[\\],:\"'a0* -]|\\PC){0,12}", 0..12)
+    ) {
+        let _ = Config::parse(Path::new("s.yaml"), &lines.join("\n"));
+    }
+
+    #[test]
+    fn no_damage_to_a_good_file_panics_the_loader(at in 0..GOOD.len(), put in "\\PC{0,3}") {
+        if GOOD.is_char_boundary(at) {
+            let text = format!("{}{put}{}", &GOOD[..at], &GOOD[at..]);
+            let _ = Config::parse(Path::new("s.yaml"), &text);
+            let _ = Config::parse(Path::new("s.yaml"), &GOOD[..at]);
+        }
+    }
+}

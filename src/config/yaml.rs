@@ -1,0 +1,396 @@
+//! A YAML document as a tree in which every key and value knows its line.
+//!
+//! `serde-saphyr` does the parsing. The tree is read by [`super::fields`], entry by entry, so that
+//! one mistake does not hide the next one: a derived `Deserialize` would stop at the first.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
+use serde_saphyr::{Location, MessageFormatter, Options, Spanned, UserMessageFormatter};
+
+use super::findings::Findings;
+
+/// A mesh of 100,000 workloads is about 25 MB.
+const FILE_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// 100,000 workloads of 40 keys and as many values each. A node costs about a hundred bytes, so
+/// this also bounds what a hostile file can make us allocate.
+const NODES_MAX: usize = 100_000 * 40 * 2;
+
+/// Every node is one event, every list and map one more for its end.
+const EVENTS_MAX: usize = 2 * NODES_MAX;
+
+/// The deepest shape that we read is `policies[].rules[][][].serviceAccounts[]`, nine levels. The
+/// parser recurses: a hundred levels overflowed the 2 MiB stack of a test thread.
+const DEPTH_MAX: usize = 16;
+
+/// A parsed file.
+#[derive(Clone, Debug)]
+pub struct Document {
+    /// The file, as it was named when it was loaded.
+    pub file: PathBuf,
+    text: String,
+    /// The value of the whole document.
+    pub root: Node,
+}
+
+/// A value and where it stands.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// The line of its first character, counted from one.
+    pub line: u32,
+    /// Offset and length in bytes of its text in the file, which has at most 64 MiB.
+    span: (u32, u32),
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// What a value is. Everything is boxed to its size: a mesh has millions of these.
+#[derive(Clone, Debug)]
+pub enum Kind {
+    /// `null`, `~` or nothing at all.
+    Null,
+    /// `true` or `false`; `yes` and `on` are text.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// Any other number; its text is in the file.
+    Float,
+    /// Text, quoted or not.
+    Text(Box<str>),
+    /// A list.
+    List(Box<[Node]>),
+    /// A map in the order of the file, repeated keys included.
+    Map(Box<[Entry]>),
+}
+
+/// One key of a map and its value.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The key as text: `80` and `"80"` are the same key.
+    pub key: Box<str>,
+    /// The key's line.
+    pub line: u32,
+    /// The value.
+    pub value: Node,
+}
+
+impl Document {
+    /// Reads and parses a file of at most 64 MiB.
+    pub fn load(file: &Path) -> Result<Self, Findings> {
+        let mut bytes = Vec::new();
+        // One byte over the limit shows that there is more, also where no size is known before.
+        let limit = FILE_BYTES_MAX as u64 + 1;
+        let read = File::open(file).and_then(|opened| opened.take(limit).read_to_end(&mut bytes));
+        if let Err(error) = read {
+            let what = format!("the file cannot be read: {error}");
+            return Err(Findings::one(
+                file,
+                1,
+                &what,
+                "the path of a file that we may read",
+            ));
+        }
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+            let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count() as u64;
+            Findings::one(file, line, "the file is not UTF-8 text here", "it in UTF-8")
+        })?;
+        Self::parse(file, &text)
+    }
+
+    /// Parses `text`, naming `file` in findings.
+    pub fn parse(file: &Path, text: &str) -> Result<Self, Findings> {
+        if text.len() > FILE_BYTES_MAX {
+            let what = format!("the file is larger than {} MiB", FILE_BYTES_MAX >> 20);
+            return Err(Findings::one(file, 1, &what, "a smaller one"));
+        }
+        // Without the byte order mark, offsets into the text are what the parser says they are.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let root = serde_saphyr::from_str_with_options(text, options())
+            .map_err(|error| syntax_error(file, error.without_snippet()))?;
+        Ok(Self {
+            file: file.to_owned(),
+            text: text.to_owned(),
+            root,
+        })
+    }
+
+    /// The characters of a scalar as they stand in the file.
+    pub(super) fn text_of(&self, node: &Node) -> Option<&str> {
+        let (start, length) = (node.span.0 as usize, node.span.1 as usize);
+        self.text.get(start..start.checked_add(length)?)
+    }
+}
+
+/// Repeated keys are passed on, for us to report them all with their lines. Anchors, aliases and
+/// merge keys are refused: without them a tree is never larger or deeper than its file.
+fn options() -> Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_nodes: NODES_MAX,
+            max_events: EVENTS_MAX,
+            max_depth: DEPTH_MAX,
+            flow_nesting_limit: DEPTH_MAX,
+            max_anchors: 0,
+            max_aliases: 0,
+        },
+        duplicate_keys: DuplicateKeyPolicy::LastWins,
+        merge_keys: MergeKeyPolicy::AsOrdinary,
+        non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
+        strict_booleans: true,
+        with_snippet: false,
+    }
+}
+
+fn syntax_error(file: &Path, error: &serde_saphyr::Error) -> Findings {
+    use serde_saphyr::Error;
+    use serde_saphyr::budget::BudgetBreach;
+
+    let line = error
+        .location()
+        .map_or(1, |location| location.line().max(1));
+    let (what, how) = match error {
+        Error::Budget { breach, .. } => match breach {
+            BudgetBreach::Anchors { .. } | BudgetBreach::Aliases { .. } => (
+                "anchors (`&name`) and aliases (`*name`) are not read".to_owned(),
+                "out the value",
+            ),
+            BudgetBreach::Depth { .. } => {
+                (format!("more than {DEPTH_MAX} levels of nesting"), "fewer")
+            }
+            _ => (format!("more than {NODES_MAX} keys and values"), "fewer"),
+        },
+        other => {
+            let message = UserMessageFormatter.format_message(other);
+            (format!("not valid YAML: {message}"), "")
+        }
+    };
+    Findings::one(file, line, &what, how)
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Spanned { value, defined, .. } = Spanned::<Kind>::deserialize(deserializer)?;
+        let span = defined.span();
+        let span = (narrow(span.byte_offset()), narrow(span.byte_len()));
+        Ok(Self {
+            line: line_of(defined),
+            span,
+            kind: value,
+        })
+    }
+}
+
+/// The file is too small for a value that does not fit.
+fn narrow(value: Option<u64>) -> u32 {
+    value.and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
+}
+
+fn line_of(location: Location) -> u32 {
+    narrow(Some(location.line())).max(1)
+}
+
+impl<'de> Deserialize<'de> for Kind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(KindVisitor)
+    }
+}
+
+struct KindVisitor;
+
+impl<'de> Visitor<'de> for KindVisitor {
+    type Value = Kind;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a YAML value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Kind, E> {
+        Ok(Kind::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Kind, E> {
+        Ok(Kind::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Kind, E> {
+        Ok(Kind::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Kind, E> {
+        Ok(Kind::Int(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Kind, E> {
+        Ok(i64::try_from(value).map_or(Kind::Float, Kind::Int))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Kind, E> {
+        Ok(Kind::Float)
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Kind, E> {
+        Ok(Kind::Text(value.into()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Kind, E> {
+        Ok(Kind::Text(value.into_boxed_str()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Kind, A::Error> {
+        let mut list = Vec::new();
+        while let Some(node) = items.next_element()? {
+            list.push(node);
+        }
+        Ok(Kind::List(list.into_boxed_slice()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Kind, A::Error> {
+        let mut map = Vec::new();
+        while let Some(key) = entries.next_key::<Spanned<String>>()? {
+            let line = line_of(key.defined);
+            map.push(Entry {
+                key: key.value.into_boxed_str(),
+                line,
+                value: entries.next_value()?,
+            });
+        }
+        Ok(Kind::Map(map.into_boxed_slice()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(text: &str) -> Document {
+        Document::parse(Path::new("a.yaml"), text).unwrap()
+    }
+
+    fn refusal(text: &str) -> String {
+        Document::parse(Path::new("a.yaml"), text)
+            .unwrap_err()
+            .to_string()
+    }
+
+    /// The document with its lines, in a form that fits an assertion.
+    fn outline(document: &Document, node: &Node) -> String {
+        let line = node.line;
+        match &node.kind {
+            Kind::Null => format!("{line}:null"),
+            Kind::Bool(value) => format!("{line}:{value}"),
+            Kind::Int(value) => format!("{line}:{value}"),
+            Kind::Float => format!("{line}:float {}", document.text_of(node).unwrap()),
+            Kind::Text(value) => format!("{line}:{value:?}"),
+            Kind::List(items) => {
+                let items: Vec<_> = items.iter().map(|node| outline(document, node)).collect();
+                format!("{line}:[{}]", items.join(" "))
+            }
+            Kind::Map(entries) => {
+                let entry =
+                    |e: &Entry| format!("{}@{}={}", e.key, e.line, outline(document, &e.value));
+                let entries: Vec<_> = entries.iter().map(entry).collect();
+                format!("{line}:{{{}}}", entries.join(" "))
+            }
+        }
+    }
+
+    #[test]
+    fn every_key_and_value_knows_its_line() {
+        let document = parse(
+            "# c\na:\n  # d\n  b: [1, {x: é}]\n\n  c:\n    - d: e\n      f:\n    -\n      g: ~\n",
+        );
+        assert_eq!(
+            outline(&document, &document.root),
+            "2:{a@2=4:{b@4=4:[4:1 4:{x@4=4:\"é\"}] \
+             c@6=7:[7:{d@7=7:\"e\" f@8=8:null} 10:{g@10=10:null}]}}"
+        );
+    }
+
+    #[test]
+    fn quotes_make_text_and_only_true_and_false_are_booleans() {
+        let text =
+            "\u{feff}a: \"80\"\nb: 80\nc: on\nd: true\ne: 1.10\nf: 'true'\ng: 1e999\nh: -5\n";
+        let document = parse(text);
+        assert_eq!(
+            outline(&document, &document.root),
+            "1:{a@1=1:\"80\" b@2=2:80 c@3=3:\"on\" d@4=4:true e@5=5:float 1.10 f@6=6:\"true\" \
+             g@7=7:float 1e999 h@8=8:-5}"
+        );
+    }
+
+    #[test]
+    fn repeated_keys_are_kept_for_the_reader_to_report() {
+        let document = parse("a: 1\n\"a\": 2\n80: 3\n\"80\": 4\n");
+        assert_eq!(
+            outline(&document, &document.root),
+            "1:{a@1=1:1 a@2=2:2 80@3=3:3 80@4=4:4}"
+        );
+    }
+
+    #[test]
+    fn broken_syntax_is_reported_at_its_line() {
+        assert_eq!(
+            refusal("a: b\n  c: d\n"),
+            "a.yaml:2: error: not valid YAML: mapping values are not allowed in this context"
+        );
+        assert_eq!(
+            refusal("a: b\n---\nc: d\n"),
+            "a.yaml:3: error: not valid YAML: only single YAML document expected but multiple found"
+        );
+        assert!(refusal("a: b\n? {c: d}\n: e\n").starts_with("a.yaml:2: error: not valid YAML:"));
+    }
+
+    #[test]
+    fn anchors_are_refused_so_that_no_text_can_blow_up() {
+        let want = "a.yaml:1: error: anchors (`&name`) and aliases (`*name`) are not read; \
+                    write out the value";
+        assert_eq!(refusal("a: &x [1]\nb: *x\n"), want);
+        assert!(refusal("b: *x\n").starts_with("a.yaml:1: error:"));
+    }
+
+    #[test]
+    fn deep_nesting_is_refused_before_the_stack_ends() {
+        let want = "a.yaml:1: error: more than 16 levels of nesting; write fewer";
+        assert_eq!(refusal(&"- ".repeat(100_000)), want);
+        assert!(refusal(&"[".repeat(100_000)).starts_with("a.yaml:1: error:"));
+        assert!(refusal(&"{a: ".repeat(100_000)).starts_with("a.yaml:1: error:"));
+        parse(&"- ".repeat(DEPTH_MAX));
+    }
+
+    #[test]
+    fn a_file_over_the_size_limit_is_refused() {
+        let text = "#".repeat(FILE_BYTES_MAX + 1);
+        assert_eq!(
+            refusal(&text),
+            "a.yaml:1: error: the file is larger than 64 MiB; write a smaller one"
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_absent_or_not_text_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("x.yaml");
+        let absent = Document::load(&file).unwrap_err().to_string();
+        assert!(absent.contains("x.yaml:1: error: the file cannot be read: No such file"));
+        std::fs::write(&file, b"a: b\nc: \xff\n").unwrap();
+        let binary = Document::load(&file).unwrap_err().to_string();
+        assert!(
+            binary.ends_with("x.yaml:2: error: the file is not UTF-8 text here; write it in UTF-8")
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics_the_parser(text in "([-?:,\\[\\]{}#&*!|>'\"%@`a0 \n\t~.<]|\\PC){0,80}") {
+            let _ = Document::parse(Path::new("a"), &text);
+        }
+    }
+}

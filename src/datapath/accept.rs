@@ -1,0 +1,215 @@
+//! Stage 1: listening sockets, and the hand-over of each accepted socket to a worker.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tracing::{debug, warn};
+
+use crate::lifecycle::{Phase, reached};
+use crate::telemetry::AcceptError;
+
+use super::Gateway;
+
+/// A socket that a peer has opened to us.
+#[derive(Debug)]
+pub struct Accepted {
+    /// The socket, with its options set.
+    pub stream: std::net::TcpStream,
+    /// The peer's address, v4-mapped v6 already turned into v4.
+    pub address: SocketAddr,
+    /// What the worker's load counts while the connection lives.
+    pub load: LoadGuard,
+}
+
+/// The acceptor's end of a worker.
+#[derive(Clone, Debug)]
+pub struct Worker {
+    queue: mpsc::Sender<Accepted>,
+    load: Load,
+}
+
+/// A worker's load: its connections and tunnels.
+#[derive(Clone, Debug, Default)]
+pub struct Load(Arc<AtomicUsize>);
+
+/// One connection or tunnel in a worker's load, taken out on drop.
+#[derive(Debug)]
+pub struct LoadGuard(Load);
+
+impl Load {
+    /// Counts one more connection or tunnel.
+    pub fn add(&self) -> LoadGuard {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        LoadGuard(self.clone())
+    }
+}
+
+impl LoadGuard {
+    /// Counts one more tunnel of the same connection.
+    pub fn also(&self) -> Self {
+        self.0.add()
+    }
+}
+
+impl Drop for LoadGuard {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Accepted sockets that may wait for a worker. A worker that is this far behind is overloaded.
+const QUEUE_MAX: usize = 1024;
+/// Connections that may wait in the kernel; `net.core.somaxconn` bounds it too.
+const BACKLOG: i32 = 4096;
+/// How often a starved acceptor wakes: EMFILE does not pass by itself.
+const BACKOFF_MIN: Duration = Duration::from_millis(100);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+impl Worker {
+    /// A worker and the queue that its runtime reads.
+    pub fn new() -> (Self, mpsc::Receiver<Accepted>) {
+        let (queue, receiver) = mpsc::channel(QUEUE_MAX);
+        (
+            Self {
+                queue,
+                load: Load::default(),
+            },
+            receiver,
+        )
+    }
+}
+
+/// Opens a listening socket. An IPv6 wildcard also takes IPv4.
+///
+/// # Errors
+/// The address is in use or is not ours.
+pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Accepts until the drain begins, handing each socket to the worker with the least load.
+pub async fn run(gateway: &Gateway, listener: TcpListener, workers: Vec<Worker>) {
+    let mut phases = gateway.lifecycle.phases();
+    let backoff = ExponentialBuilder::default()
+        .with_min_delay(BACKOFF_MIN)
+        .with_max_delay(BACKOFF_MAX)
+        .with_jitter()
+        .without_max_times();
+    let mut delays = backoff.build();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = reached(&mut phases, Phase::Draining) => return,
+        };
+        match accepted.and_then(|(stream, address)| Ok((stream.into_std()?, address))) {
+            Ok((stream, address)) => {
+                delays = backoff.build();
+                hand_over(gateway, &workers, stream, address);
+            }
+            Err(error) if is_of_one_connection(&error) => {
+                gateway.metrics.accept_error(AcceptError::Connection);
+                debug!(%error, "a connection failed before it was accepted");
+            }
+            Err(error) => {
+                gateway.metrics.accept_error(AcceptError::Resource);
+                let delay = delays.next().unwrap_or(BACKOFF_MAX);
+                warn!(%error, ?delay, "cannot accept; existing tunnels go on");
+                sleep(delay).await;
+            }
+        }
+    }
+}
+
+/// Whether an accept error is about one connection and the next may well succeed (`accept(2)`:
+/// Linux passes pending network errors of the new socket on).
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::*;
+    matches!(
+        error.kind(),
+        ConnectionAborted
+            | ConnectionReset
+            | ConnectionRefused
+            | Interrupted
+            | HostUnreachable
+            | NetworkUnreachable
+            | NetworkDown
+            | TimedOut
+    )
+}
+
+fn hand_over(
+    gateway: &Gateway,
+    workers: &[Worker],
+    stream: std::net::TcpStream,
+    address: SocketAddr,
+) {
+    if let Err(error) = set_options(SockRef::from(&stream), &DOWNSTREAM_KEEPALIVE) {
+        debug!(%error, "a connection ended before its options were set");
+        return;
+    }
+    let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+    let least = workers
+        .iter()
+        .min_by_key(|worker| worker.load.0.load(Ordering::Relaxed));
+    let Some(worker) = least else { return };
+    let accepted = Accepted {
+        stream,
+        address,
+        load: worker.load.add(),
+    };
+    if worker.queue.try_send(accepted).is_err() {
+        gateway.metrics.accept_error(AcceptError::Resource);
+    }
+}
+
+/// How a dead other end is noticed by TCP itself.
+#[derive(Debug)]
+pub struct Keepalive {
+    /// Quiet time before the first probe.
+    pub time: Duration,
+    /// Time between probes.
+    pub interval: Duration,
+    /// Unanswered probes that end the connection.
+    pub retries: u32,
+}
+
+/// Peers have HTTP/2 PINGs, so TCP's probes are the second line: 180 s, 180 s, 9 as in ztunnel.
+const DOWNSTREAM_KEEPALIVE: Keepalive = Keepalive {
+    time: Duration::from_secs(180),
+    interval: Duration::from_secs(180),
+    retries: 9,
+};
+
+/// Sets what every socket of the data path has: no Nagle delay, and keepalive.
+///
+/// # Errors
+/// The socket is already dead.
+pub fn set_options(socket: SockRef<'_>, keepalive: &Keepalive) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(keepalive.time)
+            .with_interval(keepalive.interval)
+            .with_retries(keepalive.retries),
+    )
+}

@@ -1,0 +1,387 @@
+//! Stage 4: the HTTP/2 server on one session, and each CONNECT on it.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use h2::server::{Builder, Connection, SendResponse};
+use h2::{RecvStream, SendStream};
+use http::{Method, Request, Response};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{sleep, timeout};
+use tracing::debug;
+
+use crate::lifecycle::{Phase, reached};
+use crate::reason::{HandshakeRefusal, Reason};
+use crate::wire::Authority;
+
+use super::accept::LoadGuard;
+use super::handshake::{Refused, Session};
+use super::identity::Peer;
+use super::seam::Seam;
+use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
+use super::{Gateway, forward, keepalive};
+
+/// What a tunnel asks for.
+#[derive(Debug)]
+pub struct Target(Authority);
+
+impl Target {
+    /// The authority, for the route to own.
+    pub fn into_authority(self) -> Authority {
+        self.0
+    }
+}
+
+/// The time from TLS to the HTTP/2 preface, which a client sends without waiting for us.
+const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
+/// The time to the first CONNECT. ztunnel and Envoy connect because they have one to send.
+const FIRST_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+/// The largest DATA frame that we take. Larger ones would delay other tunnels' bytes.
+const FRAME_BYTES_MAX: u32 = 64 * 1024;
+/// Bytes that h2 may hold for a stream whose reader is slow.
+const SEND_BUFFER_BYTES: usize = 128 * 1024;
+/// Bytes of a decoded header list. Istio's own headers take under 1 KiB.
+const HEADER_LIST_BYTES: u32 = 16 * 1024;
+/// Fields of a header list: HPACK makes a field of one byte, and each costs an allocation.
+const HEADER_FIELDS_MAX: usize = 64;
+
+/// h2's settings, all by contract 10.
+fn settings() -> Builder {
+    let mut builder = Builder::new();
+    builder
+        .max_concurrent_streams(STREAMS_MAX)
+        .initial_window_size(STREAM_WINDOW_MIN)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME_BYTES_MAX)
+        .max_header_list_size(HEADER_LIST_BYTES)
+        .max_send_buffer_size(SEND_BUFFER_BYTES)
+        .max_concurrent_reset_streams(4096)
+        .reset_stream_duration(Duration::from_secs(30))
+        // It counts over a connection's whole life: with h2's own 1,024 a connection would end
+        // after as many tunnels that we reset while their client was sending.
+        .max_local_error_reset_streams(Some(100_000))
+        .max_pending_accept_reset_streams(200);
+    builder
+}
+
+/// Serves CONNECTs until the session ends. Each is forwarded in a task of its own.
+///
+/// # Errors
+/// The HTTP/2 preface did not come, or not in time.
+pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> Result<(), Refused> {
+    let handshake = settings().handshake(Seam::new(session.stream));
+    let refused = |refusal, detail: String| Refused { refusal, detail };
+    let connection = timeout(PREFACE_DEADLINE, handshake)
+        .await
+        .map_err(|_| {
+            refused(
+                HandshakeRefusal::Timeout,
+                "no HTTP/2 preface within 5 s".into(),
+            )
+        })?
+        .map_err(|error| refused(HandshakeRefusal::Other, format!("no HTTP/2: {error}")))?;
+    let _open = gateway.metrics.connection_opened();
+    let server = Server {
+        gateway,
+        peer,
+        load: session.load,
+        window: Arc::default(),
+    };
+    server.run(connection).await;
+    Ok(())
+}
+
+struct Server<'a> {
+    gateway: &'a Arc<Gateway>,
+    peer: Arc<Peer>,
+    load: LoadGuard,
+    window: Arc<StreamWindow>,
+}
+
+impl Server<'_> {
+    async fn run<S>(self, mut connection: Connection<S, Bytes>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let mut phases = self.gateway.lifecycle.phases();
+        let mut lost = pin!(keepalive::lost(connection.ping_pong()));
+        let mut unused = pin!(sleep(FIRST_CONNECT_DEADLINE));
+        // GOAWAY is due when the process drains, and when the peer's certificate expires: then
+        // no new tunnels, and the open ones go on.
+        let mut goaway = pin!(async {
+            tokio::select! {
+                () = reached(&mut phases, Phase::Draining) => {}
+                () = expired(self.peer.not_after) => {}
+            }
+        });
+        let (mut used, mut leaving) = (false, false);
+        loop {
+            tokio::select! {
+                biased;
+                request = connection.accept() => match request {
+                    Some(Ok((request, respond))) => {
+                        used = true;
+                        self.tunnel(request, respond);
+                        self.window.adjust(&mut connection);
+                    }
+                    Some(Err(error)) => return debug!(peer = %self.peer.source.principal, %error, "connection ended"),
+                    None => return,
+                },
+                () = self.window.wished() => self.window.adjust(&mut connection),
+                () = &mut lost => return debug!(peer = %self.peer.source.principal, "no answer to PING"),
+                () = &mut unused, if !used => {
+                    used = true;
+                    connection.abrupt_shutdown(h2::Reason::NO_ERROR);
+                }
+                () = &mut goaway, if !leaving => {
+                    leaving = true;
+                    connection.graceful_shutdown();
+                }
+            }
+        }
+    }
+
+    fn tunnel(&self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+        let gateway = Arc::clone(self.gateway);
+        let peer = Arc::clone(&self.peer);
+        let window = Arc::clone(&self.window);
+        let load = self.load.also();
+        self.gateway.lifecycle.spawn(async move {
+            let _load = load;
+            let (asked, target) = target(&request);
+            // The header map is dropped here, before anything waits: a peer must not make us
+            // hold thousands of fields for as long as a dial takes.
+            let stream = Requested::new(request.into_body(), respond);
+            forward::run(&gateway, &peer, &window, stream, &asked, target).await;
+        });
+    }
+}
+
+/// Waits until the wall clock has passed `at`.
+async fn expired(at: SystemTime) {
+    // A day at a time: a clock that was set, or a machine that slept, is noticed.
+    const STEP: Duration = Duration::from_secs(24 * 60 * 60);
+    while let Ok(left) = at.duration_since(SystemTime::now()) {
+        sleep(left.min(STEP)).await;
+    }
+}
+
+/// The authority as the peer wrote it, for the log, and the target if it is one.
+fn target(request: &Request<RecvStream>) -> (Box<str>, Result<Target, Reason>) {
+    let asked = request
+        .uri()
+        .authority()
+        .map_or("", |authority| authority.as_str());
+    let target = if request.headers().len() > HEADER_FIELDS_MAX {
+        Err(Reason::TooManyFields)
+    } else if request.method() != Method::CONNECT {
+        Err(Reason::NotConnect)
+    } else {
+        Authority::parse(asked)
+            .map(Target)
+            .map_err(|_| Reason::BadAuthority)
+    };
+    (asked.into(), target)
+}
+
+/// A CONNECT that was not answered yet. Dropped without an answer, it is reset.
+#[derive(Debug)]
+pub struct Requested {
+    receive: RecvStream,
+    respond: Answer,
+}
+
+/// The answer's half of a CONNECT, which resets the stream if it is dropped too early.
+#[derive(Debug)]
+struct Answer {
+    respond: SendResponse<Bytes>,
+    given: bool,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if !self.given {
+            self.respond.send_reset(h2::Reason::INTERNAL_ERROR);
+        }
+    }
+}
+
+impl Requested {
+    fn new(receive: RecvStream, respond: SendResponse<Bytes>) -> Self {
+        Self {
+            receive,
+            respond: Answer {
+                respond,
+                given: false,
+            },
+        }
+    }
+
+    /// Answers 200. From here on the stream is a tunnel.
+    ///
+    /// # Errors
+    /// The stream has gone.
+    pub fn accept(mut self) -> Result<Tunnel, Reason> {
+        self.respond.given = true;
+        match self.respond.respond.send_response(Response::new(()), false) {
+            Ok(send) => Ok(Tunnel {
+                send,
+                receive: self.receive,
+                sent_all: false,
+                received_all: false,
+            }),
+            Err(error) => Err(reason_of(&error)),
+        }
+    }
+
+    /// Refuses with an empty body, or by REFUSED_STREAM where the drain left no time to try.
+    pub fn refuse(mut self, reason: Reason) {
+        self.respond.given = true;
+        if reason == Reason::DrainDeadline {
+            return self.respond.respond.send_reset(h2::Reason::REFUSED_STREAM);
+        }
+        let mut response = Response::new(());
+        *response.status_mut() = reason.status();
+        // A stream that has gone needs no answer.
+        let _ = self.respond.respond.send_response(response, true);
+    }
+
+    /// Waits until the peer has reset the stream or lost its connection.
+    pub async fn cancelled(&mut self) -> Reason {
+        match poll_fn(|cx| self.respond.respond.poll_reset(cx)).await {
+            Ok(code) => reason_of_code(code),
+            Err(error) => reason_of(&error),
+        }
+    }
+}
+
+/// A CONNECT that was answered 200. Dropped before both directions have ended, it is reset by a
+/// code that no peer reads as a clean end.
+#[derive(Debug)]
+pub struct Tunnel {
+    send: SendStream<Bytes>,
+    receive: RecvStream,
+    sent_all: bool,
+    received_all: bool,
+}
+
+impl Tunnel {
+    /// The next bytes from the peer; none at its END_STREAM.
+    ///
+    /// # Errors
+    /// The stream or its connection has broken.
+    pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
+        self.receive.poll_data(cx).map(|data| match data {
+            Some(Ok(bytes)) => Ok(Some(bytes)),
+            Some(Err(error)) => Err(reason_of(&error)),
+            None => {
+                self.received_all = true;
+                Ok(None)
+            }
+        })
+    }
+
+    /// Gives receive window back, once the other side has taken the bytes.
+    ///
+    /// # Errors
+    /// The stream or its connection has broken.
+    pub fn release(&mut self, bytes: usize) -> Result<(), Reason> {
+        self.receive
+            .flow_control()
+            .release_capacity(bytes)
+            .map_err(|error| reason_of(&error))
+    }
+
+    /// How much may be sent now, at most `most`; waits for window if there is none.
+    ///
+    /// # Errors
+    /// The stream or its connection has broken.
+    pub fn poll_capacity(
+        &mut self,
+        cx: &mut Context<'_>,
+        most: usize,
+    ) -> Poll<Result<usize, Reason>> {
+        self.send.reserve_capacity(most);
+        loop {
+            let capacity = self.send.capacity().min(most);
+            if capacity > 0 {
+                return Poll::Ready(Ok(capacity));
+            }
+            match ready!(self.send.poll_capacity(cx)) {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Poll::Ready(Err(reason_of(&error))),
+                None => return Poll::Ready(Err(Reason::DownstreamLost)),
+            }
+        }
+    }
+
+    /// Gives up a reservation: an idle tunnel that held one would take window from busy ones.
+    pub fn release_capacity(&mut self) {
+        self.send.reserve_capacity(0);
+    }
+
+    /// Sends bytes for which [`Tunnel::poll_capacity`] found capacity.
+    ///
+    /// # Errors
+    /// The stream or its connection has broken.
+    pub fn send(&mut self, bytes: Bytes) -> Result<(), Reason> {
+        self.send
+            .send_data(bytes, false)
+            .map_err(|error| reason_of(&error))
+    }
+
+    /// Ends our direction by END_STREAM.
+    ///
+    /// # Errors
+    /// The stream or its connection has broken.
+    pub fn finish(&mut self) -> Result<(), Reason> {
+        self.send.reserve_capacity(0);
+        self.send
+            .send_data(Bytes::new(), true)
+            .map_err(|error| reason_of(&error))?;
+        self.sent_all = true;
+        Ok(())
+    }
+
+    /// Waits for a reset by the peer. It shares its waker with [`Tunnel::poll_capacity`]: both
+    /// are to be polled from one task.
+    pub fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
+        self.send.poll_reset(cx).map(|reset| match reset {
+            Ok(code) => reason_of_code(code),
+            Err(error) => reason_of(&error),
+        })
+    }
+
+    /// Ends a tunnel that did not end by itself.
+    pub fn reset(mut self, reason: Reason) {
+        self.send.send_reset(reason.reset_code());
+        (self.sent_all, self.received_all) = (true, true);
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        if !(self.sent_all && self.received_all) {
+            self.send.send_reset(h2::Reason::INTERNAL_ERROR);
+        }
+    }
+}
+
+fn reason_of(error: &h2::Error) -> Reason {
+    match error.reason() {
+        Some(code) if error.is_reset() => reason_of_code(code),
+        _ => Reason::DownstreamLost,
+    }
+}
+
+/// Peers reset by CANCEL or NO_ERROR when they have lost interest (contract 1.5).
+fn reason_of_code(code: h2::Reason) -> Reason {
+    match code {
+        h2::Reason::CANCEL | h2::Reason::NO_ERROR => Reason::DownstreamCancelled,
+        _ => Reason::DownstreamReset,
+    }
+}

@@ -1,0 +1,211 @@
+//! Stage 9: both directions of a tunnel, with exact TCP semantics.
+//!
+//! END_STREAM becomes FIN and FIN becomes END_STREAM, each direction by itself; a reset on one
+//! side becomes a reset on the other. Back-pressure runs end to end: the peer's window is given
+//! back only when the endpoint took the bytes, and the endpoint is read only as far as the peer's
+//! window reaches. An idle tunnel holds no buffer.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::net::Shutdown;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use socket2::SockRef;
+use tokio::net::TcpStream;
+
+use crate::reason::Reason;
+use crate::telemetry::Record;
+
+use super::connect::Tunnel;
+use super::window::StreamWindow;
+
+/// The most that is read from an endpoint at once: four TLS records.
+const READ_BYTES_MAX: usize = 64 * 1024;
+/// DATA frames that are written to an endpoint at once, well under the kernel's 1,024 (`IOV_MAX`).
+const FRAMES_MAX: usize = 32;
+/// Reads and writes of one direction in one turn: then other tunnels of the worker have theirs.
+const TURNS_MAX: usize = 8;
+
+thread_local! {
+    /// Where endpoints are read into. Bytes leave it at once, in a buffer of just their size: a
+    /// slow peer then holds what it was sent, and not a large buffer for a small message.
+    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES_MAX]);
+}
+
+/// Copies until both directions have ended.
+///
+/// # Errors
+/// The reason for which the tunnel broke. The caller resets both sides.
+pub async fn run(
+    tunnel: &mut Tunnel,
+    upstream: &TcpStream,
+    window: &StreamWindow,
+    record: &mut Record,
+) -> Result<(), Reason> {
+    let mut upload = Upload::default();
+    let mut download = Download::default();
+    poll_fn(|cx| {
+        let up = upload.poll(cx, tunnel, upstream, window, record)?;
+        let down = download.poll(cx, tunnel, upstream, record)?;
+        if up.is_ready() && down.is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        match tunnel.poll_reset(cx) {
+            Poll::Ready(reason) => Poll::Ready(Err(reason)),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// From the peer to the endpoint.
+#[derive(Default)]
+struct Upload {
+    /// What the endpoint has not taken yet. Its window was not given back either.
+    pending: VecDeque<Bytes>,
+    ended: bool,
+    done: bool,
+    /// Bytes since the endpoint last made us wait.
+    unblocked_bytes: u64,
+}
+
+impl Upload {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        tunnel: &mut Tunnel,
+        upstream: &TcpStream,
+        window: &StreamWindow,
+        record: &mut Record,
+    ) -> Poll<Result<(), Reason>> {
+        for _ in 0..TURNS_MAX {
+            if self.done {
+                return Poll::Ready(Ok(()));
+            }
+            self.receive(cx, tunnel)?;
+            if self.pending.is_empty() {
+                // The queue's own memory goes too: an idle tunnel keeps none.
+                self.pending = VecDeque::new();
+                if !self.ended {
+                    return Poll::Pending;
+                }
+                SockRef::from(upstream)
+                    .shutdown(Shutdown::Write)
+                    .map_err(|_| Reason::UpstreamReset)?;
+                self.done = true;
+                return Poll::Ready(Ok(()));
+            }
+            let written = match self.write(upstream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.unblocked_bytes = 0;
+                    ready!(upstream.poll_write_ready(cx)).map_err(|_| Reason::UpstreamReset)?;
+                    continue;
+                }
+                written => written.map_err(|_| Reason::UpstreamReset)?,
+            };
+            self.taken(written);
+            tunnel.release(written)?;
+            record.received(written as u64);
+            self.unblocked_bytes += written as u64;
+            if self.unblocked_bytes >= u64::from(window.bytes()) {
+                self.unblocked_bytes = 0;
+                window.kept_up();
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn receive(&mut self, cx: &mut Context<'_>, tunnel: &mut Tunnel) -> Result<(), Reason> {
+        while !self.ended && self.pending.len() < FRAMES_MAX {
+            match tunnel.poll_receive(cx) {
+                Poll::Pending => break,
+                Poll::Ready(Err(reason)) => return Err(reason),
+                Poll::Ready(Ok(None)) => self.ended = true,
+                Poll::Ready(Ok(Some(bytes))) if bytes.is_empty() => {}
+                Poll::Ready(Ok(Some(bytes))) => self.pending.push_back(bytes),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, upstream: &TcpStream) -> io::Result<usize> {
+        let mut slices = [IoSlice::new(&[]); FRAMES_MAX];
+        let count = self.pending.len().min(FRAMES_MAX);
+        for (slice, bytes) in slices.iter_mut().zip(&self.pending) {
+            *slice = IoSlice::new(bytes);
+        }
+        upstream.try_write_vectored(&slices[..count])
+    }
+
+    fn taken(&mut self, mut written: usize) {
+        while let Some(first) = self.pending.front_mut() {
+            if first.len() > written {
+                first.advance(written);
+                return;
+            }
+            written -= first.len();
+            self.pending.pop_front();
+        }
+    }
+}
+
+/// From the endpoint to the peer.
+#[derive(Default)]
+struct Download {
+    reserved: bool,
+    done: bool,
+}
+
+impl Download {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        tunnel: &mut Tunnel,
+        upstream: &TcpStream,
+        record: &mut Record,
+    ) -> Poll<Result<(), Reason>> {
+        for _ in 0..TURNS_MAX {
+            if self.done {
+                return Poll::Ready(Ok(()));
+            }
+            // Readable first, then capacity: a reservation that waits for an idle endpoint would
+            // hold window of the connection that busy tunnels need.
+            let Poll::Ready(readable) = upstream.poll_read_ready(cx) else {
+                if self.reserved {
+                    tunnel.release_capacity();
+                    self.reserved = false;
+                }
+                return Poll::Pending;
+            };
+            readable.map_err(|_| Reason::UpstreamReset)?;
+            self.reserved = true;
+            let capacity = ready!(tunnel.poll_capacity(cx, READ_BYTES_MAX))?;
+            match read(upstream, capacity) {
+                Ok(bytes) if bytes.is_empty() => {
+                    tunnel.finish()?;
+                    self.done = true;
+                }
+                Ok(bytes) => {
+                    record.sent(bytes.len() as u64);
+                    tunnel.send(bytes)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return Poll::Ready(Err(Reason::UpstreamReset)),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+fn read(upstream: &TcpStream, most: usize) -> io::Result<Bytes> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let most = most.min(scratch.len());
+        let read = upstream.try_read(&mut scratch[..most])?;
+        Ok(Bytes::copy_from_slice(&scratch[..read]))
+    })
+}

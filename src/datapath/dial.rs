@@ -1,0 +1,270 @@
+//! Stage 8: the TCP connection to the picked endpoint.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use socket2::SockRef;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
+
+use crate::reason::Reason;
+use crate::snapshot::{Endpoint, EndpointSet, InFlight};
+
+use super::accept::{Keepalive, set_options};
+use super::balance::Pick;
+use super::policy::{Permit, Right};
+
+/// A connected endpoint.
+#[derive(Debug)]
+pub struct Upstream {
+    /// The socket.
+    pub stream: TcpStream,
+    /// The endpoint behind it.
+    pub endpoint: Arc<Endpoint>,
+    /// The endpoint's siblings, for its ejection.
+    pub siblings: Arc<EndpointSet>,
+    /// What the tunnel was permitted.
+    pub right: Right,
+    _in_flight: InFlight,
+}
+
+/// A dial that failed, with the permit to try elsewhere.
+#[derive(Debug)]
+pub struct Failed {
+    /// Why.
+    pub reason: Reason,
+    /// What the operating system said.
+    pub detail: String,
+    /// The endpoint that failed.
+    pub endpoint: Arc<Endpoint>,
+    /// The permit, for another endpoint.
+    pub permit: Permit,
+}
+
+/// The longest wait for one endpoint: two lost SYNs and their answers still fit.
+pub const TRY: Duration = Duration::from_secs(2);
+/// The longest wait for all endpoints of one tunnel: ztunnel waits as long for its own dial.
+pub const BUDGET: Duration = Duration::from_secs(10);
+
+/// A dead endpoint is noticed within 30 s: no PING of ours runs inside the tunnel.
+const UPSTREAM_KEEPALIVE: Keepalive = Keepalive {
+    time: Duration::from_secs(10),
+    interval: Duration::from_secs(10),
+    retries: 2,
+};
+
+/// Connects to the picked endpoint by `deadline`, and within [`TRY`].
+///
+/// # Errors
+/// The reason, and the permit for another try.
+pub async fn run(pick: Pick, deny: &DenyList, deadline: Instant) -> Result<Upstream, Failed> {
+    let address = pick.endpoint().address;
+    match connect(address, deny, deadline).await {
+        Ok(stream) => {
+            let (permit, endpoint, in_flight) = pick.into_parts();
+            let siblings = Arc::clone(permit.route().endpoints());
+            Ok(Upstream {
+                stream,
+                endpoint,
+                siblings,
+                right: permit.right(),
+                _in_flight: in_flight,
+            })
+        }
+        Err((reason, detail)) => {
+            let endpoint = Arc::clone(pick.endpoint());
+            Err(Failed {
+                reason,
+                detail,
+                endpoint,
+                permit: pick.into_permit(),
+            })
+        }
+    }
+}
+
+async fn connect(
+    address: SocketAddr,
+    deny: &DenyList,
+    deadline: Instant,
+) -> Result<TcpStream, (Reason, String)> {
+    if let Some(rule) = deny.denies(address) {
+        return Err((
+            Reason::DialDenied,
+            format!("{address} is {rule}, which is never dialled"),
+        ));
+    }
+    let end = deadline.min(Instant::now() + TRY);
+    let stream = match timeout_at(end, TcpStream::connect(address)).await {
+        Ok(connected) => connected,
+        Err(_) => {
+            return Err((
+                Reason::DialTimeout,
+                format!("{address} did not answer in time"),
+            ));
+        }
+    };
+    stream
+        .and_then(|stream| {
+            set_options(SockRef::from(&stream), &UPSTREAM_KEEPALIVE)?;
+            // A tunnel that breaks in any way, our own crash included, ends by RST here. Only one
+            // that ended cleanly has this taken back, before its socket is closed.
+            SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
+            Ok(stream)
+        })
+        .map_err(|error| (reason_of(&error), format!("{address}: {error}")))
+}
+
+fn reason_of(error: &io::Error) -> Reason {
+    use rustix::io::Errno;
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Reason::DialRefused,
+        io::ErrorKind::TimedOut => Reason::DialTimeout,
+        // No local port is left, or no descriptor: the endpoint is not at fault.
+        io::ErrorKind::AddrNotAvailable | io::ErrorKind::OutOfMemory => Reason::Overloaded,
+        _ => match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS) => Reason::Overloaded,
+            _ => Reason::DialFailed,
+        },
+    }
+}
+
+/// Addresses that are never dialled, whatever discovery says.
+#[derive(Debug, Default)]
+pub struct DenyList {
+    allow: Vec<IpNet>,
+    own: Vec<SocketAddr>,
+}
+
+impl DenyList {
+    /// `allow` opens parts of the fixed list; `own` are this process's listeners, which nothing opens.
+    pub fn new(allow: Vec<IpNet>, own: Vec<SocketAddr>) -> Self {
+        Self { allow, own }
+    }
+
+    /// Why `address` is not dialled, if it is not.
+    pub fn denies(&self, address: SocketAddr) -> Option<&'static str> {
+        let ip = address.ip().to_canonical();
+        if self
+            .own
+            .iter()
+            .any(|own| is_own(*own, SocketAddr::new(ip, address.port())))
+        {
+            return Some("a listener of this gateway");
+        }
+        let rule = fixed_rule(ip)?;
+        (!self.allow.iter().any(|net| net.contains(&ip))).then_some(rule)
+    }
+}
+
+/// The fixed part of the list: what no endpoint of a mesh can be, but an attack could name.
+fn fixed_rule(ip: IpAddr) -> Option<&'static str> {
+    /// The metadata service of EC2 over IPv6; the other clouds' is link-local.
+    const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    if ip.is_loopback() {
+        Some("a loopback address")
+    } else if link_local {
+        Some("a link-local address")
+    } else if ip.is_unspecified() || matches!(ip, IpAddr::V4(ip) if ip.octets()[0] == 0) {
+        Some("an unspecified address")
+    } else if ip.is_multicast() || matches!(ip, IpAddr::V4(ip) if ip.is_broadcast()) {
+        Some("a multicast or broadcast address")
+    } else if ip == IpAddr::V6(METADATA_V6) {
+        Some("a metadata service")
+    } else {
+        None
+    }
+}
+
+/// Whether `address` leads back to the listener at `own`: the exact address, or for a wildcard
+/// any address of this host together with the port. The port alone decides nothing, because
+/// every HBONE endpoint has ours.
+fn is_own(own: SocketAddr, address: SocketAddr) -> bool {
+    own.port() == address.port()
+        && (own.ip().to_canonical() == address.ip()
+            || own.ip().is_unspecified() && is_of_this_host(address.ip()))
+}
+
+/// Whether the kernel delivers `ip` to this host: the source that it chooses for such a
+/// destination is then the destination itself. Connecting a UDP socket sends nothing.
+fn is_of_this_host(ip: IpAddr) -> bool {
+    let any = match ip {
+        IpAddr::V4(_) => IpAddr::from([0; 4]),
+        IpAddr::V6(_) => IpAddr::from([0; 16]),
+    };
+    let local = || -> io::Result<IpAddr> {
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect((ip, 9))?;
+        Ok(socket.local_addr()?.ip())
+    };
+    ip.is_loopback() || local().is_ok_and(|local| local == ip)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn what_no_endpoint_can_be_is_denied_and_pods_are_not() {
+        let deny = DenyList::default();
+        let denied = [
+            "127.0.0.1:80",
+            "127.9.9.9:15008",
+            "[::1]:80",
+            "[::ffff:127.0.0.1]:80",
+            "169.254.169.254:80",
+            "[::ffff:169.254.169.254]:80",
+            "[fe80::1]:80",
+            "[fd00:ec2::254]:80",
+            "0.0.0.0:80",
+            "0.1.2.3:80",
+            "[::]:80",
+            "224.0.0.1:80",
+            "255.255.255.255:80",
+            "[ff02::1]:80",
+        ];
+        for text in denied {
+            assert!(deny.denies(address(text)).is_some(), "{text}");
+        }
+        for text in [
+            "10.0.0.1:15008",
+            "192.168.1.1:80",
+            "[fd00::1]:15008",
+            "240.0.0.1:80",
+        ] {
+            assert_eq!(deny.denies(address(text)), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn allow_opens_the_fixed_list_and_never_our_own_listeners() {
+        let allow = vec!["127.0.0.0/8".parse().expect("a network")];
+        let deny = DenyList::new(
+            allow,
+            vec![address("127.0.0.1:15008"), address("[::]:15021")],
+        );
+        assert_eq!(deny.denies(address("127.0.0.2:15008")), None);
+        assert!(deny.denies(address("127.0.0.1:15008")).is_some());
+        assert!(deny.denies(address("[::ffff:127.0.0.1]:15008")).is_some());
+        assert!(
+            deny.denies(address("127.0.0.9:15021")).is_some(),
+            "a wildcard takes them all"
+        );
+        assert_eq!(
+            deny.denies(address("192.0.2.1:15021")),
+            None,
+            "the port alone is no loop"
+        );
+    }
+}

@@ -1,0 +1,64 @@
+//! Stage 3: from the verified certificate to the peer.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::reason::HandshakeRefusal;
+use crate::snapshot::{Caller, Snapshot};
+use crate::telemetry::Source;
+use crate::tls::leaf_identity;
+
+use super::handshake::Session;
+
+/// A downstream whose certificate was verified.
+#[derive(Debug)]
+pub struct Peer {
+    /// What logs and metrics say of it.
+    pub source: Arc<Source>,
+    /// When its certificate expires.
+    pub not_after: SystemTime,
+}
+
+impl Peer {
+    /// The peer as policy judges it.
+    pub fn caller(&self) -> Caller<'_> {
+        Caller {
+            trust_domain: &self.source.trust_domain,
+            namespace: &self.source.namespace,
+            service_account: &self.source.service_account,
+        }
+    }
+}
+
+/// Reads the peer's identity from its certificate, by the same strict parse as the verifier.
+///
+/// # Errors
+/// The certificate is not what the verifier let pass, or its trust domain has just left the set.
+pub fn run(
+    session: &Session,
+    address: SocketAddr,
+    snapshot: &Snapshot,
+) -> Result<Peer, HandshakeRefusal> {
+    let certificates = session.stream.get_ref().1.peer_certificates();
+    let leaf = certificates
+        .and_then(|certificates| certificates.first())
+        .ok_or(HandshakeRefusal::NoCertificate)?;
+    let identity = leaf_identity(leaf)?;
+    let cluster = snapshot
+        .trust
+        .cluster(&identity.trust_domain)
+        .ok_or(HandshakeRefusal::UntrustedDomain)?;
+    let source = Source {
+        address,
+        principal: identity.uri,
+        trust_domain: identity.trust_domain,
+        namespace: identity.namespace,
+        service_account: identity.service_account,
+        cluster: Arc::clone(cluster),
+    };
+    Ok(Peer {
+        source: Arc::new(source),
+        not_after: identity.not_after,
+    })
+}

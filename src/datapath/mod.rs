@@ -1,0 +1,56 @@
+//! Every byte that we forward, in travel order.
+//!
+//! | stage | file | from | to |
+//! |---|---|---|---|
+//! | 1 | `accept` | a listening socket | [`Accepted`](accept::Accepted) |
+//! | 2 | `handshake` | `Accepted` | [`Session`](handshake::Session) |
+//! | 3 | `identity` | `Session`'s certificate | [`Peer`](identity::Peer) |
+//! | 4 | `connect` | HTTP/2 over the `Session` | [`Target`](connect::Target) |
+//! | 5 | `route` | `Target` × snapshot | [`Route`](route::Route) |
+//! | 6 | `policy` | `Peer` × `Route` | [`Permit`](policy::Permit) |
+//! | 7 | `balance` | `Permit` | [`Pick`](balance::Pick) |
+//! | 8 | `dial` | `Pick` | [`Upstream`](dial::Upstream) |
+//! | 9 | `copy` | tunnel and `Upstream` | [`Reason`](crate::reason::Reason) |
+//!
+//! [`serve`] is stages 1 to 4 and [`forward`] stages 5 to 9, each as one function. No other file
+//! calls stages, and a stage knows only the stages before it. The data path reads snapshots; it
+//! never knows where they come from.
+
+pub mod accept;
+pub mod balance;
+pub mod connect;
+pub mod copy;
+pub mod dial;
+pub mod forward;
+pub mod handshake;
+pub mod identity;
+pub mod keepalive;
+pub mod policy;
+pub mod route;
+pub mod seam;
+pub mod serve;
+pub mod window;
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+
+use crate::lifecycle::Lifecycle;
+use crate::snapshot::Reader;
+use crate::telemetry::Metrics;
+
+/// What every connection of the data path shares.
+#[derive(Debug)]
+pub struct Gateway {
+    /// The current snapshot.
+    pub reader: Reader,
+    /// The TLS configuration of HBONE listeners, swapped when certificates or trust change.
+    pub tls: ArcSwap<ServerConfig>,
+    /// Where everything is counted.
+    pub metrics: Arc<Metrics>,
+    /// The phases of a drain, and its tasks.
+    pub lifecycle: Lifecycle,
+    /// The addresses that are never dialled.
+    pub deny: dial::DenyList,
+}

@@ -1,0 +1,78 @@
+//! Stage 6: may this peer use this route? Default deny.
+
+use crate::reason::Reason;
+use crate::snapshot::{Snapshot, Verdict};
+use crate::wire::Authority;
+
+use super::identity::Peer;
+use super::route::Route;
+
+/// A route that the peer may use. Only [`run`] makes one, and only a permit can be dialled.
+#[derive(Debug)]
+pub struct Permit {
+    route: Route,
+}
+
+impl Permit {
+    /// The route that is permitted.
+    pub fn route(&self) -> &Route {
+        &self.route
+    }
+
+    /// What an open tunnel keeps of its permit, to be judged anew by.
+    pub fn right(&self) -> Right {
+        Right {
+            asked: self.route.asked().clone(),
+            host: (*self.route.service().hostname).into(),
+            port: self.route.port(),
+        }
+    }
+}
+
+/// What an open tunnel was permitted.
+#[derive(Clone, Debug)]
+pub struct Right {
+    asked: Authority,
+    host: Box<str>,
+    port: u16,
+}
+
+/// Judges the peer's use of the route by the snapshot's exposure rules.
+///
+/// # Errors
+/// [`Reason::NotExposed`] or [`Reason::NotForPeer`], which are alike to the peer.
+pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Reason> {
+    judge(
+        snapshot,
+        peer,
+        route.asked(),
+        &route.service().hostname,
+        route.port(),
+    )?;
+    Ok(Permit { route })
+}
+
+/// Judges an open tunnel again, by the rules of now.
+///
+/// # Errors
+/// [`Reason::Revoked`]: a change of trust or exposure took the right away.
+pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), Reason> {
+    judge(snapshot, peer, &right.asked, &right.host, right.port).map_err(|_| Reason::Revoked)
+}
+
+fn judge(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    asked: &Authority,
+    host: &str,
+    port: u16,
+) -> Result<(), Reason> {
+    match snapshot
+        .exposure
+        .judge(peer.caller(), &snapshot.trust, asked, host, port)
+    {
+        Verdict::Allowed => Ok(()),
+        Verdict::NotForPeer => Err(Reason::NotForPeer),
+        Verdict::NotExposed => Err(Reason::NotExposed),
+    }
+}

@@ -1,0 +1,39 @@
+//! Stages 1 to 4 as one function: from an accepted socket to the end of its connection.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use crate::telemetry::handshake_refused;
+
+use super::accept::Accepted;
+use super::handshake::Refused;
+use super::{Gateway, connect, handshake, identity};
+
+/// A worker: serves the sockets that the acceptor hands over, each in a task of its own.
+pub async fn worker(gateway: Arc<Gateway>, mut queue: mpsc::Receiver<Accepted>) {
+    while let Some(accepted) = queue.recv().await {
+        let connection = connection(Arc::clone(&gateway), accepted);
+        gateway.lifecycle.spawn(connection);
+    }
+}
+
+/// One connection: handshake, identity, then CONNECTs until it ends. Each stage that refuses is
+/// counted and logged here, and the peer learns no more than an alert or a closed connection.
+async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
+    let address = accepted.address;
+    let served = async {
+        // Boxed: a handshake needs far more room than the connection that it leads to.
+        let session = Box::pin(handshake::run(&gateway, accepted)).await?;
+        let peer = identity::run(&session, address, &gateway.reader.load()).map_err(|refusal| {
+            Refused {
+                refusal,
+                detail: refusal.to_string(),
+            }
+        })?;
+        connect::run(&gateway, session, Arc::new(peer)).await
+    };
+    if let Err(Refused { refusal, detail }) = served.await {
+        handshake_refused(&gateway.metrics, address, refusal, &detail);
+    }
+}

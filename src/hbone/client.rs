@@ -1,0 +1,177 @@
+//! A client: one TLS connection, many tunnels.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use h2::client::{Builder, SendRequest};
+use http::{Method, Request, StatusCode};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsConnector;
+
+use super::Tunnel;
+
+/// An HBONE connection to a gateway, or to an endpoint through a tunnel.
+///
+/// Dropping it drops the connection and all its tunnels.
+#[derive(Debug)]
+pub struct Client {
+    send: SendRequest<Bytes>,
+    driver: Driver,
+}
+
+/// The task that moves the connection, which ends with its owner.
+#[derive(Debug)]
+struct Driver(JoinHandle<Result<(), h2::Error>>);
+
+/// Why there is no connection or no tunnel.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// TCP or TLS failed; a TLS alert of the server's is in here.
+    #[error("no connection: {0}")]
+    Io(#[from] io::Error),
+    /// HTTP/2 failed, or the server reset the stream.
+    #[error("no tunnel: {0}")]
+    Http2(#[from] h2::Error),
+    /// The server answered with another status than 200.
+    #[error("no tunnel: the answer is {0}")]
+    Refused(StatusCode),
+    /// The authority is not one that HTTP can carry.
+    #[error("no tunnel: {0}")]
+    Authority(#[from] http::Error),
+}
+
+/// Windows as ztunnel's client has them: 4 MiB a stream, 16 MiB a connection.
+const STREAM_WINDOW: u32 = 4 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
+
+impl Client {
+    /// Connects to `address`.
+    ///
+    /// # Errors
+    /// TCP, TLS or HTTP/2 failed. With TLS 1.3 a server that refuses our certificate says so only
+    /// after the handshake: then the first tunnel fails.
+    pub async fn connect(
+        address: SocketAddr,
+        tls: &Arc<ClientConfig>,
+    ) -> Result<Self, ConnectError> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Self::over(stream, tls).await
+    }
+
+    /// Connects over an open byte stream, such as a tunnel.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub async fn over<S>(stream: S, tls: &Arc<ClientConfig>) -> Result<Self, ConnectError>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let mut settings = Builder::new();
+        settings
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW);
+        Self::with_settings(stream, tls, &settings).await
+    }
+
+    /// As [`Client::over`], with HTTP/2 settings of the caller's.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub async fn with_settings<S>(
+        stream: S,
+        tls: &Arc<ClientConfig>,
+        settings: &Builder,
+    ) -> Result<Self, ConnectError>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        // The name is never sent; peers are known by their SPIFFE identity.
+        let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::UNSPECIFIED).into());
+        let stream = TlsConnector::from(Arc::clone(tls))
+            .connect(name, stream)
+            .await?;
+        let (send, connection) = settings.handshake(stream).await?;
+        Ok(Self {
+            send,
+            driver: Driver(tokio::spawn(connection)),
+        })
+    }
+
+    /// Opens a tunnel to `authority`, once the connection has room for one more stream.
+    ///
+    /// # Errors
+    /// The server refused it, or the connection is gone.
+    pub async fn tunnel(&self, authority: &str) -> Result<Tunnel, ConnectError> {
+        let uri = http::Uri::builder().authority(authority).build()?;
+        self.request(
+            Request::builder()
+                .method(Method::CONNECT)
+                .uri(uri)
+                .body(())?,
+        )
+        .await
+    }
+
+    /// Sends any request and takes its stream as a tunnel if the answer is 200.
+    ///
+    /// # Errors
+    /// As [`Client::tunnel`].
+    pub async fn request(&self, request: Request<()>) -> Result<Tunnel, ConnectError> {
+        let mut ready = self.send.clone().ready().await?;
+        let (response, send) = ready.send_request(request, false)?;
+        let response = response.await?;
+        match response.status() {
+            StatusCode::OK => Ok(Tunnel::new(send, response.into_body())),
+            status => Err(ConnectError::Refused(status)),
+        }
+    }
+
+    /// Waits until the connection has ended, by GOAWAY or otherwise.
+    ///
+    /// # Errors
+    /// How it ended, if not cleanly.
+    pub async fn closed(self) -> Result<(), ConnectError> {
+        // The handle is kept until then: without one, the connection would close by itself.
+        let _send = self.send;
+        self.driver.ended().await
+    }
+
+    /// Closes the connection as soon as its tunnels have ended: GOAWAY, close_notify, and the end
+    /// of the byte stream below.
+    ///
+    /// # Errors
+    /// How it ended, if not cleanly.
+    pub async fn close(self) -> Result<(), ConnectError> {
+        let Self { send, driver } = self;
+        drop(send);
+        driver.ended().await
+    }
+
+    /// Whether the connection has ended.
+    pub fn is_closed(&self) -> bool {
+        self.driver.0.is_finished()
+    }
+}
+
+impl Driver {
+    async fn ended(mut self) -> Result<(), ConnectError> {
+        match (&mut self.0).await {
+            Ok(ended) => Ok(ended?),
+            Err(stopped) => Err(io::Error::other(stopped).into()),
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

@@ -1,0 +1,92 @@
+//! An endpoint that ends inner tunnels, as a ztunnel does beside the workload.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::{Builder, SendResponse};
+use http::{Method, Request, Response, StatusCode};
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+use super::Tunnel;
+
+/// A CONNECT that an endpoint has accepted.
+#[derive(Debug)]
+pub struct Incoming {
+    /// What it asks for.
+    pub authority: String,
+    /// The open tunnel.
+    pub tunnel: Tunnel,
+}
+
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+const STREAM_WINDOW: u32 = 4 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
+
+/// Serves HBONE on `listener`: every CONNECT is answered 200 and given to `handle` in a task of
+/// its own. Returns only if the listener fails; dropping the future ends all its connections.
+pub async fn serve<F, H>(listener: TcpListener, tls: Arc<ServerConfig>, handle: F)
+where
+    F: Fn(Incoming) -> H + Clone + Send + 'static,
+    H: Future<Output = ()> + Send + 'static,
+{
+    let mut connections = JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        let _ = stream.set_nodelay(true);
+        let (tls, handle) = (TlsAcceptor::from(Arc::clone(&tls)), handle.clone());
+        connections.spawn(async move {
+            if let Ok(Ok(stream)) = timeout(HANDSHAKE_DEADLINE, tls.accept(stream)).await {
+                // How a connection ends is its peer's affair.
+                let _ = connection(stream, handle).await;
+            }
+        });
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn connection<S, F, H>(stream: S, handle: F) -> Result<(), h2::Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    F: Fn(Incoming) -> H,
+    H: Future<Output = ()> + Send + 'static,
+{
+    let mut settings = Builder::new();
+    settings
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW);
+    let mut connection = settings.handshake::<_, Bytes>(stream).await?;
+    let mut tunnels = JoinSet::new();
+    while let Some(request) = connection.accept().await {
+        let (request, respond) = request?;
+        if let Some(incoming) = accept(request, respond) {
+            tunnels.spawn(handle(incoming));
+        }
+        while tunnels.try_join_next().is_some() {}
+    }
+    Ok(())
+}
+
+fn accept(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) -> Option<Incoming> {
+    let connect = request.method() == Method::CONNECT;
+    let mut response = Response::new(());
+    if !connect {
+        *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+    }
+    let authority = request
+        .uri()
+        .authority()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    let send = respond.send_response(response, !connect).ok()?;
+    connect.then(|| Incoming {
+        authority,
+        tunnel: Tunnel::new(send, request.into_body()),
+    })
+}

@@ -1,0 +1,162 @@
+//! Starting to stop: the phases of a drain, its deadlines, and the tasks that it waits for.
+//!
+//! `app` drives the phases; the data path and readiness watch them. A first stop request begins
+//! the drain, a second one ends it now.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+
+/// How far the process is on its way out. Phases only ever advance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Serving.
+    Running,
+    /// Readiness fails, everything else goes on: load balancers need time to notice.
+    Lag,
+    /// No new connections; GOAWAY is sent; open tunnels go on.
+    Draining,
+    /// The deadline has come: what is still open is reset by its own code.
+    Closing,
+}
+
+/// Time for resets and close messages to leave after [`Phase::Closing`] has begun. One round
+/// trip between regions is under 0.3 s.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
+
+/// A handle on the process's life, cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Lifecycle {
+    phase: Arc<watch::Sender<Phase>>,
+    stops: Arc<watch::Sender<u32>>,
+    tasks: TaskTracker,
+}
+
+impl Lifecycle {
+    /// A process that is running.
+    pub fn new() -> Self {
+        Self {
+            phase: Arc::new(watch::Sender::new(Phase::Running)),
+            stops: Arc::new(watch::Sender::new(0)),
+            tasks: TaskTracker::new(),
+        }
+    }
+
+    /// Asks the process to stop; a second call asks it to stop now.
+    pub fn stop(&self) {
+        self.stops
+            .send_modify(|stops| *stops = stops.saturating_add(1));
+    }
+
+    /// The current phase.
+    pub fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    /// A receiver of the phases.
+    pub fn phases(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+
+    /// Runs a task that a drain waits for, on the current runtime.
+    pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send + 'static> + Send + 'static,
+    {
+        self.tasks.spawn(task)
+    }
+
+    /// How many of the tasks that a drain waits for are running.
+    pub fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Waits for a stop request, then leads the process through its phases.
+    ///
+    /// `lag` is the time in [`Phase::Lag`], `deadline` the longest time in [`Phase::Draining`].
+    /// Returns the number of tasks that were still running at the very end.
+    pub async fn run(&self, lag: Duration, deadline: Duration) -> usize {
+        let mut stops = self.stops.subscribe();
+        let _ = stops.wait_for(|&stops| stops >= 1).await;
+        self.phase.send_replace(Phase::Lag);
+        let _ = timeout(lag, stops.wait_for(|&stops| stops >= 2)).await;
+        self.phase.send_replace(Phase::Draining);
+        self.tasks.close();
+        let now = async {
+            let _ = stops.wait_for(|&stops| stops >= 2).await;
+        };
+        tokio::select! {
+            () = self.tasks.wait() => {}
+            () = now => {}
+            () = tokio::time::sleep(deadline) => {}
+        }
+        self.phase.send_replace(Phase::Closing);
+        let _ = timeout(CLOSE_GRACE, self.tasks.wait()).await;
+        self.tasks.len()
+    }
+}
+
+impl Default for Lifecycle {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Waits until `phases` has reached `phase`; for ever if its sender is gone.
+pub async fn reached(phases: &mut watch::Receiver<Phase>, phase: Phase) {
+    if phases.wait_for(|&now| now >= phase).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const LAG: Duration = Duration::from_secs(5);
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_ends_as_soon_as_the_last_task_has() {
+        let life = Lifecycle::new();
+        life.spawn(tokio::time::sleep(Duration::from_secs(8)));
+        life.stop();
+        let start = Instant::now();
+        assert_eq!(life.run(LAG, DEADLINE).await, 0);
+        assert_eq!(start.elapsed(), Duration::from_secs(8));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_deadline_counts_from_the_end_of_the_lag() {
+        let life = Lifecycle::new();
+        let mut phases = life.phases();
+        life.spawn(std::future::pending::<()>());
+        life.stop();
+        let start = Instant::now();
+        let closing = async {
+            reached(&mut phases, Phase::Closing).await;
+            start.elapsed()
+        };
+        let (left, closing) = tokio::join!(life.run(LAG, DEADLINE), closing);
+        assert_eq!((left, closing), (1, LAG + DEADLINE));
+        assert_eq!(start.elapsed(), LAG + DEADLINE + CLOSE_GRACE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_stop_is_now() {
+        let life = Lifecycle::new();
+        life.spawn(std::future::pending::<()>());
+        life.stop();
+        life.stop();
+        let start = Instant::now();
+        life.run(LAG, DEADLINE).await;
+        assert_eq!(start.elapsed(), CLOSE_GRACE);
+    }
+}

@@ -1,0 +1,335 @@
+//! Every way in which a tunnel or a handshake ends: one closed list each.
+//!
+//! A reason gives everything that depends on how something ended: the metric label, who is to
+//! blame, whether another endpoint may be tried, what the peer is told, and how loud the log is.
+//! Stages return a reason and decide nothing else about it.
+
+use std::fmt;
+
+use http::StatusCode;
+use tracing::Level;
+
+/// How a tunnel ended, from a refused CONNECT to a clean close in both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// Both directions ended by END_STREAM and FIN.
+    Completed,
+    /// The `:authority` is not a `host:port` that we accept.
+    BadAuthority,
+    /// The method is not CONNECT.
+    NotConnect,
+    /// More header fields than the limit.
+    TooManyFields,
+    /// No service of the snapshot has this name or address.
+    UnknownService,
+    /// The service is known, and exposed to nobody.
+    NotExposed,
+    /// The service is exposed, but not to this peer.
+    NotForPeer,
+    /// The service has no endpoint that could be used.
+    NoEndpoint,
+    /// The address of every endpoint is on the deny list.
+    DialDenied,
+    /// An endpoint refused the connection, and so did those tried after it.
+    DialRefused,
+    /// No endpoint answered within the budget.
+    DialTimeout,
+    /// The network between us and the endpoints failed in another way.
+    DialFailed,
+    /// This host is out of ports, descriptors or memory.
+    Overloaded,
+    /// The peer reset the stream with CANCEL or NO_ERROR: it has lost interest.
+    DownstreamCancelled,
+    /// The peer reset the stream with another code.
+    DownstreamReset,
+    /// The peer's connection ended under the tunnel.
+    DownstreamLost,
+    /// The endpoint reset the connection or it failed.
+    UpstreamReset,
+    /// The tunnel was open when the drain deadline came.
+    DrainDeadline,
+    /// A change of trust, exposure or policy took the tunnel's right away.
+    Revoked,
+    /// Our own code failed.
+    Panic,
+}
+
+/// Who is to blame for the end of a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// Nobody: the tunnel ended as it should.
+    Nobody,
+    /// The peer that dialled us.
+    Downstream,
+    /// The endpoint that we dialled.
+    Upstream,
+    /// This gateway or its operator.
+    Us,
+}
+
+impl Reason {
+    /// Every reason, in the order of the enum. Metrics are created from it.
+    pub const ALL: [Self; 20] = [
+        Self::Completed,
+        Self::BadAuthority,
+        Self::NotConnect,
+        Self::TooManyFields,
+        Self::UnknownService,
+        Self::NotExposed,
+        Self::NotForPeer,
+        Self::NoEndpoint,
+        Self::DialDenied,
+        Self::DialRefused,
+        Self::DialTimeout,
+        Self::DialFailed,
+        Self::Overloaded,
+        Self::DownstreamCancelled,
+        Self::DownstreamReset,
+        Self::DownstreamLost,
+        Self::UpstreamReset,
+        Self::DrainDeadline,
+        Self::Revoked,
+        Self::Panic,
+    ];
+
+    /// The metric label and the log's `reason` field.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::BadAuthority => "bad_authority",
+            Self::NotConnect => "not_connect",
+            Self::TooManyFields => "too_many_fields",
+            Self::UnknownService => "unknown_service",
+            Self::NotExposed => "not_exposed",
+            Self::NotForPeer => "not_for_peer",
+            Self::NoEndpoint => "no_endpoint",
+            Self::DialDenied => "dial_denied",
+            Self::DialRefused => "dial_refused",
+            Self::DialTimeout => "dial_timeout",
+            Self::DialFailed => "dial_failed",
+            Self::Overloaded => "overloaded",
+            Self::DownstreamCancelled => "downstream_cancelled",
+            Self::DownstreamReset => "downstream_reset",
+            Self::DownstreamLost => "downstream_lost",
+            Self::UpstreamReset => "upstream_reset",
+            Self::DrainDeadline => "drain_deadline",
+            Self::Revoked => "revoked",
+            Self::Panic => "panic",
+        }
+    }
+
+    /// Who is to blame.
+    pub const fn blame(self) -> Blame {
+        match self {
+            Self::Completed | Self::DownstreamCancelled => Blame::Nobody,
+            Self::BadAuthority
+            | Self::NotConnect
+            | Self::TooManyFields
+            | Self::UnknownService
+            | Self::NotExposed
+            | Self::NotForPeer
+            | Self::DownstreamReset
+            | Self::DownstreamLost => Blame::Downstream,
+            Self::NoEndpoint
+            | Self::DialRefused
+            | Self::DialTimeout
+            | Self::DialFailed
+            | Self::UpstreamReset => Blame::Upstream,
+            Self::DialDenied
+            | Self::Overloaded
+            | Self::DrainDeadline
+            | Self::Revoked
+            | Self::Panic => Blame::Us,
+        }
+    }
+
+    /// Whether another endpoint of the same service may be tried for the same tunnel.
+    ///
+    /// True only before a byte of the tunnel was sent, and only where the endpoint is at fault.
+    pub const fn retry_elsewhere(self) -> bool {
+        matches!(
+            self,
+            Self::DialDenied | Self::DialRefused | Self::DialTimeout | Self::DialFailed
+        )
+    }
+
+    /// The answer to a CONNECT that fails for this reason before 200 was sent.
+    ///
+    /// Unknown, unexposed and not-for-this-peer are alike in every way, so that a peer cannot
+    /// learn what exists. Reasons that arise only after 200 give 503, should they come early.
+    pub const fn status(self) -> StatusCode {
+        match self {
+            Self::BadAuthority => StatusCode::BAD_REQUEST,
+            Self::NotConnect => StatusCode::METHOD_NOT_ALLOWED,
+            Self::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// The RST_STREAM code for a tunnel that fails for this reason after 200 was sent.
+    ///
+    /// RFC 9113 section 8.5: a TCP error of the upstream is CONNECT_ERROR. Peers read CANCEL and
+    /// NO_ERROR as a clean end of file, so a tunnel that did not end cleanly never ends by them.
+    pub fn reset_code(self) -> h2::Reason {
+        match self.blame() {
+            Blame::Upstream => h2::Reason::CONNECT_ERROR,
+            Blame::Nobody | Blame::Downstream | Blame::Us => h2::Reason::INTERNAL_ERROR,
+        }
+    }
+
+    /// The value of Istio's `response_flags` label (contract 6).
+    pub const fn response_flags(self) -> &'static str {
+        match self {
+            Self::NotExposed | Self::NotForPeer | Self::Revoked => "DENY",
+            Self::UnknownService
+            | Self::NoEndpoint
+            | Self::DialDenied
+            | Self::DialRefused
+            | Self::DialTimeout
+            | Self::DialFailed
+            | Self::Overloaded => "CONNECT",
+            _ => "-",
+        }
+    }
+
+    /// How loud the access log is about it.
+    pub fn level(self) -> Level {
+        match self {
+            Self::Completed | Self::DownstreamCancelled => Level::INFO,
+            Self::Panic => Level::ERROR,
+            _ => Level::WARN,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
+}
+
+/// Why a connection was refused before a byte of HTTP/2 was read from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HandshakeRefusal {
+    /// The peer presented no certificate.
+    NoCertificate,
+    /// The certificate could not be parsed.
+    BadEncoding,
+    /// The chain does not lead to a root of the peer's trust domain.
+    UnknownIssuer,
+    /// A certificate of the chain has expired.
+    Expired,
+    /// A certificate of the chain is not valid yet.
+    NotYetValid,
+    /// The leaf is a CA certificate.
+    CaAsLeaf,
+    /// KeyUsage or ExtendedKeyUsage does not allow client authentication.
+    BadKeyUsage,
+    /// A signature does not verify or uses an algorithm that we do not accept.
+    BadSignature,
+    /// The leaf has no URI SAN.
+    NoUriSan,
+    /// The leaf has more than one SAN of the URI type.
+    ManyUriSans,
+    /// The URI SAN is not `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+    BadSpiffeId,
+    /// The trust domain is outside the configured set.
+    UntrustedDomain,
+    /// The handshake or the HTTP/2 preface did not come in time.
+    Timeout,
+    /// ALPN `h2` was not offered.
+    NoAlpn,
+    /// The peer does not speak TLS 1.3.
+    TlsVersion,
+    /// Anything else: not TLS at all, a lost connection, a malformed message.
+    Other,
+}
+
+impl HandshakeRefusal {
+    /// Every refusal, in the order of the enum. Metrics are created from it.
+    pub const ALL: [Self; 16] = [
+        Self::NoCertificate,
+        Self::BadEncoding,
+        Self::UnknownIssuer,
+        Self::Expired,
+        Self::NotYetValid,
+        Self::CaAsLeaf,
+        Self::BadKeyUsage,
+        Self::BadSignature,
+        Self::NoUriSan,
+        Self::ManyUriSans,
+        Self::BadSpiffeId,
+        Self::UntrustedDomain,
+        Self::Timeout,
+        Self::NoAlpn,
+        Self::TlsVersion,
+        Self::Other,
+    ];
+
+    /// The metric label and the log's `reason` field (contract 10, Identity).
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::NoCertificate => "no_certificate",
+            Self::BadEncoding => "bad_encoding",
+            Self::UnknownIssuer => "unknown_issuer",
+            Self::Expired => "expired",
+            Self::NotYetValid => "not_yet_valid",
+            Self::CaAsLeaf => "ca_as_leaf",
+            Self::BadKeyUsage => "bad_key_usage",
+            Self::BadSignature => "bad_signature",
+            Self::NoUriSan => "no_uri_san",
+            Self::ManyUriSans => "many_uri_sans",
+            Self::BadSpiffeId => "bad_spiffe_id",
+            Self::UntrustedDomain => "untrusted_domain",
+            Self::Timeout => "timeout",
+            Self::NoAlpn => "no_alpn",
+            Self::TlsVersion => "tls_version",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl fmt::Display for HandshakeRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_peer_may_not_learn_looks_alike() {
+        let answers = [
+            Reason::UnknownService,
+            Reason::NotExposed,
+            Reason::NotForPeer,
+        ]
+        .map(|reason| reason.status());
+        assert_eq!(answers, [StatusCode::SERVICE_UNAVAILABLE; 3]);
+    }
+
+    #[test]
+    fn no_broken_tunnel_ends_by_a_code_that_peers_read_as_clean() {
+        for reason in Reason::ALL {
+            let code = reason.reset_code();
+            assert!(
+                code != h2::Reason::CANCEL && code != h2::Reason::NO_ERROR,
+                "{reason}"
+            );
+        }
+    }
+
+    #[test]
+    fn labels_are_unique() {
+        let mut labels: Vec<_> = Reason::ALL.iter().map(|reason| reason.label()).collect();
+        labels.sort_unstable();
+        labels.dedup();
+        assert_eq!(labels.len(), Reason::ALL.len());
+        let mut labels: Vec<_> = HandshakeRefusal::ALL.iter().map(|r| r.label()).collect();
+        labels.sort_unstable();
+        labels.dedup();
+        assert_eq!(labels.len(), HandshakeRefusal::ALL.len());
+    }
+}

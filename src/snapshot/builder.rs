@@ -1,0 +1,353 @@
+//! The pure builder: an old snapshot and a change make the next snapshot.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::endpoint::{States, WorkloadLabels};
+use super::mesh::{self, Mesh, Protocol};
+use super::{Endpoint, EndpointSet, EndpointState, ExposureTable, Service, Snapshot, TrustSet};
+
+/// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
+pub const HBONE_PORT: u16 = 15008;
+
+/// What may change at once; what is none stays as it was.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// The mesh, and the network whose endpoints are local.
+    pub mesh: Option<(Mesh, Arc<str>)>,
+    /// The trust set.
+    pub trust: Option<TrustSet>,
+    /// The exposure table.
+    pub exposure: Option<ExposureTable>,
+}
+
+/// Makes the next snapshot. Endpoints that stay keep their state.
+pub fn build(old: &Snapshot, change: Change) -> Snapshot {
+    let trust = replaced(&old.trust, change.trust);
+    let exposure = replaced(&old.exposure, change.exposure);
+    let moved = trust != old.trust || exposure != old.exposure;
+    let mut next = Snapshot {
+        version: old.version + 1,
+        generation: old.generation + u64::from(moved),
+        trust,
+        exposure,
+        ..Snapshot::default()
+    };
+    match change.mesh {
+        Some((mesh, network)) => {
+            let endpoints = Endpoints::of(&mesh, &network, &old.endpoints);
+            (next.services, next.vips) = services(&mesh, &network, &endpoints);
+            next.endpoints = endpoints.states;
+            next.mesh = Arc::new(mesh);
+        }
+        None => {
+            next.services.clone_from(&old.services);
+            next.vips.clone_from(&old.vips);
+            next.endpoints.clone_from(&old.endpoints);
+            next.mesh = Arc::clone(&old.mesh);
+        }
+    }
+    next
+}
+
+fn replaced<T: PartialEq>(old: &Arc<T>, new: Option<T>) -> Arc<T> {
+    match new {
+        Some(new) if new != **old => Arc::new(new),
+        _ => Arc::clone(old),
+    }
+}
+
+/// The local endpoints by service, and their states.
+struct Endpoints<'a> {
+    /// By (`namespace/hostname`, service port).
+    by_service: HashMap<(&'a str, u16), Vec<(&'a mesh::Workload, Arc<Endpoint>)>>,
+    states: States,
+}
+
+impl<'a> Endpoints<'a> {
+    fn of(mesh: &'a Mesh, network: &str, old: &States) -> Self {
+        let mut endpoints = Self {
+            by_service: HashMap::new(),
+            states: States::new(),
+        };
+        for workload in mesh
+            .workloads
+            .iter()
+            .filter(|workload| is_local(workload, network))
+        {
+            if let Some(&ip) = workload.addresses.first() {
+                endpoints.add(workload, ip.to_canonical(), old);
+            }
+        }
+        endpoints
+    }
+
+    fn add(&mut self, workload: &'a mesh::Workload, ip: IpAddr, old: &States) {
+        let uid: Arc<str> = workload.uid.as_str().into();
+        let labels = Arc::new(labels(workload));
+        for (service, ports) in &workload.services {
+            for (&port, &target) in ports {
+                let address = match workload.protocol {
+                    Protocol::Hbone => SocketAddr::new(ip, HBONE_PORT),
+                    Protocol::Tcp => SocketAddr::new(ip, target),
+                };
+                let key = (Arc::clone(&uid), address);
+                let state = self.states.entry(key).or_insert_with_key(|key| {
+                    old.get(key)
+                        .cloned()
+                        .unwrap_or_else(|| Arc::new(EndpointState::new()))
+                });
+                let endpoint = Endpoint {
+                    uid: Arc::clone(&uid),
+                    address,
+                    protocol: workload.protocol,
+                    weight: workload.capacity,
+                    locality: workload.locality.clone(),
+                    workload: Arc::clone(&labels),
+                    state: Arc::clone(state),
+                };
+                let set = self.by_service.entry((service.as_str(), port)).or_default();
+                set.push((workload, Arc::new(endpoint)));
+            }
+        }
+    }
+}
+
+/// Whether a workload can be dialled from `network` (contract 8.3): never a record that stands
+/// for another network's gateway, and never what has no address.
+fn is_local(workload: &mesh::Workload, network: &str) -> bool {
+    (workload.network.is_empty() || workload.network == network)
+        && !workload.network_gateway
+        && !workload.uid.starts_with("NetworkGateway/")
+        && !workload.uid.contains("/SplitHorizonWorkload/")
+}
+
+fn labels(workload: &mesh::Workload) -> WorkloadLabels {
+    WorkloadLabels {
+        workload: workload.workload_name.clone(),
+        name: workload.name.clone(),
+        namespace: workload.namespace.clone(),
+        principal: format!(
+            "spiffe://{}/ns/{}/sa/{}",
+            workload.trust_domain, workload.namespace, workload.service_account
+        ),
+        cluster: workload.cluster.clone(),
+        canonical_name: workload.canonical_name.clone(),
+        canonical_revision: workload.canonical_revision.clone(),
+    }
+}
+
+type Tables = (
+    HashMap<Arc<str>, Arc<Service>>,
+    HashMap<IpAddr, Arc<Service>>,
+);
+
+fn services(mesh: &Mesh, network: &str, endpoints: &Endpoints<'_>) -> Tables {
+    let (mut by_name, mut by_vip): Tables = Default::default();
+    for service in &mesh.services {
+        let key = format!("{}/{}", service.namespace, service.hostname);
+        let ports = service.ports.keys().map(|&port| {
+            let found = endpoints.by_service.get(&(key.as_str(), port));
+            (
+                port,
+                Arc::new(endpoint_set(service, found.map_or(&[], Vec::as_slice))),
+            )
+        });
+        let hostname: Arc<str> = service.hostname.to_ascii_lowercase().into();
+        let built = Arc::new(Service {
+            name: service.name.as_str().into(),
+            namespace: service.namespace.as_str().into(),
+            hostname: Arc::clone(&hostname),
+            ports: ports.collect(),
+        });
+        for (_, vip) in service
+            .vips
+            .iter()
+            .filter(|(of, _)| of.is_empty() || of == network)
+        {
+            by_vip.insert(vip.to_canonical(), Arc::clone(&built));
+        }
+        // Of two services with one hostname the canonical one answers to it (contract 3).
+        if service.canonical || !by_name.contains_key(&hostname) {
+            by_name.insert(hostname, built);
+        }
+    }
+    (by_name, by_vip)
+}
+
+/// The endpoints of one service port that may be dialled.
+///
+/// A service behind a waypoint has none: to go past the waypoint would skip the policies that it
+/// enforces. Nor has a pass-through service, which names no endpoint at all.
+fn endpoint_set(
+    service: &mesh::Service,
+    endpoints: &[(&mesh::Workload, Arc<Endpoint>)],
+) -> EndpointSet {
+    if service.waypoint || service.passthrough {
+        return EndpointSet::default();
+    }
+    let usable = |workload: &mesh::Workload| workload.healthy || service.allow_unhealthy;
+    EndpointSet::new(
+        endpoints
+            .iter()
+            .filter(|(workload, endpoint)| usable(workload) && endpoint.address.port() != 0)
+            .map(|(_, endpoint)| Arc::clone(endpoint))
+            .collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workload(uid: &str, ip: &str) -> mesh::Workload {
+        mesh::Workload {
+            uid: uid.into(),
+            addresses: vec![ip.parse().expect("an address")],
+            protocol: Protocol::Hbone,
+            healthy: true,
+            capacity: 1,
+            services: [("app/echo.app".to_owned(), [(80, 8080)].into())].into(),
+            ..mesh::Workload::default()
+        }
+    }
+
+    fn mesh(workloads: Vec<mesh::Workload>) -> Mesh {
+        let service = mesh::Service {
+            name: "echo".into(),
+            namespace: "app".into(),
+            hostname: "echo.app".into(),
+            vips: vec![
+                ("east".into(), "240.0.0.1".parse().expect("an address")),
+                ("west".into(), "240.0.0.2".parse().expect("an address")),
+            ],
+            ports: [(80, 8080)].into(),
+            ..mesh::Service::default()
+        };
+        Mesh {
+            services: vec![service],
+            workloads,
+            policies: 0,
+        }
+    }
+
+    fn built(old: &Snapshot, mesh: Mesh) -> Snapshot {
+        build(
+            old,
+            Change {
+                mesh: Some((mesh, "east".into())),
+                ..Change::default()
+            },
+        )
+    }
+
+    fn addresses(snapshot: &Snapshot) -> Vec<String> {
+        let set = &snapshot.services["echo.app"].ports[&80];
+        set.endpoints
+            .iter()
+            .map(|endpoint| endpoint.address.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn only_local_healthy_undrained_workloads_are_endpoints() {
+        let mut plain = workload("plain", "10.0.0.2");
+        plain.protocol = Protocol::Tcp;
+        let mut remote = workload("remote", "10.0.0.3");
+        remote.network = "west".into();
+        let mut unhealthy = workload("unhealthy", "10.0.0.4");
+        unhealthy.healthy = false;
+        let mut drained = workload("drained", "10.0.0.5");
+        drained.capacity = 0;
+        let mut here = workload("here", "10.0.0.6");
+        here.network = "east".into();
+        let mut through = workload("through", "10.0.0.7");
+        through.network_gateway = true;
+        let mut nowhere = workload("nowhere", "10.0.0.8");
+        nowhere.addresses.clear();
+        let workloads = vec![
+            workload("hbone", "10.0.0.1"),
+            plain,
+            remote,
+            unhealthy,
+            drained,
+            here,
+            through,
+            nowhere,
+            workload("NetworkGateway/east/10.0.0.9/15008", "10.0.0.9"),
+            workload(
+                "east/SplitHorizonWorkload/gw/gw/10.0.0.9/app/echo.app",
+                "10.0.0.9",
+            ),
+        ];
+        let snapshot = built(&Snapshot::default(), mesh(workloads));
+        assert_eq!(
+            addresses(&snapshot),
+            ["10.0.0.1:15008", "10.0.0.2:8080", "10.0.0.6:15008"]
+        );
+    }
+
+    #[test]
+    fn unhealthy_endpoints_serve_where_the_service_allows_it() {
+        let mut unhealthy = workload("unhealthy", "10.0.0.4");
+        unhealthy.healthy = false;
+        let mut mesh = mesh(vec![unhealthy]);
+        mesh.services[0].allow_unhealthy = true;
+        assert_eq!(
+            addresses(&built(&Snapshot::default(), mesh)),
+            ["10.0.0.4:15008"]
+        );
+    }
+
+    #[test]
+    fn nothing_goes_past_a_waypoint() {
+        let mut mesh = mesh(vec![workload("a", "10.0.0.1")]);
+        mesh.services[0].waypoint = true;
+        assert!(addresses(&built(&Snapshot::default(), mesh)).is_empty());
+    }
+
+    #[test]
+    fn state_follows_uid_and_address_and_a_reused_address_starts_fresh() {
+        let first = built(&Snapshot::default(), mesh(vec![workload("a", "10.0.0.1")]));
+        let state = |snapshot: &Snapshot| {
+            Arc::clone(&snapshot.services["echo.app"].ports[&80].endpoints[0].state)
+        };
+        let kept = built(&first, mesh(vec![workload("a", "10.0.0.1")]));
+        assert!(Arc::ptr_eq(&state(&first), &state(&kept)));
+        let reused = built(&kept, mesh(vec![workload("b", "10.0.0.1")]));
+        assert!(!Arc::ptr_eq(&state(&kept), &state(&reused)));
+        assert_eq!(reused.endpoints.len(), 1);
+    }
+
+    #[test]
+    fn only_vips_of_this_network_are_kept() {
+        let snapshot = built(&Snapshot::default(), mesh(vec![]));
+        let vips: Vec<_> = snapshot.vips.keys().map(ToString::to_string).collect();
+        assert_eq!(vips, ["240.0.0.1"]);
+    }
+
+    #[test]
+    fn the_generation_moves_with_trust_and_exposure_only() {
+        let first = built(&Snapshot::default(), mesh(vec![]));
+        assert_eq!((first.version, first.generation), (1, 0));
+        let trust = || Some(TrustSet::new([("west.local", "west")]));
+        let second = build(
+            &first,
+            Change {
+                trust: trust(),
+                ..Change::default()
+            },
+        );
+        assert_eq!((second.version, second.generation), (2, 1));
+        let same = build(
+            &second,
+            Change {
+                trust: trust(),
+                ..Change::default()
+            },
+        );
+        assert_eq!((same.version, same.generation), (3, 1));
+        assert!(same.services.contains_key("echo.app"));
+    }
+}

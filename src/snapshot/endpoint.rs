@@ -1,0 +1,173 @@
+//! An endpoint and the live state that outlasts a snapshot.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::mesh::{Locality, Protocol};
+
+/// Endpoint state by (uid, dial address), so that an address that a new pod took over starts fresh.
+pub type States = HashMap<(Arc<str>, SocketAddr), Arc<EndpointState>>;
+
+/// One workload's address and port, as the data path dials it.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// The workload's unique id.
+    pub uid: Arc<str>,
+    /// The address to dial: `ip:15008` for HBONE, the target port for plain TCP.
+    pub address: SocketAddr,
+    /// How it is dialled.
+    pub protocol: Protocol,
+    /// Its share; never 0 in an [`EndpointSet`](super::EndpointSet).
+    pub weight: u32,
+    /// Where it runs.
+    pub locality: Locality,
+    /// What logs and metrics say of it.
+    pub workload: Arc<WorkloadLabels>,
+    /// What lives longer than the snapshot.
+    pub state: Arc<EndpointState>,
+}
+
+/// What logs and metrics say of a workload.
+#[derive(Debug, Default, PartialEq)]
+pub struct WorkloadLabels {
+    /// The workload's name, such as the Deployment's.
+    pub workload: String,
+    /// The pod's name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its SPIFFE identity as the source claims it.
+    pub principal: String,
+    /// The cluster that it runs in.
+    pub cluster: String,
+    /// `service.istio.io/canonical-name`.
+    pub canonical_name: String,
+    /// `service.istio.io/canonical-revision`.
+    pub canonical_revision: String,
+}
+
+/// The live state of an endpoint: load and passive health.
+#[derive(Debug)]
+pub struct EndpointState {
+    in_flight: AtomicU32,
+    strikes: AtomicU32,
+    /// Milliseconds after `epoch` until which the endpoint is ejected.
+    ejected_until_ms: AtomicU64,
+    epoch: Instant,
+}
+
+/// The first ejection; each further one doubles it (architecture 5).
+const EJECTION_FIRST: Duration = Duration::from_secs(5);
+/// The longest ejection.
+const EJECTION_MAX: Duration = Duration::from_secs(5 * 60);
+
+impl EndpointState {
+    /// The state of an endpoint that nobody has dialled yet.
+    pub fn new() -> Self {
+        Self {
+            in_flight: AtomicU32::new(0),
+            strikes: AtomicU32::new(0),
+            ejected_until_ms: AtomicU64::new(0),
+            epoch: Instant::now(),
+        }
+    }
+
+    /// Tunnels open or being opened to the endpoint.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Whether the endpoint is ejected at `now`.
+    pub fn is_ejected(&self, now: Instant) -> bool {
+        self.millis(now) < self.ejected_until_ms.load(Ordering::Relaxed)
+    }
+
+    /// Ejects the endpoint: 5 s at first, doubling with each ejection up to 5 min.
+    pub fn eject(&self, now: Instant) -> Duration {
+        let strikes = self.strikes.fetch_add(1, Ordering::Relaxed);
+        let time = EJECTION_FIRST
+            .saturating_mul(1 << strikes.min(16))
+            .min(EJECTION_MAX);
+        self.ejected_until_ms
+            .store(self.millis(now + time), Ordering::Relaxed);
+        time
+    }
+
+    /// Forgets earlier failures, because the endpoint has just served.
+    ///
+    /// An endpoint that is ejected stays so: the tunnel that served may be older than its failure.
+    pub fn restore(&self, now: Instant) {
+        if self.strikes.load(Ordering::Relaxed) != 0 && !self.is_ejected(now) {
+            self.strikes.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn millis(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.epoch).as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Default for EndpointState {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A tunnel's share of an endpoint's load, given back on drop.
+#[derive(Debug)]
+pub struct InFlight(Arc<EndpointState>);
+
+impl InFlight {
+    /// Counts one more tunnel on the endpoint.
+    pub fn new(state: &Arc<EndpointState>) -> Self {
+        state.in_flight.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(state))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn ejections_double_from_5_seconds_to_5_minutes_and_end() {
+        let state = EndpointState::new();
+        let mut times = Vec::new();
+        for _ in 0..8 {
+            let now = Instant::now();
+            let time = state.eject(now);
+            times.push(time.as_secs());
+            assert!(state.is_ejected(now) && !state.is_ejected(now + time));
+        }
+        assert_eq!(times, [5, 10, 20, 40, 80, 160, 300, 300]);
+        state.restore(Instant::now());
+        assert!(
+            state.is_ejected(Instant::now()),
+            "a tunnel of before restores nothing"
+        );
+        tokio::time::advance(EJECTION_MAX).await;
+        state.restore(Instant::now());
+        assert_eq!(state.eject(Instant::now()).as_secs(), 5);
+    }
+
+    #[test]
+    fn the_load_is_given_back_when_a_tunnel_ends() {
+        let state = Arc::new(EndpointState::new());
+        let first = InFlight::new(&state);
+        let second = InFlight::new(&state);
+        assert_eq!(state.in_flight(), 2);
+        drop((first, second));
+        assert_eq!(state.in_flight(), 0);
+    }
+}

@@ -1,0 +1,371 @@
+//! Who may reach which service, and under which names.
+
+use std::collections::HashMap;
+
+use crate::wire::{Authority, Host};
+
+use super::TrustSet;
+
+/// The exposure rules, looked up by service and by alias. It knows nothing of the mesh, so that
+/// a service that comes and goes keeps its rules.
+#[derive(Debug, Default, PartialEq)]
+pub struct ExposureTable {
+    /// Whether services without an entry are exposed to every peer of the trust set.
+    expose_all: bool,
+    /// Rules by service hostname.
+    services: HashMap<Box<str>, Vec<Exposure>>,
+    /// Rules by the host of an alias, each with what the alias stands for.
+    aliases: HashMap<Box<str>, Vec<(Alias, Exposure)>>,
+}
+
+/// What a name stands for.
+#[derive(Clone, Debug, PartialEq)]
+struct Alias {
+    /// The port that has to be asked for; none is any.
+    asked: Option<u16>,
+    /// The service's hostname.
+    host: Box<str>,
+    /// The service's port; none is the one that was asked for.
+    port: Option<u16>,
+}
+
+/// One entry of the exposure list.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exposure {
+    /// The port that the entry is about; none is all of the service's.
+    pub port: Option<u16>,
+    /// Who may; alternatives. Empty is nobody.
+    pub to: Vec<Audience>,
+}
+
+/// A description of peers: all its keys must hold, the values of one key are alternatives.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Audience {
+    /// Anyone, known or not.
+    pub anyone: bool,
+    /// The cluster that the peer's trust domain stands for.
+    pub cluster: Option<Box<str>>,
+    /// The peer's namespace; empty is any.
+    pub namespaces: Vec<Box<str>>,
+    /// The peer's namespace and service account; empty is any.
+    pub service_accounts: Vec<(Box<str>, Box<str>)>,
+}
+
+/// What the exposure rules are judged by: the peer's verified identity.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller<'a> {
+    /// The trust domain of the peer's certificate.
+    pub trust_domain: &'a str,
+    /// The namespace of the peer's identity.
+    pub namespace: &'a str,
+    /// The service account of the peer's identity.
+    pub service_account: &'a str,
+}
+
+/// What the exposure rules say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The caller may.
+    Allowed,
+    /// The service is exposed, but not to this caller.
+    NotForPeer,
+    /// The service is exposed to nobody.
+    NotExposed,
+}
+
+impl ExposureTable {
+    /// An empty table; `expose_all` says what holds for services without an entry.
+    pub fn new(expose_all: bool) -> Self {
+        Self {
+            expose_all,
+            ..Self::default()
+        }
+    }
+
+    /// Adds an entry for `host`, reachable under its own name and under `names`: hosts with the
+    /// port to ask for, none being any. The port that is reached is the entry's, or the asked one.
+    pub fn expose<'a>(
+        &mut self,
+        host: &str,
+        exposure: &Exposure,
+        names: impl IntoIterator<Item = (&'a str, Option<u16>)>,
+    ) {
+        for (name, asked) in names {
+            let alias = Alias {
+                asked,
+                host: host.into(),
+                port: exposure.port,
+            };
+            self.aliases
+                .entry(name.into())
+                .or_default()
+                .push((alias, exposure.clone()));
+        }
+        self.services
+            .entry(host.into())
+            .or_default()
+            .push(exposure.clone());
+    }
+
+    /// The service and port that an alias stands for.
+    pub fn alias(&self, asked: &Authority) -> Option<(&str, u16)> {
+        let (alias, _) = self.entries_of_alias(asked)?.next()?;
+        Some((&alias.host, alias.port.unwrap_or(asked.port)))
+    }
+
+    fn entries_of_alias(
+        &self,
+        asked: &Authority,
+    ) -> Option<impl Iterator<Item = &(Alias, Exposure)>> {
+        let Host::Name(name) = &asked.host else {
+            return None;
+        };
+        let entries = self.aliases.get(&**name)?;
+        Some(
+            entries
+                .iter()
+                .filter(|(alias, _)| alias.asked.is_none_or(|port| port == asked.port)),
+        )
+    }
+
+    /// Whether `caller` may reach port `port` of service `host`, asked for as `asked`.
+    ///
+    /// Under an alias only the entries count that give the service this alias: another consumer's
+    /// name opens nothing. Under any other name or address all entries of the service count.
+    pub fn judge(
+        &self,
+        caller: Caller<'_>,
+        trust: &TrustSet,
+        asked: &Authority,
+        host: &str,
+        port: u16,
+    ) -> Verdict {
+        let own_name = matches!(&asked.host, Host::Name(name) if **name == *host);
+        if !own_name && let Some(entries) = self.entries_of_alias(asked) {
+            return verdict(entries.map(|(_, exposure)| exposure), caller, trust);
+        }
+        match self.services.get(host) {
+            Some(entries) => {
+                let of_port = |entry: &&Exposure| entry.port.is_none_or(|only| only == port);
+                verdict(entries.iter().filter(of_port), caller, trust)
+            }
+            None if self.expose_all && trust.cluster(caller.trust_domain).is_some() => {
+                Verdict::Allowed
+            }
+            None => Verdict::NotExposed,
+        }
+    }
+}
+
+fn verdict<'a>(
+    entries: impl Iterator<Item = &'a Exposure>,
+    caller: Caller<'_>,
+    trust: &TrustSet,
+) -> Verdict {
+    let mut verdict = Verdict::NotExposed;
+    for audience in entries.flat_map(|entry| &entry.to) {
+        if audience.admits(caller, trust) {
+            return Verdict::Allowed;
+        }
+        verdict = Verdict::NotForPeer;
+    }
+    verdict
+}
+
+impl Audience {
+    /// Whether the caller is one of these. A caller of a domain outside the trust set never is.
+    fn admits(&self, caller: Caller<'_>, trust: &TrustSet) -> bool {
+        let Some(cluster) = trust.cluster(caller.trust_domain) else {
+            return false;
+        };
+        let namespace = || {
+            self.namespaces.is_empty()
+                || self
+                    .namespaces
+                    .iter()
+                    .any(|name| **name == *caller.namespace)
+        };
+        let account = || {
+            self.service_accounts.is_empty()
+                || self.service_accounts.iter().any(|(namespace, name)| {
+                    **namespace == *caller.namespace && **name == *caller.service_account
+                })
+        };
+        self.anyone
+            || (self.cluster.as_ref().is_none_or(|only| **only == **cluster)
+                && namespace()
+                && account())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Authority {
+        Authority::parse(text).expect("a valid authority")
+    }
+
+    fn caller<'a>(trust_domain: &'a str, namespace: &'a str, account: &'a str) -> Caller<'a> {
+        Caller {
+            trust_domain,
+            namespace,
+            service_account: account,
+        }
+    }
+
+    fn audience(cluster: &str, namespaces: &[&str], accounts: &[(&str, &str)]) -> Audience {
+        Audience {
+            anyone: false,
+            cluster: (!cluster.is_empty()).then(|| cluster.into()),
+            namespaces: namespaces.iter().map(|&name| name.into()).collect(),
+            service_accounts: accounts
+                .iter()
+                .map(|&(ns, sa)| (ns.into(), sa.into()))
+                .collect(),
+        }
+    }
+
+    fn trust() -> TrustSet {
+        TrustSet::new([("west.local", "west"), ("north.local", "north")])
+    }
+
+    #[test]
+    fn all_keys_of_an_entry_hold_and_values_and_entries_are_alternatives() {
+        let mut table = ExposureTable::new(false);
+        let to = vec![
+            audience(
+                "west",
+                &["shop", "cart"],
+                &[("shop", "checkout"), ("cart", "cart")],
+            ),
+            audience("north", &[], &[]),
+        ];
+        table.expose("echo.app", &Exposure { port: Some(80), to }, []);
+        let judge = |caller, port| {
+            let asked = name(&format!("echo.app:{port}"));
+            table.judge(caller, &trust(), &asked, "echo.app", port)
+        };
+        assert_eq!(
+            judge(caller("west.local", "shop", "checkout"), 80),
+            Verdict::Allowed
+        );
+        assert_eq!(
+            judge(caller("west.local", "cart", "cart"), 80),
+            Verdict::Allowed
+        );
+        assert_eq!(
+            judge(caller("north.local", "any", "one"), 80),
+            Verdict::Allowed
+        );
+        assert_eq!(
+            judge(caller("west.local", "cart", "checkout"), 80),
+            Verdict::NotForPeer
+        );
+        assert_eq!(
+            judge(caller("west.local", "other", "checkout"), 80),
+            Verdict::NotForPeer
+        );
+        assert_eq!(
+            judge(caller("evil.local", "shop", "checkout"), 80),
+            Verdict::NotForPeer
+        );
+        assert_eq!(
+            judge(caller("north.local", "any", "one"), 81),
+            Verdict::NotExposed
+        );
+    }
+
+    #[test]
+    fn an_alias_opens_the_service_only_to_those_whom_its_entry_names() {
+        let mut table = ExposureTable::new(false);
+        let west = Exposure {
+            port: Some(80),
+            to: vec![audience("west", &[], &[])],
+        };
+        let north = Exposure {
+            port: Some(80),
+            to: vec![audience("north", &[], &[])],
+        };
+        table.expose("echo.app", &west, [("west.global", Some(80))]);
+        table.expose("echo.app", &north, [("north.global", Some(8080))]);
+        let judge = |domain, asked: &str| {
+            table.judge(
+                caller(domain, "a", "b"),
+                &trust(),
+                &name(asked),
+                "echo.app",
+                80,
+            )
+        };
+        assert_eq!(judge("west.local", "west.global:80"), Verdict::Allowed);
+        assert_eq!(
+            judge("west.local", "north.global:8080"),
+            Verdict::NotForPeer
+        );
+        assert_eq!(judge("north.local", "north.global:8080"), Verdict::Allowed);
+        assert_eq!(judge("west.local", "echo.app:80"), Verdict::Allowed);
+        assert_eq!(
+            table.alias(&name("north.global:8080")),
+            Some(("echo.app", 80))
+        );
+    }
+
+    #[test]
+    fn a_name_without_port_stands_for_every_port_of_the_service() {
+        let mut table = ExposureTable::new(false);
+        let all = Exposure {
+            port: None,
+            to: vec![audience("west", &[], &[])],
+        };
+        table.expose("echo.app", &all, [("echo.global", None)]);
+        for port in [80, 443] {
+            let asked = name(&format!("echo.global:{port}"));
+            assert_eq!(table.alias(&asked), Some(("echo.app", port)));
+            let west = caller("west.local", "a", "b");
+            let verdict = table.judge(west, &trust(), &asked, "echo.app", port);
+            assert_eq!(verdict, Verdict::Allowed);
+        }
+    }
+
+    #[test]
+    fn exposing_all_admits_the_trust_set_and_an_entry_narrows_it() {
+        let mut table = ExposureTable::new(true);
+        table.expose(
+            "narrow.app",
+            &Exposure {
+                port: None,
+                to: vec![],
+            },
+            [],
+        );
+        let judge = |domain, host: &str| {
+            let asked = name(&format!("{host}:80"));
+            table.judge(caller(domain, "a", "b"), &trust(), &asked, host, 80)
+        };
+        assert_eq!(judge("west.local", "any.app"), Verdict::Allowed);
+        assert_eq!(judge("evil.local", "any.app"), Verdict::NotExposed);
+        assert_eq!(judge("west.local", "narrow.app"), Verdict::NotExposed);
+    }
+
+    #[test]
+    fn anyone_is_anyone_of_the_trust_set_here() {
+        let mut table = ExposureTable::new(false);
+        let to = vec![Audience {
+            anyone: true,
+            ..Audience::default()
+        }];
+        table.expose("open.app", &Exposure { port: None, to }, []);
+        let judge = |domain| {
+            table.judge(
+                caller(domain, "a", "b"),
+                &trust(),
+                &name("open.app:1"),
+                "open.app",
+                1,
+            )
+        };
+        assert_eq!(judge("west.local"), Verdict::Allowed);
+        assert_eq!(judge("evil.local"), Verdict::NotForPeer);
+    }
+}

@@ -1,0 +1,151 @@
+//! What the data path reads: plain immutable data, swapped whole.
+//!
+//! The control path builds a [`Snapshot`] from the mesh, the trust set and the exposure table
+//! ([`builder`]) and publishes it through the [`Publisher`]; the data path and the admin pages
+//! hold a [`Reader`]. Nothing here does I/O. What lives longer than one snapshot, such as an
+//! endpoint's tunnels in flight, hangs off [`EndpointState`] and is carried over.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+use tokio::sync::watch;
+
+pub mod builder;
+mod endpoint;
+mod exposure;
+pub mod mesh;
+mod trust;
+
+pub use endpoint::{Endpoint, EndpointState, InFlight, States, WorkloadLabels};
+pub use exposure::{Audience, Caller, Exposure, ExposureTable, Verdict};
+pub use mesh::{Locality, Protocol};
+pub use trust::TrustSet;
+
+/// One consistent view of the mesh and of who may reach what in it.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    /// Counts every change.
+    pub version: u64,
+    /// Moves only when trust or exposure change: open tunnels are judged anew when it does.
+    pub generation: u64,
+    /// The trust domains and the clusters that they stand for.
+    pub trust: Arc<TrustSet>,
+    /// Who may reach which service under which name.
+    pub exposure: Arc<ExposureTable>,
+    /// The mesh as the source told it, for the admin pages.
+    pub mesh: Arc<mesh::Mesh>,
+    /// Services by hostname.
+    pub services: HashMap<Arc<str>, Arc<Service>>,
+    /// Services of this network by VIP.
+    pub vips: HashMap<IpAddr, Arc<Service>>,
+    /// Endpoint state by (uid, address), for the builder to carry over.
+    pub endpoints: States,
+}
+
+/// A service and the endpoints that this gateway may dial for it.
+#[derive(Debug)]
+pub struct Service {
+    /// The service's name.
+    pub name: Arc<str>,
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// The hostname by which peers ask for it.
+    pub hostname: Arc<str>,
+    /// The endpoints of each service port.
+    pub ports: HashMap<u16, Arc<EndpointSet>>,
+}
+
+/// The endpoints of one service port, with what a weighted pick needs.
+#[derive(Debug, Default)]
+pub struct EndpointSet {
+    /// Every endpoint that may be dialled, the drained ones (weight 0) left out.
+    pub endpoints: Vec<Arc<Endpoint>>,
+    /// `cumulative[i]` is the sum of the weights of endpoints 0 to i.
+    pub cumulative: Vec<u64>,
+}
+
+impl EndpointSet {
+    /// Builds the set; endpoints of weight 0 are drained and left out.
+    pub fn new(endpoints: Vec<Arc<Endpoint>>) -> Self {
+        let endpoints: Vec<_> = endpoints.into_iter().filter(|e| e.weight > 0).collect();
+        let cumulative = endpoints
+            .iter()
+            .scan(0_u64, |sum, endpoint| {
+                *sum += u64::from(endpoint.weight);
+                Some(*sum)
+            })
+            .collect();
+        Self {
+            endpoints,
+            cumulative,
+        }
+    }
+}
+
+/// The data path's handle: reads the current snapshot and learns when rights may have changed.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    current: Arc<ArcSwap<Snapshot>>,
+    generation: watch::Receiver<u64>,
+}
+
+impl Reader {
+    /// The current snapshot, for a look-up that ends before the next await.
+    pub fn load(&self) -> Guard<Arc<Snapshot>> {
+        self.current.load()
+    }
+
+    /// A receiver that changes whenever trust or exposure does from now on.
+    pub fn generation(&self) -> watch::Receiver<u64> {
+        let mut receiver = self.generation.clone();
+        receiver.mark_unchanged();
+        receiver
+    }
+}
+
+/// The control path's handle: swaps snapshots.
+#[derive(Debug)]
+pub struct Publisher {
+    current: Arc<ArcSwap<Snapshot>>,
+    generation: watch::Sender<u64>,
+}
+
+impl Publisher {
+    /// A publisher of an empty snapshot, which exposes nothing and trusts nobody.
+    pub fn new() -> Self {
+        Self {
+            current: Arc::new(ArcSwap::from_pointee(Snapshot::default())),
+            generation: watch::Sender::new(0),
+        }
+    }
+
+    /// A reader of what this publisher publishes.
+    pub fn reader(&self) -> Reader {
+        Reader {
+            current: Arc::clone(&self.current),
+            generation: self.generation.subscribe(),
+        }
+    }
+
+    /// Builds the next snapshot from the current one and swaps it in.
+    ///
+    /// Open tunnels are told only after the swap, so that they are judged by the new rules.
+    pub fn update(&self, change: builder::Change) {
+        let next = builder::build(&self.current.load(), change);
+        let generation = next.generation;
+        self.current.store(Arc::new(next));
+        self.generation.send_if_modified(|seen| {
+            let moved = *seen != generation;
+            *seen = generation;
+            moved
+        });
+    }
+}
+
+impl Default for Publisher {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,293 @@
+//! The log of the process: text or JSON on stderr, its level changeable while it runs.
+//!
+//! Lines go through a bounded queue to a thread of their own: a slow disk or terminal costs lines,
+//! which are counted, and never holds up a tunnel.
+
+use std::fmt;
+use std::io::IsTerminal;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tracing::Subscriber;
+use tracing::subscriber::set_global_default;
+use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::{EnvFilter, Registry, reload};
+
+use crate::config::{Log, LogFormat};
+
+/// Lines that may wait to be written. At about 500 bytes each they hold 4 MiB.
+const QUEUED_LINES: usize = 8192;
+
+/// The words that a level may be.
+pub const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// The longest text that [`LogHandle::set`] takes.
+const MAX_DIRECTIVES: usize = 4096;
+
+/// Why the log could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The configured level cannot be parsed.
+    #[error("log level {0:?}: {1}")]
+    Level(String, String),
+    /// Something else in this process has already started a log.
+    #[error("the log was started twice")]
+    Started,
+}
+
+/// A handle on the running log, cheap to clone. What is queued is written when the last is dropped
+/// or the log is closed.
+#[derive(Clone)]
+pub struct LogHandle(Arc<Inner>);
+
+struct Inner {
+    reload: reload::Handle<EnvFilter, Registry>,
+    initial: String,
+    current: Mutex<String>,
+    drops: Option<ErrorCounter>,
+    guard: Mutex<Option<WorkerGuard>>,
+}
+
+/// Starts the log of the process as configured.
+///
+/// # Errors
+/// The level cannot be parsed, or the process has a log already.
+pub fn init(log: &Log) -> Result<LogHandle, LogError> {
+    let (writer, guard) = NonBlockingBuilder::default()
+        .lossy(true)
+        .buffered_lines_limit(QUEUED_LINES)
+        .thread_name("strait-log")
+        .finish(std::io::stderr());
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let drops = writer.error_counter();
+    let (subscriber, handle) = build(log, writer, colour, Some((drops, guard)))?;
+    set_global_default(subscriber).map_err(|_| LogError::Started)?;
+    Ok(handle)
+}
+
+/// Builds the log on any writer, without making it the log of the process.
+pub(crate) fn build<W>(
+    log: &Log,
+    writer: W,
+    colour: bool,
+    appender: Option<(ErrorCounter, WorkerGuard)>,
+) -> Result<(impl Subscriber + Send + Sync + 'static, LogHandle), LogError>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let filter = EnvFilter::try_new(&log.level)
+        .map_err(|error| LogError::Level(log.level.clone(), error.to_string()))?;
+    let (filter, reload) = reload::Layer::new(filter);
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer);
+    let lines = match log.format {
+        LogFormat::Text => lines.with_ansi(colour).boxed(),
+        LogFormat::Json => lines
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .with_span_list(false)
+            .boxed(),
+    };
+    let subscriber = Registry::default().with(filter).with(lines);
+    let (drops, guard) = appender.unzip();
+    let handle = LogHandle(Arc::new(Inner {
+        reload,
+        initial: log.level.clone(),
+        current: Mutex::new(log.level.clone()),
+        drops,
+        guard: Mutex::new(guard),
+    }));
+    Ok((subscriber, handle))
+}
+
+impl LogHandle {
+    /// Changes the level: a level, `target=level`, or several of them with commas between.
+    ///
+    /// A level alone replaces the configured directives. Targets without one are added to the
+    /// configured directives, since a filter of targets only would silence everything else.
+    ///
+    /// # Errors
+    /// What was written wrong, and how to write it.
+    pub fn set(&self, directives: &str) -> Result<(), String> {
+        let has_default = check(directives)?;
+        if has_default || self.0.initial.is_empty() {
+            self.apply(directives.to_owned())
+        } else {
+            self.apply(format!("{},{directives}", self.0.initial))
+        }
+    }
+
+    /// Goes back to the configured level.
+    pub fn reset(&self) {
+        // The configured directives were parsed once already, so this cannot fail.
+        let _ = self.apply(self.0.initial.clone());
+    }
+
+    /// The directives in use.
+    pub fn current(&self) -> String {
+        self.0
+            .current
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// The count of lines that were dropped, for [`Metrics`](super::Metrics).
+    pub fn drops(&self) -> Option<ErrorCounter> {
+        self.0.drops.clone()
+    }
+
+    /// Writes what is queued, as the last act of the process: later lines are lost.
+    pub fn close(&self) {
+        let guard = self
+            .0
+            .guard
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(guard);
+    }
+
+    fn apply(&self, directives: String) -> Result<(), String> {
+        let filter = EnvFilter::try_new(&directives).map_err(|error| error.to_string())?;
+        let mut current = self
+            .0
+            .current
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.0
+            .reload
+            .reload(filter)
+            .map_err(|error| error.to_string())?;
+        *current = directives;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LogHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LogHandle").field(&self.current()).finish()
+    }
+}
+
+/// Checks directives more strictly than `EnvFilter`, which takes a misspelt level for the name of
+/// a target and then logs nothing else. Returns whether one of them is a level alone.
+fn check(directives: &str) -> Result<bool, String> {
+    if directives.len() > MAX_DIRECTIVES {
+        return Err(format!("longer than {MAX_DIRECTIVES} bytes"));
+    }
+    let mut has_default = false;
+    for directive in directives.split(',') {
+        let (target, level) = match directive.split_once('=') {
+            Some((target, level)) => (Some(target), level),
+            None => (None, directive),
+        };
+        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | ':' | '.');
+        if target.is_some_and(|target| target.is_empty() || !target.chars().all(is_name)) {
+            return Err(format!("{directive:?} is not target=level"));
+        }
+        if !LEVELS.iter().any(|word| word.eq_ignore_ascii_case(level)) {
+            return Err(format!(
+                "{level:?} is not a level; write one of {}",
+                LEVELS.join(", ")
+            ));
+        }
+        has_default |= target.is_none();
+    }
+    Ok(has_default)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::support::Captured;
+    use super::*;
+
+    fn log(level: &str, format: LogFormat) -> Log {
+        Log {
+            level: level.into(),
+            format,
+        }
+    }
+
+    #[test]
+    fn the_level_changes_while_the_log_runs_and_can_be_reset() {
+        let lines = Captured::default();
+        let (subscriber, handle) =
+            build(&log("info", LogFormat::Text), lines.clone(), false, None).expect("a log");
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::debug!("hidden");
+            handle.set("debug").expect("a level");
+            tracing::debug!("shown");
+            assert_eq!(handle.current(), "debug");
+            handle.reset();
+            tracing::debug!("hidden");
+        });
+        assert_eq!(handle.current(), "info");
+        assert!(lines.text().contains("shown") && !lines.text().contains("hidden"));
+    }
+
+    #[test]
+    fn a_target_alone_is_added_to_the_configured_level() {
+        let lines = Captured::default();
+        let (subscriber, handle) =
+            build(&log("warn", LogFormat::Text), lines.clone(), false, None).expect("a log");
+        tracing::subscriber::with_default(subscriber, || {
+            handle.set("noisy=debug").expect("a directive");
+            tracing::warn!("still there");
+            tracing::debug!(target: "noisy", "and this");
+            tracing::debug!("but not that");
+        });
+        assert_eq!(handle.current(), "warn,noisy=debug");
+        let text = lines.text();
+        assert!(
+            text.contains("still there") && text.contains("and this"),
+            "{text}"
+        );
+        assert!(!text.contains("but not that"), "{text}");
+    }
+
+    #[test]
+    fn a_misspelt_level_is_an_error_that_names_the_levels() {
+        let (_subscriber, handle) =
+            build(&log("info", LogFormat::Json), std::io::sink, false, None).expect("a log");
+        for wrong in [
+            "",
+            "inof",
+            "info,",
+            "a=b",
+            "=info",
+            "[span]=info",
+            "a b=info",
+        ] {
+            assert!(handle.set(wrong).is_err(), "{wrong:?}");
+        }
+        let error = handle.set("inof").expect_err("a misspelt level");
+        assert_eq!(
+            error,
+            "\"inof\" is not a level; write one of off, error, warn, info, debug, trace"
+        );
+        assert_eq!(handle.current(), "info");
+    }
+
+    #[test]
+    fn a_configured_level_that_cannot_be_parsed_is_an_error() {
+        let result = build(&log("a=b=c", LogFormat::Text), std::io::sink, false, None);
+        assert!(matches!(result.map(|_| ()), Err(LogError::Level(..))));
+    }
+
+    #[test]
+    fn control_characters_cannot_forge_a_line_in_either_format() {
+        for format in [LogFormat::Text, LogFormat::Json] {
+            let lines = Captured::default();
+            let (subscriber, _handle) =
+                build(&log("info", format), lines.clone(), false, None).expect("a log");
+            tracing::subscriber::with_default(subscriber, || {
+                tracing::info!(peer = "a\nb\u{1b}[31m", "line");
+            });
+            let text = lines.text();
+            assert_eq!(text.lines().count(), 1, "{text}");
+            assert!(!text.contains('\u{1b}'), "{text}");
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! Every metric of the process, in one registry of its own.
+//!
+//! Whatever has labels from a closed list is created at the start, so that it shows as 0 and an
+//! alert on its rate works from the first event. Label sets that depend on peers are bounded.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Metric, Registry};
+use tracing_appender::non_blocking::ErrorCounter;
+
+use super::exposition;
+use super::labels::TcpLabels;
+use super::limiter::Limiter;
+use crate::reason::{HandshakeRefusal, Reason};
+use crate::status::What;
+
+/// How many label sets one `istio_tcp_*` counter holds; what comes later is counted together
+/// under `unknown`. A label set is about 1 KiB: 5 counters × 4,096 × 1 KiB = 20 MiB.
+const MAX_LABEL_SETS: usize = 4096;
+
+/// Log lines about refused handshakes that may be written in a second.
+const REFUSAL_LINES_A_SECOND: u32 = 10;
+
+/// Upper bounds of the dial time in seconds: from a pod of the same zone to the budget of 10 s.
+const DIAL_BUCKETS: [f64; 14] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0,
+];
+
+const HANDSHAKES_REFUSED: &str = "Connections refused before a byte of HTTP/2, by reason";
+const DIAL_SECONDS: &str = "Time of the dials that reached their endpoint";
+const EJECTIONS: &str = "Endpoints left out for a while because dials of them failed";
+const RELOADS: &str = "Reads of a source, at the start and when it changed, by result";
+const LOG_LINES_DROPPED: &str = "Log lines lost because they came faster than they were written";
+
+/// A label set of one or two labels from closed lists.
+type Labels<const N: usize> = [(&'static str, &'static str); N];
+type Counters<const N: usize> = Family<Labels<N>, Counter>;
+
+/// Why a connection could not be accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AcceptError {
+    /// The connection itself failed while it waited in the queue.
+    Connection,
+    /// This host is out of descriptors or memory.
+    Resource,
+}
+
+impl AcceptError {
+    const ALL: [Self; 2] = [Self::Connection, Self::Resource];
+
+    const fn labels(self) -> Labels<1> {
+        match self {
+            Self::Connection => [("kind", "connection")],
+            Self::Resource => [("kind", "resource")],
+        }
+    }
+}
+
+/// The values of the `result` label of `strait_dials_total`.
+const DIAL_RESULTS: [&str; 5] = ["ok", "refused", "timeout", "failed", "denied"];
+
+/// All metrics; share it in an `Arc`.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    tcp: Tcp,
+    tunnels: Counters<1>,
+    tunnels_open: Gauge,
+    handshakes_refused: Counters<1>,
+    connections: Counter,
+    connections_open: Gauge,
+    accept_errors: Counters<1>,
+    dials: Counters<1>,
+    dial_seconds: Histogram,
+    ejections: Counter,
+    reloads: Counters<2>,
+    log_lines_dropped: Counter,
+    log_drops: OnceLock<ErrorCounter>,
+    pub(super) refusal_lines: Limiter,
+}
+
+/// Istio's counters.
+#[derive(Debug)]
+struct Tcp {
+    opened: TcpCounters,
+    closed: TcpCounters,
+    failed: TcpCounters,
+    received: TcpCounters,
+    sent: TcpCounters,
+}
+
+impl Metrics {
+    /// All metrics at zero.
+    pub fn new() -> Self {
+        let mut registry = Registry::default();
+        let tcp = Tcp::register(&mut registry);
+        build_info(&mut registry);
+        let r = &mut registry;
+        let seconds = Histogram::new(DIAL_BUCKETS);
+        let metrics = Self {
+            tcp,
+            tunnels: metric(r, "strait_tunnels", "Tunnels ended, by reason"),
+            tunnels_open: metric(r, "strait_tunnels_open", "Tunnels now open"),
+            handshakes_refused: metric(r, "strait_handshakes_refused", HANDSHAKES_REFUSED),
+            connections: metric(r, "strait_connections", "Connections accepted"),
+            connections_open: metric(r, "strait_connections_open", "Connections now open"),
+            accept_errors: metric(r, "strait_accept_errors", "Failed accepts, by kind"),
+            dials: metric(r, "strait_dials", "Dials of one endpoint, by result"),
+            dial_seconds: register(r, "strait_dial_seconds", DIAL_SECONDS, seconds),
+            ejections: metric(r, "strait_endpoint_ejections", EJECTIONS),
+            reloads: metric(r, "strait_reload", RELOADS),
+            log_lines_dropped: metric(r, "strait_log_lines_dropped", LOG_LINES_DROPPED),
+            log_drops: OnceLock::new(),
+            refusal_lines: Limiter::new(REFUSAL_LINES_A_SECOND),
+            registry,
+        };
+        metrics.create_closed_lists();
+        metrics
+    }
+
+    /// Creates every label set that can be known now.
+    fn create_closed_lists(&self) {
+        for reason in Reason::ALL {
+            drop(self.tunnels.get_or_create(&[("reason", reason.label())]));
+        }
+        for refusal in HandshakeRefusal::ALL {
+            drop(
+                self.handshakes_refused
+                    .get_or_create(&[("reason", refusal.label())]),
+            );
+        }
+        for error in AcceptError::ALL {
+            drop(self.accept_errors.get_or_create(&error.labels()));
+        }
+        for result in DIAL_RESULTS {
+            drop(self.dials.get_or_create(&[("result", result)]));
+        }
+        for what in What::ALL {
+            drop(self.reloads.get_or_create(&reload_labels(what, true)));
+            drop(self.reloads.get_or_create(&reload_labels(what, false)));
+        }
+    }
+
+    /// Counts an accepted connection, open until the guard is dropped.
+    pub fn connection_opened(&self) -> ConnectionGuard {
+        self.connections.inc();
+        self.connections_open.inc();
+        ConnectionGuard(self.connections_open.clone())
+    }
+
+    /// Counts a failed accept.
+    pub fn accept_error(&self, error: AcceptError) {
+        self.accept_errors.get_or_create(&error.labels()).inc();
+    }
+
+    /// Counts a connection that was refused before a byte of HTTP/2.
+    pub fn handshake_refused(&self, refusal: HandshakeRefusal) {
+        self.handshakes_refused
+            .get_or_create(&[("reason", refusal.label())])
+            .inc();
+    }
+
+    /// Counts a dial that reached its endpoint, and notes how long it took.
+    pub fn dialled(&self, time: Duration) {
+        self.dials.get_or_create(&[("result", "ok")]).inc();
+        self.dial_seconds.observe(time.as_secs_f64());
+    }
+
+    /// Counts a dial that failed.
+    pub fn dial_failed(&self, reason: Reason) {
+        let result = match reason {
+            Reason::DialRefused => "refused",
+            Reason::DialTimeout => "timeout",
+            Reason::DialDenied => "denied",
+            _ => "failed",
+        };
+        self.dials.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Counts an ejected endpoint.
+    pub fn endpoint_ejected(&self) {
+        self.ejections.inc();
+    }
+
+    /// Counts a read of a source.
+    pub fn reload(&self, what: What, ok: bool) {
+        self.reloads.get_or_create(&reload_labels(what, ok)).inc();
+    }
+
+    /// Shows from now on how many log lines were dropped. Only the first call counts.
+    pub fn count_log_drops(&self, drops: ErrorCounter) {
+        let _ = self.log_drops.set(drops);
+    }
+
+    /// Everything in the OpenMetrics text format.
+    pub fn encode(&self) -> String {
+        if let Some(drops) = self.log_drops.get() {
+            let drops = u64::try_from(drops.dropped_lines()).unwrap_or(u64::MAX);
+            self.log_lines_dropped
+                .inner()
+                .store(drops, Ordering::Relaxed);
+        }
+        let mut out = String::new();
+        // Writing to a String does not fail; should it ever, the scraper misses the EOF mark.
+        let _ = text::encode(&mut out, &self.registry);
+        out
+    }
+
+    /// Everything in the plain Prometheus text format 0.0.4.
+    pub fn encode_plain(&self) -> String {
+        exposition::plain(&self.encode())
+    }
+
+    /// Counts an opened tunnel and gives the handles that its copy counts bytes with.
+    pub(super) fn tunnel_opened(&self, labels: &TcpLabels) -> OpenTunnel {
+        self.tcp.opened.counter(labels).inc();
+        self.tunnels_open.inc();
+        OpenTunnel {
+            received: self.tcp.received.counter(labels),
+            sent: self.tcp.sent.counter(labels),
+            open: self.tunnels_open.clone(),
+        }
+    }
+
+    /// Counts the end of a tunnel: closed if it was ever open, else failed.
+    pub(super) fn tunnel_ended(&self, labels: &TcpLabels, was_open: bool, reason: Reason) {
+        let counters = if was_open {
+            &self.tcp.closed
+        } else {
+            &self.tcp.failed
+        };
+        counters.counter(labels).inc();
+        self.tunnels
+            .get_or_create(&[("reason", reason.label())])
+            .inc();
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// One of Istio's counters, with a bounded number of label sets.
+#[derive(Debug)]
+struct TcpCounters {
+    family: Family<TcpLabels, Counter>,
+    /// How many label sets the family has; it does not tell by itself.
+    sets: AtomicUsize,
+}
+
+impl TcpCounters {
+    /// The counter of a label set, or the one of `unknown` where there are too many sets already:
+    /// who may mint identities in a trusted domain must not be able to fill our memory.
+    fn counter(&self, labels: &TcpLabels) -> Counter {
+        if let Some(counter) = self.family.get(labels) {
+            return counter.clone();
+        }
+        if self.sets.load(Ordering::Relaxed) < MAX_LABEL_SETS {
+            // Two threads that meet here with the same labels count one set twice, which only
+            // brings the limit a little closer.
+            self.sets.fetch_add(1, Ordering::Relaxed);
+            return self.family.get_or_create_owned(labels);
+        }
+        let others = TcpLabels {
+            response_flags: labels.response_flags,
+            ..TcpLabels::default()
+        };
+        self.family.get_or_create_owned(&others)
+    }
+}
+
+impl Tcp {
+    fn register(r: &mut Registry) -> Self {
+        let mut tcp = |name, help| TcpCounters {
+            family: metric(r, name, help),
+            sets: AtomicUsize::new(0),
+        };
+        Self {
+            opened: tcp("istio_tcp_connections_opened", "Tunnels opened"),
+            closed: tcp("istio_tcp_connections_closed", "Tunnels closed"),
+            failed: tcp(
+                "istio_tcp_connections_failed",
+                "Tunnels that failed before they opened",
+            ),
+            received: tcp(
+                "istio_tcp_received_bytes",
+                "Bytes from the peer to the endpoint",
+            ),
+            sent: tcp(
+                "istio_tcp_sent_bytes",
+                "Bytes from the endpoint to the peer",
+            ),
+        }
+    }
+}
+
+/// An open connection; counts its end when dropped.
+#[derive(Debug)]
+#[must_use = "the connection counts as closed once this is dropped"]
+pub struct ConnectionGuard(Gauge);
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// An open tunnel's handles; counts its end in the gauge when dropped.
+#[derive(Debug)]
+pub(super) struct OpenTunnel {
+    pub(super) received: Counter,
+    pub(super) sent: Counter,
+    open: Gauge,
+}
+
+impl Drop for OpenTunnel {
+    fn drop(&mut self) {
+        self.open.dec();
+    }
+}
+
+/// Registers a metric and gives back the handle that it is counted with.
+fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+/// Registers a metric that starts empty.
+fn metric<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    register(registry, name, help, M::default())
+}
+
+fn build_info(registry: &mut Registry) {
+    let build = Family::<Labels<2>, Gauge>::default();
+    let labels = [("component", "strait"), ("tag", env!("CARGO_PKG_VERSION"))];
+    build.get_or_create(&labels).set(1);
+    registry.register("istio_build", "The version that runs", build);
+}
+
+fn reload_labels(what: What, ok: bool) -> Labels<2> {
+    [
+        ("what", what.label()),
+        ("result", if ok { "ok" } else { "error" }),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::support::{source, value};
+    use super::*;
+
+    #[test]
+    fn every_label_of_a_closed_list_shows_as_zero_from_the_start() {
+        let text = Metrics::new().encode();
+        for reason in Reason::ALL {
+            let line = format!("strait_tunnels_total{{reason=\"{reason}\"}} 0\n");
+            assert!(text.contains(&line), "{line}");
+        }
+        for refusal in HandshakeRefusal::ALL {
+            let line = format!("strait_handshakes_refused_total{{reason=\"{refusal}\"}} 0\n");
+            assert!(text.contains(&line), "{line}");
+        }
+        for line in [
+            "strait_reload_total{what=\"config\",result=\"ok\"} 0\n",
+            "strait_reload_total{what=\"certificates\",result=\"error\"} 0\n",
+            "strait_connections_open 0\n",
+            "strait_tunnels_open 0\n",
+            "strait_connections_total 0\n",
+            "strait_accept_errors_total{kind=\"connection\"} 0\n",
+            "strait_accept_errors_total{kind=\"resource\"} 0\n",
+            "strait_endpoint_ejections_total 0\n",
+            "strait_dials_total{result=\"denied\"} 0\n",
+            "strait_dial_seconds_count 0\n",
+            "strait_log_lines_dropped_total 0\n",
+            "istio_build{component=\"strait\",tag=\"0.1.0\"} 1\n",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn each_method_moves_its_own_metric() {
+        let metrics = Metrics::new();
+        let first = metrics.connection_opened();
+        let second = metrics.connection_opened();
+        drop(first);
+        metrics.accept_error(AcceptError::Resource);
+        metrics.handshake_refused(HandshakeRefusal::UntrustedDomain);
+        metrics.dial_failed(Reason::DialTimeout);
+        metrics.dialled(Duration::from_millis(3));
+        metrics.endpoint_ejected();
+        metrics.reload(What::Mesh, false);
+        let text = metrics.encode();
+        drop(second);
+        for line in [
+            "strait_connections_total 2",
+            "strait_connections_open 1",
+            "strait_accept_errors_total{kind=\"resource\"} 1",
+            "strait_handshakes_refused_total{reason=\"untrusted_domain\"} 1",
+            "strait_dials_total{result=\"timeout\"} 1",
+            "strait_dials_total{result=\"ok\"} 1",
+            "strait_dial_seconds_bucket{le=\"0.0025\"} 0",
+            "strait_dial_seconds_bucket{le=\"0.005\"} 1",
+            "strait_endpoint_ejections_total 1",
+            "strait_reload_total{what=\"mesh\",result=\"error\"} 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+        }
+        assert!(metrics.encode().contains("strait_connections_open 0\n"));
+    }
+
+    #[test]
+    fn the_plain_format_names_counters_by_their_samples() {
+        let text = Metrics::new().encode_plain();
+        assert!(text.contains("# TYPE strait_tunnels_total counter\nstrait_tunnels_total{"));
+        assert!(text.contains("# TYPE strait_tunnels_open gauge\n"));
+        assert!(text.contains("# TYPE strait_dial_seconds histogram\n"));
+        assert!(!text.contains("# EOF"));
+    }
+
+    #[test]
+    fn identities_beyond_the_limit_are_counted_together() {
+        let metrics = Metrics::new();
+        for i in 0..MAX_LABEL_SETS + 3 {
+            let mut source = source();
+            source.principal = Arc::from(format!("spiffe://east.local/ns/a/sa/{i}"));
+            metrics.tunnel_ended(&TcpLabels::new(&source), false, Reason::Completed);
+        }
+        let text = metrics.encode();
+        let sets = text
+            .lines()
+            .filter(|l| l.starts_with("istio_tcp_connections_failed_total{"));
+        assert_eq!(sets.count(), MAX_LABEL_SETS + 1);
+        let others = "source_principal=\"unknown\"";
+        assert_eq!(
+            value(&text, "istio_tcp_connections_failed_total", &[others]),
+            3
+        );
+    }
+}

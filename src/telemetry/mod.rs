@@ -1,0 +1,18 @@
+//! Metrics, the access log, and the record of each tunnel, which writes both when it is dropped.
+
+mod exposition;
+mod labels;
+mod limiter;
+pub mod logging;
+mod metrics;
+mod record;
+
+pub use labels::{DestinationService, DestinationWorkload, Source};
+pub use logging::LogHandle;
+pub use metrics::{AcceptError, ConnectionGuard, Metrics};
+pub use record::{Record, handshake_refused};
+
+pub use crate::status::What;
+
+#[cfg(test)]
+mod support;

@@ -1,0 +1,482 @@
+//! The record of one tunnel: counts its bytes, and writes its metrics and its line in the access
+//! log when it is dropped, however the tunnel ended.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::{Level, field};
+
+use super::labels::{TcpLabels, WorkloadLabels};
+use super::metrics::OpenTunnel;
+use super::{DestinationService, DestinationWorkload, Metrics, Source};
+use crate::reason::{HandshakeRefusal, Reason};
+
+/// How much of a text that a peer sent goes into the log; a valid authority is never longer.
+const MAX_TEXT: usize = 260;
+
+/// What is known of one tunnel so far.
+#[derive(Debug)]
+pub struct Record {
+    metrics: Arc<Metrics>,
+    source: Arc<Source>,
+    authority: String,
+    labels: TcpLabels,
+    /// Where the endpoint was dialled, and the name of its pod.
+    endpoint: Option<(SocketAddr, String)>,
+    open: Option<OpenTunnel>,
+    received: u64,
+    sent: u64,
+    start: Instant,
+    reason: Option<Reason>,
+    detail: Option<String>,
+}
+
+/// Writes one event of the access log. What is not known is left out.
+///
+/// Text is recorded as a string, not by `Display`: both formatters then escape control characters,
+/// so that nobody can forge a line or talk to the operator's terminal. `parent: None` keeps spans
+/// out of the line, whose fields are a contract.
+macro_rules! access {
+    ($level:expr, $record:expr, $message:literal $(, $($extra:tt)+)?) => {
+        tracing::event!(
+            target: "access",
+            parent: None,
+            $level,
+            "src.addr" = %$record.source.address,
+            "src.namespace" = known(&$record.source.namespace),
+            "src.identity" = known(&$record.source.principal),
+            "src.cluster" = known(&$record.source.cluster),
+            "dst.addr" = $record.endpoint.as_ref().map(|(address, _)| field::display(address)),
+            "dst.hbone_addr" = known(&$record.authority),
+            "dst.service" = known(&$record.labels.service.hostname),
+            "dst.workload" = $record.endpoint.as_ref().and_then(|(_, name)| known(name)),
+            "dst.namespace" = known($record.destination_namespace()),
+            "dst.identity" = known(&$record.labels.workload.principal),
+            "dst.cluster" = known(&$record.labels.workload.cluster),
+            direction = "inbound",
+            $($($extra)+,)?
+            $message
+        )
+    };
+}
+
+/// The line that ends a tunnel, at one level: a level has to be a constant.
+macro_rules! ended {
+    ($level:expr, $record:expr, $reason:expr, $message:literal) => {
+        access!(
+            $level,
+            $record,
+            $message,
+            bytes_sent = $record.sent,
+            bytes_recv = $record.received,
+            duration = %format_args!("{}ms", $record.age().as_millis()),
+            reason = $reason.label(),
+            error = $record.error($reason)
+        )
+    };
+}
+
+impl Record {
+    /// The record of a tunnel that was just asked for.
+    pub fn new(metrics: &Arc<Metrics>, source: &Arc<Source>, authority: &str) -> Self {
+        Self {
+            metrics: Arc::clone(metrics),
+            source: Arc::clone(source),
+            authority: truncated(authority).to_owned(),
+            labels: TcpLabels::new(source),
+            endpoint: None,
+            open: None,
+            received: 0,
+            sent: 0,
+            start: Instant::now(),
+            reason: None,
+            detail: None,
+        }
+    }
+
+    /// The tunnel was resolved to a service.
+    pub fn routed(&mut self, service: DestinationService) {
+        self.labels.service = service;
+    }
+
+    /// The endpoint was dialled and the peer was told so: the tunnel is open.
+    pub fn connected(&mut self, workload: DestinationWorkload) {
+        self.endpoint = Some((workload.address, workload.name));
+        self.labels.workload = WorkloadLabels {
+            workload: workload.workload,
+            namespace: workload.namespace,
+            principal: workload.principal,
+            cluster: workload.cluster,
+            canonical_name: workload.canonical_name,
+            canonical_revision: workload.canonical_revision,
+            region: workload.region,
+            zone: workload.zone,
+        };
+        // What was said of endpoints that were tried in vain is no explanation of a later end.
+        self.detail = None;
+        self.open = Some(self.metrics.tunnel_opened(&self.labels));
+        access!(Level::DEBUG, self, "connection opened");
+    }
+
+    /// Counts bytes from the peer to the endpoint.
+    pub fn received(&mut self, bytes: u64) {
+        self.received = self.received.saturating_add(bytes);
+        if let Some(open) = &self.open {
+            open.received.inc_by(bytes);
+        }
+    }
+
+    /// Counts bytes from the endpoint to the peer.
+    pub fn sent(&mut self, bytes: u64) {
+        self.sent = self.sent.saturating_add(bytes);
+        if let Some(open) = &self.open {
+            open.sent.inc_by(bytes);
+        }
+    }
+
+    /// Bytes from the endpoint to the peer so far.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent
+    }
+
+    /// The time since the tunnel was asked for.
+    pub fn age(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Says why the tunnel ended. The first reason stays: later ones follow from it.
+    pub fn finish(&mut self, reason: Reason) {
+        self.reason.get_or_insert(reason);
+    }
+
+    /// Explains the end to the operator, in the log's `error` field.
+    pub fn detail(&mut self, text: String) {
+        self.detail = Some(text);
+    }
+
+    /// The `error` field, if something went wrong: the explanation if there is one.
+    fn error(&self, reason: Reason) -> Option<&str> {
+        let wrong = reason.level() != Level::INFO;
+        wrong.then(|| self.detail.as_deref().map_or(reason.label(), truncated))
+    }
+
+    /// The namespace of the workload, or of the service while no workload was reached.
+    fn destination_namespace(&self) -> &str {
+        match self.endpoint {
+            Some(_) => &self.labels.workload.namespace,
+            None => &self.labels.service.namespace,
+        }
+    }
+
+    fn log(&self, reason: Reason) {
+        match (self.open.is_some(), reason.level()) {
+            (true, Level::ERROR) => ended!(Level::ERROR, self, reason, "connection complete"),
+            (true, Level::WARN) => ended!(Level::WARN, self, reason, "connection complete"),
+            (true, _) => ended!(Level::INFO, self, reason, "connection complete"),
+            (false, Level::ERROR) => ended!(Level::ERROR, self, reason, "connection failed"),
+            (false, Level::WARN) => ended!(Level::WARN, self, reason, "connection failed"),
+            (false, _) => ended!(Level::INFO, self, reason, "connection failed"),
+        }
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        // Without a reason the tunnel's future was dropped before it could tell one: our code
+        // panicked, or the peer's connection went away with all its tunnels.
+        let reason = self.reason.unwrap_or(if std::thread::panicking() {
+            Reason::Panic
+        } else {
+            Reason::DownstreamLost
+        });
+        self.labels.response_flags = reason.response_flags();
+        self.metrics
+            .tunnel_ended(&self.labels, self.open.is_some(), reason);
+        self.log(reason);
+    }
+}
+
+/// Counts and logs a connection that was refused before a byte of HTTP/2 was read from it.
+///
+/// Anybody who reaches the port can cause this, so all are counted but few lines are written.
+pub fn handshake_refused(
+    metrics: &Metrics,
+    address: SocketAddr,
+    refusal: HandshakeRefusal,
+    detail: &str,
+) {
+    metrics.handshake_refused(refusal);
+    if let Some(suppressed) = metrics.refusal_lines.admit(Instant::now()) {
+        tracing::event!(
+            target: "access",
+            parent: None,
+            Level::WARN,
+            "src.addr" = %address,
+            direction = "inbound",
+            reason = refusal.label(),
+            error = known(truncated(detail)),
+            suppressed = (suppressed > 0).then_some(suppressed),
+            "handshake refused"
+        );
+    }
+}
+
+/// The text, unless there is none.
+fn known(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+/// The first [`MAX_TEXT`] bytes of the text, or fewer so as not to cut a character.
+fn truncated(text: &str) -> &str {
+    let end = (0..=text.len().min(MAX_TEXT))
+        .rev()
+        .find(|&end| text.is_char_boundary(end));
+    end.and_then(|end| text.get(..end)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::logging;
+    use super::super::support::{Captured, source, value};
+    use super::*;
+    use crate::config::{Log, LogFormat};
+
+    const LABELS: &str = "reporter=\"destination\",source_workload=\"unknown\",\
+        source_canonical_service=\"unknown\",source_canonical_revision=\"unknown\",\
+        source_workload_namespace=\"shop\",\
+        source_principal=\"spiffe://west.local/ns/shop/sa/checkout\",source_app=\"unknown\",\
+        source_version=\"unknown\",source_cluster=\"west\",\
+        destination_service=\"echo.app.mesh.internal\",destination_service_namespace=\"app\",\
+        destination_service_name=\"echo\",destination_workload=\"echo-v1\",\
+        destination_canonical_service=\"echo\",destination_canonical_revision=\"v1\",\
+        destination_workload_namespace=\"app\",\
+        destination_principal=\"spiffe://east.local/ns/app/sa/echo\",destination_app=\"echo\",\
+        destination_version=\"v1\",destination_cluster=\"east\",request_protocol=\"tcp\",\
+        response_flags=\"-\",connection_security_policy=\"mutual_tls\",\
+        source_region=\"unknown\",source_zone=\"unknown\",destination_region=\"us-east-2\",\
+        destination_zone=\"unknown\"";
+
+    fn service() -> DestinationService {
+        DestinationService {
+            hostname: "echo.app.mesh.internal".into(),
+            name: "echo".into(),
+            namespace: "app".into(),
+        }
+    }
+
+    fn workload() -> DestinationWorkload {
+        DestinationWorkload {
+            address: ([10, 0, 0, 1], 15008).into(),
+            workload: "echo-v1".into(),
+            name: "echo-v1-abcde".into(),
+            namespace: "app".into(),
+            principal: "spiffe://east.local/ns/app/sa/echo".into(),
+            cluster: "east".into(),
+            canonical_name: "echo".into(),
+            canonical_revision: "v1".into(),
+            region: "us-east-2".into(),
+            zone: String::new(),
+        }
+    }
+
+    fn record(metrics: &Arc<Metrics>, authority: &str) -> Record {
+        Record::new(metrics, &Arc::new(source()), authority)
+    }
+
+    /// Runs `work` with a JSON log and returns its events without their timestamps.
+    fn logged(level: &str, work: impl FnOnce()) -> Vec<Value> {
+        let lines = Captured::default();
+        let log = Log {
+            level: level.into(),
+            format: LogFormat::Json,
+        };
+        let (subscriber, _handle) =
+            logging::build(&log, lines.clone(), false, None).expect("a log");
+        tracing::subscriber::with_default(subscriber, work);
+        let event = |line: &str| {
+            let mut event: Value = serde_json::from_str(line).expect("a JSON line");
+            event
+                .as_object_mut()
+                .and_then(|event| event.remove("timestamp"))
+                .expect("a time");
+            event
+        };
+        lines.text().lines().map(event).collect()
+    }
+
+    #[test]
+    fn a_tunnel_counts_its_bytes_while_open_and_its_end_once() {
+        let metrics = Arc::new(Metrics::new());
+        let mut record = record(&metrics, "echo.app.mesh.internal:80");
+        record.routed(service());
+        record.connected(workload());
+        record.received(5);
+        record.sent(6);
+        record.sent(7);
+        let open = metrics.encode();
+        for (name, count) in [
+            ("istio_tcp_connections_opened_total", 1),
+            ("istio_tcp_received_bytes_total", 5),
+            ("istio_tcp_sent_bytes_total", 13),
+        ] {
+            let line = format!("{name}{{{LABELS}}} {count}\n");
+            assert!(open.contains(&line), "{line} in\n{open}");
+        }
+        assert!(open.contains("strait_tunnels_open 1\n"));
+        assert!(!open.contains("istio_tcp_connections_closed_total{"));
+        record.finish(Reason::Completed);
+        record.finish(Reason::DrainDeadline);
+        drop(record);
+        let closed = metrics.encode();
+        assert!(closed.contains(&format!(
+            "istio_tcp_connections_closed_total{{{LABELS}}} 1\n"
+        )));
+        assert!(closed.contains("strait_tunnels_total{reason=\"completed\"} 1\n"));
+        assert!(closed.contains("strait_tunnels_total{reason=\"drain_deadline\"} 0\n"));
+        assert!(closed.contains("strait_tunnels_open 0\n"));
+    }
+
+    #[test]
+    fn a_refusal_counts_as_failed_with_its_response_flags() {
+        let metrics = Arc::new(Metrics::new());
+        let mut record = record(&metrics, "echo.app.mesh.internal:80");
+        record.routed(service());
+        record.finish(Reason::NotForPeer);
+        drop(record);
+        let text = metrics.encode();
+        let labels = [
+            "response_flags=\"DENY\"",
+            "destination_workload=\"unknown\"",
+        ];
+        assert_eq!(
+            value(&text, "istio_tcp_connections_failed_total", &labels),
+            1
+        );
+        assert!(!text.contains("istio_tcp_connections_opened_total{"));
+    }
+
+    #[test]
+    fn a_record_that_nobody_finished_tells_a_panic_from_a_lost_peer() {
+        let metrics = Arc::new(Metrics::new());
+        drop(record(&metrics, "a:1"));
+        let moved = record(&metrics, "a:1");
+        let panicked = std::thread::spawn(move || {
+            let _record = moved;
+            panic!("on purpose");
+        });
+        assert!(panicked.join().is_err());
+        let text = metrics.encode();
+        assert!(text.contains("strait_tunnels_total{reason=\"downstream_lost\"} 1\n"));
+        assert!(text.contains("strait_tunnels_total{reason=\"panic\"} 1\n"));
+    }
+
+    #[test]
+    fn an_open_tunnel_logs_its_opening_and_its_completion() {
+        let metrics = Arc::new(Metrics::new());
+        let mut events = logged("debug", || {
+            let mut record = record(&metrics, "echo.app.mesh.internal:80");
+            record.routed(service());
+            record.connected(workload());
+            record.received(5);
+            record.sent(6);
+            record.finish(Reason::Completed);
+        });
+        let duration = events[1]
+            .as_object_mut()
+            .and_then(|event| event.remove("duration"));
+        let duration = duration
+            .as_ref()
+            .and_then(Value::as_str)
+            .expect("a duration");
+        assert!(
+            duration
+                .strip_suffix("ms")
+                .is_some_and(|ms| ms.parse::<u64>().is_ok())
+        );
+        let opened = json!({
+            "level": "DEBUG",
+            "target": "access",
+            "message": "connection opened",
+            "src.addr": "192.0.2.7:40001",
+            "src.namespace": "shop",
+            "src.identity": "spiffe://west.local/ns/shop/sa/checkout",
+            "src.cluster": "west",
+            "dst.addr": "10.0.0.1:15008",
+            "dst.hbone_addr": "echo.app.mesh.internal:80",
+            "dst.service": "echo.app.mesh.internal",
+            "dst.workload": "echo-v1-abcde",
+            "dst.namespace": "app",
+            "dst.identity": "spiffe://east.local/ns/app/sa/echo",
+            "dst.cluster": "east",
+            "direction": "inbound",
+        });
+        let mut complete = opened.clone();
+        complete["level"] = "INFO".into();
+        complete["message"] = "connection complete".into();
+        complete["bytes_sent"] = 6.into();
+        complete["bytes_recv"] = 5.into();
+        complete["reason"] = "completed".into();
+        assert_eq!(events, [opened, complete]);
+    }
+
+    #[test]
+    fn a_refusal_logs_what_is_known_and_why() {
+        let metrics = Arc::new(Metrics::new());
+        let events = logged("info", || {
+            let mut first = record(&metrics, "evil\n:80");
+            first.finish(Reason::BadAuthority);
+            drop(first);
+            let mut second = record(&metrics, &"é".repeat(1000));
+            second.routed(service());
+            second.finish(Reason::DialRefused);
+            second.detail("10.0.0.1:80 and 1 other refused".into());
+        });
+        assert_eq!(events[0]["message"], "connection failed");
+        assert_eq!(events[0]["level"], "WARN");
+        assert_eq!(events[0]["dst.hbone_addr"], "evil\n:80");
+        assert_eq!(events[0]["error"], "bad_authority");
+        assert_eq!(events[0].get("dst.service"), None);
+        assert_eq!(events[0].get("dst.addr"), None);
+        assert_eq!(
+            events[1]["dst.hbone_addr"].as_str().map(str::len),
+            Some(MAX_TEXT)
+        );
+        assert_eq!(events[1]["reason"], "dial_refused");
+        assert_eq!(events[1]["error"], "10.0.0.1:80 and 1 other refused");
+        assert_eq!(events[1]["dst.namespace"], "app");
+    }
+
+    #[test]
+    fn an_endpoint_that_was_tried_in_vain_does_not_explain_a_later_end() {
+        let metrics = Arc::new(Metrics::new());
+        let events = logged("info", || {
+            let mut record = record(&metrics, "echo.app.mesh.internal:80");
+            record.detail("another endpoint refused".into());
+            record.connected(workload());
+            record.finish(Reason::UpstreamReset);
+        });
+        assert_eq!(events[0]["message"], "connection complete");
+        assert_eq!(events[0]["error"], "upstream_reset");
+    }
+
+    #[test]
+    fn a_flood_of_refused_handshakes_is_counted_whole_and_logged_in_part() {
+        let metrics = Metrics::new();
+        let events = logged("info", || {
+            for _ in 0..500 {
+                let address = ([192, 0, 2, 9], 1).into();
+                handshake_refused(&metrics, address, HandshakeRefusal::Expired, "old");
+            }
+        });
+        // The loop may cross into a second or third window, but not into a tenth.
+        assert!((10..100).contains(&events.len()), "{}", events.len());
+        assert_eq!(events[0]["message"], "handshake refused");
+        assert_eq!(events[0]["reason"], "expired");
+        assert_eq!(events[0]["error"], "old");
+        let text = metrics.encode();
+        assert!(text.contains("strait_handshakes_refused_total{reason=\"expired\"} 500\n"));
+    }
+}

@@ -1,0 +1,70 @@
+//! Helpers of this module's tests.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tracing_subscriber::fmt::MakeWriter;
+
+use super::Source;
+
+/// A writer that keeps what was written.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl Captured {
+    /// All that was written so far.
+    pub(super) fn text(&self) -> String {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+impl io::Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Captured {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+/// A peer of cluster west.
+pub(super) fn source() -> Source {
+    Source {
+        address: ([192, 0, 2, 7], 40001).into(),
+        principal: "spiffe://west.local/ns/shop/sa/checkout".into(),
+        trust_domain: "west.local".into(),
+        namespace: "shop".into(),
+        service_account: "checkout".into(),
+        cluster: "west".into(),
+    }
+}
+
+/// The value of the one sample of `name` that has all of `labels`.
+pub(super) fn value(text: &str, name: &str, labels: &[&str]) -> u64 {
+    let mut found = text.lines().filter(|line| {
+        line.starts_with(&format!("{name}{{")) && labels.iter().all(|label| line.contains(label))
+    });
+    let line = found.next().expect("a sample with these labels");
+    assert!(
+        found.next().is_none(),
+        "more than one sample of {name} with {labels:?}"
+    );
+    line.rsplit(' ')
+        .next()
+        .and_then(|value| value.parse().ok())
+        .expect("an integer")
+}

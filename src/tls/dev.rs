@@ -1,0 +1,340 @@
+//! A certificate authority for development and tests, held in memory alone.
+//!
+//! It makes what a mesh's own authority would: one root, an intermediate per cluster, and SPIFFE
+//! leaves. It reads and writes no file; `strait certs` does that. Nothing in production calls it.
+
+use std::fmt;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+};
+use spiffe::{SpiffeId, SpiffeIdError};
+use thiserror::Error;
+use time::{Duration, OffsetDateTime};
+
+/// A development root. Its key never leaves this value.
+#[derive(Debug)]
+pub struct Authority {
+    root: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    /// Makes a root with a new key. Two roots never share a name, so a chain to another one fails
+    /// as a chain to an unknown issuer, as it would between two meshes.
+    pub fn new() -> Result<Self, DevError> {
+        let key = new_key()?;
+        let mut params = authority_params(INTERMEDIATES_BELOW_ROOT);
+        let id = params.key_identifier(&key);
+        let id: String = id
+            .iter()
+            .take(4)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let name = format!("Strait development root {id}");
+        params.distinguished_name.push(DnType::CommonName, name);
+        let root = CertifiedIssuer::self_signed(params, key).map_err(DevError::NotSigned)?;
+        Ok(Self { root })
+    }
+
+    /// Makes a new intermediate for a cluster, with a key of its own.
+    ///
+    /// It signs whatever identity it is asked to, as real ones do: what binds an identity to its
+    /// cluster is the verifier's business, and tests want to see it refuse.
+    pub fn intermediate(&self, cluster: &str) -> Result<Issuer, DevError> {
+        let mut params = authority_params(INTERMEDIATES_BELOW_INTERMEDIATE);
+        let name = format!("Strait development intermediate of {cluster}");
+        params.distinguished_name.push(DnType::CommonName, name);
+        CertifiedIssuer::signed_by(params, new_key()?, &self.root)
+            .map(|intermediate| Issuer { intermediate })
+            .map_err(DevError::NotSigned)
+    }
+
+    /// The root's certificate, which is what peers trust.
+    pub fn root_pem(&self) -> String {
+        self.root.pem()
+    }
+}
+
+/// An intermediate of one cluster: it signs that cluster's leaves.
+#[derive(Debug)]
+pub struct Issuer {
+    intermediate: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Issuer {
+    /// Makes a leaf for a SPIFFE identity such as `spiffe://east.local/ns/app/sa/echo`.
+    pub fn leaf(&self, id: &str) -> Result<Leaf, DevError> {
+        let identity = SpiffeId::new(id).map_err(|source| DevError::NotSpiffe {
+            id: id.to_owned(),
+            source,
+        })?;
+        if identity.path().is_empty() {
+            return Err(DevError::NoWorkload { id: id.to_owned() });
+        }
+        let uri = identity
+            .to_string()
+            .try_into()
+            .map_err(DevError::NotSigned)?;
+        self.leaf_with(|params| params.subject_alt_names.push(SanType::URI(uri)))
+    }
+
+    /// Like [`Issuer::leaf`], but the caller names the identity and may bend the rest: this is how
+    /// tests make certificates that must be refused.
+    pub fn leaf_with(&self, change: impl FnOnce(&mut CertificateParams)) -> Result<Leaf, DevError> {
+        let key = new_key()?;
+        let mut params = leaf_params();
+        change(&mut params);
+        let leaf = params
+            .signed_by(&key, &self.intermediate)
+            .map_err(DevError::NotSigned)?;
+        Ok(Leaf {
+            chain_pem: leaf.pem() + &self.intermediate.pem(),
+            key_pem: key.serialize_pem(),
+        })
+    }
+}
+
+/// A certificate that a workload shows, and its key.
+#[derive(Clone)]
+pub struct Leaf {
+    /// The leaf, then the intermediate. The root is left out: the peer has its own.
+    pub chain_pem: String,
+    /// The private key of the leaf, in PKCS#8.
+    pub key_pem: String,
+}
+
+impl fmt::Debug for Leaf {
+    // By hand, so that no log line or failed assertion ever shows the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leaf")
+            .field("chain_pem", &self.chain_pem)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a development certificate could not be made.
+#[derive(Debug, Error)]
+pub enum DevError {
+    /// The identity does not parse.
+    #[error(
+        "`{id}` is not a SPIFFE identity; write it as spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/ACCOUNT"
+    )]
+    NotSpiffe {
+        /// What was asked for.
+        id: String,
+        /// What the parser says about it.
+        source: SpiffeIdError,
+    },
+    /// The identity is that of a trust domain as a whole, which only authorities carry.
+    #[error(
+        "`{id}` names a trust domain and no workload in it; add a path: /ns/NAMESPACE/sa/ACCOUNT"
+    )]
+    NoWorkload {
+        /// What was asked for.
+        id: String,
+    },
+    /// The system gave no key.
+    #[error("a private key could not be made")]
+    NoKey(#[source] rcgen::Error),
+    /// A certificate could not be encoded or signed.
+    #[error("a certificate could not be signed")]
+    NotSigned(#[source] rcgen::Error),
+}
+
+fn new_key() -> Result<KeyPair, DevError> {
+    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(DevError::NoKey)
+}
+
+/// What a root and an intermediate share. The caller names them.
+fn authority_params(intermediates_below: u8) -> CertificateParams {
+    let mut params = valid_for(AUTHORITY_VALIDITY);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(intermediates_below));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
+}
+
+/// A leaf as the X509-SVID standard and Istio's agents want it, still without an identity.
+fn leaf_params() -> CertificateParams {
+    let mut params = valid_for(LEAF_VALIDITY);
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    // Both: with mutual TLS every workload is a server at one time and a client at another.
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    params
+}
+
+/// Parameters without a subject. The serial is left to rcgen, which takes it from a digest of the
+/// public key: 160 bits that nobody can guess, since every certificate here has a key of its own.
+fn valid_for(validity: Duration) -> CertificateParams {
+    let now = OffsetDateTime::now_utc();
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.not_before = now - CLOCK_SKEW;
+    params.not_after = now + validity;
+    params.use_authority_key_identifier_extension = true;
+    params
+}
+
+/// The clock of a container may run behind that of its host.
+const CLOCK_SKEW: Duration = Duration::MINUTE;
+const AUTHORITY_VALIDITY: Duration = Duration::days(365);
+/// Long enough for a month of trying things out, short enough that nobody builds on it.
+const LEAF_VALIDITY: Duration = Duration::days(30);
+const INTERMEDIATES_BELOW_ROOT: u8 = 1;
+const INTERMEDIATES_BELOW_INTERMEDIATE: u8 = 0;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rustls::RootCertStore;
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+    use rustls::server::WebPkiClientVerifier;
+    use rustls::server::danger::ClientCertVerifier;
+    use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+    use super::*;
+
+    const ECHO: &str = "spiffe://east.local/ns/app/sa/echo";
+
+    fn chain(leaf: &Leaf) -> Vec<CertificateDer<'static>> {
+        CertificateDer::pem_slice_iter(leaf.chain_pem.as_bytes())
+            .collect::<Result<_, _>>()
+            .unwrap()
+    }
+
+    fn verifier(authority: &Authority) -> Arc<dyn ClientCertVerifier> {
+        let root = CertificateDer::from_pem_slice(authority.root_pem().as_bytes()).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(root).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            .build()
+            .unwrap()
+    }
+
+    fn verify(authority: &Authority, leaf: &Leaf) -> Result<(), rustls::Error> {
+        let chain = chain(leaf);
+        let (end_entity, intermediates) = chain.split_first().unwrap();
+        verifier(authority)
+            .verify_client_cert(end_entity, intermediates, UnixTime::now())
+            .map(|_| ())
+    }
+
+    #[test]
+    fn a_leaf_chains_to_its_root_and_to_no_other() {
+        let authority = Authority::new().unwrap();
+        let leaf = authority.intermediate("east").unwrap().leaf(ECHO).unwrap();
+        verify(&authority, &leaf).unwrap();
+
+        let refusal = verify(&Authority::new().unwrap(), &leaf).unwrap_err();
+        let unknown = rustls::CertificateError::UnknownIssuer;
+        assert_eq!(refusal, rustls::Error::InvalidCertificate(unknown));
+    }
+
+    #[test]
+    fn a_leaf_is_what_the_svid_standard_wants() {
+        let authority = Authority::new().unwrap();
+        let chain = chain(&authority.intermediate("east").unwrap().leaf(ECHO).unwrap());
+        assert_eq!(chain.len(), 2, "the leaf and the intermediate");
+        let (_, leaf) = X509Certificate::from_der(&chain[0]).unwrap();
+
+        let names = leaf.subject_alternative_name().unwrap().unwrap();
+        assert!(names.critical, "critical, because the subject is empty");
+        assert_eq!(names.value.general_names, [GeneralName::URI(ECHO)]);
+        assert_eq!(leaf.subject().iter().count(), 0);
+
+        assert!(!leaf.basic_constraints().unwrap().unwrap().value.ca);
+        let usage = leaf.key_usage().unwrap().unwrap().value;
+        assert_eq!(usage.flags, 1, "digitalSignature alone");
+        let extended = leaf.extended_key_usage().unwrap().unwrap().value;
+        assert!(extended.server_auth && extended.client_auth && !extended.any);
+    }
+
+    #[test]
+    fn an_intermediate_signs_leaves_and_no_further_authority() {
+        let authority = Authority::new().unwrap();
+        let chain = chain(&authority.intermediate("east").unwrap().leaf(ECHO).unwrap());
+        let (_, intermediate) = X509Certificate::from_der(&chain[1]).unwrap();
+        let constraints = intermediate.basic_constraints().unwrap().unwrap().value;
+        assert!(constraints.ca);
+        assert_eq!(constraints.path_len_constraint, Some(0));
+    }
+
+    #[test]
+    fn validity_begins_a_minute_ago_and_ends_after_a_month() {
+        let authority = Authority::new().unwrap();
+        let chain = chain(&authority.intermediate("east").unwrap().leaf(ECHO).unwrap());
+        let (_, leaf) = X509Certificate::from_der(&chain[0]).unwrap();
+        let now = OffsetDateTime::now_utc().unix_timestamp();
+        let since = now - leaf.validity().not_before.timestamp();
+        assert!((60..120).contains(&since), "valid since {since} s");
+        let days = (leaf.validity().not_after.timestamp() - now) / 86_400;
+        assert!((29..=30).contains(&days), "valid for {days} days");
+    }
+
+    #[test]
+    fn serials_differ_and_are_long() {
+        let authority = Authority::new().unwrap();
+        let issuer = authority.intermediate("east").unwrap();
+        let serial = || {
+            let chain = chain(&issuer.leaf(ECHO).unwrap());
+            let (_, leaf) = X509Certificate::from_der(&chain[0]).unwrap();
+            leaf.raw_serial().to_vec()
+        };
+        let (one, other) = (serial(), serial());
+        assert_ne!(one, other);
+        assert!(one.len() >= 16, "{} bytes", one.len());
+    }
+
+    #[test]
+    fn the_key_is_a_p256_key_that_rustls_reads() {
+        let authority = Authority::new().unwrap();
+        let leaf = authority.intermediate("east").unwrap().leaf(ECHO).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(leaf.key_pem.as_bytes()).unwrap();
+        let key = rustls::crypto::aws_lc_rs::sign::any_ecdsa_type(&key).unwrap();
+        let scheme = rustls::SignatureScheme::ECDSA_NISTP256_SHA256;
+        assert!(key.choose_scheme(&[scheme]).is_some());
+    }
+
+    #[test]
+    fn leaf_with_hands_out_the_parameters() {
+        let authority = Authority::new().unwrap();
+        let issuer = authority.intermediate("east").unwrap();
+        let expired = issuer
+            .leaf_with(|params| params.not_after = params.not_before + Duration::SECOND)
+            .unwrap();
+        let refusal = verify(&authority, &expired).unwrap_err().to_string();
+        assert!(refusal.contains("expired"), "{refusal}");
+    }
+
+    #[test]
+    fn what_is_no_identity_of_a_workload_is_not_signed() {
+        let issuer = Authority::new().unwrap().intermediate("east").unwrap();
+        for id in [
+            "",
+            "https://east.local/ns/app/sa/echo",
+            "spiffe:///ns/app",
+            "spiffe://a b/c",
+        ] {
+            assert!(
+                matches!(issuer.leaf(id), Err(DevError::NotSpiffe { .. })),
+                "{id}"
+            );
+        }
+        let refusal = issuer.leaf("spiffe://east.local").unwrap_err();
+        assert!(matches!(refusal, DevError::NoWorkload { .. }));
+    }
+
+    #[test]
+    fn the_debug_form_of_a_leaf_has_no_key() {
+        let authority = Authority::new().unwrap();
+        let leaf = authority.intermediate("east").unwrap().leaf(ECHO).unwrap();
+        assert!(!format!("{leaf:?} {authority:?}").contains("PRIVATE"));
+    }
+}

@@ -1,0 +1,234 @@
+//! Certificates from PEM files.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
+use rustls::server::VerifierBuilderError;
+use thiserror::Error;
+use time::format_description::well_known::Rfc3339;
+use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
+
+use crate::config::{IdentityFiles, TrustDomain};
+use crate::reason::HandshakeRefusal;
+use crate::status::{Certificate, CertificateInfo};
+
+use super::identity::{Identity, leaf_identity};
+
+/// A certificate with its key, and the roots by which others are judged.
+#[derive(Debug)]
+pub struct Material {
+    /// The leaf, then its intermediates.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// The leaf's key.
+    pub key: PrivateKeyDer<'static>,
+    /// The shared roots.
+    pub roots: Arc<RootCertStore>,
+    /// The certificates of `roots`, for people to look at.
+    pub root_certificates: Vec<CertificateDer<'static>>,
+    /// Who the leaf says that we are.
+    pub identity: Identity,
+}
+
+/// A trust domain, with roots of its own or by the shared ones.
+#[derive(Debug)]
+pub struct TrustedDomain {
+    /// The trust domain's name.
+    pub name: String,
+    /// Its own roots.
+    pub roots: Option<Arc<RootCertStore>>,
+}
+
+/// Why certificates could not be used.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    /// A file is missing, unreadable or not PEM.
+    #[error("{file}: cannot be read as PEM: {source}; write the path of a PEM file")]
+    Pem {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        source: pem::Error,
+    },
+    /// A file holds no certificate.
+    #[error("{0}: holds no certificate; write the path of a PEM file with one")]
+    NoCertificate(PathBuf),
+    /// A root certificate cannot serve as trust anchor.
+    #[error("{file}: holds a root that cannot be used: {source}")]
+    BadRoot {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        source: rustls::Error,
+    },
+    /// Our own certificate is not one that a peer would accept.
+    #[error(
+        "{file}: is no workload certificate ({refusal}); it needs one URI SAN \
+         spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT and must not be a CA"
+    )]
+    BadLeaf {
+        /// The file.
+        file: PathBuf,
+        /// The refusal that a peer with this certificate would get.
+        refusal: HandshakeRefusal,
+    },
+    /// Our own certificate has expired.
+    #[error("{0}: has expired; replace it with a fresh one")]
+    Expired(PathBuf),
+    /// The key does not belong to the certificate, or is of a kind that we cannot use.
+    #[error("the private key does not fit the certificate: {0}; write both from one issuance")]
+    KeyMismatch(#[source] rustls::Error),
+    /// The roots cannot be used.
+    #[error("the roots cannot be used: {0}")]
+    Verifier(#[source] VerifierBuilderError),
+    /// The crypto library does not offer what we ask for.
+    #[error("the crypto provider cannot be used: {0}")]
+    Provider(#[source] rustls::Error),
+}
+
+impl Material {
+    /// Loads and checks what `files` names.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with the file's name.
+    pub fn load(files: &IdentityFiles) -> Result<Self, TlsError> {
+        let chain = certificates(&files.chain)?;
+        let bad_pem = |source| TlsError::Pem {
+            file: files.key.clone(),
+            source,
+        };
+        let key = PrivateKeyDer::from_pem_file(&files.key).map_err(bad_pem)?;
+        let leaf = chain
+            .first()
+            .ok_or_else(|| TlsError::NoCertificate(files.chain.clone()))?;
+        let identity = leaf_identity(leaf).map_err(|refusal| TlsError::BadLeaf {
+            file: files.chain.clone(),
+            refusal,
+        })?;
+        if identity.not_after < SystemTime::now() {
+            return Err(TlsError::Expired(files.chain.clone()));
+        }
+        let root_certificates = certificates(&files.roots)?;
+        let roots = root_store(&files.roots, &root_certificates)?;
+        Ok(Self {
+            chain,
+            key,
+            roots,
+            root_certificates,
+            identity,
+        })
+    }
+
+    /// Makes material of PEM texts, for clients that keep certificates in memory.
+    ///
+    /// # Errors
+    /// As [`Material::load`], with `(memory)` as the file's name.
+    pub fn from_pem(chain: &str, key: &str, roots: &str) -> Result<Self, TlsError> {
+        let file = || PathBuf::from("(memory)");
+        let bad_pem = |source| TlsError::Pem {
+            file: file(),
+            source,
+        };
+        let parse = |text: &str| {
+            CertificateDer::pem_slice_iter(text.as_bytes()).collect::<Result<Vec<_>, _>>()
+        };
+        let chain = parse(chain).map_err(bad_pem)?;
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(bad_pem)?;
+        let leaf = chain
+            .first()
+            .ok_or_else(|| TlsError::NoCertificate(file()))?;
+        let identity = leaf_identity(leaf).map_err(|refusal| TlsError::BadLeaf {
+            file: file(),
+            refusal,
+        })?;
+        let root_certificates = parse(roots).map_err(bad_pem)?;
+        let roots = root_store(&file(), &root_certificates)?;
+        Ok(Self {
+            chain,
+            key,
+            roots,
+            root_certificates,
+            identity,
+        })
+    }
+}
+
+impl Material {
+    /// What the status pages show of it.
+    pub fn status(&self) -> Certificate {
+        let info = |certificates: &[CertificateDer<'static>]| {
+            certificates.iter().filter_map(certificate_info).collect()
+        };
+        Certificate {
+            identity: self.identity.uri.to_string(),
+            state: "Available".to_owned(),
+            chain: info(&self.chain),
+            roots: info(&self.root_certificates),
+        }
+    }
+}
+
+/// A certificate for people to look at; none if it cannot be parsed.
+fn certificate_info(der: &CertificateDer<'static>) -> Option<CertificateInfo> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    let validity = certificate.validity();
+    let rfc3339 = |time: &ASN1Time| time.to_datetime().format(&Rfc3339).ok();
+    Some(CertificateInfo {
+        pem: ::pem::encode(&::pem::Pem::new("CERTIFICATE", der.to_vec())),
+        serial: certificate.raw_serial_as_string(),
+        valid_from: rfc3339(&validity.not_before)?,
+        expires: rfc3339(&validity.not_after)?,
+    })
+}
+
+impl TrustedDomain {
+    /// Loads the roots of those domains that have their own.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with the file's name.
+    pub fn load_all(domains: &[TrustDomain]) -> Result<Vec<Self>, TlsError> {
+        let load = |domain: &TrustDomain| {
+            let roots = match &domain.roots {
+                Some(file) => Some(root_store(file, &certificates(file)?)?),
+                None => None,
+            };
+            Ok(Self {
+                name: domain.name.clone(),
+                roots,
+            })
+        };
+        domains.iter().map(load).collect()
+    }
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let bad_pem = |source| TlsError::Pem {
+        file: file.to_owned(),
+        source,
+    };
+    let found = CertificateDer::pem_file_iter(file).map_err(bad_pem)?;
+    let found = found.collect::<Result<Vec<_>, _>>().map_err(bad_pem)?;
+    if found.is_empty() {
+        Err(TlsError::NoCertificate(file.to_owned()))
+    } else {
+        Ok(found)
+    }
+}
+
+fn root_store(
+    file: &Path,
+    certificates: &[CertificateDer<'static>],
+) -> Result<Arc<RootCertStore>, TlsError> {
+    let mut store = RootCertStore::empty();
+    for certificate in certificates {
+        let bad = |source| TlsError::BadRoot {
+            file: file.to_owned(),
+            source,
+        };
+        store.add(certificate.clone()).map_err(bad)?;
+    }
+    Ok(Arc::new(store))
+}

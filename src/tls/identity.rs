@@ -1,0 +1,164 @@
+//! What a peer's certificate says about the peer: one strict parse, used wherever it matters.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustls::pki_types::CertificateDer;
+use spiffe::SpiffeId;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::reason::HandshakeRefusal;
+
+/// A SPIFFE identity of the form that Istio gives to workloads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The whole id, `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+    pub uri: Arc<str>,
+    /// The trust domain, byte for byte as in the certificate.
+    pub trust_domain: Arc<str>,
+    /// The namespace.
+    pub namespace: Arc<str>,
+    /// The service account.
+    pub service_account: Arc<str>,
+    /// When the certificate expires.
+    pub not_after: SystemTime,
+}
+
+/// The longest SPIFFE id (SPIFFE-ID section 2.3).
+const ID_BYTES_MAX: usize = 2048;
+
+/// Reads the identity from a leaf certificate.
+///
+/// The certificate must be a leaf with exactly one SAN of the URI type, and that must be a SPIFFE
+/// id with the path `/ns/NAMESPACE/sa/ACCOUNT` (contract 10, Identity). This says nothing about
+/// the certificate's signature.
+///
+/// # Errors
+/// The refusal that a peer with such a certificate is to get.
+pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRefusal> {
+    let (rest, certificate) =
+        X509Certificate::from_der(leaf).map_err(|_| HandshakeRefusal::BadEncoding)?;
+    if !rest.is_empty() {
+        return Err(HandshakeRefusal::BadEncoding);
+    }
+    let constraints = certificate
+        .basic_constraints()
+        .map_err(|_| HandshakeRefusal::BadEncoding)?;
+    if constraints.is_some_and(|extension| extension.value.ca) {
+        return Err(HandshakeRefusal::CaAsLeaf);
+    }
+    let uri = only_uri(&certificate)?;
+    let [trust_domain, namespace, service_account] = parse_id(uri)?.map(Arc::from);
+    let not_after = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0);
+    Ok(Identity {
+        uri: uri.into(),
+        trust_domain,
+        namespace,
+        service_account,
+        not_after: SystemTime::UNIX_EPOCH + Duration::from_secs(not_after),
+    })
+}
+
+/// Whether KeyUsage lets the key sign a handshake and nothing else, which webpki does not check.
+///
+/// X509-SVID section 4.3: a leaf sets digitalSignature and neither keyCertSign nor cRLSign.
+pub(super) fn check_key_usage(leaf: &CertificateDer<'_>) -> Result<(), HandshakeRefusal> {
+    let (_, certificate) =
+        X509Certificate::from_der(leaf).map_err(|_| HandshakeRefusal::BadEncoding)?;
+    let usage = certificate
+        .key_usage()
+        .map_err(|_| HandshakeRefusal::BadEncoding)?;
+    let allowed = usage.is_some_and(|extension| {
+        let usage = extension.value;
+        usage.digital_signature() && !usage.key_cert_sign() && !usage.crl_sign()
+    });
+    if allowed {
+        Ok(())
+    } else {
+        Err(HandshakeRefusal::BadKeyUsage)
+    }
+}
+
+fn only_uri<'a>(certificate: &'a X509Certificate<'_>) -> Result<&'a str, HandshakeRefusal> {
+    /// The tag of uniformResourceIdentifier (RFC 5280 section 4.2.1.6).
+    const URI_TAG: u32 = 6;
+    let names = certificate
+        .subject_alternative_name()
+        .map_err(|_| HandshakeRefusal::BadEncoding)?;
+    let names = names.map_or(&[][..], |extension| &extension.value.general_names);
+    let mut uris = names.iter().filter_map(|name| match name {
+        GeneralName::URI(uri) => Some(Some(*uri)),
+        GeneralName::Invalid(tag, _) if tag.0 == URI_TAG => Some(None),
+        _ => None,
+    });
+    match (uris.next(), uris.next()) {
+        (None, _) => Err(HandshakeRefusal::NoUriSan),
+        (Some(_), Some(_)) => Err(HandshakeRefusal::ManyUriSans),
+        (Some(None), None) => Err(HandshakeRefusal::BadSpiffeId),
+        (Some(Some(uri)), None) => Ok(uri),
+    }
+}
+
+/// Splits an id into trust domain, namespace and service account.
+fn parse_id(uri: &str) -> Result<[&str; 3], HandshakeRefusal> {
+    let bad = || HandshakeRefusal::BadSpiffeId;
+    let id = SpiffeId::new(uri).map_err(|_| bad())?;
+    // The crate lower-cases the trust domain; here a domain is compared byte for byte.
+    if uri.len() > ID_BYTES_MAX || id.to_string() != uri {
+        return Err(bad());
+    }
+    let mut parts = uri.strip_prefix("spiffe://").ok_or_else(bad)?.split('/');
+    let mut part = || parts.next().ok_or_else(bad);
+    match [part()?, part()?, part()?, part()?, part()?] {
+        [domain, "ns", namespace, "sa", account] if parts.next().is_none() => {
+            Ok([domain, namespace, account])
+        }
+        _ => Err(bad()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_plain_form_of_an_istio_identity_is_accepted() {
+        let long = format!("spiffe://td/ns/{}/sa/x", "n".repeat(2048));
+        let bad = [
+            "spiffe://td",
+            "spiffe://td/",
+            "spiffe://td/ns/a/sa",
+            "spiffe://td/ns/a/sa/",
+            "spiffe://td/ns/a/sa/b/",
+            "spiffe://td/ns/a/sa/b/c",
+            "spiffe://td/ns//sa/b",
+            "spiffe://td/ns/../sa/b",
+            "spiffe://td/ns/./sa/b",
+            "spiffe://td//ns/a/sa/b",
+            "spiffe://td/sa/a/ns/b",
+            "spiffe://td/ns/a/sa/b?x=1",
+            "spiffe://td/ns/a/sa/b#x",
+            "spiffe://td:443/ns/a/sa/b",
+            "spiffe://user@td/ns/a/sa/b",
+            "spiffe://TD/ns/a/sa/b",
+            "SPIFFE://td/ns/a/sa/b",
+            "https://td/ns/a/sa/b",
+            "spiffe:///ns/a/sa/b",
+            "spiffe://t%64/ns/a/sa/b",
+            "spiffe://td/ns/%61/sa/b",
+            "spiffe://td/ns/a/sa/b\0",
+            "spiffe://тд/ns/a/sa/b",
+            "spiffe://*/ns/a/sa/b",
+            "",
+            &long,
+        ];
+        for uri in bad {
+            assert_eq!(parse_id(uri), Err(HandshakeRefusal::BadSpiffeId), "{uri:?}");
+        }
+        assert_eq!(
+            parse_id("spiffe://east.local/ns/a_b/sa/c.d"),
+            Ok(["east.local", "a_b", "c.d"])
+        );
+    }
+}

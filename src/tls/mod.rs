@@ -1,0 +1,93 @@
+//! Certificates and the rustls configurations made of them.
+//!
+//! Owns what is loaded from disk ([`files`]), who is believed ([`verifier`]) and what a
+//! certificate says ([`leaf_identity`]). It never touches a socket: the data path and the HBONE
+//! client do the handshakes.
+
+pub mod dev;
+pub mod files;
+mod identity;
+mod verifier;
+
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs::{self, cipher_suite, kx_group};
+use rustls::server::NoServerSessionStorage;
+use rustls::{ServerConfig, version::TLS13};
+
+pub use files::{Material, TlsError, TrustedDomain};
+pub use identity::{Identity, leaf_identity};
+pub use verifier::refusal_of;
+
+/// The only application protocol on an HBONE listener.
+pub const ALPN_H2: &[u8] = b"h2";
+
+/// The algorithms of contract 1.1: both AES-GCM suites, and the four groups that peers use.
+///
+/// A rustls server follows the client's order of groups, so naming the post-quantum one first
+/// costs a client that did not send its share no extra round trip.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(CryptoProvider {
+        cipher_suites: vec![
+            cipher_suite::TLS13_AES_256_GCM_SHA384,
+            cipher_suite::TLS13_AES_128_GCM_SHA256,
+        ],
+        kx_groups: vec![
+            kx_group::X25519MLKEM768,
+            kx_group::X25519,
+            kx_group::SECP256R1,
+            kx_group::SECP384R1,
+        ],
+        ..aws_lc_rs::default_provider()
+    })
+}
+
+/// The configuration of an HBONE listener: TLS 1.3, ALPN h2, a client certificate of one of
+/// `domains` required, no resumption.
+///
+/// # Errors
+/// The material cannot be used: the key does not belong to the certificate, or there is no root.
+pub fn server_config(
+    material: &Material,
+    domains: &[TrustedDomain],
+) -> Result<Arc<ServerConfig>, TlsError> {
+    let provider = provider();
+    let verifier = verifier::ClientVerifier::new(domains, &material.roots, &provider)?;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsError::Provider)?
+        .with_client_cert_verifier(Arc::new(verifier))
+        .with_single_cert(material.chain.clone(), material.key.clone_key())
+        .map_err(TlsError::KeyMismatch)?;
+    config.alpn_protocols = vec![ALPN_H2.to_vec()];
+    // ztunnel and Envoy peers never resume, and a ticket would outlive a change of trust.
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    Ok(Arc::new(config))
+}
+
+/// The configuration of an HBONE client: it presents `material` and accepts a server whose
+/// identity is one of `expected` (an empty set accepts nobody), without sending SNI.
+///
+/// # Errors
+/// As [`server_config`].
+pub fn client_config(
+    material: &Material,
+    expected: &[&str],
+) -> Result<Arc<ClientConfig>, TlsError> {
+    let provider = provider();
+    let verifier = verifier::ServerVerifier::new(expected, &material.roots, &provider);
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsError::Provider)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_client_auth_cert(material.chain.clone(), material.key.clone_key())
+        .map_err(TlsError::KeyMismatch)?;
+    config.alpn_protocols = vec![ALPN_H2.to_vec()];
+    config.enable_sni = false;
+    config.resumption = rustls::client::Resumption::disabled();
+    Ok(Arc::new(config))
+}

@@ -1,0 +1,238 @@
+//! Who is believed: webpki judges the chain, and we judge the SPIFFE identity around it.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::{CryptoProvider, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError,
+    PeerIncompatible, RootCertStore, SignatureScheme,
+};
+
+use crate::reason::HandshakeRefusal;
+
+use super::files::{TlsError, TrustedDomain};
+use super::identity::{check_key_usage, leaf_identity};
+
+/// A refusal on its way through rustls, which gives it back to us in its own error.
+#[derive(Debug)]
+struct Refused(HandshakeRefusal);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "refused: {}", self.0)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+fn refuse(refusal: HandshakeRefusal) -> Error {
+    Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(Refused(
+        refusal,
+    )))))
+}
+
+/// The refusal that stands behind a failed handshake.
+pub fn refusal_of(error: &Error) -> HandshakeRefusal {
+    match error {
+        Error::NoCertificatesPresented => HandshakeRefusal::NoCertificate,
+        Error::NoApplicationProtocol => HandshakeRefusal::NoAlpn,
+        Error::InvalidCertificate(certificate) => certificate_refusal(certificate),
+        Error::PeerIncompatible(
+            PeerIncompatible::SupportedVersionsExtensionRequired
+            | PeerIncompatible::Tls12NotOffered
+            | PeerIncompatible::Tls12NotOfferedOrEnabled
+            | PeerIncompatible::Tls13RequiredForQuic,
+        ) => HandshakeRefusal::TlsVersion,
+        _ => HandshakeRefusal::Other,
+    }
+}
+
+fn certificate_refusal(error: &CertificateError) -> HandshakeRefusal {
+    match error {
+        CertificateError::BadEncoding => HandshakeRefusal::BadEncoding,
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            HandshakeRefusal::Expired
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            HandshakeRefusal::NotYetValid
+        }
+        CertificateError::UnknownIssuer => HandshakeRefusal::UnknownIssuer,
+        CertificateError::BadSignature
+        | CertificateError::UnsupportedSignatureAlgorithmContext { .. }
+        | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
+            HandshakeRefusal::BadSignature
+        }
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            HandshakeRefusal::BadKeyUsage
+        }
+        CertificateError::Other(OtherError(other)) => other
+            .downcast_ref::<Refused>()
+            .map_or(HandshakeRefusal::Other, |refused| refused.0),
+        _ => HandshakeRefusal::Other,
+    }
+}
+
+/// Verifies clients: the leaf's trust domain chooses the roots, and a domain outside the set is
+/// refused before its chain costs anything.
+#[derive(Debug)]
+pub(super) struct ClientVerifier {
+    domains: HashMap<Box<str>, Arc<dyn ClientCertVerifier>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ClientVerifier {
+    pub(super) fn new(
+        domains: &[TrustedDomain],
+        shared: &Arc<RootCertStore>,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, TlsError> {
+        let verifier = |roots: &Arc<RootCertStore>| {
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(provider))
+                .build()
+                .map_err(TlsError::Verifier)
+        };
+        let shared = verifier(shared)?;
+        let mut inner = HashMap::new();
+        for domain in domains {
+            let chosen = match &domain.roots {
+                Some(own) => verifier(own)?,
+                None => Arc::clone(&shared),
+            };
+            inner.insert(domain.name.as_str().into(), chosen);
+        }
+        Ok(Self {
+            domains: inner,
+            provider: Arc::clone(provider),
+        })
+    }
+}
+
+impl ClientCertVerifier for ClientVerifier {
+    /// No hints: a peer has one certificate, and the list of our roots is nobody's business.
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let identity = leaf_identity(leaf).map_err(refuse)?;
+        let Some(roots) = self.domains.get(&*identity.trust_domain) else {
+            return Err(refuse(HandshakeRefusal::UntrustedDomain));
+        };
+        let verified = roots.verify_client_cert(leaf, intermediates, now)?;
+        check_key_usage(leaf).map_err(refuse)?;
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::PeerIncompatible(
+            PeerIncompatible::Tls12NotOfferedOrEnabled,
+        ))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, leaf, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}
+
+/// Verifies servers by their chain and SPIFFE identity; names and addresses play no part.
+#[derive(Debug)]
+pub(super) struct ServerVerifier {
+    expected: HashSet<Box<str>>,
+    roots: Arc<RootCertStore>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerVerifier {
+    pub(super) fn new(
+        expected: &[&str],
+        roots: &Arc<RootCertStore>,
+        provider: &Arc<CryptoProvider>,
+    ) -> Self {
+        Self {
+            expected: expected.iter().map(|&id| id.into()).collect(),
+            roots: Arc::clone(roots),
+            provider: Arc::clone(provider),
+        }
+    }
+}
+
+impl ServerCertVerifier for ServerVerifier {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let identity = leaf_identity(leaf).map_err(refuse)?;
+        if !self.expected.contains(&*identity.uri) {
+            return Err(refuse(HandshakeRefusal::UntrustedDomain));
+        }
+        verify_server_cert_signed_by_trust_anchor(
+            &ParsedCertificate::try_from(leaf)?,
+            &self.roots,
+            intermediates,
+            now,
+            self.provider.signature_verification_algorithms.all,
+        )?;
+        check_key_usage(leaf).map_err(refuse)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::PeerIncompatible(
+            PeerIncompatible::Tls12NotOfferedOrEnabled,
+        ))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        leaf: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, leaf, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}

@@ -1,0 +1,529 @@
+//! The mesh file: discovery without a control plane, in the shape of ztunnel's local config.
+//!
+//! Every key of that shape is read or knowingly passed over, and any other is an error: a mesh
+//! that is understood in part would be routed in part. All findings come at once.
+
+mod policies;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::IpAddr;
+use std::path::Path;
+
+use crate::config::fields::{Fields, Value};
+use crate::config::yaml::Document;
+use crate::config::{Findings, Report};
+use crate::snapshot::mesh::{Locality, Mesh, Protocol, Service, Workload};
+
+/// A service or workload and where it stands in the file.
+type Placed<'a, T> = (T, Value<'a>);
+
+/// Service port to target port.
+type Ports = BTreeMap<u16, u16>;
+
+/// Reads and checks a mesh file.
+pub fn load(path: &Path) -> Result<Mesh, Findings> {
+    mesh(&Document::load(path)?)
+}
+
+/// Reads and checks a text that would stand in the file `path`.
+pub fn parse(path: &Path, text: &str) -> Result<Mesh, Findings> {
+    mesh(&Document::parse(path, text)?)
+}
+
+fn mesh(document: &Document) -> Result<Mesh, Findings> {
+    let report = Report::new(&document.file);
+    // An empty file is more often one that is being written than a mesh without services.
+    let mesh = Fields::of_document(document, &report, "workloads: []").map(read);
+    let findings = report.into_findings();
+    match mesh {
+        Some(mesh) if !findings.has_errors() => Ok(mesh),
+        _ => Err(findings),
+    }
+}
+
+/// Every part is read before any is given up, so that each reports its findings.
+fn read(mut top: Fields<'_>) -> Mesh {
+    let workloads = items(&mut top, "workloads");
+    let services = items(&mut top, "services");
+    let policies = items(&mut top, "policies");
+    top.finish();
+    uids_are_unique(&workloads);
+    let declared = services.iter().copied().filter_map(key_of).collect();
+    let placed = |item| Some((service(item)?, item));
+    let services = canonical_services(services.into_iter().filter_map(placed).collect());
+    let (workloads, claims): (Vec<_>, Vec<_>) = workloads.into_iter().map(workload).unzip();
+    services_are_known(claims.iter().flatten(), &services, &declared);
+    Mesh {
+        services: services.into_iter().map(|(service, _)| service).collect(),
+        workloads: workloads.into_iter().flatten().collect(),
+        policies: policies.into_iter().filter_map(policies::policy).count(),
+    }
+}
+
+fn items<'a>(top: &mut Fields<'a>, key: &'static str) -> Vec<Value<'a>> {
+    top.get(key).into_iter().flat_map(Value::items).collect()
+}
+
+/// A service that a workload names: `namespace/hostname`, perhaps one of its ports, and where.
+type Claim<'a> = (String, Option<u16>, Value<'a>);
+
+/// A workload and its claims, which are there also when the workload is not.
+fn workload(value: Value<'_>) -> (Option<Workload>, Vec<Claim<'_>>) {
+    let Some(mut fields) = value.fields("workloads[]") else {
+        return (None, Vec::new());
+    };
+    let mut claims = Vec::new();
+    let services = fields
+        .need("services", "{}")
+        .and_then(|value| claimed_services(value, &mut claims));
+    let workload = workload_fields(&mut fields, services);
+    fields.finish();
+    (workload, claims)
+}
+
+fn workload_fields(
+    fields: &mut Fields<'_>,
+    services: Option<BTreeMap<String, Ports>>,
+) -> Option<Workload> {
+    let uid = fields
+        .need("uid", "\"east//Pod/app/echo-1\"")
+        .and_then(Value::text);
+    let addresses = fields
+        .need("workloadIps", "[\"10.0.0.1\"]")
+        .and_then(|v| all(v, address));
+    let namespace = fields.need("namespace", "default").and_then(segment);
+    let name = fields.get("name").map_or(Some(""), Value::text);
+    let mut text = |key, default| text_or(fields, key, default);
+    let service_account = text("serviceAccount", "default");
+    let trust_domain = text("trustDomain", "cluster.local");
+    let cluster = text("clusterId", "Kubernetes");
+    let (network, node, hostname) = (text("network", ""), text("node", ""), text("hostname", ""));
+    let (workload_name, workload_type) = (text("workloadName", ""), text("workloadType", ""));
+    let canonical_name = text("canonicalName", "");
+    let canonical_revision = text("canonicalRevision", "");
+    let words = [("TCP", Protocol::Tcp), ("HBONE", Protocol::Hbone)];
+    let protocol = choice_or(fields, "protocol", Protocol::Tcp, &words);
+    let words = [("Standard", false), ("HostNetwork", true)];
+    let host_network = choice_or(fields, "networkMode", false, &words);
+    let healthy = choice_or(
+        fields,
+        "status",
+        true,
+        &[("Healthy", true), ("Unhealthy", false)],
+    );
+    let capacity = fields
+        .get("capacity")
+        .map_or(Some(1), |v| v.number(0, u32::MAX));
+    let locality = fields
+        .get("locality")
+        .map_or(Some(Locality::default()), locality);
+    let gateway = fields
+        .get("networkGateway")
+        .map(|v| gateway_address(v, "workloads[].networkGateway"));
+    passed_over(fields);
+    Some(Workload {
+        uid: uid?.to_owned(),
+        name: name?.to_owned(),
+        namespace: namespace?,
+        service_account: service_account?,
+        trust_domain: trust_domain?,
+        cluster: cluster?,
+        network: network?,
+        node: node?,
+        hostname: hostname?,
+        addresses: addresses?,
+        protocol: protocol?,
+        healthy: healthy?,
+        capacity: capacity?,
+        locality: locality?,
+        workload_name: workload_name?,
+        workload_type: workload_type?,
+        canonical_name: canonical_name?,
+        canonical_revision: canonical_revision?,
+        host_network: host_network?,
+        network_gateway: gateway.is_some(),
+        services: services?,
+    })
+}
+
+/// Keys of a workload that must be well formed, but that a gateway has no use for.
+fn passed_over(fields: &mut Fields<'_>) {
+    fields
+        .get("waypoint")
+        .map(|v| gateway_address(v, "workloads[].waypoint"));
+    fields.get("nativeTunnel").map(Value::flag);
+    fields
+        .get("authorizationPolicies")
+        .map(|list| all(list, |name| name.text().map(drop)));
+    if let Some(mut tunnel) = fields
+        .get("applicationTunnel")
+        .and_then(|v| v.fields("workloads[].applicationTunnel"))
+    {
+        tunnel
+            .get("protocol")
+            .map(|v| v.choice(&[("NONE", ()), ("PROXY", ())]));
+        tunnel.get("port").map(Value::port);
+        tunnel.finish();
+    }
+}
+
+/// Reads `{"namespace/hostname": {servicePort: targetPort}}`.
+fn claimed_services<'a>(
+    value: Value<'a>,
+    claims: &mut Vec<Claim<'a>>,
+) -> Option<BTreeMap<String, Ports>> {
+    if !value.is_map() {
+        value.error(
+            "is not a map",
+            "`{\"app/echo.app.svc.cluster.local\": {80: 8080}}`",
+        );
+        return None;
+    }
+    let mut services = BTreeMap::new();
+    let mut good = true;
+    for (entry, value) in value.pairs() {
+        let Some(key) = service_key(&entry.key) else {
+            let what = format!("names a service `{}`", entry.key);
+            value.error(what, "`NAMESPACE/HOSTNAME`");
+            good = false;
+            continue;
+        };
+        let Some(ports) = ports(value, 1) else {
+            good = false;
+            continue;
+        };
+        claims.push((key.clone(), None, value));
+        claims.extend(
+            ports
+                .iter()
+                .map(|(port, (_, at))| (key.clone(), Some(*port), *at)),
+        );
+        let ports = ports
+            .into_iter()
+            .map(|(port, (target, _))| (port, target))
+            .collect();
+        if services.insert(key.clone(), ports).is_some() {
+            value.error(
+                format!("names the service `{key}` twice"),
+                "all its ports in one entry",
+            );
+            good = false;
+        }
+    }
+    good.then_some(services)
+}
+
+/// Service ports, each with its target port and the place of that. A target below `target_min`
+/// is an error: 0 means a port that each workload names, so only a service may say it.
+fn ports(value: Value<'_>, target_min: u16) -> Option<BTreeMap<u16, (u16, Value<'_>)>> {
+    if !value.is_map() {
+        value.error(
+            "is not a map of ports",
+            "`{80: 8080}`, service port to target port",
+        );
+        return None;
+    }
+    let mut ports = BTreeMap::new();
+    let mut good = true;
+    for (entry, value) in value.pairs() {
+        let port = entry.key.parse().ok().filter(|port: &u16| *port > 0);
+        let target = value.number(target_min, u16::MAX);
+        if port.is_none() {
+            let what = format!("has a service port `{}`", entry.key);
+            value.error(what, "a whole number from 1 to 65535");
+        }
+        let (Some(port), Some(target)) = (port, target) else {
+            good = false;
+            continue;
+        };
+        if ports.insert(port, (target, value)).is_some() {
+            value.error(
+                format!("has the service port {port} twice"),
+                "each port once",
+            );
+            good = false;
+        }
+    }
+    good.then_some(ports)
+}
+
+fn service(value: Value<'_>) -> Option<Service> {
+    let mut fields = value.fields("services[]")?;
+    let name = fields.need("name", "echo").and_then(segment);
+    let namespace = fields.need("namespace", "app").and_then(segment);
+    let hostname = fields
+        .need("hostname", "echo.app.svc.cluster.local")
+        .and_then(hostname);
+    let vips = fields
+        .need("vips", "[\"east/10.1.0.1\"]")
+        .and_then(|v| all(v, network_address));
+    let ports = fields.need("ports", "{80: 8080}").and_then(|v| ports(v, 0));
+    let text = |v: Value<'_>| v.text().map(str::to_owned);
+    let sans = fields
+        .get("subjectAltNames")
+        .map_or(Some(Vec::new()), |list| all(list, text));
+    let waypoint = fields
+        .get("waypoint")
+        .map(|v| gateway_address(v, "services[].waypoint"));
+    let weighted = fields
+        .get("weightedWaypoints")
+        .map(|list| all(list, weighted_waypoint));
+    let balancer = fields
+        .get("loadBalancer")
+        .map_or(Some((false, false)), load_balancer);
+    fields
+        .get("cidrVips")
+        .map(|list| all(list, |v| v.text().map(drop)));
+    fields.get("endpoints");
+    fields
+        .get("ipFamilies")
+        .map(|v| v.choice(&[("IPv4", ()), ("IPv6", ()), ("Dual", ())]));
+    fields
+        .get("visibility")
+        .map(|v| v.choice(&[("Public", ()), ("Namespace", ())]));
+    let canonical = fields.get("canonical").map_or(Some(false), Value::flag);
+    fields.finish();
+    let (allow_unhealthy, passthrough) = balancer?;
+    let ports = ports?
+        .into_iter()
+        .map(|(port, (target, _))| (port, target))
+        .collect();
+    Some(Service {
+        name: name?,
+        namespace: namespace?,
+        hostname: hostname?,
+        vips: vips?,
+        ports,
+        subject_alt_names: sans?,
+        waypoint: waypoint.is_some() || weighted.flatten().is_some_and(|list| !list.is_empty()),
+        allow_unhealthy,
+        passthrough,
+        canonical: canonical?,
+    })
+}
+
+/// Whether unhealthy endpoints may be used, and whether the service only passes through.
+fn load_balancer(value: Value<'_>) -> Option<(bool, bool)> {
+    let mut fields = value.fields("services[].loadBalancer")?;
+    let scopes = ["Region", "Zone", "Subzone", "Node", "Cluster", "Network"].map(|s| (s, ()));
+    fields
+        .get("routingPreferences")
+        .map(|list| all(list, |v| v.choice(&scopes)));
+    let modes = [
+        ("Standard", false),
+        ("Strict", false),
+        ("Failover", false),
+        ("Passthrough", true),
+    ];
+    let passthrough = choice_or(&mut fields, "mode", false, &modes);
+    let policies = [("OnlyHealthy", false), ("AllowAll", true)];
+    let allow_unhealthy = choice_or(&mut fields, "healthPolicy", false, &policies);
+    fields.finish();
+    Some((allow_unhealthy?, passthrough?))
+}
+
+fn weighted_waypoint(value: Value<'_>) -> Option<()> {
+    let mut fields = value.fields("services[].weightedWaypoints[]")?;
+    fields
+        .need("destination", "{destination: app/waypoint}")
+        .and_then(|v| gateway_address(v, "services[].weightedWaypoints[].destination"));
+    fields
+        .get("weight")
+        .map(|weight| weight.number(0, u32::MAX));
+    fields.finish();
+    Some(())
+}
+
+/// `{destination: NETWORK/IP or NAMESPACE/HOSTNAME, hboneMtlsPort: PORT}`.
+fn gateway_address(value: Value<'_>, place: &'static str) -> Option<()> {
+    let mut fields = value.fields(place)?;
+    let wanted = "`NETWORK/IP` or `NAMESPACE/HOSTNAME`";
+    let good = |text: &str| {
+        let (_, name) = text.split_once('/')?;
+        (!name.is_empty()).then_some(())
+    };
+    fields
+        .need("destination", "east/10.0.0.1")
+        .map(|v| v.parsed(wanted, good));
+    fields.get("hboneMtlsPort").map(Value::port);
+    fields.finish();
+    Some(())
+}
+
+fn locality(value: Value<'_>) -> Option<Locality> {
+    let mut fields = value.fields("workloads[].locality")?;
+    let mut part = |key| text_or(&mut fields, key, "");
+    let (region, zone, subzone) = (part("region"), part("zone"), part("subzone"));
+    fields.finish();
+    Some(Locality {
+        region: region?,
+        zone: zone?,
+        subzone: subzone?,
+    })
+}
+
+/// Text for which, as in WDS, empty means the same as absent.
+fn text_or(fields: &mut Fields<'_>, key: &'static str, default: &str) -> Option<String> {
+    let text = fields.get(key).map_or(Some(""), Value::text_or_empty)?;
+    Some(if text.is_empty() { default } else { text }.to_owned())
+}
+
+fn choice_or<T: Copy>(
+    fields: &mut Fields<'_>,
+    key: &'static str,
+    default: T,
+    words: &[(&str, T)],
+) -> Option<T> {
+    fields
+        .get(key)
+        .map_or(Some(default), |value| value.choice(words))
+}
+
+/// All entries of a list; each that cannot be read has reported why.
+fn all<'a, T>(list: Value<'a>, read: impl Fn(Value<'a>) -> Option<T>) -> Option<Vec<T>> {
+    let read: Vec<_> = list.items().map(read).collect();
+    read.into_iter().collect()
+}
+
+fn address(value: Value<'_>) -> Option<IpAddr> {
+    value.parsed("an IP address that can be dialled, such as `10.0.0.1`", ip)
+}
+
+fn network_address(value: Value<'_>) -> Option<(String, IpAddr)> {
+    value.parsed(
+        "`NETWORK/IP`, or `/IP` for the network without name",
+        |text| {
+            let (network, address) = text.rsplit_once('/')?;
+            Some((network.to_owned(), ip(address)?))
+        },
+    )
+}
+
+/// An address of one host. IPv4 inside IPv6 becomes IPv4, or look-ups would miss it.
+fn ip(text: &str) -> Option<IpAddr> {
+    let ip = text.parse::<IpAddr>().ok()?.to_canonical();
+    (!ip.is_unspecified() && !ip.is_multicast()).then_some(ip)
+}
+
+/// A name that is part of a key such as `namespace/hostname`.
+fn segment(value: Value<'_>) -> Option<String> {
+    let good = |text: &str| !text.contains(|c: char| c == '/' || c.is_whitespace());
+    value.parsed("a name without `/` and spaces", |text| {
+        good(text).then(|| text.to_owned())
+    })
+}
+
+fn hostname(value: Value<'_>) -> Option<String> {
+    value.parsed(
+        "a host name, such as `echo.app.svc.cluster.local`",
+        normal_hostname,
+    )
+}
+
+/// Lower case, without the last dot, as the authorities of peers are before they are looked up.
+fn normal_hostname(text: &str) -> Option<String> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.*:".contains(&byte);
+    let name = text.strip_suffix('.').unwrap_or(text);
+    let good = !name.is_empty() && name.len() <= 253 && name.bytes().all(allowed);
+    good.then(|| name.to_ascii_lowercase())
+}
+
+/// What a service is called, also when the rest of it cannot be read.
+fn key_of(service: Value<'_>) -> Option<String> {
+    let namespace = service.peek("namespace")?;
+    let hostname = normal_hostname(service.peek("hostname")?)?;
+    Some(format!("{namespace}/{hostname}"))
+}
+
+fn service_key(text: &str) -> Option<String> {
+    let (namespace, hostname) = text.split_once('/')?;
+    let hostname = normal_hostname(hostname)?;
+    (!namespace.is_empty()).then(|| format!("{namespace}/{hostname}"))
+}
+
+fn uids_are_unique(workloads: &[Value<'_>]) {
+    let mut lines = HashMap::new();
+    for workload in workloads {
+        let Some(uid) = workload.peek("uid") else {
+            continue;
+        };
+        if let Some(line) = lines.insert(uid, workload.line()) {
+            let what = format!("has the uid `{uid}`, which line {line} has too");
+            workload.error(what, "another uid");
+        }
+    }
+}
+
+/// Of several services with one hostname the canonical one wins. In one namespace the others are
+/// dropped; in other namespaces they stay, as workloads name services by namespace and hostname,
+/// and whoever looks a hostname up takes the canonical one.
+fn canonical_services(services: Vec<Placed<'_, Service>>) -> Vec<Placed<'_, Service>> {
+    let mut by_hostname: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (index, (service, _)) in services.iter().enumerate() {
+        by_hostname
+            .entry(&service.hostname)
+            .or_default()
+            .push(index);
+    }
+    let mut dropped = HashSet::new();
+    for same in by_hostname.values().filter(|same| same.len() > 1) {
+        let canonical: Vec<_> = same
+            .iter()
+            .copied()
+            .filter(|index| services[*index].0.canonical)
+            .collect();
+        let [winner] = canonical[..] else {
+            for pair in same.windows(2) {
+                let ((service, value), (_, first)) = (&services[pair[1]], &services[pair[0]]);
+                let what = format!(
+                    "has the hostname `{}`, which line {} has too",
+                    service.hostname,
+                    first.line()
+                );
+                value.error(
+                    what,
+                    "`canonical: true` at exactly one of them, or another hostname",
+                );
+            }
+            continue;
+        };
+        let namespace = &services[winner].0.namespace;
+        let loses = |index: &usize| *index != winner && services[*index].0.namespace == *namespace;
+        dropped.extend(same.iter().copied().filter(loses));
+    }
+    let kept = services
+        .into_iter()
+        .enumerate()
+        .filter(|(index, _)| !dropped.contains(index));
+    kept.map(|(_, placed)| placed).collect()
+}
+
+/// A workload that claims a service nobody defines would silently get no traffic. `declared` are
+/// the services that stand in the file, those that could not be read included.
+fn services_are_known<'a>(
+    claims: impl Iterator<Item = &'a Claim<'a>>,
+    services: &[Placed<'_, Service>],
+    declared: &HashSet<String>,
+) {
+    let key = |service: &Service| format!("{}/{}", service.namespace, service.hostname);
+    let known: HashMap<_, _> = services
+        .iter()
+        .map(|(service, _)| (key(service), service))
+        .collect();
+    for (name, port, value) in claims {
+        match (known.get(name), port) {
+            (None, None) if !declared.contains(name) => {
+                let what = format!("names `{name}`, which is not in `services`");
+                value.error(what, "the `NAMESPACE/HOSTNAME` of one that is");
+            }
+            (Some(service), Some(port)) if !service.ports.contains_key(port) => {
+                let has: Vec<_> = service.ports.keys().map(u16::to_string).collect();
+                let what = format!("has the port {port}, which `{name}` does not have");
+                value.error(what, format!("one of {}", has.join(", ")));
+            }
+            _ => {}
+        }
+    }
+}

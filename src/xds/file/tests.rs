@@ -1,0 +1,424 @@
+//! Whole mesh files: a situation and what is read from it or said about it.
+
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::{Config, Discovery};
+
+fn read(text: &str) -> Result<Mesh, String> {
+    parse(Path::new("m.yaml"), text).map_err(|findings| findings.to_string())
+}
+
+/// The findings about a mesh, without the file's name.
+fn refusal(text: &str) -> String {
+    read(text).unwrap_err().replace("m.yaml:", "")
+}
+
+/// Service `a/b.c` with port 80 on line 1 and then what else stands in the file.
+fn with_service(rest: &str) -> String {
+    format!(
+        "services: [{{name: b, namespace: a, hostname: b.c, vips: [], ports: {{80: 0}}}}]\n{rest}"
+    )
+}
+
+fn workload_with(keys: &str) -> String {
+    with_service(&format!(
+        "workloads:\n- {{uid: u, workloadIps: [10.0.0.1], namespace: a, services: {{}}, {keys}}}\n"
+    ))
+}
+
+fn service_with(keys: &str) -> String {
+    format!(
+        "services:\n- {{name: b, namespace: a, hostname: b.c, vips: [], ports: {{80: 0}}, \
+         {keys}}}\n"
+    )
+}
+
+#[test]
+fn what_is_left_out_has_the_default_of_the_contract() {
+    let mesh = read(&workload_with("")).unwrap();
+    let workload = &mesh.workloads[0];
+    let want = Workload {
+        uid: "u".to_owned(),
+        namespace: "a".to_owned(),
+        service_account: "default".to_owned(),
+        trust_domain: "cluster.local".to_owned(),
+        cluster: "Kubernetes".to_owned(),
+        addresses: vec![IpAddr::from([10, 0, 0, 1])],
+        healthy: true,
+        capacity: 1,
+        ..Workload::default()
+    };
+    assert_eq!(*workload, want);
+    assert_eq!(mesh.services[0].ports, BTreeMap::from([(80, 0)]));
+}
+
+const EVERY_KEY: &str = r#"
+workloads:
+- uid: cluster1//Pod/a/w
+  name: w
+  workloadIps: ["::ffff:10.0.0.1", "2001:db8::1"]
+  services: {a/B.C.: {80: 8080, "81": 8081}}
+  namespace: a
+  serviceAccount: ""
+  trustDomain: td
+  clusterId: c
+  network: n
+  node: node
+  hostname: h
+  protocol: HBONE
+  networkMode: HostNetwork
+  status: Unhealthy
+  capacity: 0
+  locality: {region: r, zone: z, subzone: s}
+  waypoint: {destination: n/10.0.0.9, hboneMtlsPort: 15008}
+  networkGateway: {destination: a/gw.c}
+  workloadName: wn
+  workloadType: deployment
+  canonicalName: cn
+  canonicalRevision: 1.10
+  nativeTunnel: false
+  applicationTunnel: {protocol: PROXY, port: 1}
+  authorizationPolicies: [a/p]
+services:
+- name: b
+  namespace: a
+  hostname: B.C.
+  vips: [n/10.1.0.1, "/2001:db8::2"]
+  ports: {80: 8080, 81: 0}
+  cidrVips: [n/10.2.0.0/16]
+  endpoints: {anything: [1]}
+  subjectAltNames: ["spiffe://td/ns/a/sa/b"]
+  waypoint: {destination: a/w.c, hboneMtlsPort: 15008}
+  weightedWaypoints: [{destination: {destination: a/w.c}, weight: 3}]
+  loadBalancer: {routingPreferences: [Network, Region], mode: Passthrough, healthPolicy: AllowAll}
+  ipFamilies: Dual
+  visibility: Namespace
+  canonical: true
+policies:
+- name: p
+  namespace: a
+  scope: Namespace
+  action: Deny
+  rules: [[[{notPrincipals: [{Presence: []}], destinationPorts: [80], sourceIps: [10.0.0.0/8],
+    serviceAccounts: [{namespace: a, serviceAccount: b}]}], [{namespaces: [!Exact x]}]]]
+  dryRun: true
+"#;
+
+#[test]
+fn every_key_of_the_shape_is_read() {
+    let mesh = read(EVERY_KEY).unwrap();
+    let (workload, service) = (&mesh.workloads[0], &mesh.services[0]);
+    assert_eq!(workload.addresses[0].to_string(), "10.0.0.1");
+    let ports = BTreeMap::from([(80, 8080), (81, 8081)]);
+    assert_eq!(
+        workload.services,
+        BTreeMap::from([("a/b.c".to_owned(), ports)])
+    );
+    assert_eq!(
+        (workload.service_account.as_str(), workload.capacity),
+        ("default", 0)
+    );
+    assert_eq!(workload.protocol, Protocol::Hbone);
+    assert_eq!(workload.canonical_revision, "1.10");
+    assert!(workload.host_network && workload.network_gateway && !workload.healthy);
+    assert_eq!(workload.locality.subzone, "s");
+    assert_eq!(service.hostname, "b.c");
+    assert_eq!(
+        service.vips[1],
+        (String::new(), "2001:db8::2".parse().unwrap())
+    );
+    assert!(service.waypoint && service.allow_unhealthy && service.passthrough);
+    assert!(service.canonical);
+    assert_eq!(mesh.policies, 1);
+}
+
+#[test]
+fn unknown_keys_are_refused_wherever_they_stand() {
+    assert!(refusal("workload: []").starts_with("1: error: unknown key `workload`; write one of"));
+    assert!(
+        refusal(&workload_with("zone: z"))
+            .contains("3: error: unknown key `zone` in `workloads[]`")
+    );
+    assert!(
+        refusal(&service_with("port: 1")).contains("2: error: unknown key `port` in `services[]`")
+    );
+    let policy = "policies: [{name: p, namespace: a, scope: Global, action: Allow, \
+                  rules: [[[{ports: [80]}]]]}]";
+    assert!(refusal(policy).contains("unknown key `ports` in `policies[].rules[][][]`"));
+}
+
+#[test]
+fn values_outside_their_list_name_the_list() {
+    let cases = [
+        (
+            "protocol: hbone",
+            "`workloads[].protocol` cannot be `hbone`; write one of `TCP`, `HBONE`",
+        ),
+        (
+            "status: Down",
+            "`workloads[].status` cannot be `Down`; write one of `Healthy`, `Unhealthy`",
+        ),
+        (
+            "networkMode: Host",
+            "`workloads[].networkMode` cannot be `Host`; write one of `Standard`, \
+             `HostNetwork`",
+        ),
+        (
+            "capacity: -1",
+            "`workloads[].capacity` is `-1`; write a whole number from 0 to 4294967295",
+        ),
+        (
+            "name: ''",
+            "`workloads[].name` is empty; write at least one character",
+        ),
+    ];
+    for (keys, want) in cases {
+        assert_eq!(refusal(&workload_with(keys)), format!("3: error: {want}"));
+    }
+    assert!(
+        refusal(&service_with("loadBalancer: {mode: Any}")).contains("`Failover`, `Passthrough`")
+    );
+}
+
+#[test]
+fn addresses_that_cannot_be_dialled_are_refused() {
+    for bad in ["10.0.0", "10.0.0.1:80", "0.0.0.0", "224.0.0.1", "echo"] {
+        let text = workload_with("").replace("10.0.0.1", &format!("'{bad}'"));
+        let want = format!("`workloads[].workloadIps[]` is `{bad}`; write an IP address");
+        assert!(refusal(&text).contains(&want), "{bad}");
+    }
+    for bad in ["10.0.0.1", "n/10.0.0", "n/"] {
+        let text = service_with("").replace("vips: []", &format!("vips: ['{bad}']"));
+        assert!(refusal(&text).contains("write `NETWORK/IP`"), "{bad}");
+    }
+}
+
+#[test]
+fn port_zero_is_only_for_services_to_say() {
+    let claim = |ports: &str| {
+        workload_with("").replace("services: {}", &format!("services: {{a/b.c: {ports}}}"))
+    };
+    read(&claim("{}")).unwrap();
+    assert!(refusal(&claim("{80: 0}")).contains("is `0`; write a whole number from 1 to 65535"));
+    assert!(refusal(&claim("{0: 1}")).contains("has a service port `0`"));
+    assert!(refusal(&claim("{80: 1, '80': 2}")).contains("has the service port 80 twice"));
+    assert!(refusal(&claim("[80]")).contains("is not a map of ports; write `{80: 8080}`"));
+}
+
+#[test]
+fn two_workloads_with_one_uid_are_refused() {
+    let entry = "{uid: u, workloadIps: [], namespace: a, services: {}}";
+    assert_eq!(
+        refusal(&format!("workloads:\n- {entry}\n- {entry}\n")),
+        "3: error: `workloads[]` has the uid `u`, which line 2 has too; write another uid"
+    );
+}
+
+#[test]
+fn of_two_services_with_one_hostname_the_canonical_one_wins() {
+    let entry = |namespace: &str, port: u16, canonical: bool| {
+        format!(
+            "- {{name: b, namespace: {namespace}, hostname: b.c, vips: [], ports: {{{port}: 0}}, \
+             canonical: {canonical}}}\n"
+        )
+    };
+    let both = |a: String, b: String| format!("services:\n{a}{b}");
+    let mesh = read(&both(entry("a", 80, false), entry("a", 81, true))).unwrap();
+    assert_eq!(mesh.services.len(), 1);
+    assert!(mesh.services[0].ports.contains_key(&81));
+    let mesh = read(&both(entry("a", 80, true), entry("other", 80, false))).unwrap();
+    assert_eq!(mesh.services.len(), 2);
+    for canonical in [false, true] {
+        assert_eq!(
+            refusal(&both(entry("a", 80, canonical), entry("a", 80, canonical))),
+            "3: error: `services[]` has the hostname `b.c`, which line 2 has too; write \
+             `canonical: true` at exactly one of them, or another hostname"
+        );
+    }
+}
+
+#[test]
+fn an_empty_file_is_not_an_empty_mesh() {
+    assert_eq!(
+        refusal(""),
+        "1: error: the file is empty; write `workloads: []` and so on"
+    );
+    assert_eq!(read("workloads: []").unwrap(), Mesh::default());
+}
+
+const STRAIT: &str = r#"gateway: {cluster: east}
+identity: {kind: files, chain: gateway.crt, key: gateway.key, roots: gateway.crt}
+trust:
+  domains:
+    - {name: east.local, cluster: east}
+    - {name: "*"}
+listeners:
+  - {name: cross-network, bind: "127.0.0.1:15008"}
+discovery: {kind: file, path: mesh.yaml}
+exposure:
+  services:
+    - {service: "echo.app:99999", to: [{anyone: true}]}
+    - {service: "echo.app:80", to: [{}]}
+admin: {bind: "0.0.0.0:15000"}
+metrics: {bind: "127.0.0.1:15008"}
+"#;
+
+const MESH: &str = r#"services:
+  - {name: echo, namespace: app, hostname: echo.app, vips: [], ports: {80: 8080}}
+workloads:
+  - uid: one
+    workloadIps: [10.0.0.1]
+    namespace: app
+    protocol: HTTP
+    services: {app/echo.app: {81: 8080}}
+  - uid: two
+    workloadIps: [10.0.0.2]
+    namespace: app
+    capacitty: 3
+    services:
+      app/ehco.app: {80: 8080}
+"#;
+
+#[test]
+fn ten_planted_mistakes_in_two_files_are_found_with_their_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let (strait, mesh) = (
+        folder.path().join("strait.yaml"),
+        folder.path().join("mesh.yaml"),
+    );
+    std::fs::write(&strait, STRAIT).unwrap();
+    std::fs::write(&mesh, MESH).unwrap();
+    std::fs::write(folder.path().join("gateway.crt"), "").unwrap();
+    let mut found = Config::load(&strait).unwrap_err().0;
+    found.extend(load(&mesh).unwrap_err().0);
+    let found: Vec<_> = found.iter().map(|finding| finding.to_string()).collect();
+    let (s, m) = (strait.display(), mesh.display());
+    let key = folder.path().join("gateway.key");
+    assert_eq!(
+        found,
+        [
+            format!(
+                "{s}:2: error: `identity.key` is `{}`: No such file or directory (os error 2); \
+                 write the path of an existing file, relative to the folder of this one",
+                key.display()
+            ),
+            format!(
+                "{s}:6: error: `trust.domains[].name` is `*`, and a pattern would trust domains \
+                 that nobody named; write each trust domain by its name"
+            ),
+            format!(
+                "{s}:12: error: `exposure.services[].service` is `echo.app:99999`, which has a \
+                 port outside 1 to 65535 or not in plain decimal; write `host:port` or `host`, \
+                 such as `echo.app.svc.cluster.local:80`"
+            ),
+            format!(
+                "{s}:13: error: `exposure.services[].to[]` has an empty entry, which does not say \
+                 whether it means nobody or everybody; write `{{anyone: true}}` to admit every \
+                 peer, or remove it to admit nobody"
+            ),
+            format!(
+                "{s}:14: error: `admin.bind` is `0.0.0.0:15000`, where other hosts could stop \
+                 this gateway; write `\"127.0.0.1:15000\"`"
+            ),
+            format!(
+                "{s}:15: error: `metrics.bind` (127.0.0.1:15008) overlaps listener \
+                 `cross-network` (127.0.0.1:15008); write another port or a specific address"
+            ),
+            format!(
+                "{m}:7: error: `workloads[].protocol` cannot be `HTTP`; write one of `TCP`, `HBONE`"
+            ),
+            format!(
+                "{m}:8: error: `workloads[].services[]` has the port 81, which `app/echo.app` \
+                 does not have; write one of 80"
+            ),
+            format!(
+                "{m}:12: error: unknown key `capacitty` in `workloads[]`; write one of \
+                 `services`, `uid`, `workloadIps`, `namespace`, `name`, `serviceAccount`, \
+                 `trustDomain`, `clusterId`, `network`, `node`, `hostname`, `workloadName`, \
+                 `workloadType`, `canonicalName`, `canonicalRevision`, `protocol`, `networkMode`, \
+                 `status`, `capacity`, `locality`, `networkGateway`, `waypoint`, `nativeTunnel`, \
+                 `authorizationPolicies`, `applicationTunnel`"
+            ),
+            format!(
+                "{m}:14: error: `workloads[].services[]` names `app/ehco.app`, which is not in \
+                 `services`; write the `NAMESPACE/HOSTNAME` of one that is"
+            ),
+        ]
+    );
+}
+
+#[test]
+fn the_examples_for_a_laptop_load() {
+    let local = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy/local");
+    // The certificates are made by a command and not kept, so a copy stands beside stand-ins.
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("deploy/local");
+    std::fs::create_dir_all(&copy).unwrap();
+    std::fs::create_dir(folder.path().join("certs")).unwrap();
+    for name in ["gateway.crt", "gateway.key", "root.crt"] {
+        std::fs::write(folder.path().join("certs").join(name), "").unwrap();
+    }
+    for name in ["strait.yaml", "mesh.yaml"] {
+        std::fs::copy(local.join(name), copy.join(name)).unwrap();
+    }
+    let (config, findings) = Config::check(&copy.join("strait.yaml"));
+    assert_eq!(findings.to_string(), "");
+    let config = config.unwrap();
+    let Discovery::File { path } = config.discovery;
+    let mesh = load(&path).unwrap();
+    assert_eq!(
+        mesh.workloads
+            .iter()
+            .map(|w| w.capacity)
+            .collect::<Vec<_>>(),
+        [1, 3]
+    );
+    assert_eq!(
+        mesh.services[0].hostname,
+        config.exposure.services[0].service.host
+    );
+}
+
+/// The parser stops at 250,000 keys and values unless its limits are raised. This is half as many
+/// again; the 100,000 workloads that we promise would take a minute without optimisation.
+#[test]
+fn a_mesh_beyond_the_limits_of_the_parser_is_read() {
+    const COUNT: u32 = 8_000;
+    let mut text = with_service("workloads:\n");
+    for i in 0..COUNT {
+        let ip = std::net::Ipv4Addr::from_bits(0x0a00_0001 + i);
+        text.push_str(&format!(
+            "- uid: east//Pod/a/pod-{i}\n  name: pod-{i}\n  namespace: a\n  workloadIps: [{ip}]\n  \
+             protocol: HBONE\n  serviceAccount: default\n  trustDomain: east.local\n  \
+             clusterId: east\n  network: east\n  node: node-{}\n  capacity: 3\n  \
+             locality: {{region: r, zone: z}}\n  status: Healthy\n  workloadName: pod\n  \
+             workloadType: deployment\n  \
+             canonicalName: pod\n  canonicalRevision: latest\n  \
+             services: {{a/b.c: {{80: 8080}}}}\n",
+            i % 100
+        ));
+    }
+    assert_eq!(read(&text).unwrap().workloads.len(), COUNT as usize);
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics_the_loader(
+        lines in proptest::collection::vec(
+            "( {0,4}(- )?(workloads|services|policies|uid|ports|rules|vips|workloadIps): ?)?\
+             ([{}\\[\\],:\"'a0*/ -]|\\PC){0,12}", 0..12)
+    ) {
+        let _ = parse(Path::new("m.yaml"), &lines.join("\n"));
+    }
+
+    #[test]
+    fn no_damage_to_a_good_file_panics_the_loader(at in 0..MESH.len(), put in "\\PC{0,3}") {
+        if MESH.is_char_boundary(at) {
+            let _ = parse(Path::new("m.yaml"), &format!("{}{put}{}", &MESH[..at], &MESH[at..]));
+            let _ = parse(Path::new("m.yaml"), &MESH[..at]);
+        }
+    }
+}

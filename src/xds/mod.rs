@@ -1,0 +1,5 @@
+//! The control path: from a discovery source to the mesh that snapshots are built of.
+//!
+//! Owns how each source is read. It never knows the data path: `app` publishes what it returns.
+
+pub mod file;

@@ -1,0 +1,105 @@
+//! What git keeps: no large file, and no private key.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+const FILE_BYTES_MAX: usize = 1024 * 1024;
+
+/// In two halves, as is every other literal of it in code that searches for keys.
+const KEY_HEADER: &str = concat!("PRIVATE KEY", "-----");
+
+/// No key is shorter: an Ed25519 key in PKCS#8 is 48 bytes, which are 64 characters.
+const KEY_CHARS_MIN: usize = 40;
+
+/// Path and content of everything that git tracks and that is still in the checkout.
+fn tracked() -> Vec<(String, Vec<u8>)> {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // A build container often owns a checkout by another user; we only list names.
+    let listing = Command::new("git")
+        .args(["-c", "safe.directory=*", "ls-files", "-z"])
+        .current_dir(top)
+        .output()
+        .expect("git lists what is tracked, so it has to be installed");
+    assert!(
+        listing.status.success(),
+        "this test needs a git checkout: {}",
+        String::from_utf8_lossy(&listing.stderr)
+    );
+    let names = String::from_utf8(listing.stdout).unwrap();
+    let names = names.split('\0').filter(|name| !name.is_empty());
+    names
+        .filter_map(|name| Some((name.to_owned(), fs::read(top.join(name)).ok()?)))
+        .collect()
+}
+
+fn check_size(path: &str, content: &[u8]) -> Option<String> {
+    let bytes = content.len();
+    (bytes > FILE_BYTES_MAX).then(|| format!("{path}: {bytes} bytes are too much to keep in git"))
+}
+
+/// A header alone is what a search for keys contains; a key also has a body.
+fn check_key(path: &str, content: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(content);
+    let has_key = text.match_indices(KEY_HEADER).any(|(start, _)| {
+        let body = text[start + KEY_HEADER.len()..].replace("\\n", "\n");
+        let gap = |c: char| c.is_whitespace() || matches!(c, '"' | '\\' | '\'');
+        let body: String = body
+            .chars()
+            .take(4 * KEY_CHARS_MIN)
+            .filter(|&c| !gap(c))
+            .collect();
+        let base64 = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=');
+        body.chars().take_while(base64).count() >= KEY_CHARS_MIN
+    });
+    has_key.then(|| format!("{path}: holds a private key; make it when the test runs (tls::dev)"))
+}
+
+#[test]
+fn no_file_in_git_is_larger_than_a_mebibyte() {
+    let tracked = tracked();
+    let findings: Vec<String> = tracked
+        .iter()
+        .filter_map(|(path, content)| check_size(path, content))
+        .collect();
+    assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
+}
+
+#[test]
+fn no_private_key_is_in_git() {
+    let tracked = tracked();
+    let findings: Vec<String> = tracked
+        .iter()
+        .filter_map(|(path, content)| check_key(path, content))
+        .collect();
+    assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
+}
+
+#[test]
+fn a_file_over_a_mebibyte_is_caught() {
+    assert!(check_size("a.bin", &vec![0; FILE_BYTES_MAX + 1]).is_some());
+    assert!(check_size("a.bin", &vec![0; FILE_BYTES_MAX]).is_none());
+}
+
+#[test]
+fn a_private_key_is_caught_however_it_is_wrapped() {
+    let body = "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgevZzL1gdAFr88hb2";
+    for text in [
+        format!("-----BEGIN {KEY_HEADER}\n{body}\n"),
+        format!("-----BEGIN EC {KEY_HEADER}\r\n{body}\r\n"),
+        format!("key: |\n    -----BEGIN {KEY_HEADER}\n    {body}\n"),
+        format!("const KEY: &str = \"-----BEGIN {KEY_HEADER}\\n{body}\\n\";"),
+        format!("const KEY: &str = \"-----BEGIN {KEY_HEADER}\\\n  {body}\";"),
+    ] {
+        assert!(check_key("a", text.as_bytes()).is_some(), "{text}");
+    }
+    for text in [
+        format!(
+            "assert!(pem.contains(\"{KEY_HEADER}\"), \"it has no key at all, so it is wrong\");"
+        ),
+        format!("-----BEGIN {KEY_HEADER}\n"),
+        format!("-----BEGIN CERTIFICATE-----\n{body}\n"),
+    ] {
+        assert!(check_key("a", text.as_bytes()).is_none(), "{text}");
+    }
+}
