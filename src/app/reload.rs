@@ -99,7 +99,7 @@ impl Reloader {
             .set_reload(what, result.map_err(|error| format!("{error:#}")));
     }
 
-    fn reload_config(&mut self) -> anyhow::Result<()> {
+    fn reload_config(&self) -> anyhow::Result<()> {
         let old = self.config.load_full();
         let new = Config::load(&old.file)?;
         for key in old.restart_only_changes(&new) {
@@ -130,7 +130,7 @@ impl Reloader {
         Ok(())
     }
 
-    async fn reload_mesh(&mut self) -> anyhow::Result<()> {
+    async fn reload_mesh(&self) -> anyhow::Result<()> {
         let config = self.config.load_full();
         let Discovery::File { path } = config.discovery.clone();
         let network = config.gateway.network.as_str().into();

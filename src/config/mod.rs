@@ -301,7 +301,7 @@ impl Config {
 
     /// The keys in which `new` differs and that are only read at the start. Trust, exposure and
     /// log apply live and are not among them.
-    pub fn restart_only_changes(&self, new: &Config) -> Vec<&'static str> {
+    pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let keys = [
             ("gateway", self.gateway != new.gateway),
             ("identity", self.identity != new.identity),

@@ -98,14 +98,11 @@ async fn connect(
         ));
     }
     let end = deadline.min(Instant::now() + TRY);
-    let stream = match timeout_at(end, TcpStream::connect(address)).await {
-        Ok(connected) => connected,
-        Err(_) => {
-            return Err((
-                Reason::DialTimeout,
-                format!("{address} did not answer in time"),
-            ));
-        }
+    let Ok(stream) = timeout_at(end, TcpStream::connect(address)).await else {
+        return Err((
+            Reason::DialTimeout,
+            format!("{address} did not answer in time"),
+        ));
     };
     stream
         .and_then(|stream| {

@@ -3,24 +3,31 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use h2::{Reason, RecvStream, SendStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
 
 /// One CONNECT stream that was answered 200.
 ///
 /// Reading gives end of file at the peer's END_STREAM and at nothing else; a reset is an error
 /// of which [`Tunnel::reset_code`] tells the code. Shutting down sends END_STREAM. Dropping it
-/// before that resets the stream with CANCEL, as a client does that has lost interest.
+/// before that resets the stream with CANCEL, as a client does that has lost interest; dropping it
+/// after that lets the peer's END_STREAM still come, as a kernel does for a closed socket.
 #[derive(Debug)]
 pub struct Tunnel {
     send: SendStream<Bytes>,
-    receive: RecvStream,
+    receive: Option<RecvStream>,
     unread: Bytes,
     finished: bool,
 }
 
+/// How long, and for how many bytes, the peer's END_STREAM is waited for after a drop.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES_MAX: usize = 64 * 1024;
 /// The most that is handed to h2 at once.
 const WRITE_BYTES_MAX: usize = 64 * 1024;
 
@@ -28,7 +35,7 @@ impl Tunnel {
     pub(super) fn new(send: SendStream<Bytes>, receive: RecvStream) -> Self {
         Self {
             send,
-            receive,
+            receive: Some(receive),
             unread: Bytes::new(),
             finished: false,
         }
@@ -43,6 +50,7 @@ impl Tunnel {
     /// Resets the stream with `code`.
     pub fn reset(mut self, code: Reason) {
         self.finished = true;
+        self.receive = None;
         self.send.send_reset(code);
     }
 }
@@ -50,8 +58,23 @@ impl Tunnel {
 impl Drop for Tunnel {
     fn drop(&mut self) {
         if !self.finished {
-            self.send.send_reset(Reason::CANCEL);
+            return self.send.send_reset(Reason::CANCEL);
         }
+        if let (Some(receive), Ok(runtime)) = (self.receive.take(), Handle::try_current()) {
+            runtime.spawn(timeout(LINGER, linger(receive)));
+        }
+    }
+}
+
+/// Reads to the peer's END_STREAM, its reset, or the limit.
+async fn linger(mut receive: RecvStream) {
+    let mut left = LINGER_BYTES_MAX;
+    while let Some(Ok(bytes)) = receive.data().await {
+        let Some(rest) = left.checked_sub(bytes.len()) else {
+            return;
+        };
+        left = rest;
+        let _ = receive.flow_control().release_capacity(bytes.len());
     }
 }
 
@@ -65,17 +88,27 @@ impl AsyncRead for Tunnel {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        while self.unread.is_empty() {
-            match ready!(self.receive.poll_data(cx)) {
-                Some(Ok(bytes)) => self.unread = bytes,
+        let Self {
+            receive, unread, ..
+        } = &mut *self;
+        // None after the end of file, which a reader may ask for again.
+        let Some(stream) = receive else {
+            return Poll::Ready(Ok(()));
+        };
+        while unread.is_empty() {
+            match ready!(stream.poll_data(cx)) {
+                Some(Ok(bytes)) => *unread = bytes,
                 Some(Err(error)) => return Poll::Ready(Err(broken(error))),
-                None => return Poll::Ready(Ok(())),
+                None => {
+                    *receive = None;
+                    return Poll::Ready(Ok(()));
+                }
             }
         }
-        let count = self.unread.len().min(buffer.remaining());
-        buffer.put_slice(&self.unread[..count]);
-        self.unread.advance(count);
-        self.receive
+        let count = unread.len().min(buffer.remaining());
+        buffer.put_slice(&unread[..count]);
+        unread.advance(count);
+        stream
             .flow_control()
             .release_capacity(count)
             .map_err(broken)?;

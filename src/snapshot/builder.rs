@@ -58,10 +58,13 @@ fn replaced<T: PartialEq>(old: &Arc<T>, new: Option<T>) -> Arc<T> {
     }
 }
 
+/// An endpoint and the workload that it belongs to.
+type Served<'a> = (&'a mesh::Workload, Arc<Endpoint>);
+
 /// The local endpoints by service, and their states.
 struct Endpoints<'a> {
     /// By (`namespace/hostname`, service port).
-    by_service: HashMap<(&'a str, u16), Vec<(&'a mesh::Workload, Arc<Endpoint>)>>,
+    by_service: HashMap<(&'a str, u16), Vec<Served<'a>>>,
     states: States,
 }
 
@@ -180,10 +183,7 @@ fn services(mesh: &Mesh, network: &str, endpoints: &Endpoints<'_>) -> Tables {
 ///
 /// A service behind a waypoint has none: to go past the waypoint would skip the policies that it
 /// enforces. Nor has a pass-through service, which names no endpoint at all.
-fn endpoint_set(
-    service: &mesh::Service,
-    endpoints: &[(&mesh::Workload, Arc<Endpoint>)],
-) -> EndpointSet {
+fn endpoint_set(service: &mesh::Service, endpoints: &[Served<'_>]) -> EndpointSet {
     if service.waypoint || service.passthrough {
         return EndpointSet::default();
     }

@@ -158,7 +158,11 @@ impl Record {
     /// The `error` field, if something went wrong: the explanation if there is one.
     fn error(&self, reason: Reason) -> Option<&str> {
         let wrong = reason.level() != Level::INFO;
-        wrong.then(|| self.detail.as_deref().map_or(reason.label(), truncated))
+        wrong.then(|| {
+            self.detail
+                .as_deref()
+                .map_or_else(|| reason.label(), truncated)
+        })
     }
 
     /// The namespace of the workload, or of the service while no workload was reached.
@@ -185,10 +189,12 @@ impl Drop for Record {
     fn drop(&mut self) {
         // Without a reason the tunnel's future was dropped before it could tell one: our code
         // panicked, or the peer's connection went away with all its tunnels.
-        let reason = self.reason.unwrap_or(if std::thread::panicking() {
-            Reason::Panic
-        } else {
-            Reason::DownstreamLost
+        let reason = self.reason.unwrap_or_else(|| {
+            if std::thread::panicking() {
+                Reason::Panic
+            } else {
+                Reason::DownstreamLost
+            }
         });
         self.labels.response_flags = reason.response_flags();
         self.metrics

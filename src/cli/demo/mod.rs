@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             .unwrap_or_else(|_| Err(anyhow::anyhow!("not done within 55 s")));
         report.end(shown.as_ref().err());
         if let Some(world) = world {
-            if args.keep && shown.is_ok() {
+            if args.keep {
                 report.keep(&world);
                 tokio::signal::ctrl_c().await?;
             }

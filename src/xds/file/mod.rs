@@ -118,7 +118,7 @@ fn workload_fields(
         .map_or(Some(1), |v| v.number(0, u32::MAX));
     let locality = fields
         .get("locality")
-        .map_or(Some(Locality::default()), locality);
+        .map_or_else(|| Some(Locality::default()), locality);
     let gateway = fields
         .get("networkGateway")
         .map(|v| gateway_address(v, "workloads[].networkGateway"));

@@ -1,0 +1,9 @@
+//! The gateway as its users meet it: its own process, real sockets, real TLS, real HTTP/2.
+
+#![expect(unreachable_pub, reason = "a test binary exports nothing, and plain `pub` reads better")]
+
+#[cfg(test)]
+mod support;
+
+#[cfg(test)]
+mod authority;

@@ -1,0 +1,252 @@
+//! The gateway's process, with a folder of its own.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use strait::hbone::Client;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use super::identities::{CLIENT, GATEWAY, Identities};
+use super::{ECHO, Net, until};
+
+/// How a test's gateway differs from the usual one.
+pub struct Settings<'a> {
+    pub net: Net,
+    pub identities: &'a Identities,
+    /// `strait.yaml`'s `exposure.services`, as YAML list entries.
+    pub exposure: String,
+    /// More top-level lines of `strait.yaml`.
+    pub more: String,
+    /// The mesh file.
+    pub mesh: String,
+}
+
+impl<'a> Settings<'a> {
+    /// Exposes [`ECHO`] and its alias to cluster west; it has no endpoints yet.
+    pub fn new(net: Net, identities: &'a Identities) -> Self {
+        Self {
+            net,
+            identities,
+            exposure: format!(
+                "    - {{service: \"{ECHO}\", to: [{{cluster: west}}], names: [\"echo.global:80\"]}}\n"
+            ),
+            more: "drain: {lag: 0s, deadline: 2s}\n".to_owned(),
+            mesh: mesh(&[]),
+        }
+    }
+
+    /// Endpoints of [`ECHO`]: host, capacity, and `HBONE` or `TCP` (then on [`endpoint_port`]).
+    ///
+    /// [`endpoint_port`]: super::endpoint_port
+    pub fn endpoints(mut self, endpoints: &[(u8, u32, &str)]) -> Self {
+        let endpoints: Vec<_> = endpoints
+            .iter()
+            .map(|&(host, capacity, protocol)| (self.net.ip(host), capacity, protocol))
+            .collect();
+        self.mesh = mesh(&endpoints);
+        self
+    }
+}
+
+/// A mesh file with the service [`ECHO`], a service that is not exposed, and these endpoints.
+fn mesh(endpoints: &[(IpAddr, u32, &str)]) -> String {
+    let port = super::endpoint_port();
+    let mut text = format!(
+        "services:
+  - {{name: echo, namespace: app, hostname: echo.app.svc.cluster.local, vips: [east/240.0.0.1],
+     ports: {{80: {port}}}}}
+  - {{name: secret, namespace: app, hostname: secret.app.svc.cluster.local, vips: [], ports: {{80: {port}}}}}
+policies: []
+"
+    );
+    text += if endpoints.is_empty() {
+        "workloads: []\n"
+    } else {
+        "workloads:\n"
+    };
+    for (ip, capacity, protocol) in endpoints {
+        let _ = writeln!(
+            text,
+            "  - {{uid: \"east/{ip}\", name: \"pod-{ip}\", namespace: app, serviceAccount: echo,
+     trustDomain: east.local, clusterId: east, network: east, workloadIps: [\"{ip}\"],
+     protocol: {protocol}, capacity: {capacity}, workloadName: echo,
+     services: {{app/echo.app.svc.cluster.local: {{80: {port}}}, app/secret.app.svc.cluster.local: {{80: {port}}}}}}}"
+        );
+    }
+    text
+}
+
+/// A running gateway. It is killed when it is dropped.
+pub struct Gateway {
+    pub folder: TempDir,
+    pub address: SocketAddr,
+    process: Child,
+}
+
+impl Gateway {
+    /// Writes the files, starts the process and waits until it is ready.
+    pub async fn start(settings: &Settings<'_>) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| {
+            std::fs::write(folder.path().join(name), text).expect("a file");
+        };
+        let leaf = settings.identities.leaf(GATEWAY);
+        write("root.crt", &settings.identities.root);
+        write("gateway.crt", &leaf.chain_pem);
+        write("gateway.key", &leaf.key_pem);
+        write("mesh.yaml", &settings.mesh);
+        write("strait.yaml", &strait_yaml(settings));
+        let log = std::fs::File::create(folder.path().join("log")).expect("a log file");
+        let process = Command::new(env!("CARGO_BIN_EXE_strait"))
+            .args(["run", "-c"])
+            .arg(folder.path().join("strait.yaml"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the gateway's process");
+        let address = settings.net.address(1, 15008);
+        let gateway = Self {
+            folder,
+            address,
+            process,
+        };
+        let ready = async || gateway.readiness().await.0;
+        until("readiness", ready, |&status| {
+            assert!(
+                gateway.process.id().is_some(),
+                "the gateway is gone:\n{}",
+                gateway.log()
+            );
+            status == 200
+        })
+        .await;
+        gateway
+    }
+
+    /// A client of cluster west, connected.
+    pub async fn client(&self, identities: &Identities) -> Client {
+        let tls = identities.client(CLIENT, GATEWAY);
+        Client::connect(self.address, &tls)
+            .await
+            .expect("a connection")
+    }
+
+    /// Readiness: the status, and what it says.
+    pub async fn readiness(&self) -> (u16, String) {
+        self.http(15021, "GET", "/healthz/ready").await
+    }
+
+    /// Asks one of the gateway's HTTP ports; status 0 if nobody listens.
+    pub async fn http(&self, port: u16, method: &str, path: &str) -> (u16, String) {
+        http(SocketAddr::new(self.address.ip(), port), method, path).await
+    }
+
+    /// The value of a metric with exactly these labels; 0 where it does not exist (yet).
+    pub async fn metric(&self, name: &str) -> f64 {
+        let (status, text) = self.http(15020, "GET", "/metrics").await;
+        assert_eq!(status, 200, "{text}");
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map_or(0.0, |value| value.parse().expect("a number"))
+    }
+
+    /// How many tunnels ended for a reason.
+    pub async fn tunnels(&self, reason: &str) -> f64 {
+        self.metric(&format!("strait_tunnels_total{{reason=\"{reason}\"}}"))
+            .await
+    }
+
+    /// How many handshakes were refused for a reason.
+    pub async fn refused(&self, reason: &str) -> f64 {
+        self.metric(&format!(
+            "strait_handshakes_refused_total{{reason=\"{reason}\"}}"
+        ))
+        .await
+    }
+
+    /// A file in the gateway's folder.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// What the gateway has logged so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.file("log")).expect("the log")
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let id = self.process.id().expect("a running gateway");
+        let pid = rustix::process::Pid::from_raw(id.try_into().expect("a pid")).expect("a pid");
+        rustix::process::kill_process(pid, signal).expect("a signal");
+    }
+
+    /// Waits for the process's end.
+    pub async fn exited(&mut self) -> ExitStatus {
+        self.process.wait().await.expect("an exit status")
+    }
+}
+
+/// Writes `text` to `path` by a rename, as tools do that never leave a file half-written.
+pub fn replace(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    std::fs::write(&new, text).expect("a new file");
+    std::fs::rename(new, path).expect("a rename");
+}
+
+/// One HTTP request: the status, 0 if nobody listens, and the body.
+pub async fn http(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
+    let ask = async {
+        let mut stream = TcpStream::connect(address).await?;
+        let request = format!("{method} {path} HTTP/1.0\r\nhost: localhost\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    };
+    let answer = timeout(Duration::from_secs(10), ask)
+        .await
+        .expect("an answer in time");
+    let answer = answer.unwrap_or_default();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok());
+    (status.unwrap_or(0), body.to_owned())
+}
+
+/// The configuration of a gateway on host 1 of its net.
+fn strait_yaml(settings: &Settings<'_>) -> String {
+    let ip = settings.net.ip(1);
+    let Settings { exposure, more, .. } = settings;
+    format!(
+        "gateway: {{cluster: east, network: east}}
+identity: {{kind: files, chain: gateway.crt, key: gateway.key, roots: root.crt}}
+trust:
+  domains:
+    - {{name: east.local, cluster: east}}
+    - {{name: west.local, cluster: west}}
+listeners:
+  - {{name: cross-network, bind: \"{ip}:15008\", protocol: hbone}}
+discovery: {{kind: file, path: mesh.yaml}}
+exposure:
+  default: none
+  services:
+{exposure}dial: {{allow: [\"127.0.0.0/8\"]}}
+admin: {{bind: \"{ip}:15000\"}}
+metrics: {{bind: \"{ip}:15020\"}}
+readiness: {{bind: \"{ip}:15021\"}}
+{more}"
+    )
+}

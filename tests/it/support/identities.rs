@@ -1,0 +1,64 @@
+//! Certificates in memory: a root, intermediates of two clusters, and who is who.
+
+use std::sync::{Arc, LazyLock};
+
+use rustls::{ClientConfig, ServerConfig};
+use strait::tls::dev::{Authority, Issuer, Leaf};
+use strait::tls::{self, Material, TrustedDomain};
+
+pub const GATEWAY: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
+pub const ENDPOINT: &str = "spiffe://east.local/ns/app/sa/echo";
+pub const CLIENT: &str = "spiffe://west.local/ns/shop/sa/checkout";
+
+/// The certificates of a test.
+pub struct Identities {
+    pub root: String,
+    pub east: Issuer,
+    pub west: Issuer,
+}
+
+/// The set that tests share which do not need their own.
+pub fn identities() -> &'static Identities {
+    static SHARED: LazyLock<Identities> = LazyLock::new(Identities::new);
+    &SHARED
+}
+
+impl Identities {
+    pub fn new() -> Self {
+        let authority = Authority::new().expect("a root");
+        let intermediate = |name| authority.intermediate(name).expect("an intermediate");
+        Self {
+            root: authority.root_pem(),
+            east: intermediate("east"),
+            west: intermediate("west"),
+        }
+    }
+
+    /// A certificate of the cluster that the identity's trust domain stands for.
+    pub fn leaf(&self, id: &str) -> Leaf {
+        let issuer = if id.starts_with("spiffe://east.local/") {
+            &self.east
+        } else {
+            &self.west
+        };
+        issuer.leaf(id).expect("a leaf")
+    }
+
+    pub fn material(&self, leaf: &Leaf) -> Material {
+        Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &self.root).expect("material")
+    }
+
+    /// TLS of a client that is `id` and expects `server`.
+    pub fn client(&self, id: &str, server: &str) -> Arc<ClientConfig> {
+        tls::client_config(&self.material(&self.leaf(id)), &[server]).expect("a client")
+    }
+
+    /// TLS of an endpoint that lets cluster west in.
+    pub fn server(&self, id: &str) -> Arc<ServerConfig> {
+        let west = TrustedDomain {
+            name: "west.local".into(),
+            roots: None,
+        };
+        tls::server_config(&self.material(&self.leaf(id)), &[west]).expect("a server")
+    }
+}

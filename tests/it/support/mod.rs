@@ -1,0 +1,52 @@
+//! What the tests share: certificates in memory, addresses of their own, the gateway's process.
+
+mod gateway;
+mod identities;
+mod net;
+
+use std::future::Future;
+use std::time::Duration;
+
+pub use gateway::{Gateway, Settings, replace};
+pub use identities::{CLIENT, ENDPOINT, GATEWAY, Identities, identities};
+pub use net::{Net, endpoint_port};
+
+/// The service that tests expose unless they say otherwise.
+pub const ECHO: &str = "echo.app.svc.cluster.local:80";
+
+/// No test waits longer than this for anything: a hang is a failure with a name.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Runs a test's future under [`DEADLINE`].
+pub fn run<T>(test: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+        .block_on(async {
+            tokio::time::timeout(DEADLINE, test)
+                .await
+                .expect("within the deadline")
+        })
+}
+
+/// Asks until the answer is as wanted; fails with the last answer when the deadline comes.
+pub async fn until<T: std::fmt::Debug>(
+    what: &str,
+    mut ask: impl AsyncFnMut() -> T,
+    wanted: impl Fn(&T) -> bool,
+) -> T {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    loop {
+        let answer = ask().await;
+        if wanted(&answer) {
+            return answer;
+        }
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{what}: last seen {answer:?}"
+        );
+        // deadline: the state of another process can only be asked for again and again.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

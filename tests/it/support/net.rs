@@ -1,0 +1,52 @@
+//! Addresses: each test has a part of 127.0.0.0/8 to itself, so that all can use the well-known
+//! ports at once.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use tokio::net::TcpListener;
+
+/// 127.A.B.0/24.
+#[derive(Clone, Copy, Debug)]
+pub struct Net {
+    second: u8,
+    third: u8,
+}
+
+/// A port for endpoints that speak plain TCP.
+pub const fn endpoint_port() -> u16 {
+    9000
+}
+
+impl Net {
+    /// A net that no other test of this or another process uses.
+    pub fn new() -> Self {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        loop {
+            let [_, _, high, low] = std::process::id().to_be_bytes();
+            let next = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes()[1];
+            let net = Self {
+                second: 1 + (high ^ low) % 250,
+                third: low.wrapping_add(next),
+            };
+            if std::net::TcpListener::bind((net.ip(1), 15008)).is_ok() {
+                return net;
+            }
+        }
+    }
+
+    pub fn ip(self, last: u8) -> IpAddr {
+        Ipv4Addr::new(127, self.second, self.third, last).into()
+    }
+
+    pub fn address(self, last: u8, port: u16) -> SocketAddr {
+        SocketAddr::new(self.ip(last), port)
+    }
+
+    /// A listener at host `last`.
+    pub async fn listen(self, last: u8, port: u16) -> TcpListener {
+        TcpListener::bind(self.address(last, port))
+            .await
+            .expect("a listener")
+    }
+}
