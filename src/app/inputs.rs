@@ -1,14 +1,16 @@
 //! The files that a start needs, loaded and checked together, and turned into snapshot types.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tracing::{info, warn};
 
-use crate::config::{Config, DefaultExposure, Discovery, Identity, Severity};
+use crate::config::{
+    Config, DefaultExposure, Discovery, Examined, Identity, IdentityFiles, Severity,
+};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
-use crate::tls::{self, Material, TrustedDomain};
+use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
 /// Everything that the files say.
@@ -68,24 +70,25 @@ impl Inputs {
     }
 }
 
-/// Reads everything and reports all mistakes of all files at once.
+/// Reads everything and reports all mistakes of all files at once: a mistake in one file hides
+/// none in the others, as long as the key that names them can be read.
 pub fn check(path: &Path) -> Report {
     let mut report = Report::default();
-    let (config, findings) = Config::check(path);
-    for finding in &findings.0 {
+    let examined = Config::examine(path);
+    for finding in &examined.findings.0 {
         match finding.severity {
             Severity::Error => report.errors.push(finding.to_string()),
             Severity::Warning => report.warnings.push(finding.to_string()),
         }
     }
-    let Some(config) = config else { return report };
-    let Discovery::File { path: mesh_path } = &config.discovery;
-    let mesh = report.keep(xds::file::load(mesh_path));
-    let Identity::Files(files) = &config.identity;
-    let material = report.keep(Material::load(files));
-    let domains = report.keep(TrustedDomain::load_all(&config.trust.domains));
-    if let (Some(mesh), Some(material), Some(domains)) = (mesh, material, domains) {
-        report.keep(tls::server_config(&material, &domains));
+    let mesh = examined.discovery.as_ref().and_then(|discovery| {
+        let Discovery::File { path } = discovery;
+        Some((report.keep(xds::file::load(path))?, path))
+    });
+    let certificates = report.certificates(path, &examined);
+    if let (Some(config), Some((mesh, mesh_path)), Some((material, domains))) =
+        (examined.config, mesh, certificates)
+    {
         report.compare(&config, &mesh, mesh_path);
         let warnings = report.warnings.clone();
         report.inputs = Some(Inputs {
@@ -107,6 +110,26 @@ impl Report {
                     .extend(error.to_string().lines().map(Into::into))
             })
             .ok()
+    }
+
+    /// Loads the certificates, and tries whether they fit together.
+    fn certificates(
+        &mut self,
+        path: &Path,
+        examined: &Examined,
+    ) -> Option<(Material, Vec<TrustedDomain>)> {
+        let files = examined.identity.as_ref();
+        let files = files.map(|Identity::Files(files)| files);
+        let located = |error: TlsError| located(&error, path, files, &examined.named);
+        let domains = examined
+            .trust
+            .as_ref()
+            .and_then(|trust| self.keep(TrustedDomain::load_all(&trust.domains).map_err(located)));
+        let material = files.and_then(|files| self.keep(Material::load(files).map_err(located)))?;
+        // Our own files can be judged without the domains.
+        let judged = domains.as_deref().unwrap_or_default();
+        self.keep(tls::server_config(&material, judged).map_err(located))?;
+        Some((material, domains?))
     }
 
     /// What only the two files together show.
@@ -148,6 +171,31 @@ impl Report {
                 mesh.policies
             ));
         }
+    }
+}
+
+/// A mistake in a certificate's file, at the line of `path` that names the file.
+fn located(
+    error: &TlsError,
+    path: &Path,
+    own: Option<&IdentityFiles>,
+    named: &[(PathBuf, u64)],
+) -> String {
+    let (file, is_said) = match error {
+        TlsError::Pem { file, .. }
+        | TlsError::BadRoot { file, .. }
+        | TlsError::BadLeaf { file, .. }
+        | TlsError::NoCertificate(file)
+        | TlsError::Expired(file) => (Some(file), true),
+        TlsError::KeyMismatch(_) => (own.map(|own| &own.key), false),
+        TlsError::Verifier(_) | TlsError::Provider(_) => (own.map(|own| &own.roots), false),
+    };
+    let line = named.iter().find(|(named, _)| Some(named) == file);
+    let line = line.map_or(1, |(_, line)| *line);
+    let at = format!("{}:{line}: error: ", path.display());
+    match file {
+        Some(file) if !is_said => format!("{at}{}: {error}", file.display()),
+        _ => format!("{at}{error}"),
     }
 }
 

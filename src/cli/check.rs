@@ -28,6 +28,10 @@ pub(super) fn run(path: &Path) -> ExitCode {
             );
             ExitCode::SUCCESS
         }
+        (_, 1) => {
+            eprintln!("{}: 1 mistake", path.display());
+            ExitCode::FAILURE
+        }
         (_, count) => {
             eprintln!("{}: {count} mistakes", path.display());
             ExitCode::FAILURE

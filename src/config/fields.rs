@@ -350,6 +350,7 @@ impl<'a> Value<'a> {
             self.error(what, how);
             return None;
         }
+        self.report.names(path.clone(), self.line());
         Some(path)
     }
 

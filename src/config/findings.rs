@@ -98,6 +98,7 @@ pub struct Report {
     found: RefCell<Vec<Finding>>,
     errors: Cell<usize>,
     left_out: Cell<usize>,
+    paths: RefCell<Vec<(PathBuf, u64)>>,
 }
 
 impl Report {
@@ -108,7 +109,18 @@ impl Report {
             found: RefCell::default(),
             errors: Cell::new(0),
             left_out: Cell::new(0),
+            paths: RefCell::default(),
         }
+    }
+
+    /// Remembers the line that names another file, for findings about that file's contents.
+    pub fn names(&self, path: PathBuf, line: u64) {
+        self.paths.borrow_mut().push((path, line));
+    }
+
+    /// The files that were named so far, each with its line.
+    pub fn named(&self) -> Vec<(PathBuf, u64)> {
+        self.paths.borrow().clone()
     }
 
     /// Notes something that keeps the file from being used.

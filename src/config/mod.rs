@@ -77,6 +77,23 @@ pub struct Config {
     pub log: Log,
 }
 
+/// What [`Config::examine`] found out about a file.
+#[derive(Debug, Default)]
+pub struct Examined {
+    /// The configuration; there is one exactly when no finding is an error.
+    pub config: Option<Config>,
+    /// What is wrong, and what is worth a look.
+    pub findings: Findings,
+    /// The section `identity`, if nothing is wrong with it.
+    pub identity: Option<Identity>,
+    /// The section `trust`, if nothing is wrong with it.
+    pub trust: Option<Trust>,
+    /// The section `discovery`, if nothing is wrong with it.
+    pub discovery: Option<Discovery>,
+    /// The other files that it names, each with the line that does.
+    pub named: Vec<(PathBuf, u64)>,
+}
+
 /// Where this gateway stands.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gateway {
@@ -285,16 +302,29 @@ impl Config {
     /// Reads and checks a file, and gives the warnings also when it can be used. There is a
     /// configuration exactly when no finding is an error.
     pub fn check(path: &Path) -> (Option<Self>, Findings) {
+        let examined = Self::examine(path);
+        (examined.config, examined.findings)
+    }
+
+    /// As [`Config::check`], and gives what it names of other files also when it cannot be used,
+    /// so that their mistakes can be found in the same run.
+    pub fn examine(path: &Path) -> Examined {
         match yaml::Document::load(path) {
             Ok(document) => read::config(&document),
-            Err(findings) => (None, findings),
+            Err(findings) => Examined {
+                findings,
+                ..Examined::default()
+            },
         }
     }
 
     /// As [`Config::check`], for a text that would stand in the file `path`.
     pub fn parse(path: &Path, text: &str) -> (Option<Self>, Findings) {
         match yaml::Document::parse(path, text) {
-            Ok(document) => read::config(&document),
+            Ok(document) => {
+                let examined = read::config(&document);
+                (examined.config, examined.findings)
+            }
             Err(findings) => (None, findings),
         }
     }

@@ -8,12 +8,12 @@ use spiffe::TrustDomain as SpiffeTrustDomain;
 use super::checks::{self, Opened};
 use super::exposure;
 use super::fields::{Fields, Value};
-use super::findings::{Findings, Report};
+use super::findings::Report;
 use super::yaml::Document;
 use super::{
-    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Discovery, Drain, Exposure, Gateway,
-    Identity, IdentityFiles, Listener, Locality, Log, LogFormat, METRICS, READINESS, Trust,
-    TrustDomain,
+    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Discovery, Drain, Examined, Exposure,
+    Gateway, Identity, IdentityFiles, Listener, Locality, Log, LogFormat, METRICS, READINESS,
+    Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -26,17 +26,26 @@ const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 const LATER: &[&str] = &["networks", "links", "names", "traffic", "policy", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
-pub(super) fn config(document: &Document) -> (Option<Config>, Findings) {
+pub(super) fn config(document: &Document) -> Examined {
     let report = Report::new(&document.file);
+    let mut examined = Examined::default();
     let example = "gateway: {cluster: east}";
     let config = Fields::of_document(document, &report, example)
-        .and_then(|top| sections(document, &report, top));
-    let findings = report.into_findings();
-    (config.filter(|_| !findings.has_errors()), findings)
+        .and_then(|top| sections(document, &report, top, &mut examined));
+    examined.named = report.named();
+    examined.findings = report.into_findings();
+    examined.config = config.filter(|_| !examined.findings.has_errors());
+    examined
 }
 
 /// Every section is read before the first `?`, so that each one has reported its findings.
-fn sections(document: &Document, report: &Report, mut top: Fields<'_>) -> Option<Config> {
+/// Those that name other files are noted in `examined`, whatever is wrong with the rest.
+fn sections(
+    document: &Document,
+    report: &Report,
+    mut top: Fields<'_>,
+    examined: &mut Examined,
+) -> Option<Config> {
     top.later(LATER);
     let gateway = top.need("gateway", "{cluster: east}").and_then(gateway);
     let identity = top.need("identity", IDENTITY_EXAMPLE).and_then(identity);
@@ -71,6 +80,9 @@ fn sections(document: &Document, report: &Report, mut top: Fields<'_>) -> Option
         .map_or_else(|| Some(Drain::default()), drain);
     let log = top.get("log").map_or_else(|| Some(Log::default()), log);
     top.finish();
+    examined.identity.clone_from(&identity);
+    examined.trust.clone_from(&trust);
+    examined.discovery.clone_from(&discovery);
     Some(Config {
         file: document.file.clone(),
         gateway: gateway?,

@@ -23,7 +23,7 @@ use super::handshake::{Refused, Session};
 use super::identity::Peer;
 use super::seam::Seam;
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
-use super::{Gateway, forward, keepalive};
+use super::{Gateway, forward, keepalive, linger};
 
 /// What a tunnel asks for.
 #[derive(Debug)]
@@ -73,7 +73,8 @@ fn settings() -> Builder {
 /// # Errors
 /// The HTTP/2 preface did not come, or not in time.
 pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> Result<(), Refused> {
-    let handshake = settings().handshake(Seam::new(session.stream));
+    let (seam, returned) = Seam::new(session.stream);
+    let handshake = settings().handshake(seam);
     let refused = |refusal, detail: String| Refused { refusal, detail };
     let connection = timeout(PREFACE_DEADLINE, handshake)
         .await
@@ -92,6 +93,9 @@ pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> R
         window: Arc::default(),
     };
     server.run(connection).await;
+    if let Ok(stream) = returned.await {
+        linger::close(stream.into_inner().0).await;
+    }
     Ok(())
 }
 

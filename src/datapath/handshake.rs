@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -12,8 +12,8 @@ use tokio_rustls::server::TlsStream;
 use crate::reason::HandshakeRefusal;
 use crate::tls::{ALPN_H2, refusal_of};
 
-use super::Gateway;
 use super::accept::{Accepted, LoadGuard};
+use super::{Gateway, linger};
 
 /// A TLS session with a peer whose certificate chain holds.
 #[derive(Debug)]
@@ -36,11 +36,6 @@ pub struct Refused {
 /// The time for the whole handshake. A round trip between far regions is under 0.3 s, and a peer
 /// without identity holds a slot for no longer than this.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
-/// After an alert we read what the peer has still sent, because TCP would answer unread data by
-/// a reset and the reset would swallow the alert.
-const LINGER: Duration = Duration::from_secs(1);
-const LINGER_BYTES_MAX: u64 = 16 * 1024;
-
 /// Does the handshake under the current TLS configuration.
 ///
 /// # Errors
@@ -61,7 +56,7 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
         )),
         Ok(Err((error, stream))) => {
             let refusal = refusal(&error);
-            close_after_alert(stream).await;
+            linger::close(stream).await;
             Err(refused(refusal, &error))
         }
         Ok(Ok(mut stream)) => {
@@ -72,8 +67,8 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
                 });
             }
             // rustls refuses a wrong ALPN offer but lets a missing one pass.
-            let _ = timeout(LINGER, stream.shutdown()).await;
-            close_after_alert(stream.into_inner().0).await;
+            let _ = timeout(HANDSHAKE_DEADLINE, stream.shutdown()).await;
+            linger::close(stream.into_inner().0).await;
             Err(refused(
                 HandshakeRefusal::NoAlpn,
                 &"the peer did not offer ALPN h2",
@@ -87,12 +82,4 @@ fn refusal(error: &io::Error) -> HandshakeRefusal {
         .get_ref()
         .and_then(|inner| inner.downcast_ref::<rustls::Error>());
     tls.map_or(HandshakeRefusal::Other, refusal_of)
-}
-
-async fn close_after_alert(mut stream: TcpStream) {
-    let drain = async {
-        stream.shutdown().await?;
-        tokio::io::copy(&mut stream.take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await
-    };
-    let _ = timeout(LINGER, drain).await;
 }

@@ -25,6 +25,7 @@ pub mod forward;
 pub mod handshake;
 pub mod identity;
 pub mod keepalive;
+pub mod linger;
 pub mod policy;
 pub mod route;
 pub mod seam;

@@ -8,18 +8,45 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::oneshot;
 use tokio::task::coop;
 
-/// A TLS stream as h2 sees it.
+/// A TLS stream as h2 sees it. When h2 drops it, its owner gets the stream back.
 #[derive(Debug)]
 pub struct Seam<S> {
-    stream: S,
+    /// None only while it is dropped.
+    stream: Option<S>,
+    owner: Option<oneshot::Sender<S>>,
 }
 
 impl<S> Seam<S> {
-    /// Wraps a TLS stream whose handshake is done.
-    pub fn new(stream: S) -> Self {
-        Self { stream }
+    /// Wraps a TLS stream whose handshake is done; the receiver gets the stream back.
+    pub fn new(stream: S) -> (Self, oneshot::Receiver<S>) {
+        let (owner, returned) = oneshot::channel();
+        let seam = Self {
+            stream: Some(stream),
+            owner: Some(owner),
+        };
+        (seam, returned)
+    }
+
+    fn stream(&mut self) -> io::Result<Pin<&mut S>>
+    where
+        S: Unpin,
+    {
+        self.stream
+            .as_mut()
+            .map(Pin::new)
+            .ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl<S> Drop for Seam<S> {
+    fn drop(&mut self) {
+        if let (Some(stream), Some(owner)) = (self.stream.take(), self.owner.take()) {
+            // An owner that has gone needs nothing back.
+            let _ = owner.send(stream);
+        }
     }
 }
 
@@ -30,7 +57,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Seam<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let budget = ready!(coop::poll_proceed(cx));
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        ready!(self.stream()?.poll_read(cx, buffer))?;
         budget.made_progress();
         Poll::Ready(Ok(()))
     }
@@ -42,7 +69,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Seam<S> {
         cx: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, data)
+        self.stream()?.poll_write(cx, data)
     }
 
     fn poll_write_vectored(
@@ -50,19 +77,21 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Seam<S> {
         cx: &mut Context<'_>,
         data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, data)
+        self.stream()?.poll_write_vectored(cx, data)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.stream
+            .as_ref()
+            .is_some_and(AsyncWrite::is_write_vectored)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        self.stream()?.poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        self.stream()?.poll_shutdown(cx)
     }
 }
 
@@ -90,7 +119,7 @@ mod tests {
     async fn a_stream_that_is_always_readable_lets_other_tasks_run() {
         let (stop, mut stopped) = tokio::sync::oneshot::channel();
         let greedy = tokio::spawn(async move {
-            let mut seam = Seam::new(Endless);
+            let (mut seam, _) = Seam::new(Endless);
             while stopped.try_recv().is_err() {
                 let _ = seam.read_u8().await;
             }

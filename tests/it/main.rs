@@ -1,9 +1,22 @@
 //! The gateway as its users meet it: its own process, real sockets, real TLS, real HTTP/2.
 
-#![expect(unreachable_pub, reason = "a test binary exports nothing, and plain `pub` reads better")]
+#![expect(
+    unreachable_pub,
+    reason = "a test binary exports nothing, and plain `pub` reads better"
+)]
 
 #[cfg(test)]
 mod support;
 
 #[cfg(test)]
 mod authority;
+#[cfg(test)]
+mod drain;
+#[cfg(test)]
+mod ends;
+#[cfg(test)]
+mod fairness;
+#[cfg(test)]
+mod identity;
+#[cfg(test)]
+mod reload;

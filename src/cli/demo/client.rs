@@ -8,12 +8,17 @@ use anyhow::{Context, anyhow};
 use http::StatusCode;
 use rustls::ClientConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinSet;
 
 use crate::hbone::{Client, ConnectError};
 use crate::tls;
 use crate::tls::dev::Leaf;
 
 use super::world::{ECHO, ENDPOINT_ID, GATEWAY_ID, World};
+
+/// Requests that are under way at once. One alone would not show the weights: while the tunnel of
+/// the request before it closes, the other endpoint is the less loaded one.
+const AT_A_TIME: usize = 8;
 
 /// A client with one identity, connected to the gateway.
 pub(super) struct Caller {
@@ -52,20 +57,33 @@ impl Caller {
         Ok(Self { outer, inner_tls })
     }
 
-    /// Sends `count` requests, one after the other; none is tried twice.
-    pub(super) async fn requests(&self, count: usize, progress: impl Fn(usize)) -> Tally {
+    /// Sends `count` requests, a few at a time; none is tried twice.
+    pub(super) async fn requests(
+        self: &Arc<Self>,
+        count: usize,
+        progress: impl Fn(usize),
+    ) -> Tally {
         let mut tally = Tally::default();
-        for done in 1..=count {
-            match self.request().await {
+        let mut running = JoinSet::new();
+        let mut begun = 0;
+        loop {
+            while begun < count && running.len() < AT_A_TIME {
+                let caller = Arc::clone(self);
+                running.spawn(async move { caller.request().await });
+                begun += 1;
+            }
+            let Some(ended) = running.join_next().await else {
+                return tally;
+            };
+            match ended.unwrap_or_else(|stopped| Err(stopped.into())) {
                 Ok(endpoint) => *tally.by_endpoint.entry(endpoint).or_default() += 1,
                 Err(error) => {
                     tally.failed += 1;
                     tally.last_error = format!("{error:#}");
                 }
             }
-            progress(done);
+            progress(begun - running.len());
         }
-        tally
     }
 
     /// One request by double HBONE; returns the name of the endpoint that answered it.

@@ -8,10 +8,12 @@ mod client;
 mod report;
 mod world;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use serde_json::json;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 
 use client::{Caller, Tally};
@@ -55,22 +57,51 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
+        let mut stop = Stop::new()?;
         let mut report = Report::new(args.json);
         let mut world = None;
-        let shown = timeout(DEADLINE, show(args, &mut report, &mut world));
-        let shown = shown
-            .await
-            .unwrap_or_else(|_| Err(anyhow::anyhow!("not done within 55 s")));
+        let shown = tokio::select! {
+            shown = timeout(DEADLINE, show(args, &mut report, &mut world)) => {
+                shown.unwrap_or_else(|_| Err(anyhow!("not done within 55 s")))
+            }
+            () = stop.asked() => Err(anyhow!("stopped by a signal")),
+        };
+        let shown = shown.map_err(|error| report.name_step(error));
         report.end(shown.as_ref().err());
         if let Some(world) = world {
-            if args.keep {
+            if args.keep && !stop.was_asked {
                 report.keep(&world);
-                tokio::signal::ctrl_c().await?;
+                stop.asked().await;
             }
             world.stop().await;
         }
         shown
     })
+}
+
+/// Ctrl-C and SIGTERM. Without it they would leave the gateway's process and the folder behind.
+struct Stop {
+    interrupt: Signal,
+    terminate: Signal,
+    was_asked: bool,
+}
+
+impl Stop {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            was_asked: false,
+        })
+    }
+
+    async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+        self.was_asked = true;
+    }
 }
 
 async fn show(args: &Args, report: &mut Report, running: &mut Option<World>) -> anyhow::Result<()> {
@@ -87,7 +118,7 @@ async fn show(args: &Args, report: &mut Report, running: &mut Option<World>) -> 
         ),
     );
 
-    let caller = Caller::new(world, &world.identities.client).await?;
+    let caller = Arc::new(Caller::new(world, &world.identities.client).await?);
     share(&caller, world, report).await?;
     kill(args, &caller, world, report).await?;
     stranger(world, report).await?;
@@ -95,7 +126,7 @@ async fn show(args: &Args, report: &mut Report, running: &mut Option<World>) -> 
     look(world, report).await
 }
 
-async fn share(caller: &Caller, world: &World, report: &mut Report) -> anyhow::Result<()> {
+async fn share(caller: &Arc<Caller>, world: &mut World, report: &mut Report) -> anyhow::Result<()> {
     report.begin(
         "requests",
         "double HBONE from cluster west, answered end to end",
@@ -128,20 +159,22 @@ async fn share(caller: &Caller, world: &World, report: &mut Report) -> anyhow::R
 
 async fn kill(
     args: &Args,
-    caller: &Caller,
+    caller: &Arc<Caller>,
     world: &mut World,
     report: &mut Report,
 ) -> anyhow::Result<()> {
     report.begin("kill", "an endpoint is killed in the middle");
     let before = caller.requests(KILL_REQUESTS, |_| {}).await;
-    let killed: Vec<_> = world.kill(args.kill.into()).await;
+    // The last tunnels are still closing: killed now, they would count as broken ones.
+    world.settled("strait_tunnels_open", is_zero).await?;
+    let killed = world.kill(args.kill.into()).await;
     let after = caller
         .requests(KILL_REQUESTS, |done| report.progress(done, KILL_REQUESTS))
         .await;
     report.done(
         json!({"killed": killed, "answered_before": before.answered(), "failed_before": before.failed,
-               "answered_after": after.answered(), "failed_after": after.failed,
-               "by_endpoint_after": after.by_endpoint}),
+               "by_endpoint_before": before.by_endpoint, "answered_after": after.answered(),
+               "failed_after": after.failed, "by_endpoint_after": after.by_endpoint}),
         &format!(
             "killed {killed:?}; of {KILL_REQUESTS} requests begun after it {} were answered, \
              without a retry by the client", after.answered()
@@ -172,7 +205,10 @@ async fn stranger(world: &World, report: &mut Report) -> anyhow::Result<()> {
         Err(error) => Some(error),
     };
     let counted = world
-        .metric("strait_handshakes_refused_total{reason=\"untrusted_domain\"}")
+        .settled(
+            "strait_handshakes_refused_total{reason=\"untrusted_domain\"}",
+            |count| count >= 1.0,
+        )
         .await?;
     let error = refused
         .as_ref()
@@ -210,6 +246,7 @@ async fn unexposed(caller: &Caller, report: &mut Report) -> anyhow::Result<()> {
 
 async fn look(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.begin("look", "where to look");
+    let open = world.settled("strait_tunnels_open", is_zero).await?;
     let tunnels = world
         .metric("strait_tunnels_total{reason=\"completed\"}")
         .await?;
@@ -228,6 +265,7 @@ async fn look(world: &World, report: &mut Report) -> anyhow::Result<()> {
             world.dump_url()
         ),
     );
+    ensure!(open == 0.0, "{open} tunnels of the demo are still open");
     ensure!(tunnels > 0.0, "the gateway counted no tunnel");
     Ok(())
 }

@@ -56,19 +56,27 @@ impl Report {
         }
     }
 
+    /// Says in an error which step it ended.
+    pub(super) fn name_step(&self, error: anyhow::Error) -> anyhow::Error {
+        match self.current {
+            Some((name, _)) => error.context(format!("step {name} failed")),
+            None => error,
+        }
+    }
+
     /// The demo is over; `error` is what did not hold.
     pub(super) fn end(&self, error: Option<&anyhow::Error>) {
         if self.json {
+            let failed = error.and(self.current).map(|(name, _)| name);
             let error = error.map(|error| format!("{error:#}"));
-            let all = json!({"ok": error.is_none(), "error": error, "steps": self.steps});
+            let all = json!({"ok": error.is_none(), "error": error, "failed_step": failed,
+                             "steps": self.steps});
             println!("{all}");
         } else if error.is_none() {
             println!(
                 "all of it held, in {:.1} s",
                 self.started.elapsed().as_secs_f64()
             );
-        } else if let Some((name, _)) = self.current {
-            println!("step {name:?} failed");
         }
         let _ = std::io::stdout().flush();
     }

@@ -33,6 +33,8 @@ const LARGE: &str = "echo-3";
 const HBONE_PORT: u16 = 15008;
 const START_DEADLINE: Duration = Duration::from_secs(10);
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
+/// A count is at most one turn of a worker behind, unless the machine is very busy.
+const SETTLE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Who is who.
 pub(super) struct Identities {
@@ -134,8 +136,8 @@ impl World {
     }
 
     /// Whether the gateway's process is gone.
-    pub(super) fn has_exited(&self) -> bool {
-        self.process.id().is_none()
+    pub(super) fn has_exited(&mut self) -> bool {
+        !matches!(self.process.try_wait(), Ok(None))
     }
 
     /// Stops the gateway by SIGTERM, and by SIGKILL if that takes too long.
@@ -175,6 +177,23 @@ impl World {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|value| value.trim().parse().ok())
             .with_context(|| format!("the gateway's metrics have no {name}"))
+    }
+
+    /// The value of one metric once it is as `wanted`, or after a while as it is: what a client
+    /// sees of a tunnel's end, it sees a moment before the gateway counts it.
+    pub(super) async fn settled(
+        &self,
+        name: &str,
+        wanted: impl Fn(f64) -> bool,
+    ) -> anyhow::Result<f64> {
+        let deadline = Instant::now() + SETTLE_DEADLINE;
+        loop {
+            let value = self.metric(name).await?;
+            if wanted(value) || Instant::now() > deadline {
+                return Ok(value);
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
     }
 
     async fn get(&self, port: u16, path: &str) -> anyhow::Result<String> {

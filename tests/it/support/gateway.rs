@@ -134,7 +134,12 @@ impl Gateway {
 
     /// A client of cluster west, connected.
     pub async fn client(&self, identities: &Identities) -> Client {
-        let tls = identities.client(CLIENT, GATEWAY);
+        self.client_as(identities, CLIENT).await
+    }
+
+    /// A client with another identity, connected.
+    pub async fn client_as(&self, identities: &Identities, id: &str) -> Client {
+        let tls = identities.client(id, GATEWAY);
         Client::connect(self.address, &tls)
             .await
             .expect("a connection")

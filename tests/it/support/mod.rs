@@ -1,5 +1,7 @@
 //! What the tests share: certificates in memory, addresses of their own, the gateway's process.
 
+pub mod bytes;
+mod endpoint;
 mod gateway;
 mod identities;
 mod net;
@@ -7,6 +9,10 @@ mod net;
 use std::future::Future;
 use std::time::Duration;
 
+use strait::hbone::Tunnel;
+use tokio::io::AsyncReadExt;
+
+pub use endpoint::{Endpoint, reset};
 pub use gateway::{Gateway, Settings, replace};
 pub use identities::{CLIENT, ENDPOINT, GATEWAY, Identities, identities};
 pub use net::{Net, endpoint_port};
@@ -48,5 +54,17 @@ pub async fn until<T: std::fmt::Debug>(
         );
         // deadline: the state of another process can only be asked for again and again.
         tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The code of the reset that a tunnel ends with. Bytes before it are passed over.
+pub async fn broken(tunnel: &mut Tunnel) -> Option<h2::Reason> {
+    let mut buffer = vec![0; 16 * 1024];
+    loop {
+        match tunnel.read(&mut buffer).await {
+            Ok(0) => panic!("a broken tunnel ended cleanly"),
+            Ok(_) => {}
+            Err(error) => return Tunnel::reset_code(&error),
+        }
     }
 }

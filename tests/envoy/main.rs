@@ -1,0 +1,24 @@
+//! The gateway between two real Envoys: one as double-HBONE client, one as the endpoint that ends
+//! the inner tunnel.
+
+#![expect(
+    unreachable_pub,
+    reason = "a test binary exports nothing, and plain `pub` reads better"
+)]
+
+#[cfg(test)]
+mod mesh;
+#[cfg(test)]
+mod process;
+#[cfg(test)]
+#[expect(
+    dead_code,
+    unused_imports,
+    reason = "shared with tests/it, which uses more of it"
+)]
+#[path = "../it/support/mod.rs"]
+mod support;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod traffic;

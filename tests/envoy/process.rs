@@ -1,0 +1,146 @@
+//! An Envoy process, with a folder of its own.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use strait::tls::dev::Leaf;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+
+use crate::support::{Net, identities, until};
+
+/// Says something that shows although the test passes: cargo hides only what macros print.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Envoy's program. Where there is none, says that the test is skipped; under `STRAIT_CI=1` that
+/// is a failure.
+pub fn program(test: &str) -> Option<PathBuf> {
+    let installed = || concat!(env!("CARGO_MANIFEST_DIR"), "/.envoy/bin/envoy").into();
+    let path = std::env::var_os("STRAIT_ENVOY").unwrap_or_else(installed);
+    let path = PathBuf::from(path);
+    if path.exists() {
+        return Some(path);
+    }
+    // A line of its own, even where the harness has begun one.
+    say(&format!(
+        "\nSKIPPED {test}: there is no Envoy at {}; type `make envoy`",
+        path.display()
+    ));
+    assert!(
+        std::env::var_os("STRAIT_CI").is_none_or(|ci| ci != "1"),
+        "nothing may be skipped under STRAIT_CI=1"
+    );
+    None
+}
+
+/// `1.40.0`.
+pub async fn version(program: &PathBuf) -> String {
+    let output = Command::new(program).arg("--version").output().await;
+    let output = String::from_utf8(output.expect("a version").stdout).expect("text");
+    // `…/envoy  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL`
+    let (_, version) = output.split_once("version: ").expect("a version");
+    version.split('/').nth(1).expect("a version").to_owned()
+}
+
+/// A running Envoy. It is killed when it is dropped.
+pub struct Envoy {
+    folder: TempDir,
+    admin: SocketAddr,
+    process: Child,
+}
+
+impl Envoy {
+    /// Starts Envoy at `host`, as `leaf`, with a configuration of which the names between two `@`
+    /// are filled in, and waits until it is ready.
+    pub async fn start(
+        program: &PathBuf,
+        net: Net,
+        host: u8,
+        leaf: &Leaf,
+        (template, names): (&str, &[(&str, String)]),
+    ) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut yaml = template
+            .replace("@HOST@", &net.ip(host).to_string())
+            .replace("@FOLDER@", folder.path().to_str().expect("a plain path"));
+        for (name, value) in names {
+            yaml = yaml.replace(&format!("@{name}@"), value);
+        }
+        for (name, text) in [
+            ("envoy.crt", &leaf.chain_pem),
+            ("envoy.key", &leaf.key_pem),
+            ("root.crt", &identities().root),
+            ("envoy.yaml", &yaml),
+        ] {
+            std::fs::write(folder.path().join(name), text).expect("a file");
+        }
+        let log = std::fs::File::create(folder.path().join("log")).expect("a log file");
+        let process = Command::new(program)
+            .arg("--config-path")
+            .arg(folder.path().join("envoy.yaml"))
+            .args(["--concurrency", "1", "--disable-hot-restart"])
+            .args(["--log-level", "warning"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .expect("Envoy's process");
+        let mut envoy = Self {
+            folder,
+            admin: net.address(host, 19000),
+            process,
+        };
+        envoy.ready().await;
+        envoy
+    }
+
+    async fn ready(&mut self) {
+        let admin = self.admin;
+        let log = self.folder.path().join("log");
+        let mut exited = || self.process.try_wait().expect("a state");
+        let ready = async || {
+            if let Some(status) = exited() {
+                let log = std::fs::read_to_string(&log).expect("a log");
+                panic!("Envoy is gone with {status}:\n{log}");
+            }
+            ask(admin, "/ready").await.unwrap_or_default()
+        };
+        until("Envoy's readiness", ready, |answer| {
+            answer.contains("LIVE\n")
+        })
+        .await;
+    }
+
+    /// A counter or gauge of Envoy's.
+    pub async fn stat(&self, name: &str) -> u64 {
+        let path = format!("/stats?filter=^{name}$");
+        let answer = ask(self.admin, &path).await.expect("statistics");
+        let value = answer
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        let value = value.unwrap_or_else(|| panic!("no statistic {name} in\n{answer}"));
+        value.parse().expect("a number")
+    }
+
+    /// SIGKILL, and the wait for it.
+    pub async fn kill(&mut self) {
+        self.process.kill().await.expect("a running Envoy");
+    }
+}
+
+/// Asks an admin port: the whole answer, chunks and all.
+async fn ask(admin: SocketAddr, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(admin).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: envoy\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
+}

@@ -1,0 +1,178 @@
+//! Stopping under load.
+
+use std::time::Duration;
+
+use h2::Reason;
+use rustix::process::Signal;
+use strait::hbone::{Client, Tunnel};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::support::{
+    ECHO, Endpoint, Gateway, Net, Settings, broken, bytes, identities, run, until,
+};
+
+const SIZE: u64 = 256 * 1024;
+const LAG: Duration = Duration::from_secs(1);
+const DEADLINE: Duration = Duration::from_secs(3);
+
+async fn gateway(net: Net) -> Gateway {
+    let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+    settings.more = "drain: {lag: 1s, deadline: 3s}\n".to_owned();
+    Gateway::start(&settings).await
+}
+
+/// Sends and gets back a part of the tunnel's stream.
+async fn echo(tunnel: &mut Tunnel, id: u64, from: u64, to: u64) -> std::io::Result<()> {
+    let (mut read, mut write) = tokio::io::split(tunnel);
+    let send = bytes::send(&mut write, id, from, to);
+    let expect = bytes::expect(&mut read, id, from, to);
+    tokio::try_join!(send, expect).map(|_| ())
+}
+
+async fn finish(mut tunnel: Tunnel, id: u64, from: u64) {
+    echo(&mut tunnel, id, from, SIZE)
+        .await
+        .expect("the rest of the bytes");
+    tunnel.shutdown().await.expect("our end");
+    bytes::expect_end(&mut tunnel).await;
+}
+
+/// Goes on until the tunnel breaks; the code by which it did.
+async fn go_on(mut tunnel: Tunnel, id: u64, from: u64) -> Option<Reason> {
+    let mut at = from;
+    while echo(&mut tunnel, id, at, at + 1024).await.is_ok() {
+        at += 1024;
+    }
+    broken(&mut tunnel).await
+}
+
+async fn half_done(clients: &[Client], count: u64) -> Vec<(u64, Tunnel)> {
+    let mut tunnels = Vec::new();
+    for (id, client) in (0..count).zip(clients.iter().cycle()) {
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        echo(&mut tunnel, id, 0, SIZE / 2)
+            .await
+            .expect("the first half");
+        tunnels.push((id, tunnel));
+    }
+    tunnels
+}
+
+#[test]
+fn sigterm_loses_no_byte_of_what_ends_in_time_and_resets_the_rest() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let mut clients = Vec::new();
+        for _ in 0..4 {
+            clients.push(gateway.client(identities()).await);
+        }
+        let mut tunnels = half_done(&clients, 200).await;
+        let (late, in_time) = (tunnels.split_off(134), tunnels.split_off(67));
+
+        // A third ends before the signal.
+        for (id, tunnel) in tunnels {
+            finish(tunnel, id, SIZE / 2).await;
+        }
+        let signalled = Instant::now();
+        gateway.signal(Signal::TERM);
+        // A third goes on through the drain and never ends by itself.
+        let mut late_tasks = JoinSet::new();
+        for (id, tunnel) in late {
+            late_tasks.spawn(go_on(tunnel, id, SIZE / 2));
+        }
+        until(
+            "readiness",
+            async || gateway.readiness().await,
+            |(status, text)| *status == 500 && text.contains("draining"),
+        )
+        .await;
+        // While load balancers notice, everything goes on.
+        let client = gateway.client(identities()).await;
+        finish(
+            client.tunnel(ECHO).await.expect("a tunnel during the lag"),
+            1000,
+            0,
+        )
+        .await;
+        // After it, nobody new gets in; a third ends now, before the deadline.
+        let connect = async || TcpStream::connect(gateway.address).await.is_err();
+        until("refused connections", connect, |&refused| refused).await;
+        assert!(signalled.elapsed() >= LAG, "the lag was cut short");
+        for (id, tunnel) in in_time {
+            finish(tunnel, id, SIZE / 2).await;
+        }
+        let mut reset = 0;
+        while let Some(code) = late_tasks.join_next().await {
+            assert_eq!(code.expect("an end"), Some(Reason::INTERNAL_ERROR));
+            reset += 1;
+        }
+        assert_eq!(reset, 66);
+        assert!(
+            signalled.elapsed() >= LAG + DEADLINE,
+            "the deadline came early"
+        );
+        assert!(gateway.exited().await.success());
+        let log = gateway.log();
+        let count = |reason: &str| log.matches(&format!("reason=\"{reason}\"")).count();
+        assert_eq!((count("completed"), count("drain_deadline")), (135, 66));
+    });
+}
+
+#[test]
+fn a_gateway_without_tunnels_stops_as_soon_as_the_lag_is_over() {
+    run(async {
+        let mut gateway = gateway(Net::new()).await;
+        let client = gateway.client(identities()).await;
+        let start = Instant::now();
+        gateway.signal(Signal::TERM);
+        // The client may still be saying goodbye when the gateway has gone.
+        let _ = client.closed().await;
+        assert!(gateway.exited().await.success());
+        assert!(
+            start.elapsed() < LAG + DEADLINE,
+            "an idle client held up the drain"
+        );
+    });
+}
+
+#[test]
+fn a_second_sigterm_is_now() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let client = gateway.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        tunnel.write_all(b"x").await.expect("a byte");
+        gateway.signal(Signal::TERM);
+        until(
+            "the lag",
+            async || gateway.readiness().await.0,
+            |&status| status == 500,
+        )
+        .await;
+        let start = Instant::now();
+        gateway.signal(Signal::TERM);
+        assert!(gateway.exited().await.success());
+        assert!(
+            start.elapsed() < DEADLINE,
+            "the second signal changed nothing"
+        );
+        assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
+    });
+}
+
+#[test]
+fn quitquitquit_is_as_good_as_sigterm() {
+    run(async {
+        let mut gateway = gateway(Net::new()).await;
+        assert_eq!(gateway.http(15000, "GET", "/quitquitquit").await.0, 405);
+        assert_eq!(gateway.http(15000, "POST", "/quitquitquit").await.0, 200);
+        assert!(gateway.exited().await.success());
+    });
+}

@@ -1,0 +1,207 @@
+//! How tunnels end: FIN and END_STREAM each by itself, and no break that looks like an end.
+
+use h2::Reason;
+use strait::hbone::Tunnel;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::{
+    ECHO, Endpoint, Gateway, Net, Settings, broken, bytes, identities, reset, run, until,
+};
+
+const SIZE: u64 = 1 << 20;
+const UP: u64 = 1;
+const DOWN: u64 = 2;
+
+async fn gateway(net: Net) -> Gateway {
+    Gateway::start(&Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")])).await
+}
+
+async fn ended(gateway: &Gateway, reason: &str, count: f64) {
+    until(
+        reason,
+        async || gateway.tunnels(reason).await,
+        |&now| now == count,
+    )
+    .await;
+}
+
+#[test]
+fn a_client_that_ends_first_still_gets_every_byte() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, |mut stream| async move {
+            bytes::expect(&mut stream, UP, 0, SIZE)
+                .await
+                .expect("all bytes up");
+            bytes::expect_end(&mut stream).await;
+            bytes::send(&mut stream, DOWN, 0, SIZE)
+                .await
+                .expect("all bytes down");
+        });
+        let client = gateway.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        bytes::send(&mut tunnel, UP, 0, SIZE)
+            .await
+            .expect("all bytes up");
+        tunnel.shutdown().await.expect("our end");
+        bytes::expect(&mut tunnel, DOWN, 0, SIZE)
+            .await
+            .expect("all bytes down");
+        bytes::expect_end(&mut tunnel).await;
+        ended(&gateway, "completed", 1.0).await;
+    });
+}
+
+#[test]
+fn an_endpoint_that_ends_first_still_gets_every_byte() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let (done, all) = tokio::sync::oneshot::channel();
+        let done = std::sync::Mutex::new(Some(done));
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
+            let done = done.lock().expect("a lock").take();
+            async move {
+                bytes::send(&mut stream, DOWN, 0, SIZE)
+                    .await
+                    .expect("all bytes down");
+                stream.shutdown().await.expect("the endpoint's end");
+                bytes::expect(&mut stream, UP, 0, SIZE)
+                    .await
+                    .expect("all bytes up");
+                bytes::expect_end(&mut stream).await;
+                done.expect("the only connection")
+                    .send(())
+                    .expect("the test waits");
+            }
+        });
+        let client = gateway.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        bytes::expect(&mut tunnel, DOWN, 0, SIZE)
+            .await
+            .expect("all bytes down");
+        bytes::expect_end(&mut tunnel).await;
+        bytes::send(&mut tunnel, UP, 0, SIZE)
+            .await
+            .expect("all bytes up");
+        tunnel.shutdown().await.expect("our end");
+        all.await.expect("the endpoint has every byte and the end");
+        ended(&gateway, "completed", 1.0).await;
+    });
+}
+
+#[test]
+fn a_reset_endpoint_is_connect_error_and_never_an_end() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        // Odd connections break while they send, even ones while they receive.
+        let turn = std::sync::atomic::AtomicUsize::new(0);
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
+            let sends = turn
+                .fetch_add(1, std::sync::atomic::Ordering::SeqCst)
+                .is_multiple_of(2);
+            async move {
+                // Only once the tunnel is open: an endpoint that resets at once is a failed dial.
+                let _ = bytes::expect(&mut stream, UP, 0, 1024).await;
+                if sends {
+                    let _ = bytes::send(&mut stream, DOWN, 0, SIZE / 4).await;
+                } else {
+                    let _ = bytes::expect(&mut stream, UP, 1024, SIZE / 4).await;
+                }
+                reset(stream);
+            }
+        });
+        let client = gateway.client(identities()).await;
+        for round in 0..20 {
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            // What the endpoint does not read is lost with it; that is what the reset says.
+            let _ = bytes::send(&mut tunnel, UP, 0, SIZE / 2).await;
+            assert_eq!(
+                broken(&mut tunnel).await,
+                Some(Reason::CONNECT_ERROR),
+                "round {round}"
+            );
+        }
+        ended(&gateway, "upstream_reset", 20.0).await;
+    });
+}
+
+#[test]
+fn an_endpoint_reset_after_the_clients_end_is_no_end_either() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, |mut stream| async move {
+            bytes::expect_end(&mut stream).await;
+            let _ = bytes::send(&mut stream, DOWN, 0, 1000).await;
+            reset(stream);
+        });
+        let client = gateway.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        tunnel.shutdown().await.expect("our end");
+        assert_eq!(broken(&mut tunnel).await, Some(Reason::CONNECT_ERROR));
+    });
+}
+
+/// An endpoint that tells how each of its connections ended.
+async fn witness(
+    net: Net,
+) -> (
+    Endpoint,
+    tokio::sync::mpsc::Receiver<Result<(), std::io::ErrorKind>>,
+) {
+    let (tell, told) = tokio::sync::mpsc::channel(1);
+    let endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
+        let tell = tell.clone();
+        async move {
+            let mut buffer = [0; 64];
+            let end = loop {
+                match stream.read(&mut buffer).await {
+                    Ok(0) => break Ok(()),
+                    Ok(_) => {}
+                    Err(error) => break Err(error.kind()),
+                }
+            };
+            tell.send(end).await.expect("the test waits");
+        }
+    });
+    (endpoint, told)
+}
+
+const RESET: Option<Result<(), std::io::ErrorKind>> =
+    Some(Err(std::io::ErrorKind::ConnectionReset));
+
+#[test]
+fn a_reset_client_is_a_reset_for_the_endpoint_whatever_the_code() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let (_endpoint, mut told) = witness(net).await;
+        let client = gateway.client(identities()).await;
+        for code in [Reason::CANCEL, Reason::NO_ERROR, Reason::INTERNAL_ERROR] {
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            tunnel.write_all(b"some bytes").await.expect("a write");
+            tunnel.reset(code);
+            assert_eq!(told.recv().await, RESET, "{code:?}");
+        }
+        ended(&gateway, "downstream_reset", 1.0).await;
+        ended(&gateway, "downstream_cancelled", 2.0).await;
+    });
+}
+
+#[test]
+fn a_lost_client_connection_is_a_reset_for_the_endpoint() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let (_endpoint, mut told) = witness(net).await;
+        let client = gateway.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        tunnel.write_all(b"some bytes").await.expect("a write");
+        drop(client);
+        assert_eq!(told.recv().await, RESET);
+        ended(&gateway, "downstream_lost", 1.0).await;
+    });
+}

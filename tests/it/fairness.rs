@@ -1,0 +1,223 @@
+//! What tunnels of one connection may not do to each other.
+
+use std::time::Duration;
+
+use h2::Reason;
+use h2::client::Builder;
+use strait::hbone::{Client, Tunnel};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::support::{
+    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, broken, bytes, identities, reset, run,
+};
+
+const MIB: u64 = 1 << 20;
+/// What each of the moving tunnels moves.
+const SIZE: u64 = 4 * MIB;
+const MOVING: u64 = 92;
+const STALLED: u64 = 8;
+/// Noise of a busy machine, on top of the bound that the test is about.
+const NOISE: Duration = Duration::from_millis(500);
+
+async fn gateway(net: Net) -> Gateway {
+    Gateway::start(&Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")])).await
+}
+
+/// A client with these HTTP/2 windows.
+async fn client(gateway: &Gateway, stream: u32, connection: u32) -> Client {
+    let mut settings = Builder::new();
+    settings
+        .initial_window_size(stream)
+        .initial_connection_window_size(connection);
+    let tcp = TcpStream::connect(gateway.address)
+        .await
+        .expect("a connection");
+    let tls = identities().client(CLIENT, GATEWAY);
+    Client::with_settings(tcp, &tls, &settings)
+        .await
+        .expect("HTTP/2")
+}
+
+/// Serves by the first bytes of a connection: `u` takes [`SIZE`] bytes and answers `k`, `d` sends
+/// [`SIZE`] bytes, `s` never reads again.
+fn server(stream: TcpStream) -> impl Future<Output = ()> + Send + 'static {
+    let mut stream = stream;
+    async move {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.expect("a head");
+        let id = u64::from_be_bytes(head[1..].try_into().expect("eight bytes"));
+        match head[0] {
+            b'u' => {
+                bytes::expect(&mut stream, id, 0, SIZE)
+                    .await
+                    .expect("all bytes up");
+                stream.write_all(b"k").await.expect("an answer");
+            }
+            b'd' => bytes::send(&mut stream, id, 0, SIZE)
+                .await
+                .expect("all bytes down"),
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+async fn open(client: &Client, kind: u8, id: u64) -> Tunnel {
+    let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+    let mut head = vec![kind];
+    head.extend(id.to_be_bytes());
+    tunnel.write_all(&head).await.expect("a head");
+    tunnel
+}
+
+/// The time in which [`MOVING`] tunnels move their bytes, all at once.
+async fn moving(client: &Client, kind: u8) -> Duration {
+    let mut tunnels = Vec::new();
+    for id in 0..MOVING {
+        tunnels.push((id, client.tunnel(ECHO).await.expect("a tunnel")));
+    }
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for (id, mut tunnel) in tunnels {
+        tasks.spawn(async move {
+            let mut head = vec![kind];
+            head.extend(id.to_be_bytes());
+            tunnel.write_all(&head).await.expect("a head");
+            if kind == b'u' {
+                bytes::send(&mut tunnel, id, 0, SIZE)
+                    .await
+                    .expect("all bytes up");
+                assert_eq!(tunnel.read_u8().await.expect("an answer"), b'k');
+            } else {
+                bytes::expect(&mut tunnel, id, 0, SIZE)
+                    .await
+                    .expect("all bytes down");
+            }
+            tunnel.shutdown().await.expect("our end");
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.expect("a tunnel that moved all its bytes");
+    }
+    start.elapsed()
+}
+
+/// How many bytes of an upload fit before its endpoint, which never reads, stalls it.
+async fn stall(tunnel: &mut Tunnel) -> u64 {
+    let mut sent = 0;
+    let chunk = vec![0; 64 * 1024];
+    loop {
+        let write = tokio::time::timeout(Duration::from_millis(200), tunnel.write(&chunk));
+        match write.await {
+            Ok(count) => sent += count.expect("an open tunnel") as u64,
+            Err(_) => return sent,
+        }
+    }
+}
+
+#[test]
+fn eight_tunnels_that_nobody_reads_do_not_slow_ninety_two_others() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, server);
+        // Windows as a client needs them that lets eight of its own tunnels lie: 8 × 1 MiB of 16.
+        let client = client(&gateway, 1 << 20, 16 << 20).await;
+        moving(&client, b'u').await;
+        let unloaded = (moving(&client, b'u').await, moving(&client, b'd').await);
+        let start = Instant::now();
+        let mut stalled = Vec::new();
+        for id in 0..STALLED / 2 {
+            let mut up = open(&client, b's', id).await;
+            assert!(
+                stall(&mut up).await > 100_000,
+                "an upload that stalls was begun"
+            );
+            stalled.push((id, up, open(&client, b'd', MOVING + id).await));
+        }
+        let loaded = (moving(&client, b'u').await, moving(&client, b'd').await);
+        assert!(
+            loaded.0 <= unloaded.0 * 2 + NOISE,
+            "up: {:?}, {:?}",
+            unloaded.0,
+            loaded.0
+        );
+        assert!(
+            loaded.1 <= unloaded.1 * 2 + NOISE,
+            "down: {:?}, {:?}",
+            unloaded.1,
+            loaded.1
+        );
+        // deadline: the stalled tunnels are left alone for ten seconds in all.
+        tokio::time::sleep_until(start + Duration::from_secs(10)).await;
+        for (id, _, mut down) in stalled {
+            let read = bytes::expect(&mut down, MOVING + id, 0, SIZE).await;
+            read.expect("a stalled download goes on where it was left");
+        }
+    });
+}
+
+#[test]
+fn idle_tunnels_hold_no_window_of_a_client_that_has_little() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, server);
+        let client = client(&gateway, 65_535, 65_535).await;
+        let download = async || {
+            let mut busy = open(&client, b'd', 0).await;
+            let start = Instant::now();
+            bytes::expect(&mut busy, 0, 0, SIZE)
+                .await
+                .expect("all bytes down");
+            start.elapsed()
+        };
+        let alone = download().await;
+        let mut idle = Vec::new();
+        for id in 0..200 {
+            idle.push(open(&client, b's', id).await);
+        }
+        let beside = download().await;
+        assert!(
+            beside <= alone * 2 + NOISE,
+            "alone {alone:?}, beside idle tunnels {beside:?}"
+        );
+        drop(idle);
+    });
+}
+
+#[test]
+fn three_thousand_tunnels_that_break_mid_upload_do_not_end_their_connection() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, |mut stream| async move {
+            let mut some = [0; 1024];
+            let _ = stream.read(&mut some).await;
+            reset(stream);
+        });
+        let client = gateway.client(identities()).await;
+        for _ in 0..30 {
+            let mut tasks = JoinSet::new();
+            for _ in 0..100 {
+                let mut tunnel = client
+                    .tunnel(ECHO)
+                    .await
+                    .expect("a tunnel on this connection");
+                tasks.spawn(async move {
+                    let chunk = vec![0; 64 * 1024];
+                    while tunnel.write_all(&chunk).await.is_ok() {}
+                    broken(&mut tunnel).await
+                });
+            }
+            while let Some(code) = tasks.join_next().await {
+                assert_eq!(code.expect("an end"), Some(Reason::CONNECT_ERROR));
+            }
+        }
+        assert!(!client.is_closed());
+        assert_eq!(gateway.tunnels("upstream_reset").await, 3000.0);
+        assert_eq!(gateway.metric("strait_connections_total").await, 1.0);
+    });
+}

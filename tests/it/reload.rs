@@ -1,0 +1,267 @@
+//! Changes while the gateway runs: what is good applies within a second, what is bad changes
+//! nothing, and open tunnels end only if they lost their right.
+
+use std::os::unix::fs::symlink;
+
+use h2::Reason;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use strait::hbone::Tunnel;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Duration, Instant};
+use tokio_rustls::TlsConnector;
+
+use crate::support::{
+    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, broken, identities,
+    replace, run, until,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn reloads(gateway: &Gateway, what: &str, result: &str, count: f64) {
+    let name = format!("strait_reload_total{{what=\"{what}\",result=\"{result}\"}}");
+    until(
+        &name,
+        async || gateway.metric(&name).await,
+        |&now| now == count,
+    )
+    .await;
+}
+
+/// An endpoint that says its own name and then echoes.
+fn named(listener: tokio::net::TcpListener, name: u8) -> Endpoint {
+    Endpoint::new(listener, move |mut stream| async move {
+        let _ = stream.write_u8(name).await;
+        let (mut read, mut write) = stream.split();
+        let _ = tokio::io::copy(&mut read, &mut write).await;
+    })
+}
+
+async fn still_open(tunnel: &mut Tunnel) {
+    tunnel.write_all(b"?").await.expect("an open tunnel");
+    assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
+}
+
+#[test]
+fn a_new_mesh_file_applies_within_a_second_and_a_bad_one_not_at_all() {
+    run(async {
+        let net = Net::new();
+        let with = |host| Settings::new(net, identities()).endpoints(&[(host, 1, "TCP")]);
+        let gateway = Gateway::start(&with(11)).await;
+        let _first = named(net.listen(11, 9000).await, 11);
+        let _second = named(net.listen(12, 9000).await, 12);
+        let client = gateway.client(identities()).await;
+        let name = async || {
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            (tunnel.read_u8().await.expect("a name"), tunnel)
+        };
+        let (eleven, mut old) = name().await;
+        assert_eq!(eleven, 11);
+
+        replace(&gateway.file("mesh.yaml"), &with(12).mesh);
+        let start = Instant::now();
+        until(
+            "the new endpoint",
+            async || name().await.0,
+            |&name| name == 12,
+        )
+        .await;
+        assert!(
+            start.elapsed() < SECOND,
+            "applied after {:?}",
+            start.elapsed()
+        );
+        reloads(&gateway, "mesh", "ok", 1.0).await;
+        still_open(&mut old).await;
+
+        replace(
+            &gateway.file("mesh.yaml"),
+            "services: [{name: echo, nmespace: app}]\n",
+        );
+        reloads(&gateway, "mesh", "error", 1.0).await;
+        assert_eq!(name().await.0, 12, "what was loaded before stays in force");
+        let log = gateway.log();
+        assert!(
+            log.contains("mesh.yaml:1: error: ") && log.contains("nmespace"),
+            "{log}"
+        );
+    });
+}
+
+#[test]
+fn a_tunnel_that_loses_its_right_is_reset_and_its_neighbour_lives() {
+    run(async {
+        let net = Net::new();
+        let entry = |to: &str| format!("    - {{service: \"{ECHO}\", to: [{to}]}}\n");
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        settings.exposure = entry("{cluster: west}");
+        let gateway = Gateway::start(&settings).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let shop = gateway.client(identities()).await;
+        let bank = gateway
+            .client_as(identities(), "spiffe://west.local/ns/bank/sa/teller")
+            .await;
+        let mut lost = bank.tunnel(ECHO).await.expect("a tunnel");
+        let mut kept = shop.tunnel(ECHO).await.expect("a tunnel");
+        still_open(&mut lost).await;
+
+        let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
+        let (all, only) = (
+            entry("{cluster: west}"),
+            entry("{cluster: west, namespaces: [shop]}"),
+        );
+        replace(&gateway.file("strait.yaml"), &config.replace(&all, &only));
+        let start = Instant::now();
+        assert_eq!(broken(&mut lost).await, Some(Reason::INTERNAL_ERROR));
+        assert!(
+            start.elapsed() < 3 * SECOND,
+            "reset after {:?}",
+            start.elapsed()
+        );
+        still_open(&mut kept).await;
+        assert!(
+            bank.tunnel(ECHO).await.is_err(),
+            "a new tunnel without a right"
+        );
+        shop.tunnel(ECHO).await.expect("a new tunnel with one");
+        until(
+            "revoked",
+            async || gateway.tunnels("revoked").await,
+            |&now| now == 1.0,
+        )
+        .await;
+
+        replace(
+            &gateway.file("strait.yaml"),
+            "gateway: {cluster: east}\nlisteners: 5\n",
+        );
+        reloads(&gateway, "config", "error", 1.0).await;
+        still_open(&mut kept).await;
+        assert!(
+            bank.tunnel(ECHO).await.is_err(),
+            "a bad file opened what was closed"
+        );
+    });
+}
+
+#[test]
+fn a_trust_domain_that_leaves_the_set_is_out_at_once() {
+    run(async {
+        let net = Net::new();
+        let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        let gateway = Gateway::start(&settings).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let client = gateway.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        still_open(&mut tunnel).await;
+        let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
+        let domain = "- {name: west.local, cluster: west}";
+        let renamed = config.replace(domain, "- {name: west.example, cluster: west}");
+        assert_ne!(config, renamed);
+        replace(&gateway.file("strait.yaml"), &renamed);
+        assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
+        assert!(
+            client.tunnel(ECHO).await.is_err(),
+            "a new tunnel on an old connection"
+        );
+        let tls = identities().client(CLIENT, GATEWAY);
+        let refused = match strait::hbone::Client::connect(gateway.address, &tls).await {
+            Ok(client) => client.tunnel(ECHO).await.map(|_| ()),
+            Err(error) => Err(error),
+        };
+        assert!(refused.is_err());
+        assert_eq!(gateway.refused("untrusted_domain").await, 1.0);
+    });
+}
+
+/// The gateway's leaf, as a new handshake sees it.
+async fn served(gateway: &Gateway) -> CertificateDer<'static> {
+    let tls = TlsConnector::from(identities().client(CLIENT, GATEWAY));
+    let tcp = TcpStream::connect(gateway.address)
+        .await
+        .expect("a connection");
+    let name = std::net::Ipv4Addr::UNSPECIFIED.into();
+    let name = rustls::pki_types::ServerName::IpAddress(std::net::IpAddr::V4(name).into());
+    let stream = tls.connect(name, tcp).await.expect("a handshake");
+    let certificates = stream
+        .get_ref()
+        .1
+        .peer_certificates()
+        .expect("certificates");
+    certificates[0].clone().into_owned()
+}
+
+fn write_certificates(
+    folder: &std::path::Path,
+    identities: &Identities,
+) -> CertificateDer<'static> {
+    std::fs::create_dir(folder).expect("a folder");
+    let leaf = identities.leaf(GATEWAY);
+    std::fs::write(folder.join("gateway.crt"), &leaf.chain_pem).expect("a certificate");
+    std::fs::write(folder.join("gateway.key"), &leaf.key_pem).expect("a key");
+    CertificateDer::from_pem_slice(leaf.chain_pem.as_bytes()).expect("a leaf")
+}
+
+#[test]
+fn certificates_swapped_as_kubernetes_does_serve_new_handshakes_only() {
+    run(async {
+        let net = Net::new();
+        let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        let gateway = Gateway::start(&settings).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let client = gateway.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+
+        let mut count = 0.0;
+        for version in ["..1", "..2", "..3"] {
+            let leaf = write_certificates(&gateway.file(version), identities());
+            symlink(version, gateway.file("..tmp")).expect("a link");
+            std::fs::rename(gateway.file("..tmp"), gateway.file("..data")).expect("a swap");
+            if version == "..1" {
+                for file in ["gateway.crt", "gateway.key"] {
+                    std::fs::remove_file(gateway.file(file)).expect("the plain file");
+                    symlink(format!("..data/{file}"), gateway.file(file)).expect("a link");
+                }
+            }
+            let start = Instant::now();
+            until(version, async || served(&gateway).await, |now| *now == leaf).await;
+            assert!(
+                start.elapsed() < SECOND,
+                "{version} after {:?}",
+                start.elapsed()
+            );
+            count += 1.0;
+            reloads(&gateway, "certificates", "ok", count).await;
+        }
+        still_open(&mut tunnel).await;
+
+        let before = served(&gateway).await;
+        let stranger = Identities::new().leaf(GATEWAY);
+        replace(&gateway.file("..3/gateway.key"), &stranger.key_pem);
+        reloads(&gateway, "certificates", "error", 1.0).await;
+        assert_eq!(
+            served(&gateway).await,
+            before,
+            "a key that does not fit changes nothing"
+        );
+    });
+}
+
+#[test]
+fn what_needs_a_restart_says_so() {
+    run(async {
+        let gateway = Gateway::start(&Settings::new(Net::new(), identities())).await;
+        let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
+        replace(&gateway.file("strait.yaml"), &(config + "workers: 3\n"));
+        reloads(&gateway, "config", "ok", 1.0).await;
+        let log = gateway.log();
+        assert!(log.contains("key=\"workers\""), "{log}");
+        let (status, dump) = gateway.http(15000, "GET", "/config_dump").await;
+        assert_eq!(status, 200);
+        assert!(
+            dump.contains("\"workers\":0") || dump.contains("\"workers\": 0"),
+            "{dump}"
+        );
+    });
+}
