@@ -18,15 +18,19 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::app;
 
+const EXAMPLES: &str = "\
+Examples:
+  strait demo                   see it work, in a temporary folder
+  strait certs certs            make certificates for a trial
+  strait check -c strait.yaml   find mistakes before they matter
+  strait run -c strait.yaml     serve";
+
 /// An east-west gateway data plane for multicluster service meshes.
 #[derive(Debug, Parser)]
 #[command(
     name = "strait",
     version,
-    after_help = "Examples:\n  strait demo                       see it work, in a temporary folder\n  \
-                  strait certs certs                make certificates for a trial\n  \
-                  strait check -c strait.yaml       find mistakes before they matter\n  \
-                  strait run -c strait.yaml         serve"
+    after_help = EXAMPLES
 )]
 pub struct Cli {
     #[command(subcommand)]

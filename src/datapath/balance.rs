@@ -35,7 +35,8 @@ impl Pick {
     }
 }
 
-/// Picks an endpoint that was not `tried` for this tunnel, or gives the permit back if none is left.
+/// Picks an endpoint that was not `tried` for this tunnel, or gives the permit back if none is
+/// left.
 ///
 /// Two weighted draws; the less loaded of the two is taken, load being tunnels in flight per
 /// weight. With equal load the first draw stands, so that the shares equal the weights. Ejected
@@ -139,4 +140,116 @@ fn draw<'a>(
             }
             None => true,
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::snapshot::{EndpointState, Locality, Protocol};
+
+    use super::*;
+
+    fn endpoints(weights: &[u32]) -> EndpointSet {
+        let endpoint = |(index, &weight): (usize, &u32)| {
+            Arc::new(Endpoint {
+                uid: index.to_string().into(),
+                address: ([10, 0, 0, 1], 15008).into(),
+                protocol: Protocol::Hbone,
+                weight,
+                locality: Locality::default(),
+                workload: Arc::default(),
+                state: Arc::new(EndpointState::new()),
+            })
+        };
+        EndpointSet::new(weights.iter().enumerate().map(endpoint).collect())
+    }
+
+    fn shares(set: &EndpointSet, eligible: &impl Fn(&Endpoint) -> bool) -> Vec<f64> {
+        const DRAWS: u32 = 100_000;
+        fastrand::seed(7);
+        let mut counts = vec![0_u32; set.endpoints.len()];
+        for _ in 0..DRAWS {
+            let chosen = choose(set, eligible).expect("an endpoint");
+            let index = set.endpoints.iter().position(|other| same(other, chosen));
+            counts[index.expect("one of the set")] += 1;
+        }
+        counts
+            .iter()
+            .map(|&count| f64::from(count) / f64::from(DRAWS))
+            .collect()
+    }
+
+    /// Five standard deviations of a share over 100,000 draws are at most 0.008.
+    fn assert_shares(got: &[f64], want: &[f64]) {
+        let near = got
+            .iter()
+            .zip(want)
+            .all(|(got, want)| (got - want).abs() < 0.008);
+        assert!(
+            near && got.len() == want.len(),
+            "{got:?} instead of {want:?}"
+        );
+    }
+
+    #[test]
+    fn with_equal_load_the_shares_are_the_weights() {
+        let any = |_: &Endpoint| true;
+        assert_shares(&shares(&endpoints(&[1, 3, 6]), &any), &[0.1, 0.3, 0.6]);
+        assert_shares(&shares(&endpoints(&[1, 1, 1, 1]), &any), &[0.25; 4]);
+        assert_shares(&shares(&endpoints(&[5]), &any), &[1.0]);
+        let large = u32::MAX;
+        assert_shares(
+            &shares(&endpoints(&[large, large, large / 2]), &any),
+            &[0.4, 0.4, 0.2],
+        );
+    }
+
+    #[test]
+    fn what_is_not_eligible_leaves_its_share_to_the_others_by_weight() {
+        let set = endpoints(&[1, 3, 96]);
+        let eligible = |endpoint: &Endpoint| &*endpoint.uid != "2";
+        assert_shares(&shares(&set, &eligible), &[0.25, 0.75, 0.0]);
+        assert!(choose(&set, &|_: &Endpoint| false).is_none());
+    }
+
+    #[test]
+    fn a_weight_of_zero_is_drained() {
+        let set = endpoints(&[0, 2, 0]);
+        assert_eq!(set.endpoints.len(), 1);
+        assert_eq!(&*set.endpoints[0].uid, "1");
+        assert!(choose(&EndpointSet::default(), &|_: &Endpoint| true).is_none());
+    }
+
+    #[test]
+    fn of_two_draws_the_one_with_less_load_per_weight_wins() {
+        let set = endpoints(&[1, 1]);
+        let _busy: Vec<_> = (0..10)
+            .map(|_| InFlight::new(&set.endpoints[0].state))
+            .collect();
+        // The busy one is taken only if both draws hit it: a quarter instead of a half.
+        assert_shares(&shares(&set, &|_: &Endpoint| true), &[0.25, 0.75]);
+        // Three tunnels on weight 3 are the same load as one on weight 1.
+        let even = endpoints(&[1, 3]);
+        let _load: Vec<_> = [0, 1, 1, 1]
+            .map(|index: usize| InFlight::new(&even.endpoints[index].state))
+            .into();
+        assert_shares(&shares(&even, &|_: &Endpoint| true), &[0.25, 0.75]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn at_most_half_of_the_endpoints_are_ejected_and_never_the_only_one() {
+        let metrics = Metrics::new();
+        for (count, most) in [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)] {
+            let set = endpoints(&vec![1; count]);
+            for endpoint in &set.endpoints {
+                failed(&set, endpoint, &metrics);
+            }
+            let now = Instant::now();
+            let ejected = set
+                .endpoints
+                .iter()
+                .filter(|e| e.state.is_ejected(now))
+                .count();
+            assert_eq!(ejected, most, "of {count}");
+        }
+    }
 }

@@ -74,28 +74,39 @@ fn settings() -> Builder {
 /// The HTTP/2 preface did not come, or not in time.
 pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> Result<(), Refused> {
     let (seam, returned) = Seam::new(session.stream);
-    let handshake = settings().handshake(seam);
-    let refused = |refusal, detail: String| Refused { refusal, detail };
-    let connection = timeout(PREFACE_DEADLINE, handshake)
+    http2(gateway, seam, session.load, peer).await?;
+    if let Ok(stream) = returned.await {
+        linger::close(stream.into_inner().0).await;
+    }
+    Ok(())
+}
+
+/// As [`run`], on any byte stream whose other end is the peer.
+pub(super) async fn http2<S>(
+    gateway: &Arc<Gateway>,
+    stream: S,
+    load: LoadGuard,
+    peer: Arc<Peer>,
+) -> Result<(), Refused>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let refused = |refusal, detail: &dyn ToString| Refused {
+        refusal,
+        detail: detail.to_string(),
+    };
+    let connection = timeout(PREFACE_DEADLINE, settings().handshake(stream))
         .await
-        .map_err(|_| {
-            refused(
-                HandshakeRefusal::Timeout,
-                "no HTTP/2 preface within 5 s".into(),
-            )
-        })?
-        .map_err(|error| refused(HandshakeRefusal::Other, format!("no HTTP/2: {error}")))?;
+        .map_err(|_| refused(HandshakeRefusal::Timeout, &"no HTTP/2 preface within 5 s"))?
+        .map_err(|error| refused(HandshakeRefusal::Other, &error))?;
     let _open = gateway.metrics.connection_opened();
     let server = Server {
         gateway,
         peer,
-        load: session.load,
+        load,
         window: Arc::default(),
     };
     server.run(connection).await;
-    if let Ok(stream) = returned.await {
-        linger::close(stream.into_inner().0).await;
-    }
     Ok(())
 }
 
@@ -132,11 +143,11 @@ impl Server<'_> {
                         self.tunnel(request, respond);
                         self.window.adjust(&mut connection);
                     }
-                    Some(Err(error)) => return debug!(peer = %self.peer.source.principal, %error, "connection ended"),
+                    Some(Err(error)) => return self.ended(&error),
                     None => return,
                 },
                 () = self.window.wished() => self.window.adjust(&mut connection),
-                () = &mut lost => return debug!(peer = %self.peer.source.principal, "no answer to PING"),
+                () = &mut lost => return self.ended(&"no answer to PING"),
                 () = &mut unused, if !used => {
                     used = true;
                     connection.abrupt_shutdown(h2::Reason::NO_ERROR);
@@ -147,6 +158,10 @@ impl Server<'_> {
                 }
             }
         }
+    }
+
+    fn ended(&self, why: &dyn std::fmt::Display) {
+        debug!(peer = %self.peer.source.principal, %why, "connection ended");
     }
 
     fn tunnel(&self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {

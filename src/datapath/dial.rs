@@ -137,7 +137,8 @@ pub struct DenyList {
 }
 
 impl DenyList {
-    /// `allow` opens parts of the fixed list; `own` are this process's listeners, which nothing opens.
+    /// `allow` opens parts of the fixed list; `own` are this process's listeners, which nothing
+    /// opens.
     pub fn new(allow: Vec<IpNet>, own: Vec<SocketAddr>) -> Self {
         Self { allow, own }
     }

@@ -55,3 +55,6 @@ pub struct Gateway {
     /// The addresses that are never dialled.
     pub deny: dial::DenyList,
 }
+
+#[cfg(test)]
+mod tests;

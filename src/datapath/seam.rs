@@ -117,7 +117,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_stream_that_is_always_readable_lets_other_tasks_run() {
-        let (stop, mut stopped) = tokio::sync::oneshot::channel();
+        let (stop, mut stopped) = oneshot::channel();
         let greedy = tokio::spawn(async move {
             let (mut seam, _) = Seam::new(Endless);
             while stopped.try_recv().is_err() {

@@ -12,6 +12,7 @@ mod verifier;
 use std::sync::Arc;
 
 use rustls::ClientConfig;
+use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, cipher_suite, kx_group};
 use rustls::server::NoServerSessionStorage;
@@ -77,17 +78,22 @@ pub fn client_config(
     material: &Material,
     expected: &[&str],
 ) -> Result<Arc<ClientConfig>, TlsError> {
-    let provider = provider();
-    let verifier = verifier::ServerVerifier::new(expected, &material.roots, &provider);
-    let mut config = ClientConfig::builder_with_provider(provider)
+    let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(TlsError::Provider)?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_custom_certificate_verifier(server_verifier(material, expected))
         .with_client_auth_cert(material.chain.clone(), material.key.clone_key())
         .map_err(TlsError::KeyMismatch)?;
     config.alpn_protocols = vec![ALPN_H2.to_vec()];
     config.enable_sni = false;
     config.resumption = rustls::client::Resumption::disabled();
     Ok(Arc::new(config))
+}
+
+/// Accepts servers under `material`'s roots whose identity is one of `expected`, for clients with
+/// a configuration of their own.
+pub fn server_verifier(material: &Material, expected: &[&str]) -> Arc<dyn ServerCertVerifier> {
+    let roots = &material.roots;
+    Arc::new(verifier::ServerVerifier::new(expected, roots, &provider()))
 }

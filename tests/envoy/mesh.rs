@@ -1,6 +1,7 @@
 //! Two clusters with real Envoys: client → Envoy → the gateway → Envoy → application.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 
 use tokio::task::JoinSet;
@@ -9,18 +10,19 @@ use crate::process::{self, Envoy};
 use crate::support::{CLIENT, ECHO, ENDPOINT, GATEWAY, Gateway, Net, Settings, identities, until};
 use crate::traffic;
 
-/// How the client Envoy ends a tunnel, once its inner connection has no more streams.
+/// How the client Envoy ends a tunnel when its inner connection has carried its one stream.
 ///
-/// Envoy 1.40 closes such an inner connection with close_notify and at once, and its user-space
-/// sockets show that to their other end as a reset (`enable_send_rst_on_user_space_socket`). So
-/// the outer stream carries the close_notify, and then RST_STREAM INTERNAL_ERROR in place of
-/// END_STREAM. Nothing is lost by it, because the streams of the inner connection had ended before;
-/// but the gateway cannot know that, and counts the tunnel as `downstream_reset`.
+/// Envoy then closes that connection by close_notify and at once. Since 1.40 its user-space sockets
+/// show this to their other end as a reset (`enable_send_rst_on_user_space_socket`), and so the
+/// outer stream carries the close_notify and then RST_STREAM INTERNAL_ERROR, where older ones send
+/// END_STREAM. Even then a few end by the same reset, because Envoy answers so to the endpoint's
+/// own close_notify if that comes in a frame before END_STREAM: the inner connection is gone.
+/// Nothing is lost by either, but the gateway cannot know that: `downstream_reset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
-    /// As it comes: by RST_STREAM.
-    AsEnvoyDoes,
-    /// As older versions do: by END_STREAM.
+    /// By RST_STREAM, as Envoy does if nobody tells it otherwise.
+    ByReset,
+    /// By END_STREAM.
     Cleanly,
 }
 
@@ -49,7 +51,7 @@ impl Mesh {
             ("GATEWAY", net.ip(1).to_string()),
             ("GATEWAY_ID", GATEWAY.to_owned()),
             ("ENDPOINT_ID", ENDPOINT.to_owned()),
-            ("RESETS", (ends == Ends::AsEnvoyDoes).to_string()),
+            ("RESETS", (ends == Ends::ByReset).to_string()),
         ];
         let (east, west) = (identities().leaf(ENDPOINT), identities().leaf(CLIENT));
         let endpoint = (include_str!("endpoint.yaml"), &to_application[..]);
@@ -74,30 +76,56 @@ impl Mesh {
         self.net.address(21, 19001)
     }
 
-    /// The gateway's own count: waits until so many tunnels have ended, and says by which reasons.
-    pub async fn ended(&self, tunnels: u64) -> BTreeMap<String, u64> {
+    /// The gateway's own count: waits until so many tunnels have ended.
+    pub async fn ended(&self, tunnels: u64) -> Ended {
         let counts = async || self.counts().await;
-        until("ended tunnels", counts, |counts| {
-            counts.values().sum::<u64>() >= tunnels
-        })
-        .await
+        until("ended tunnels", counts, |ended| ended.tunnels() >= tunnels).await
     }
 
-    async fn counts(&self) -> BTreeMap<String, u64> {
+    async fn counts(&self) -> Ended {
         let (_, text) = self.gateway.http(15020, "GET", "/metrics").await;
         let count = |line: &str| {
             let rest = line.strip_prefix("strait_tunnels_total{reason=\"")?;
             let (reason, value) = rest.split_once("\"} ")?;
             Some((reason.to_owned(), value.parse().expect("a number")))
         };
-        text.lines()
-            .filter_map(count)
-            .filter(|&(_, count)| count > 0)
-            .collect()
+        let counts = text.lines().filter_map(count);
+        Ended(counts.filter(|&(_, count)| count > 0).collect())
     }
 
     /// Prints a result, with Envoy's version before it.
     pub fn say(&self, result: &str) {
         process::say(&format!("envoy {}: {result}", self.version));
+    }
+}
+
+/// How many tunnels ended for which reason, by the gateway's own count.
+#[derive(Debug)]
+pub struct Ended(BTreeMap<String, u64>);
+
+impl Ended {
+    pub fn tunnels(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    pub fn count(&self, reason: &str) -> u64 {
+        self.0.get(reason).copied().unwrap_or(0)
+    }
+
+    /// Tunnels that ended in another way than Envoy ends those that have done their work.
+    pub fn failed(&self) -> u64 {
+        self.tunnels() - self.count("completed") - self.count("downstream_reset")
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (tunnels, failed) = (self.tunnels(), self.failed());
+        write!(f, "{tunnels} tunnels at the gateway, {failed} failed (")?;
+        for (index, (reason, count)) in self.0.iter().enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
+            write!(f, "{comma}{count} {reason}")?;
+        }
+        f.write_str(")")
     }
 }

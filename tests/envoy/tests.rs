@@ -1,30 +1,50 @@
 //! What passes through, how much of it, and how it ends.
 
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::time::Instant;
 
 use tokio::task::JoinSet;
 
-use crate::mesh::{Ends, Mesh};
+use crate::mesh::{Ended, Ends, Mesh};
 use crate::support::run;
 use crate::traffic::{Moved, Order, start};
 
 const REQUESTS: u64 = 1000;
 const REQUESTS_AT_ONCE: usize = 16;
-const BODY_BYTES: u64 = 200_000_000;
 const TUNNELS: u64 = 100;
-/// More than all buffers on the way hold together, so that the endpoint has seen some of it.
+const BODY_BYTES: u64 = 200_000_000;
+/// More than all buffers on the way hold together.
 const MIDDLE_BYTES: u64 = 64 << 20;
 const ENDLESS_BYTES: u64 = 1 << 40;
 
-/// Requests of growing size, of which every other one ends at the application's side first.
+/// What holds for every tunnel here: none failed, none was dialled twice, and the gateway itself
+/// reset none. Prints what was done.
+async fn assert_clean(mesh: &Mesh, tunnels: u64, done: &str) -> Ended {
+    let ended = mesh.ended(tunnels).await;
+    mesh.say(&format!("{done}, {ended}"));
+    assert_eq!((ended.tunnels(), ended.failed()), (tunnels, 0), "{ended}");
+    let dials = mesh
+        .gateway
+        .metric("strait_dials_total{result=\"ok\"}")
+        .await;
+    assert_eq!(dials, tunnels as f64, "dials");
+    let resets = mesh
+        .client
+        .stat("cluster.outer_connect.upstream_rq_rx_reset");
+    assert_eq!(resets.await, 0, "resets that Envoy received");
+    let connections = mesh.gateway.metric("strait_connections_total").await;
+    assert_eq!(connections, 1.0, "outer connections");
+    ended
+}
+
+/// Requests and answers of growing size. Every other tunnel ends at the application's side first.
 async fn requests(mesh: &Mesh) {
     let address = mesh.address();
     let mut running = JoinSet::new();
     for seed in 0..REQUESTS {
         if running.len() == REQUESTS_AT_ONCE {
-            running.join_next().await.expect("one").expect("an answer");
+            let request = running.join_next().await.expect("a request");
+            request.expect("the right answer");
         }
         let order = Order {
             seed,
@@ -40,51 +60,31 @@ async fn requests(mesh: &Mesh) {
     running.join_all().await;
 }
 
-fn counted(reasons: &[(&str, u64)]) -> BTreeMap<String, u64> {
-    let counted = reasons.iter();
-    counted
-        .map(|&(reason, count)| (reason.to_owned(), count))
-        .collect()
-}
-
 #[test]
-fn a_thousand_requests_are_answered_and_their_tunnels_end_cleanly() {
+fn a_thousand_requests_are_answered_and_nearly_all_tunnels_complete() {
     run(async {
         let Some(mesh) = Mesh::start("a thousand requests", Ends::Cleanly).await else {
             return;
         };
         requests(&mesh).await;
-        let ended = mesh.ended(REQUESTS).await;
-        mesh.say(&format!("{REQUESTS} requests, {}", summary(&ended)));
-        assert_eq!(ended, counted(&[("completed", REQUESTS)]));
+        let ended = assert_clean(&mesh, REQUESTS, "1000 requests").await;
+        assert!(ended.count("completed") > REQUESTS / 2, "{ended}");
     });
 }
 
 #[test]
-fn a_thousand_requests_are_answered_though_envoy_ends_their_tunnels_by_reset() {
+fn a_thousand_requests_are_answered_though_envoy_resets_their_tunnels_at_the_end() {
     run(async {
-        let Some(mesh) = Mesh::start("a thousand resets", Ends::AsEnvoyDoes).await else {
+        let Some(mesh) = Mesh::start("a thousand resets", Ends::ByReset).await else {
             return;
         };
         requests(&mesh).await;
-        let ended = mesh.ended(REQUESTS).await;
-        mesh.say(&format!("{REQUESTS} requests, {}", summary(&ended)));
-        mesh.say(&format!(
-            "{ended:?}, {}",
-            mesh.gateway.metric("strait_connections_total").await
-        ));
+        assert_clean(&mesh, REQUESTS, "1000 requests, ended by reset").await;
     });
 }
 
-/// `2 tunnels at the gateway, 0 failed`.
-fn summary(ended: &BTreeMap<String, u64>) -> String {
-    let tunnels: u64 = ended.values().sum();
-    let failed = tunnels - ended.get("completed").unwrap_or(&0);
-    format!("{tunnels} tunnels at the gateway, {failed} failed")
-}
-
 #[test]
-fn a_large_body_arrives_whole_in_either_direction() {
+fn a_body_of_200_mb_arrives_whole_in_either_direction() {
     run(async {
         let Some(mesh) = Mesh::start("a large body", Ends::Cleanly).await else {
             return;
@@ -98,20 +98,18 @@ fn a_large_body_arrives_whole_in_either_direction() {
                 client_ends_first: true,
             };
             let started = start(mesh.address(), order).await.expect("a tunnel");
-            started.finish(&Moved::new(0)).await.expect("a whole body");
+            let moved = Moved::new(0);
+            started.finish(&moved).await.expect("equal SHA-256");
+            assert_eq!(*moved.borrow(), BODY_BYTES);
         }
-        let ended = mesh.ended(2).await;
-        mesh.say(&format!(
-            "200 MB up and down with equal SHA-256 in {:.1?}, {}",
-            begun.elapsed(),
-            summary(&ended)
-        ));
-        assert_eq!(ended, counted(&[("completed", 2)]));
+        let took = begun.elapsed();
+        let done = format!("200 MB up and 200 MB down with equal SHA-256 in {took:.1?}");
+        assert_clean(&mesh, 2, &done).await;
     });
 }
 
 #[test]
-fn a_hundred_tunnels_share_one_outer_connection() {
+fn a_hundred_tunnels_at_once_share_one_outer_connection() {
     run(async {
         let Some(mesh) = Mesh::start("a hundred tunnels", Ends::Cleanly).await else {
             return;
@@ -121,75 +119,68 @@ fn a_hundred_tunnels_share_one_outer_connection() {
         for seed in 0..TUNNELS {
             let order = Order {
                 seed,
-                up_bytes: 256 << 10,
-                down_bytes: 256 << 10,
+                up_bytes: 512 << 10,
+                down_bytes: 512 << 10,
                 client_ends_first: seed % 2 == 0,
             };
             starting.spawn(async move { start(address, order).await.expect("a tunnel") });
         }
         let started = starting.join_all().await;
+        // The application has answered on each of them, and none has ended.
         assert_eq!(mesh.gateway.metric("strait_tunnels_open").await, 100.0);
         assert_eq!(mesh.gateway.metric("strait_connections_open").await, 1.0);
         let mut running = JoinSet::new();
         for tunnel in started {
-            running
-                .spawn(async move { tunnel.finish(&Moved::new(0)).await.expect("its own bytes") });
+            running.spawn(async move {
+                let finished = tunnel.finish(&Moved::new(0)).await;
+                finished.expect("its own bytes, both ways");
+            });
         }
         running.join_all().await;
-        let ended = mesh.ended(TUNNELS).await;
-        mesh.say(&format!(
-            "{TUNNELS} tunnels at once on one connection, {}",
-            summary(&ended)
-        ));
-        assert_eq!(ended, counted(&[("completed", TUNNELS)]));
-        assert_eq!(mesh.gateway.metric("strait_connections_total").await, 1.0);
+        assert_clean(&mesh, TUNNELS, "100 tunnels at once on one connection").await;
     });
 }
 
-async fn killed(what: &str, ends: Ends, up_bytes: u64, down_bytes: u64) {
-    let Some(mut mesh) = Mesh::start(what, ends).await else {
-        return;
-    };
-    let order = Order {
-        seed: 1,
-        up_bytes,
-        down_bytes,
-        client_ends_first: true,
-    };
-    let started = start(mesh.address(), order).await.expect("a tunnel");
-    let moved = Moved::new(0);
-    let mut progress = moved.subscribe();
-    let running = tokio::spawn(async move { started.finish(&moved).await });
-    progress
-        .wait_for(|&bytes| bytes >= MIDDLE_BYTES)
-        .await
-        .expect("bytes");
-    mesh.endpoint.kill().await;
-    let error = running
-        .await
-        .expect("no panic")
-        .expect_err("an endpoint that died");
-    let ended = mesh.ended(1).await;
-    mesh.say(&format!(
-        "{what} {ends:?}: {:?} {error}, {ended:?}",
-        error.kind()
-    ));
-    let _ = ErrorKind::ConnectionReset;
-}
-
+/// The gateway resets the outer stream by CONNECT_ERROR, and Envoy takes that for what it is: its
+/// inner connection breaks under a request. But its inner tcp_proxy then tells the plain client by
+/// FIN, not by RST: to it, a stream whose connection has gone (`ConnectionTermination`) may as
+/// well have been ended here, and so no RST is passed on. The plain client sees too few bytes.
 #[test]
-fn killed_download() {
-    run(killed(
-        "killed download",
-        Ends::AsEnvoyDoes,
-        0,
-        ENDLESS_BYTES,
-    ));
-    run(killed("killed download", Ends::Cleanly, 0, ENDLESS_BYTES));
-}
-
-#[test]
-fn killed_upload() {
-    run(killed("killed upload", Ends::AsEnvoyDoes, ENDLESS_BYTES, 0));
-    run(killed("killed upload", Ends::Cleanly, ENDLESS_BYTES, 0));
+fn an_endpoint_killed_in_the_middle_is_a_reset_to_envoy_and_never_an_end() {
+    run(async {
+        let Some(mut mesh) = Mesh::start("a killed endpoint", Ends::ByReset).await else {
+            return;
+        };
+        let order = Order {
+            seed: 1,
+            up_bytes: ENDLESS_BYTES,
+            down_bytes: ENDLESS_BYTES,
+            client_ends_first: true,
+        };
+        let started = start(mesh.address(), order).await.expect("a tunnel");
+        let moved = Moved::new(0);
+        let mut progress = moved.subscribe();
+        let running = tokio::spawn(async move { started.finish(&moved).await });
+        let middle = progress.wait_for(|&bytes| bytes >= MIDDLE_BYTES).await;
+        drop(middle.expect("bytes"));
+        mesh.endpoint.kill().await;
+        let error = running.await.expect("no panic").expect_err("a break");
+        let ended = mesh.ended(1).await;
+        mesh.say(&format!(
+            "an endpoint killed in the middle: {error}, {ended}"
+        ));
+        let broken = [
+            ErrorKind::UnexpectedEof,
+            ErrorKind::ConnectionReset,
+            ErrorKind::BrokenPipe,
+        ];
+        assert!(broken.contains(&error.kind()), "{error}");
+        assert_eq!(ended.count("upstream_reset"), 1, "{ended}");
+        let reset = mesh
+            .client
+            .stat("cluster.outer_connect.upstream_rq_rx_reset");
+        assert_eq!(reset.await, 1, "a reset, not an end");
+        let broken = "cluster.inner_connect.upstream_cx_destroy_remote_with_active_rq";
+        assert_eq!(mesh.client.stat(broken).await, 1, "under a request");
+    });
 }

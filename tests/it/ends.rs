@@ -1,7 +1,6 @@
 //! How tunnels end: FIN and END_STREAM each by itself, and no break that looks like an end.
 
 use h2::Reason;
-use strait::hbone::Tunnel;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rcgen::{ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose, SanType};
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose, SanType};
 use rustls::ClientConfig;
 use rustls::client::ResolvesClientCert;
 use rustls::pki_types::pem::PemObject;
@@ -52,78 +52,62 @@ fn uri(text: &str) -> SanType {
 }
 
 /// A leaf of cluster west that differs from a good one as `change` makes it.
-fn west(change: impl FnOnce(&mut rcgen::CertificateParams)) -> Arc<dyn ResolvesClientCert> {
+fn west(change: impl FnOnce(&mut CertificateParams)) -> Arc<dyn ResolvesClientCert> {
     leaf(&identities().west.leaf_with(change).expect("a leaf"))
+}
+
+/// A good leaf of the client, changed by `change`.
+fn client_but(change: impl FnOnce(&mut CertificateParams)) -> Arc<dyn ResolvesClientCert> {
+    west(|params| {
+        params.subject_alt_names = vec![uri(CLIENT)];
+        change(params);
+    })
+}
+
+/// A leaf with these SANs.
+fn named<const N: usize>(names: [SanType; N]) -> Arc<dyn ResolvesClientCert> {
+    west(|params| params.subject_alt_names = names.into())
 }
 
 fn cases() -> Vec<(&'static str, Arc<dyn ResolvesClientCert>)> {
     let stranger = "spiffe://stranger.example/ns/shop/sa/checkout";
     let other_root = Authority::new().and_then(|root| root.intermediate("west")?.leaf(CLIENT));
+    let dns = SanType::DnsName("checkout.shop".to_owned().try_into().expect("ASCII"));
+    let upper = uri("spiffe://West.local/ns/shop/sa/checkout");
+    let now = time::OffsetDateTime::now_utc();
     vec![
         ("no_certificate", Arc::new(Nobody)),
         ("unknown_issuer", leaf(&other_root.expect("another root"))),
-        (
-            "untrusted_domain",
-            west(|params| params.subject_alt_names = vec![uri(stranger)]),
-        ),
-        ("no_uri_san", west(|_| {})),
-        (
-            "no_uri_san",
-            west(|params| {
-                let name = "checkout.shop".to_owned().try_into().expect("ASCII");
-                params.subject_alt_names = vec![SanType::DnsName(name)];
-            }),
-        ),
-        (
-            "many_uri_sans",
-            west(|params| params.subject_alt_names = vec![uri(CLIENT), uri(stranger)]),
-        ),
-        (
-            "many_uri_sans",
-            west(|params| params.subject_alt_names = vec![uri(CLIENT), uri(CLIENT)]),
-        ),
-        (
-            "bad_spiffe_id",
-            west(|params| params.subject_alt_names = vec![uri("spiffe://west.local")]),
-        ),
-        (
-            "bad_spiffe_id",
-            west(|params| {
-                params.subject_alt_names = vec![uri("spiffe://West.local/ns/shop/sa/checkout")];
-            }),
-        ),
+        ("untrusted_domain", named([uri(stranger)])),
+        ("no_uri_san", named([])),
+        ("no_uri_san", named([dns])),
+        ("many_uri_sans", named([uri(CLIENT), uri(stranger)])),
+        ("many_uri_sans", named([uri(CLIENT), uri(CLIENT)])),
+        ("bad_spiffe_id", named([uri("spiffe://west.local")])),
+        ("bad_spiffe_id", named([upper])),
         (
             "expired",
-            west(|params| {
-                params.subject_alt_names = vec![uri(CLIENT)];
-                params.not_after = time::OffsetDateTime::now_utc() - time::Duration::seconds(1);
-            }),
+            client_but(|params| params.not_after = now - time::Duration::seconds(1)),
         ),
         (
             "not_yet_valid",
-            west(|params| {
-                params.subject_alt_names = vec![uri(CLIENT)];
-                params.not_before = time::OffsetDateTime::now_utc() + time::Duration::hours(1);
-            }),
+            client_but(|params| params.not_before = now + time::Duration::hours(1)),
         ),
         (
             "ca_as_leaf",
-            west(|params| {
-                params.subject_alt_names = vec![uri(CLIENT)];
+            client_but(|params| {
                 params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
             }),
         ),
         (
             "bad_key_usage",
-            west(|params| {
-                params.subject_alt_names = vec![uri(CLIENT)];
+            client_but(|params| {
                 params.key_usages = vec![KeyUsagePurpose::KeyEncipherment];
             }),
         ),
         (
             "bad_key_usage",
-            west(|params| {
-                params.subject_alt_names = vec![uri(CLIENT)];
+            client_but(|params| {
                 params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
             }),
         ),

@@ -11,6 +11,8 @@ mod support;
 #[cfg(test)]
 mod authority;
 #[cfg(test)]
+mod balance;
+#[cfg(test)]
 mod drain;
 #[cfg(test)]
 mod ends;
@@ -20,3 +22,5 @@ mod fairness;
 mod identity;
 #[cfg(test)]
 mod reload;
+#[cfg(test)]
+mod tls;

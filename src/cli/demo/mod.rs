@@ -126,6 +126,10 @@ async fn show(args: &Args, report: &mut Report, running: &mut Option<World>) -> 
     look(world, report).await
 }
 
+fn is_zero(value: f64) -> bool {
+    value == 0.0
+}
+
 async fn share(caller: &Arc<Caller>, world: &mut World, report: &mut Report) -> anyhow::Result<()> {
     report.begin(
         "requests",

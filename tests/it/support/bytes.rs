@@ -7,7 +7,12 @@ const CHUNK: usize = 16 * 1024;
 
 fn byte(id: u64, offset: u64) -> u8 {
     let mixed = (offset / 7 + id.wrapping_mul(0x9e37_79b9)).wrapping_mul(0x2545_f491_4f6c_dd1d);
-    (mixed >> 32) as u8 ^ offset as u8
+    mixed.to_be_bytes()[3] ^ offset.to_be_bytes()[7]
+}
+
+/// The size of the next chunk where `left` bytes are left.
+fn chunk(left: u64) -> usize {
+    usize::try_from(left).map_or(CHUNK, |left| left.min(CHUNK))
 }
 
 fn fill(id: u64, offset: u64, buffer: &mut [u8]) {
@@ -26,7 +31,7 @@ pub async fn send(
     let mut buffer = vec![0; CHUNK];
     let mut at = from;
     while at < to {
-        let count = CHUNK.min((to - at) as usize);
+        let count = chunk(to - at);
         fill(id, at, &mut buffer[..count]);
         stream.write_all(&buffer[..count]).await?;
         at += count as u64;
@@ -44,7 +49,7 @@ pub async fn expect(
     let mut at = from;
     let (mut buffer, mut wanted) = (vec![0; CHUNK], vec![0; CHUNK]);
     while at < to {
-        let most = CHUNK.min((to - at) as usize);
+        let most = chunk(to - at);
         let count = stream.read(&mut buffer[..most]).await?;
         if count == 0 {
             return Err(std::io::Error::new(

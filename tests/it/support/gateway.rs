@@ -24,6 +24,8 @@ pub struct Settings<'a> {
     pub exposure: String,
     /// More top-level lines of `strait.yaml`.
     pub more: String,
+    /// `dial.allow`, as a YAML list.
+    pub allow: &'static str,
     /// The mesh file.
     pub mesh: String,
 }
@@ -35,9 +37,11 @@ impl<'a> Settings<'a> {
             net,
             identities,
             exposure: format!(
-                "    - {{service: \"{ECHO}\", to: [{{cluster: west}}], names: [\"echo.global:80\"]}}\n"
+                "    - service: \"{ECHO}\"\n      to: [{{cluster: west}}]\n      \
+                 names: [\"echo.global:80\"]\n"
             ),
             more: "drain: {lag: 0s, deadline: 2s}\n".to_owned(),
+            allow: "[\"127.0.0.0/8\"]",
             mesh: mesh(&[]),
         }
     }
@@ -62,7 +66,8 @@ fn mesh(endpoints: &[(IpAddr, u32, &str)]) -> String {
         "services:
   - {{name: echo, namespace: app, hostname: echo.app.svc.cluster.local, vips: [east/240.0.0.1],
      ports: {{80: {port}}}}}
-  - {{name: secret, namespace: app, hostname: secret.app.svc.cluster.local, vips: [], ports: {{80: {port}}}}}
+  - {{name: secret, namespace: app, hostname: secret.app.svc.cluster.local, vips: [],
+     ports: {{80: {port}}}}}
 policies: []
 "
     );
@@ -77,7 +82,8 @@ policies: []
             "  - {{uid: \"east/{ip}\", name: \"pod-{ip}\", namespace: app, serviceAccount: echo,
      trustDomain: east.local, clusterId: east, network: east, workloadIps: [\"{ip}\"],
      protocol: {protocol}, capacity: {capacity}, workloadName: echo,
-     services: {{app/echo.app.svc.cluster.local: {{80: {port}}}, app/secret.app.svc.cluster.local: {{80: {port}}}}}}}"
+     services: {{app/echo.app.svc.cluster.local: {{80: {port}}},
+       app/secret.app.svc.cluster.local: {{80: {port}}}}}}}"
         );
     }
     text
@@ -234,7 +240,12 @@ pub async fn http(address: SocketAddr, method: &str, path: &str) -> (u16, String
 /// The configuration of a gateway on host 1 of its net.
 fn strait_yaml(settings: &Settings<'_>) -> String {
     let ip = settings.net.ip(1);
-    let Settings { exposure, more, .. } = settings;
+    let Settings {
+        exposure,
+        more,
+        allow,
+        ..
+    } = settings;
     format!(
         "gateway: {{cluster: east, network: east}}
 identity: {{kind: files, chain: gateway.crt, key: gateway.key, roots: root.crt}}
@@ -248,7 +259,7 @@ discovery: {{kind: file, path: mesh.yaml}}
 exposure:
   default: none
   services:
-{exposure}dial: {{allow: [\"127.0.0.0/8\"]}}
+{exposure}dial: {{allow: {allow}}}
 admin: {{bind: \"{ip}:15000\"}}
 metrics: {{bind: \"{ip}:15020\"}}
 readiness: {{bind: \"{ip}:15021\"}}

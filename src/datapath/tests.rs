@@ -1,0 +1,177 @@
+//! The HTTP/2 server against scripted peers, in memory and under a paused clock.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::lifecycle::Lifecycle;
+use crate::reason::HandshakeRefusal;
+use crate::snapshot::Publisher;
+use crate::telemetry::{Metrics, Source};
+use crate::tls::{self, Material, dev};
+
+use super::accept::Load;
+use super::handshake::Refused;
+use super::identity::Peer;
+use super::{Gateway, connect, dial};
+
+const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+fn gateway() -> Arc<Gateway> {
+    let authority = dev::Authority::new().expect("a root");
+    let leaf = authority
+        .intermediate("east")
+        .and_then(|east| east.leaf("spiffe://e/ns/n/sa/g"));
+    let leaf = leaf.expect("a leaf");
+    let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
+    let tls = tls::server_config(&material.expect("material"), &[]).expect("a configuration");
+    Arc::new(Gateway {
+        reader: Publisher::new().reader(),
+        tls: ArcSwap::new(tls),
+        metrics: Arc::new(Metrics::new()),
+        lifecycle: Lifecycle::new(),
+        deny: dial::DenyList::default(),
+    })
+}
+
+fn peer(not_after: SystemTime) -> Arc<Peer> {
+    let source = Source {
+        address: ([192, 0, 2, 1], 1).into(),
+        principal: "spiffe://w/ns/n/sa/c".into(),
+        trust_domain: "w".into(),
+        namespace: "n".into(),
+        service_account: "c".into(),
+        cluster: "west".into(),
+    };
+    Arc::new(Peer {
+        source: Arc::new(source),
+        not_after,
+    })
+}
+
+/// The server's end of a connection, and the scripted end.
+fn serve(not_after: SystemTime) -> (JoinHandle<Result<(), Refused>>, DuplexStream) {
+    let (ours, theirs) = duplex(1 << 20);
+    let served = tokio::spawn(async move {
+        connect::http2(&gateway(), ours, Load::default().add(), peer(not_after)).await
+    });
+    (served, theirs)
+}
+
+type Client = (
+    h2::client::SendRequest<Bytes>,
+    h2::client::Connection<DuplexStream>,
+);
+
+async fn client(stream: DuplexStream) -> Client {
+    h2::client::handshake(stream).await.expect("HTTP/2")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_without_preface_is_refused_after_5_seconds() {
+    let (served, _silent) = serve(SystemTime::now() + FAR);
+    let start = Instant::now();
+    let refused = served.await.expect("no panic").expect_err("a refusal");
+    assert_eq!(refused.refusal, HandshakeRefusal::Timeout);
+    assert_eq!(start.elapsed(), Duration::from_secs(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_does_not_speak_http2_is_refused() {
+    let (served, mut theirs) = serve(SystemTime::now() + FAR);
+    theirs
+        .write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        .await
+        .expect("a write");
+    let refused = served.await.expect("no panic").expect_err("a refusal");
+    assert_eq!(refused.refusal, HandshakeRefusal::Other);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_without_a_connect_is_closed_after_30_seconds() {
+    let (served, theirs) = serve(SystemTime::now() + FAR);
+    let (_send, connection) = client(theirs).await;
+    let start = Instant::now();
+    connection.await.expect("GOAWAY NO_ERROR");
+    assert_eq!(start.elapsed(), Duration::from_secs(30));
+    served.await.expect("no panic").expect("an end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_used_connection_that_answers_pings_lives_on() {
+    let (served, theirs) = serve(SystemTime::now() + FAR);
+    let (mut send, connection) = client(theirs).await;
+    let connection = tokio::spawn(connection);
+    let request = http::Request::connect("unknown:80")
+        .body(())
+        .expect("a request");
+    let (answer, _) = send.send_request(request, true).expect("a stream");
+    let status = answer.await.expect("an answer").status();
+    assert_eq!(status, http::StatusCode::SERVICE_UNAVAILABLE);
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(!connection.is_finished() && !served.is_finished());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_answers_no_ping_is_gone_within_30_seconds() {
+    let (served, theirs) = serve(SystemTime::now() + FAR);
+    let (mut send, mut connection) = client(theirs).await;
+    let request = http::Request::connect("unknown:80")
+        .body(())
+        .expect("a request");
+    let (answer, _) = send.send_request(request, true).expect("a stream");
+    let driven = tokio::select! {
+        answer = answer => answer.is_ok(),
+        _ = &mut connection => false,
+    };
+    assert!(driven, "the connection has had its first CONNECT");
+    // From here on nobody moves the peer's end.
+    let start = Instant::now();
+    served.await.expect("no panic").expect("an end");
+    assert_eq!(start.elapsed(), Duration::from_secs(30));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_whose_certificate_expires_is_told_to_go_away() {
+    let (served, theirs) = serve(SystemTime::now() - Duration::from_secs(1));
+    let (_send, connection) = client(theirs).await;
+    let start = Instant::now();
+    connection.await.expect("GOAWAY NO_ERROR");
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    served.await.expect("no panic").expect("an end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn our_settings_are_those_of_the_contract() {
+    let (_served, mut theirs) = serve(SystemTime::now() + FAR);
+    theirs
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        .await
+        .expect("a preface");
+    let mut head = [0; 9];
+    theirs.read_exact(&mut head).await.expect("a frame");
+    let length = usize::from(head[2]);
+    assert_eq!((head[3], length % 6), (4, 0), "SETTINGS");
+    let mut settings = vec![0; length];
+    theirs
+        .read_exact(&mut settings)
+        .await
+        .expect("its settings");
+    let value = |id: u16| {
+        let found = settings.chunks(6).find(|one| one[..2] == id.to_be_bytes());
+        found.map(|one| u32::from_be_bytes([one[2], one[3], one[4], one[5]]))
+    };
+    const MAX_CONCURRENT_STREAMS: u16 = 3;
+    const INITIAL_WINDOW_SIZE: u16 = 4;
+    const MAX_FRAME_SIZE: u16 = 5;
+    const MAX_HEADER_LIST_SIZE: u16 = 6;
+    assert_eq!(value(MAX_CONCURRENT_STREAMS), Some(256));
+    assert_eq!(value(INITIAL_WINDOW_SIZE), Some(256 * 1024));
+    assert_eq!(value(MAX_FRAME_SIZE), Some(64 * 1024));
+    assert_eq!(value(MAX_HEADER_LIST_SIZE), Some(16 * 1024));
+}

@@ -1,0 +1,228 @@
+//! `strait check`: every mistake with its line, and the exit codes.
+
+use std::path::Path;
+
+use crate::support::{Done, done, folder_with_certificates, run, write};
+
+const GOOD: &str = "\
+gateway: {cluster: east, network: east}
+identity:
+  kind: files
+  chain: certs/gateway.crt
+  key: certs/gateway.key
+  roots: certs/root.crt
+trust:
+  domains:
+    - {name: east.local, cluster: east}
+    - {name: west.local, cluster: west}
+listeners:
+  - {name: cross-network, bind: \"127.0.0.1:15008\"}
+discovery: {kind: file, path: mesh.yaml}
+exposure:
+  services:
+    - service: echo.app.svc.cluster.local:80
+      to: [{cluster: west, namespaces: [shop]}]
+drain: {lag: 5s}
+log: {level: info}
+";
+
+const GOOD_MESH: &str = "\
+services:
+  - name: echo
+    namespace: app
+    hostname: echo.app.svc.cluster.local
+    vips: [east/240.0.0.1]
+    ports: {80: 8080}
+workloads:
+  - uid: east//Pod/app/echo-1
+    name: echo-1
+    namespace: app
+    network: east
+    workloadIps: [10.0.0.1]
+    protocol: HBONE
+    capacity: 1
+    services:
+      app/echo.app.svc.cluster.local: {80: 8080}
+";
+
+/// A line of a file is replaced by another.
+type Plant = (usize, &'static str, &'static str);
+
+/// The text with mistakes planted: each line number with what stood there and what does now.
+fn planted(text: &str, plants: &[Plant]) -> String {
+    let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+    for (number, old, new) in plants {
+        let line = &mut lines[number - 1];
+        assert!(line.contains(old), "line {number} is {line}");
+        *line = line.replacen(old, new, 1);
+    }
+    lines.join("\n") + "\n"
+}
+
+/// The places that `strait check` names, as `FILE:LINE`, sorted.
+fn places(checked: &Done) -> Vec<String> {
+    let mut places: Vec<_> = checked
+        .stderr
+        .lines()
+        .filter_map(|line| Some(line.split_once(": error: ")?.0.to_owned()))
+        .collect();
+    places.sort();
+    places
+}
+
+async fn check(folder: &Path) -> Done {
+    done(folder, &["check", "-c", "strait.yaml"]).await
+}
+
+#[test]
+fn ten_planted_mistakes_in_two_files_are_all_named() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        let settings = [
+            (1, "network: east", "netwrok: east"),
+            (10, "west.local", "'*'"),
+            (12, "127.0.0.1:15008", "localhost:15008"),
+            (18, "5s", "5 parsecs"),
+            (19, "info", "inof"),
+        ];
+        let mesh = [
+            (5, "east/240.0.0.1", "240.0.0.1"),
+            (6, "80: 8080", "80: 80800"),
+            (12, "10.0.0.1", "10.0.0"),
+            (13, "HBONE", "QUIC"),
+            (14, "capacity: 1", "capacity: -1"),
+        ];
+        write(folder.path(), "strait.yaml", &planted(GOOD, &settings));
+        write(folder.path(), "mesh.yaml", &planted(GOOD_MESH, &mesh));
+        let checked = check(folder.path()).await;
+        assert_eq!(checked.code, Some(1), "{checked:?}");
+        let place = |file: &'static str| move |(line, _, _): &Plant| format!("{file}:{line}");
+        let wanted = mesh.iter().map(place("mesh.yaml"));
+        let mut wanted: Vec<_> = wanted
+            .chain(settings.iter().map(place("strait.yaml")))
+            .collect();
+        wanted.sort();
+        assert_eq!(places(&checked), wanted, "{}", checked.stderr);
+        for line in checked
+            .stderr
+            .lines()
+            .filter(|line| line.contains(": error: "))
+        {
+            assert!(line.contains("; write "), "{line}");
+        }
+        assert!(checked.stderr.ends_with("strait.yaml: 10 mistakes\n"));
+        assert_eq!(checked.stdout, "");
+    });
+}
+
+#[test]
+fn a_clean_pair_exits_0_and_says_what_is_in_it() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        write(folder.path(), "strait.yaml", GOOD);
+        write(folder.path(), "mesh.yaml", GOOD_MESH);
+        let checked = check(folder.path()).await;
+        assert_eq!(checked.code, Some(0), "{checked:?}");
+        assert_eq!(checked.stderr, "");
+        let wanted = "strait.yaml: ok: 1 listeners, 2 trust domains, 1 exposed services, \
+                      1 services and 1 workloads in the mesh\n";
+        assert_eq!(checked.stdout, wanted);
+    });
+}
+
+#[test]
+fn wrong_usage_exits_2_and_a_file_that_is_not_there_1_with_its_name() {
+    run(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        for args in [
+            &["check", "--no-such-flag"][..],
+            &["check", "strait.yaml"],
+            &["demo", "--kill", "3"],
+            &["certs"],
+            &["no-such-command"],
+            &[],
+        ] {
+            let refused = done(folder.path(), args).await;
+            assert_eq!(refused.code, Some(2), "{args:?}: {refused:?}");
+            assert!(refused.stderr.contains("--help"), "{refused:?}");
+        }
+        for command in ["check", "run"] {
+            let missing = done(folder.path(), &[command, "-c", "nowhere.yaml"]).await;
+            assert_eq!(missing.code, Some(1), "{missing:?}");
+            let line = "nowhere.yaml:1: error: the file cannot be read: No such file";
+            assert!(missing.stderr.starts_with(line), "{missing:?}");
+        }
+    });
+}
+
+#[test]
+fn a_certificate_that_cannot_be_used_is_named_where_it_is_configured() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        write(folder.path(), "mesh.yaml", GOOD_MESH);
+        write(folder.path(), "not-pem", "not PEM\n");
+        let cases = [
+            (
+                (5, "gateway.key", "client.key"),
+                "certs/client.key: the private key does not fit",
+            ),
+            (
+                (5, "certs/gateway.key", "not-pem"),
+                "not-pem: cannot be read as PEM",
+            ),
+            (
+                (4, "certs/gateway.crt", "not-pem"),
+                "not-pem: holds no certificate",
+            ),
+            (
+                (4, "gateway.crt", "root.crt"),
+                "certs/root.crt: is no workload certificate",
+            ),
+            (
+                (6, "certs/root.crt", "not-pem"),
+                "not-pem: holds no certificate",
+            ),
+            (
+                (10, "west}", "west, roots: not-pem}"),
+                "not-pem: holds no certificate",
+            ),
+            (
+                (6, "root.crt", "lost.crt"),
+                "`identity.roots` is `certs/lost.crt`: No such file",
+            ),
+        ];
+        for (plant, what) in cases {
+            write(folder.path(), "strait.yaml", &planted(GOOD, &[plant]));
+            let checked = check(folder.path()).await;
+            assert_eq!(checked.code, Some(1), "{checked:?}");
+            let wanted = format!("strait.yaml:{}: error: {what}", plant.0);
+            assert!(checked.stderr.starts_with(&wanted), "{wanted}: {checked:?}");
+            assert_eq!(places(&checked).len(), 1, "{checked:?}");
+        }
+    });
+}
+
+#[test]
+fn a_mistake_in_one_file_hides_none_in_the_others() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        write(folder.path(), "not-pem", "not PEM\n");
+        write(folder.path(), "nor-this", "not PEM\n");
+        let settings = [
+            (5, "certs/gateway.key", "not-pem"),
+            (10, "west}", "west, roots: nor-this}"),
+            (19, "info", "inof"),
+        ];
+        write(folder.path(), "strait.yaml", &planted(GOOD, &settings));
+        let mesh = planted(GOOD_MESH, &[(13, "HBONE", "QUIC")]);
+        write(folder.path(), "mesh.yaml", &mesh);
+        let places = places(&check(folder.path()).await);
+        let wanted = [
+            "mesh.yaml:13",
+            "strait.yaml:10",
+            "strait.yaml:19",
+            "strait.yaml:5",
+        ];
+        assert_eq!(places, wanted);
+    });
+}

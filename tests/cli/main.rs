@@ -1,0 +1,16 @@
+//! The command line as people and scripts meet it: its output, its exit codes, its files.
+
+#![expect(
+    unreachable_pub,
+    reason = "a test binary exports nothing, and plain `pub` reads better"
+)]
+
+#[cfg(test)]
+mod support;
+
+#[cfg(test)]
+mod certs;
+#[cfg(test)]
+mod check;
+#[cfg(test)]
+mod demo;

@@ -1,0 +1,92 @@
+//! Which endpoint is dialled when some of them cannot be.
+
+use tokio::io::AsyncReadExt;
+
+use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, reset, run};
+
+#[test]
+fn a_dead_endpoint_costs_no_tunnel_and_is_soon_left_alone() {
+    run(async {
+        let net = Net::new();
+        let endpoints = [(11, 1, "TCP"), (12, 1, "TCP"), (13, 0, "TCP")];
+        let gateway = Gateway::start(&Settings::new(net, identities()).endpoints(&endpoints)).await;
+        let alive = Endpoint::echo(net.listen(11, 9000).await);
+        let drained = Endpoint::echo(net.listen(13, 9000).await);
+        let client = gateway.client(identities()).await;
+        for _ in 0..100 {
+            client
+                .tunnel(ECHO)
+                .await
+                .expect("a tunnel, whichever endpoint was picked first");
+        }
+        assert_eq!((alive.accepted(), drained.accepted()), (100, 0));
+        assert_eq!(gateway.metric("strait_endpoint_ejections_total").await, 1.0);
+        let refused = gateway
+            .metric("strait_dials_total{result=\"refused\"}")
+            .await;
+        assert!(
+            (1.0..10.0).contains(&refused),
+            "{refused} dials of a dead endpoint"
+        );
+    });
+}
+
+#[test]
+fn an_endpoint_that_resets_every_tunnel_early_is_ejected() {
+    run(async {
+        let net = Net::new();
+        let endpoints = [(11, 1, "TCP"), (12, 1, "TCP")];
+        let gateway = Gateway::start(&Settings::new(net, identities()).endpoints(&endpoints)).await;
+        let _good = Endpoint::echo(net.listen(11, 9000).await);
+        let bad = Endpoint::new(net.listen(12, 9000).await, |mut stream| async move {
+            let _ = stream.read_u8().await;
+            reset(stream);
+        });
+        let client = gateway.client(identities()).await;
+        for _ in 0..50 {
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            let _ = tokio::io::AsyncWriteExt::write_all(&mut tunnel, b"x").await;
+            let _ = tunnel.read_u8().await;
+        }
+        assert_eq!(gateway.metric("strait_endpoint_ejections_total").await, 1.0);
+        assert!(
+            bad.accepted() < 10,
+            "{} tunnels to a bad endpoint",
+            bad.accepted()
+        );
+    });
+}
+
+#[test]
+fn what_is_on_the_deny_list_is_never_dialled() {
+    run(async {
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        settings.allow = "[]";
+        let gateway = Gateway::start(&settings).await;
+        let trap = Endpoint::echo(net.listen(11, 9000).await);
+        let client = gateway.client(identities()).await;
+        assert!(client.tunnel(ECHO).await.is_err());
+        assert_eq!(gateway.tunnels("dial_denied").await, 1.0);
+        assert_eq!(trap.accepted(), 0);
+        let log = gateway.log();
+        assert!(
+            log.contains("a loopback address, which is never dialled"),
+            "{log}"
+        );
+    });
+}
+
+#[test]
+fn the_gateway_never_dials_itself() {
+    run(async {
+        let net = Net::new();
+        // Host 1 is the gateway, and HBONE endpoints are dialled at its own port.
+        let gateway =
+            Gateway::start(&Settings::new(net, identities()).endpoints(&[(1, 1, "HBONE")])).await;
+        let client = gateway.client(identities()).await;
+        assert!(client.tunnel(ECHO).await.is_err());
+        assert_eq!(gateway.tunnels("dial_denied").await, 1.0);
+        assert_eq!(gateway.metric("strait_connections_total").await, 1.0);
+    });
+}
