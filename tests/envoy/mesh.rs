@@ -32,7 +32,7 @@ pub struct Mesh {
     pub client: Envoy,
     pub endpoint: Envoy,
     version: String,
-    net: Net,
+    pub net: Net,
     /// Ends the application when it is dropped.
     _application: JoinSet<()>,
 }

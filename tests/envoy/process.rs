@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
 
+use rustix::process::{Pid, Signal, kill_process};
 use strait::tls::dev::Leaf;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -129,10 +130,39 @@ impl Envoy {
         value.parse().expect("a number")
     }
 
-    /// SIGKILL, and the wait for it.
-    pub async fn kill(&mut self) {
-        self.process.kill().await.expect("a running Envoy");
+    /// Kills it while it has bytes of a connection to `address` unread: then, and only then, its
+    /// kernel ends the connection by RST alone. With nothing unread it would send FIN first.
+    pub async fn kill_in_the_middle(&mut self, address: SocketAddr) {
+        let id = self.process.id().expect("a running Envoy");
+        let pid = Pid::from_raw(id.try_into().expect("a pid")).expect("a pid");
+        kill_process(pid, Signal::STOP).expect("a signal");
+        let unread = async || unread(address);
+        until("unread bytes at a stopped Envoy", unread, |&bytes| {
+            bytes > 0
+        })
+        .await;
+        self.process.kill().await.expect("a stopped Envoy");
     }
+}
+
+/// Bytes that wait in the kernel for who listens at `address`, over all connections.
+fn unread(address: SocketAddr) -> u64 {
+    let SocketAddr::V4(v4) = address else {
+        panic!("{address} is not IPv4");
+    };
+    // As proc(5) has it: `sl local_address rem_address st tx_queue:rx_queue …`, all in hex, and
+    // addresses in the order of this host.
+    let ip = u32::from_ne_bytes(v4.ip().octets());
+    let local = format!("{ip:08X}:{:04X}", v4.port());
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("the table of connections");
+    let established = table.lines().filter_map(|line| {
+        let words: Vec<_> = line.split_whitespace().take(5).collect();
+        let (_, queued) = words.get(4)?.split_once(':')?;
+        (words[1] == local && words[3] == "01").then_some(queued)
+    });
+    established
+        .map(|bytes| u64::from_str_radix(bytes, 16).expect("a number"))
+        .sum()
 }
 
 /// Asks an admin port: the whole answer, chunks and all.

@@ -163,7 +163,8 @@ fn an_endpoint_killed_in_the_middle_is_a_reset_to_envoy_and_never_an_end() {
         let running = tokio::spawn(async move { started.finish(&moved).await });
         let middle = progress.wait_for(|&bytes| bytes >= MIDDLE_BYTES).await;
         drop(middle.expect("bytes"));
-        mesh.endpoint.kill().await;
+        let endpoint = mesh.net.address(11, 15008);
+        mesh.endpoint.kill_in_the_middle(endpoint).await;
         let error = running.await.expect("no panic").expect_err("a break");
         let ended = mesh.ended(1).await;
         mesh.say(&format!(

@@ -3,7 +3,8 @@
 use http::{Method, Request, StatusCode};
 use strait::hbone::ConnectError;
 
-use crate::support::{Gateway, Net, Settings, identities, run};
+use crate::support::raw::{Ending, RawPeer};
+use crate::support::{Endpoint, Gateway, Net, Settings, identities, run};
 
 /// The status of a CONNECT, or the code by which its stream was reset.
 async fn answer(client: &strait::hbone::Client, authority: &str) -> String {
@@ -50,13 +51,15 @@ fn each_authority_has_the_answer_of_the_contract() {
             ("user@echo.app.svc.cluster.local:80", "400"),
             ("0177.0.0.1:80", "400"),
             ("[fe80::1%25eth0]:80", "400"),
+            // The `http` crate lets a comma pass; our own parser does not.
+            ("echo.app,other:80", "400"),
             (":80", "400"),
             (&long, "400"),
         ];
         for (authority, want) in cases {
             assert_eq!(answer(&client, authority).await, want, "{authority:?}");
         }
-        assert_eq!(gateway.tunnels("bad_authority").await, 10.0);
+        assert_eq!(gateway.tunnels("bad_authority").await, 11.0);
         assert_eq!(gateway.tunnels("not_exposed").await, 1.0);
     });
 }
@@ -93,5 +96,92 @@ fn what_is_no_plain_connect_is_refused() {
             "the connection goes on"
         );
         assert_eq!(gateway.tunnels("no_endpoint").await, 1.0);
+    });
+}
+
+#[test]
+fn what_http_itself_forbids_is_reset_and_the_connection_goes_on() {
+    const PROTOCOL_ERROR: u8 = 1;
+    run(async {
+        let gateway = Gateway::start(&Settings::new(Net::new(), identities())).await;
+        let mut peer = RawPeer::connect(&gateway).await;
+        let authorities: [&[u8]; 12] = [
+            b"",
+            b"echo app:80",
+            b"echo\0.app:80",
+            b"echo\x7f.app:80",
+            "\u{e9}cho.app:80".as_bytes(),
+            b"ec%68o.app:80",
+            b"fe80::1:80",
+            b"echo.app:80:90",
+            b"echo.app/x:80",
+            b"echo.app?x:80",
+            b"echo.app#x:80",
+            b"echo.app\\x:80",
+        ];
+        let mut stream = 1;
+        for authority in authorities {
+            peer.headers(
+                stream,
+                &[(":method", b"CONNECT"), (":authority", authority)],
+            )
+            .await;
+            let text = String::from_utf8_lossy(authority);
+            assert_eq!(
+                peer.ending(stream).await,
+                Ending::Reset(PROTOCOL_ERROR),
+                "{text:?}"
+            );
+            stream += 2;
+        }
+        for extra in [(":path", b"/".as_slice()), (":scheme", b"https".as_slice())] {
+            let fields = [
+                (":method", b"CONNECT".as_slice()),
+                extra,
+                (":authority", b"echo.app:80"),
+            ];
+            peer.headers(stream, &fields).await;
+            assert_eq!(
+                peer.ending(stream).await,
+                Ending::Reset(PROTOCOL_ERROR),
+                "{extra:?}"
+            );
+            stream += 2;
+        }
+        peer.headers(
+            stream,
+            &[(":method", b"CONNECT"), (":authority", b"echo.app:80")],
+        )
+        .await;
+        assert_eq!(
+            peer.ending(stream).await,
+            Ending::Answered,
+            "the connection goes on"
+        );
+    });
+}
+
+#[test]
+fn stream_257_is_refused_and_the_256_go_on() {
+    const REFUSED_STREAM: u8 = 7;
+    run(async {
+        let net = Net::new();
+        let gateway =
+            Gateway::start(&Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")])).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let mut peer = RawPeer::connect(&gateway).await;
+        let connect: [(&str, &[u8]); 2] =
+            [(":method", b"CONNECT"), (":authority", b"echo.global:80")];
+        for index in 0..256 {
+            peer.headers(1 + 2 * index, &connect).await;
+            assert_eq!(
+                peer.ending(1 + 2 * index).await,
+                Ending::Answered,
+                "stream {index}"
+            );
+        }
+        peer.headers(513, &connect).await;
+        assert_eq!(peer.ending(513).await, Ending::Reset(REFUSED_STREAM));
+        assert_eq!(gateway.metric("strait_tunnels_open").await, 256.0);
     });
 }

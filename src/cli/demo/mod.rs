@@ -34,7 +34,12 @@ pub struct Args {
     #[arg(long)]
     keep: bool,
     /// How many of the two endpoints are killed in the middle; with 2 the demo has to fail.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=2))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u8).range(0..=2)
+    )]
     kill: u8,
 }
 
@@ -140,11 +145,13 @@ async fn share(caller: &Arc<Caller>, world: &mut World, report: &mut Report) -> 
         .await;
     let share = tally.share(world::SMALL);
     report.done(
-        json!({"answered": tally.answered(), "failed": tally.failed, "by_endpoint": tally.by_endpoint,
-               "share_of_weight_1": share}),
+        json!({"answered": tally.answered(), "failed": tally.failed,
+               "by_endpoint": tally.by_endpoint, "share_of_weight_1": share}),
         &format!(
             "{} of {SHARE_REQUESTS} answered; weight 1 of 4 had {:.0} %, weight 3 had {:.0} %",
-            tally.answered(), share * 100.0, (1.0 - share) * 100.0
+            tally.answered(),
+            share * 100.0,
+            (1.0 - share) * 100.0
         ),
     );
     ensure!(
@@ -176,12 +183,15 @@ async fn kill(
         .requests(KILL_REQUESTS, |done| report.progress(done, KILL_REQUESTS))
         .await;
     report.done(
-        json!({"killed": killed, "answered_before": before.answered(), "failed_before": before.failed,
-               "by_endpoint_before": before.by_endpoint, "answered_after": after.answered(),
-               "failed_after": after.failed, "by_endpoint_after": after.by_endpoint}),
+        json!({"killed": killed, "answered_before": before.answered(),
+               "failed_before": before.failed, "by_endpoint_before": before.by_endpoint,
+               "answered_after": after.answered(), "failed_after": after.failed,
+               "by_endpoint_after": after.by_endpoint}),
         &format!(
-            "killed {killed:?}; of {KILL_REQUESTS} requests begun after it {} were answered, \
-             without a retry by the client", after.answered()
+            "killed {}; of {KILL_REQUESTS} requests begun after it {} were answered, \
+             without a retry by the client",
+            killed.join(" and "),
+            after.answered()
         ),
     );
     let Tally {

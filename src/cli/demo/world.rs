@@ -294,10 +294,11 @@ log: {{level: info, format: text}}
     )?;
     let workload = |name: &str, ip: IpAddr, capacity: u8| {
         format!(
-            "  - {{uid: east/{name}, name: {name}, namespace: app, serviceAccount: echo, trustDomain: \
-             east.local,\n     clusterId: east, network: east, protocol: HBONE, workloadIps: [{ip}], \
-             capacity: {capacity},\n     services: {{app/echo.app.svc.cluster.local: {{80: 8080}}, \
-             app/secret.app.svc.cluster.local: {{80: 8080}}}}}}\n"
+            "  - {{uid: east/{name}, name: {name}, namespace: app, serviceAccount: echo,
+     trustDomain: east.local, clusterId: east, network: east, protocol: HBONE,
+     workloadIps: [{ip}], capacity: {capacity},
+     services: {{app/echo.app.svc.cluster.local: {{80: 8080}},
+                app/secret.app.svc.cluster.local: {{80: 8080}}}}}}\n"
         )
     };
     let service = |name: &str, vip: u8| {

@@ -5,6 +5,7 @@ mod endpoint;
 mod gateway;
 mod identities;
 mod net;
+pub mod raw;
 
 use std::future::Future;
 use std::time::Duration;
