@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use crate::reason::Reason;
 use crate::telemetry::Record;
 
-use super::connect::Tunnel;
+use super::tunnel::Tunnel;
 use super::window::StreamWindow;
 
 /// The most that is read from an endpoint at once: four TLS records.

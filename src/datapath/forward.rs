@@ -11,9 +11,9 @@ use crate::lifecycle::{Phase, reached};
 use crate::reason::Reason;
 use crate::telemetry::{DestinationService, DestinationWorkload, Record};
 
-use super::connect::{Requested, Target, Tunnel};
 use super::dial::{BUDGET, Upstream};
 use super::identity::Peer;
+use super::tunnel::{Requested, Target, Tunnel};
 use super::window::StreamWindow;
 use super::{Gateway, balance, copy, dial, policy, route};
 

@@ -5,7 +5,7 @@
 //! | 1 | `accept` | a listening socket | [`Accepted`](accept::Accepted) |
 //! | 2 | `handshake` | `Accepted` | [`Session`](handshake::Session) |
 //! | 3 | `identity` | `Session`'s certificate | [`Peer`](identity::Peer) |
-//! | 4 | `connect` | HTTP/2 over the `Session` | [`Target`](connect::Target) |
+//! | 4 | `connect` | HTTP/2 over the `Session` | [`Target`](tunnel::Target) |
 //! | 5 | `route` | `Target` × snapshot | [`Route`](route::Route) |
 //! | 6 | `policy` | `Peer` × `Route` | [`Permit`](policy::Permit) |
 //! | 7 | `balance` | `Permit` | [`Pick`](balance::Pick) |
@@ -30,6 +30,7 @@ pub mod policy;
 pub mod route;
 pub mod seam;
 pub mod serve;
+pub mod tunnel;
 pub mod window;
 
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use crate::reason::Reason;
 use crate::snapshot::{EndpointSet, Service, Snapshot};
 use crate::wire::{Authority, Host};
 
-use super::connect::Target;
+use super::tunnel::Target;
 
 /// A service port and the endpoints that serve it.
 #[derive(Debug)]

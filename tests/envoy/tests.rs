@@ -28,9 +28,7 @@ async fn assert_clean(mesh: &Mesh, tunnels: u64, done: &str) -> Ended {
         .metric("strait_dials_total{result=\"ok\"}")
         .await;
     assert_eq!(dials, tunnels as f64, "dials");
-    let resets = mesh
-        .client
-        .stat("cluster.outer_connect.upstream_rq_rx_reset");
+    let resets = mesh.client.stat("cluster.outer_connect.http2.rx_reset");
     assert_eq!(resets.await, 0, "resets that Envoy received");
     let connections = mesh.gateway.metric("strait_connections_total").await;
     assert_eq!(connections, 1.0, "outer connections");
@@ -167,8 +165,9 @@ fn an_endpoint_killed_in_the_middle_is_a_reset_to_envoy_and_never_an_end() {
         mesh.endpoint.kill_in_the_middle(endpoint).await;
         let error = running.await.expect("no panic").expect_err("a break");
         let ended = mesh.ended(1).await;
+        let reset = ended.count("upstream_reset");
         mesh.say(&format!(
-            "an endpoint killed in the middle: {error}, {ended}"
+            "an endpoint killed in the middle: {error}, {reset} upstream_reset"
         ));
         let broken = [
             ErrorKind::UnexpectedEof,
@@ -176,11 +175,9 @@ fn an_endpoint_killed_in_the_middle_is_a_reset_to_envoy_and_never_an_end() {
             ErrorKind::BrokenPipe,
         ];
         assert!(broken.contains(&error.kind()), "{error}");
-        assert_eq!(ended.count("upstream_reset"), 1, "{ended}");
-        let reset = mesh
-            .client
-            .stat("cluster.outer_connect.upstream_rq_rx_reset");
-        assert_eq!(reset.await, 1, "a reset, not an end");
+        assert_eq!((ended.tunnels(), reset), (1, 1), "{ended}");
+        let resets = mesh.client.stat("cluster.outer_connect.http2.rx_reset");
+        assert_eq!(resets.await, 1, "resets that Envoy received");
         let broken = "cluster.inner_connect.upstream_cx_destroy_remote_with_active_rq";
         assert_eq!(mesh.client.stat(broken).await, 1, "under a request");
     });

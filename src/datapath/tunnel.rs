@@ -1,0 +1,225 @@
+//! One CONNECT stream: what it asks for, its answer, and the tunnel that it becomes.
+//!
+//! h2's handles are wrapped so that a stream can only end in ways that its peer reads rightly:
+//! whatever is dropped too early is reset by a code that nobody takes for a clean end.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{RecvStream, SendStream};
+use http::Response;
+
+use crate::reason::Reason;
+use crate::wire::Authority;
+
+/// What a tunnel asks for.
+#[derive(Debug)]
+pub struct Target(pub(super) Authority);
+
+impl Target {
+    /// The authority, for the route to own.
+    pub fn into_authority(self) -> Authority {
+        self.0
+    }
+}
+
+/// A CONNECT that was not answered yet. Dropped without an answer, it is reset.
+#[derive(Debug)]
+pub struct Requested {
+    receive: RecvStream,
+    respond: Answer,
+}
+
+/// The answer's half of a CONNECT, which resets the stream if it is dropped too early.
+#[derive(Debug)]
+struct Answer {
+    respond: SendResponse<Bytes>,
+    given: bool,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if !self.given {
+            self.respond.send_reset(h2::Reason::INTERNAL_ERROR);
+        }
+    }
+}
+
+impl Requested {
+    /// A CONNECT whose headers were read.
+    pub fn new(receive: RecvStream, respond: SendResponse<Bytes>) -> Self {
+        Self {
+            receive,
+            respond: Answer {
+                respond,
+                given: false,
+            },
+        }
+    }
+
+    /// Answers 200. From here on the stream is a tunnel.
+    ///
+    /// # Errors
+    /// The stream has gone.
+    pub fn accept(mut self) -> Result<Tunnel, Reason> {
+        self.respond.given = true;
+        match self.respond.respond.send_response(Response::new(()), false) {
+            Ok(send) => Ok(Tunnel {
+                send,
+                receive: self.receive,
+                sent_all: false,
+                received_all: false,
+            }),
+            Err(error) => Err(reason_of(&error)),
+        }
+    }
+
+    /// Refuses with an empty body, or by REFUSED_STREAM where the drain left no time to try.
+    pub fn refuse(mut self, reason: Reason) {
+        self.respond.given = true;
+        if reason == Reason::DrainDeadline {
+            return self.respond.respond.send_reset(h2::Reason::REFUSED_STREAM);
+        }
+        let mut response = Response::new(());
+        *response.status_mut() = reason.status();
+        // A stream that has gone needs no answer.
+        let _ = self.respond.respond.send_response(response, true);
+    }
+
+    /// Waits until the peer has reset the stream or lost its connection.
+    pub async fn cancelled(&mut self) -> Reason {
+        match poll_fn(|cx| self.respond.respond.poll_reset(cx)).await {
+            Ok(code) => reason_of_code(code),
+            Err(error) => reason_of(&error),
+        }
+    }
+}
+
+/// A CONNECT that was answered 200. Dropped before both directions have ended, it is reset by a
+/// code that no peer reads as a clean end.
+#[derive(Debug)]
+pub struct Tunnel {
+    send: SendStream<Bytes>,
+    receive: RecvStream,
+    sent_all: bool,
+    received_all: bool,
+}
+
+impl Tunnel {
+    /// The next bytes from the peer; none at its END_STREAM.
+    ///
+    /// # Errors
+    /// The stream or its connection has broken.
+    pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
+        self.receive.poll_data(cx).map(|data| match data {
+            Some(Ok(bytes)) => Ok(Some(bytes)),
+            Some(Err(error)) => Err(reason_of(&error)),
+            None => {
+                self.received_all = true;
+                Ok(None)
+            }
+        })
+    }
+
+    /// Gives receive window back, once the other side has taken the bytes.
+    ///
+    /// # Errors
+    /// The stream or its connection has broken.
+    pub fn release(&mut self, bytes: usize) -> Result<(), Reason> {
+        self.receive
+            .flow_control()
+            .release_capacity(bytes)
+            .map_err(|error| reason_of(&error))
+    }
+
+    /// How much may be sent now, at most `most`; waits for window if there is none.
+    ///
+    /// # Errors
+    /// The stream or its connection has broken.
+    pub fn poll_capacity(
+        &mut self,
+        cx: &mut Context<'_>,
+        most: usize,
+    ) -> Poll<Result<usize, Reason>> {
+        self.send.reserve_capacity(most);
+        loop {
+            let capacity = self.send.capacity().min(most);
+            if capacity > 0 {
+                return Poll::Ready(Ok(capacity));
+            }
+            match ready!(self.send.poll_capacity(cx)) {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Poll::Ready(Err(reason_of(&error))),
+                None => return Poll::Ready(Err(Reason::DownstreamLost)),
+            }
+        }
+    }
+
+    /// Gives up a reservation: an idle tunnel that held one would take window from busy ones.
+    pub fn release_capacity(&mut self) {
+        self.send.reserve_capacity(0);
+    }
+
+    /// Sends bytes for which [`Tunnel::poll_capacity`] found capacity.
+    ///
+    /// # Errors
+    /// The stream or its connection has broken.
+    pub fn send(&mut self, bytes: Bytes) -> Result<(), Reason> {
+        self.send
+            .send_data(bytes, false)
+            .map_err(|error| reason_of(&error))
+    }
+
+    /// Ends our direction by END_STREAM.
+    ///
+    /// # Errors
+    /// The stream or its connection has broken.
+    pub fn finish(&mut self) -> Result<(), Reason> {
+        self.send.reserve_capacity(0);
+        self.send
+            .send_data(Bytes::new(), true)
+            .map_err(|error| reason_of(&error))?;
+        self.sent_all = true;
+        Ok(())
+    }
+
+    /// Waits for a reset by the peer. It shares its waker with [`Tunnel::poll_capacity`]: both
+    /// are to be polled from one task.
+    pub fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
+        self.send.poll_reset(cx).map(|reset| match reset {
+            Ok(code) => reason_of_code(code),
+            Err(error) => reason_of(&error),
+        })
+    }
+
+    /// Ends a tunnel that did not end by itself.
+    pub fn reset(mut self, reason: Reason) {
+        self.send.send_reset(reason.reset_code());
+        (self.sent_all, self.received_all) = (true, true);
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        if !(self.sent_all && self.received_all) {
+            self.send.send_reset(h2::Reason::INTERNAL_ERROR);
+        }
+    }
+}
+
+fn reason_of(error: &h2::Error) -> Reason {
+    match error.reason() {
+        Some(code) if error.is_reset() => reason_of_code(code),
+        _ => Reason::DownstreamLost,
+    }
+}
+
+/// Peers reset by CANCEL or NO_ERROR when they have lost interest (contract 1.5).
+fn reason_of_code(code: h2::Reason) -> Reason {
+    match code {
+        h2::Reason::CANCEL | h2::Reason::NO_ERROR => Reason::DownstreamCancelled,
+        _ => Reason::DownstreamReset,
+    }
+}
