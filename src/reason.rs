@@ -193,9 +193,15 @@ impl Reason {
     }
 
     /// How loud the access log is about it.
+    ///
+    /// How a peer ends its own tunnel is its own affair: Envoy ends every tunnel of double HBONE
+    /// by a reset with INTERNAL_ERROR, after its last byte.
     pub fn level(self) -> Level {
         match self {
-            Self::Completed | Self::DownstreamCancelled => Level::INFO,
+            Self::Completed
+            | Self::DownstreamCancelled
+            | Self::DownstreamReset
+            | Self::DownstreamLost => Level::INFO,
             Self::Panic => Level::ERROR,
             _ => Level::WARN,
         }

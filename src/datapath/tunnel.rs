@@ -4,7 +4,7 @@
 //! whatever is dropped too early is reset by a code that nobody takes for a clean end.
 
 use std::future::poll_fn;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use h2::server::SendResponse;
@@ -131,7 +131,7 @@ impl Tunnel {
         self.receive
             .flow_control()
             .release_capacity(bytes)
-            .map_err(|error| reason_of(&error))
+            .map_err(|error| self.cause(&error))
     }
 
     /// How much may be sent now, at most `most`; waits for window if there is none.
@@ -151,8 +151,8 @@ impl Tunnel {
             }
             match ready!(self.send.poll_capacity(cx)) {
                 Some(Ok(_)) => {}
-                Some(Err(error)) => return Poll::Ready(Err(reason_of(&error))),
-                None => return Poll::Ready(Err(Reason::DownstreamLost)),
+                Some(Err(error)) => return Poll::Ready(Err(self.cause(&error))),
+                None => return Poll::Ready(Err(self.reset_by_peer())),
             }
         }
     }
@@ -169,7 +169,7 @@ impl Tunnel {
     pub fn send(&mut self, bytes: Bytes) -> Result<(), Reason> {
         self.send
             .send_data(bytes, false)
-            .map_err(|error| reason_of(&error))
+            .map_err(|error| self.cause(&error))
     }
 
     /// Ends our direction by END_STREAM.
@@ -180,7 +180,7 @@ impl Tunnel {
         self.send.reserve_capacity(0);
         self.send
             .send_data(Bytes::new(), true)
-            .map_err(|error| reason_of(&error))?;
+            .map_err(|error| self.cause(&error))?;
         self.sent_all = true;
         Ok(())
     }
@@ -192,6 +192,25 @@ impl Tunnel {
             Ok(code) => reason_of_code(code),
             Err(error) => reason_of(&error),
         })
+    }
+
+    /// Why an operation failed. h2 says of a stream that was reset only that it is closed.
+    fn cause(&mut self, error: &h2::Error) -> Reason {
+        match reason_of(error) {
+            Reason::DownstreamLost => self.reset_by_peer(),
+            reason => reason,
+        }
+    }
+
+    /// The reset by which the peer closed the stream, if that is what it did.
+    fn reset_by_peer(&mut self) -> Reason {
+        match self
+            .send
+            .poll_reset(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Ready(Ok(code)) => reason_of_code(code),
+            Poll::Ready(Err(_)) | Poll::Pending => Reason::DownstreamLost,
+        }
     }
 
     /// Ends a tunnel that did not end by itself.
