@@ -1,5 +1,6 @@
 //! Stage 4: the HTTP/2 server on one session, and each CONNECT on it.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -9,6 +10,7 @@ use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
 use http::{Method, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
@@ -28,6 +30,8 @@ use super::{Gateway, forward, keepalive, linger};
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
 /// The time to the first CONNECT. ztunnel and Envoy connect because they have one to send.
 const FIRST_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+/// The time for a GOAWAY to leave.
+const GOAWAY_DEADLINE: Duration = Duration::from_secs(1);
 /// The largest DATA frame that we take. Larger ones would delay other tunnels' bytes.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
 /// Bytes that h2 may hold for a stream whose reader is slow.
@@ -61,21 +65,20 @@ fn settings() -> Builder {
 /// # Errors
 /// The HTTP/2 preface did not come, or not in time.
 pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> Result<(), Refused> {
-    let (seam, returned) = Seam::new(session.stream);
-    http2(gateway, seam, session.load, peer).await?;
-    if let Ok(stream) = returned.await {
+    let stream = http2(gateway, session.stream, session.load, peer).await?;
+    if let Some(stream) = stream {
         linger::close(stream.into_inner().0).await;
     }
     Ok(())
 }
 
-/// As [`run`], on any byte stream whose other end is the peer.
+/// As [`run`], on any byte stream whose other end is the peer. Gives the stream back.
 pub(super) async fn http2<S>(
     gateway: &Arc<Gateway>,
     stream: S,
     load: LoadGuard,
     peer: Arc<Peer>,
-) -> Result<(), Refused>
+) -> Result<Option<S>, Refused>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -83,7 +86,8 @@ where
         refusal,
         detail: detail.to_string(),
     };
-    let connection = timeout(PREFACE_DEADLINE, settings().handshake(stream))
+    let (seam, owner) = Seam::new(stream);
+    let connection = timeout(PREFACE_DEADLINE, settings().handshake(seam))
         .await
         .map_err(|_| refused(HandshakeRefusal::Timeout, &"no HTTP/2 preface within 5 s"))?
         .map_err(|error| refused(HandshakeRefusal::Other, &error))?;
@@ -93,9 +97,10 @@ where
         peer,
         load,
         window: Arc::default(),
+        exhausted: owner.exhausted,
     };
     server.run(connection).await;
-    Ok(())
+    Ok(owner.returned.await.ok())
 }
 
 struct Server<'a> {
@@ -103,6 +108,7 @@ struct Server<'a> {
     peer: Arc<Peer>,
     load: LoadGuard,
     window: Arc<StreamWindow>,
+    exhausted: Arc<Notify>,
 }
 
 impl Server<'_> {
@@ -136,9 +142,13 @@ impl Server<'_> {
                 },
                 () = self.window.wished() => self.window.adjust(&mut connection),
                 () = &mut lost => return self.ended(&"no answer to PING"),
+                () = self.exhausted.notified() => {
+                    self.gateway.metrics.connection_exhausted();
+                    self.ended(&"more frames than its tunnels account for");
+                    return self.end(connection, h2::Reason::ENHANCE_YOUR_CALM).await;
+                }
                 () = &mut unused, if !used => {
-                    used = true;
-                    connection.abrupt_shutdown(h2::Reason::NO_ERROR);
+                    return self.end(connection, h2::Reason::NO_ERROR).await;
                 }
                 () = &mut goaway, if !leaving => {
                     leaving = true;
@@ -146,6 +156,16 @@ impl Server<'_> {
                 }
             }
         }
+    }
+
+    /// Says GOAWAY and ends the connection with all its tunnels, in bounded time: a peer that
+    /// does not read must not hold it.
+    async fn end<S>(&self, mut connection: Connection<S, Bytes>, code: h2::Reason)
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        connection.abrupt_shutdown(code);
+        let _ = timeout(GOAWAY_DEADLINE, poll_fn(|cx| connection.poll_closed(cx))).await;
     }
 
     fn ended(&self, why: &dyn std::fmt::Display) {

@@ -26,6 +26,7 @@ pub mod handshake;
 pub mod identity;
 pub mod keepalive;
 pub mod linger;
+pub mod meter;
 pub mod policy;
 pub mod route;
 pub mod seam;

@@ -1,15 +1,19 @@
 //! The seam between TLS and h2: every plaintext byte of an HTTP/2 connection crosses it.
 //!
-//! It spends tokio's cooperative budget for what TLS serves from its own buffers, which would
-//! otherwise be free: one connection with a full buffer could keep its worker to itself.
+//! It meters the frames, and it spends tokio's cooperative budget for them: what TLS serves from
+//! its own buffers would otherwise be free, and one connection with full buffers, or with a
+//! thousand tiny frames in one of them, could keep its worker to itself.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::coop;
+
+use super::meter::Meter;
 
 /// A TLS stream as h2 sees it. When h2 drops it, its owner gets the stream back.
 #[derive(Debug)]
@@ -17,17 +21,43 @@ pub struct Seam<S> {
     /// None only while it is dropped.
     stream: Option<S>,
     owner: Option<oneshot::Sender<S>>,
+    meter: Meter,
+    exhausted: Arc<Notify>,
+    /// Set once the credit is used up: nothing more is read.
+    closed: bool,
 }
 
+/// What the owner of a connection keeps of its seam.
+#[derive(Debug)]
+pub struct Owner<S> {
+    /// Gets the stream back.
+    pub returned: oneshot::Receiver<S>,
+    /// Told once when the connection's credit is used up.
+    pub exhausted: Arc<Notify>,
+}
+
+/// Frames for one unit of the cooperative budget, of which a turn has 128.
+const FRAMES_PER_UNIT: u32 = 4;
+
 impl<S> Seam<S> {
-    /// Wraps a TLS stream whose handshake is done; the receiver gets the stream back.
-    pub fn new(stream: S) -> (Self, oneshot::Receiver<S>) {
+    /// Wraps a TLS stream whose handshake is done.
+    pub fn new(stream: S) -> (Self, Owner<S>) {
         let (owner, returned) = oneshot::channel();
+        let exhausted = Arc::new(Notify::new());
         let seam = Self {
             stream: Some(stream),
             owner: Some(owner),
+            meter: Meter::new(),
+            exhausted: Arc::clone(&exhausted),
+            closed: false,
         };
-        (seam, returned)
+        (
+            seam,
+            Owner {
+                returned,
+                exhausted,
+            },
+        )
     }
 
     fn stream(&mut self) -> io::Result<Pin<&mut S>>
@@ -56,10 +86,35 @@ impl<S: AsyncRead + Unpin> AsyncRead for Seam<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.closed {
+            // The owner has been woken and ends the connection; there is nothing to wait for.
+            return Poll::Pending;
+        }
         let budget = ready!(coop::poll_proceed(cx));
+        let before = buffer.filled().len();
         ready!(self.stream()?.poll_read(cx, buffer))?;
         budget.made_progress();
-        Poll::Ready(Ok(()))
+        match self.meter.received(&buffer.filled()[before..]) {
+            Ok(frames) => {
+                spend(cx, frames / FRAMES_PER_UNIT);
+                Poll::Ready(Ok(()))
+            }
+            Err(_) => {
+                self.closed = true;
+                self.exhausted.notify_one();
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Spends budget for work that is done after this read. What is overspent is this turn's loss.
+fn spend(cx: &mut Context<'_>, units: u32) {
+    for _ in 0..units {
+        let Poll::Ready(unit) = coop::poll_proceed(cx) else {
+            return;
+        };
+        unit.made_progress();
     }
 }
 
@@ -69,7 +124,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Seam<S> {
         cx: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.stream()?.poll_write(cx, data)
+        let written = ready!(self.stream()?.poll_write(cx, data))?;
+        self.meter.sent(&data[..written]);
+        Poll::Ready(Ok(written))
     }
 
     fn poll_write_vectored(
@@ -77,7 +134,14 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Seam<S> {
         cx: &mut Context<'_>,
         data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.stream()?.poll_write_vectored(cx, data)
+        let written = ready!(self.stream()?.poll_write_vectored(cx, data))?;
+        let mut left = written;
+        for slice in data {
+            let part = &slice[..left.min(slice.len())];
+            self.meter.sent(part);
+            left -= part.len();
+        }
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -58,7 +58,9 @@ fn peer(not_after: SystemTime) -> Arc<Peer> {
 fn serve(not_after: SystemTime) -> (JoinHandle<Result<(), Refused>>, DuplexStream) {
     let (ours, theirs) = duplex(1 << 20);
     let served = tokio::spawn(async move {
-        connect::http2(&gateway(), ours, Load::default().add(), peer(not_after)).await
+        let gateway = gateway();
+        let served = connect::http2(&gateway, ours, Load::default().add(), peer(not_after));
+        served.await.map(|_| ())
     });
     (served, theirs)
 }

@@ -36,6 +36,7 @@ const DIAL_BUCKETS: [f64; 14] = [
 const HANDSHAKES_REFUSED: &str = "Connections refused before a byte of HTTP/2, by reason";
 const DIAL_SECONDS: &str = "Time of the dials that reached their endpoint";
 const EJECTIONS: &str = "Endpoints left out for a while because dials of them failed";
+const EXHAUSTED: &str = "Connections ended for frames that carry nothing (ENHANCE_YOUR_CALM)";
 const RELOADS: &str = "Reads of a source, at the start and when it changed, by result";
 const LOG_LINES_DROPPED: &str = "Log lines lost because they came faster than they were written";
 
@@ -80,6 +81,7 @@ pub struct Metrics {
     dials: Counters<1>,
     dial_seconds: Histogram,
     ejections: Counter,
+    exhausted: Counter,
     reloads: Counters<2>,
     log_lines_dropped: Counter,
     log_drops: OnceLock<ErrorCounter>,
@@ -115,6 +117,7 @@ impl Metrics {
             dials: metric(r, "strait_dials", "Dials of one endpoint, by result"),
             dial_seconds: register(r, "strait_dial_seconds", DIAL_SECONDS, seconds),
             ejections: metric(r, "strait_endpoint_ejections", EJECTIONS),
+            exhausted: metric(r, "strait_connections_exhausted", EXHAUSTED),
             reloads: metric(r, "strait_reload", RELOADS),
             log_lines_dropped: metric(r, "strait_log_lines_dropped", LOG_LINES_DROPPED),
             log_drops: OnceLock::new(),
@@ -182,6 +185,11 @@ impl Metrics {
             _ => "failed",
         };
         self.dials.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Counts a connection that was ended because it sent more frames than its tunnels account for.
+    pub fn connection_exhausted(&self) {
+        self.exhausted.inc();
     }
 
     /// Counts an ejected endpoint.
@@ -380,6 +388,7 @@ mod tests {
             "strait_accept_errors_total{kind=\"connection\"} 0\n",
             "strait_accept_errors_total{kind=\"resource\"} 0\n",
             "strait_endpoint_ejections_total 0\n",
+            "strait_connections_exhausted_total 0\n",
             "strait_dials_total{result=\"denied\"} 0\n",
             "strait_dial_seconds_count 0\n",
             "strait_log_lines_dropped_total 0\n",

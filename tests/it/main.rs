@@ -19,6 +19,8 @@ mod ends;
 #[cfg(test)]
 mod fairness;
 #[cfg(test)]
+mod floods;
+#[cfg(test)]
 mod identity;
 #[cfg(test)]
 mod reload;

@@ -1,7 +1,7 @@
 //! HTTP/2 by hand, for what no client library would send.
 
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -9,14 +9,43 @@ use tokio_rustls::client::TlsStream;
 use super::{CLIENT, GATEWAY, Gateway, identities};
 
 /// Frame types (RFC 9113 section 6).
+pub const DATA: u8 = 0;
 pub const HEADERS: u8 = 1;
+pub const PRIORITY: u8 = 2;
 pub const RST_STREAM: u8 = 3;
 pub const SETTINGS: u8 = 4;
+pub const PING: u8 = 6;
 pub const GOAWAY: u8 = 7;
+pub const WINDOW_UPDATE: u8 = 8;
+pub const CONTINUATION: u8 = 9;
 
 /// Flags of SETTINGS and of HEADERS.
 const ACK: u8 = 1;
-const END_HEADERS: u8 = 4;
+pub const END_HEADERS: u8 = 4;
+
+/// The bytes of a frame.
+pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let [_, high, middle, low] = u32::try_from(payload.len()).expect("short").to_be_bytes();
+    let mut frame = vec![high, middle, low, kind, flags];
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+/// A whole header list, each field as a literal without indexing (RFC 7541 6.2.2).
+pub fn headers(stream: u32, fields: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in fields {
+        block.push(0);
+        for text in [name.as_bytes(), value] {
+            // Lengths under 127 take one byte, without Huffman coding.
+            let length = u8::try_from(text.len()).ok().filter(|&length| length < 127);
+            block.push(length.expect("a short field"));
+            block.extend(text);
+        }
+    }
+    frame(HEADERS, END_HEADERS, stream, &block)
+}
 
 /// A frame, as it stands on the wire.
 #[derive(Debug)]
@@ -27,8 +56,10 @@ pub struct Frame {
 }
 
 /// A peer with a good certificate, past its TLS handshake, preface and SETTINGS.
-pub struct RawPeer {
-    stream: TlsStream<TcpStream>,
+pub struct RawPeer<S = TlsStream<TcpStream>> {
+    stream: S,
+    /// Whether SETTINGS are acknowledged, as a good peer does.
+    acknowledges: bool,
 }
 
 impl RawPeer {
@@ -41,10 +72,28 @@ impl RawPeer {
         let stream = tls.connect(ServerName::IpAddress(nobody.into()), tcp).await;
         let mut peer = Self {
             stream: stream.expect("a handshake"),
+            acknowledges: true,
         };
         peer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
-        peer.send(SETTINGS, 0, 0, &[]).await;
+        peer.write(&frame(SETTINGS, 0, 0, &[])).await;
         peer
+    }
+
+    /// Parts the peer into one that reads frames and a plain writer.
+    pub fn split(
+        self,
+    ) -> (
+        RawPeer<ReadHalf<TlsStream<TcpStream>>>,
+        WriteHalf<TlsStream<TcpStream>>,
+    ) {
+        let (stream, write) = tokio::io::split(self.stream);
+        (
+            RawPeer {
+                stream,
+                acknowledges: false,
+            },
+            write,
+        )
     }
 
     pub async fn write(&mut self, bytes: &[u8]) {
@@ -55,59 +104,18 @@ impl RawPeer {
         self.stream.flush().await.expect("an open connection");
     }
 
-    pub async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-        let length = u32::try_from(payload.len())
-            .expect("a short frame")
-            .to_be_bytes();
-        let mut frame = vec![length[1], length[2], length[3], kind, flags];
-        frame.extend(stream.to_be_bytes());
-        frame.extend(payload);
-        self.write(&frame).await;
-    }
-
-    /// Sends a whole header list, each field as a literal without indexing (RFC 7541 6.2.2).
     pub async fn headers(&mut self, stream: u32, fields: &[(&str, &[u8])]) {
-        let mut block = Vec::new();
-        for (name, value) in fields {
-            block.push(0);
-            for text in [name.as_bytes(), value] {
-                // Lengths under 127 take one byte, without Huffman coding.
-                let length = u8::try_from(text.len()).ok().filter(|&length| length < 127);
-                block.push(length.expect("a short field"));
-                block.extend(text);
-            }
-        }
-        self.send(HEADERS, END_HEADERS, stream, &block).await;
+        self.write(&headers(stream, fields)).await;
     }
 
-    /// The next frame, SETTINGS acknowledged and passed over; none once the connection has ended.
-    pub async fn next(&mut self) -> Option<Frame> {
-        loop {
-            let mut head = [0; 9];
-            self.stream.read_exact(&mut head).await.ok()?;
-            let [high, middle, low, kind, flags, stream @ ..] = head;
-            let mut payload = vec![0; u32::from_be_bytes([0, high, middle, low]) as usize];
-            self.stream.read_exact(&mut payload).await.ok()?;
-            if kind == SETTINGS {
-                if flags & ACK == 0 {
-                    self.send(SETTINGS, ACK, 0, &[]).await;
-                }
-                continue;
-            }
-            return Some(Frame {
-                kind,
-                stream: u32::from_be_bytes(stream),
-                payload,
-            });
-        }
-    }
-
-    /// How the gateway ends `stream`: the code of its reset, or the first byte of the header
-    /// block of its answer.
+    /// How the gateway ends `stream`: the code of its reset, or an answer.
     pub async fn ending(&mut self, stream: u32) -> Ending {
         loop {
             let frame = self.next().await.expect("an open connection");
             assert_ne!(frame.kind, GOAWAY, "{frame:?}");
+            if self.acknowledges && frame.kind == SETTINGS && !frame.payload.is_empty() {
+                self.write(&self::frame(SETTINGS, ACK, 0, &[])).await;
+            }
             if frame.stream != stream {
                 continue;
             }
@@ -117,6 +125,22 @@ impl RawPeer {
                 _ => {}
             }
         }
+    }
+}
+
+impl<S: AsyncRead + Unpin> RawPeer<S> {
+    /// The next frame; none once the connection has ended.
+    pub async fn next(&mut self) -> Option<Frame> {
+        let mut head = [0; 9];
+        self.stream.read_exact(&mut head).await.ok()?;
+        let [high, middle, low, kind, _, stream @ ..] = head;
+        let mut payload = vec![0; u32::from_be_bytes([0, high, middle, low]) as usize];
+        self.stream.read_exact(&mut payload).await.ok()?;
+        Some(Frame {
+            kind,
+            stream: u32::from_be_bytes(stream),
+            payload,
+        })
     }
 }
 

@@ -1,0 +1,155 @@
+//! Peers that flood: each is told to calm down after a bounded number of frames, and a victim on
+//! a connection of its own loses nothing meanwhile.
+
+use std::time::Duration;
+
+use strait::hbone::Client;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+use crate::support::raw::{self, RawPeer};
+use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
+
+/// What a flood repeats, given the number of the round.
+type Round = fn(u32) -> Vec<u8>;
+
+const CONNECT: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"echo.global:80")];
+const REFUSED: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"nothing.here:80")];
+
+/// The stream of the round: 1 is the open tunnel, the others are new.
+fn stream(round: u32) -> u32 {
+    3 + 2 * round
+}
+
+fn opened_and_reset(round: u32, fields: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut bytes = raw::headers(stream(round), fields);
+    bytes.extend(raw::frame(raw::RST_STREAM, 0, stream(round), &[0, 0, 0, 8]));
+    bytes
+}
+
+/// A header block of one-byte references to static entry 22, `accept: ...` in RFC 7541 A.
+fn references(round: u32) -> Vec<u8> {
+    raw::frame(
+        raw::HEADERS,
+        raw::END_HEADERS,
+        stream(round),
+        &[0x80 | 22; 8000],
+    )
+}
+
+const FLOODS: [(&str, Round); 14] = [
+    ("rapid reset, good authority", |round| {
+        opened_and_reset(round, &CONNECT)
+    }),
+    ("rapid reset, bad authority", |round| {
+        opened_and_reset(round, &REFUSED)
+    }),
+    ("CONTINUATION, full", |round| match round {
+        0 => raw::frame(raw::HEADERS, 0, 3, &[0; 16]),
+        _ => raw::frame(raw::CONTINUATION, 0, 3, &[0x82; 1024]),
+    }),
+    ("CONTINUATION, empty", |round| match round {
+        0 => raw::frame(raw::HEADERS, 0, 3, &[]),
+        _ => raw::frame(raw::CONTINUATION, 0, 3, &[]),
+    }),
+    ("PING", |_| raw::frame(raw::PING, 0, 0, &[0; 8])),
+    ("SETTINGS", |_| {
+        raw::frame(raw::SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0])
+    }),
+    ("empty DATA", |_| raw::frame(raw::DATA, 0, 1, &[])),
+    ("one-byte DATA", |_| raw::frame(raw::DATA, 0, 1, &[7])),
+    ("one-byte WINDOW_UPDATE", |_| {
+        raw::frame(raw::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
+    }),
+    ("window overflow", |round| {
+        let mut bytes = raw::headers(stream(round), &CONNECT);
+        let most = 0x7fff_ffff_u32.to_be_bytes();
+        bytes.extend(raw::frame(raw::WINDOW_UPDATE, 0, stream(round), &most));
+        bytes
+    }),
+    ("PRIORITY", |round| {
+        raw::frame(raw::PRIORITY, 0, stream(round), &[0, 0, 0, 1, 16])
+    }),
+    ("unknown frames", |_| raw::frame(0xbe, 0, 0, &[0; 64])),
+    ("HPACK references", references),
+    ("thousands of fields", |round| {
+        let fields: Vec<(&str, &[u8])> = vec![("x", b"y"); 3000];
+        raw::headers(stream(round), &fields)
+    }),
+];
+
+/// Rounds after which a flood that nobody ended fails the test.
+const ROUNDS_MAX: u32 = 1_000_000;
+
+/// Floods until the connection ends; the bytes that it took, and the GOAWAY's code if one came.
+async fn flood(gateway: &Gateway, round: Round) -> (usize, Option<u8>) {
+    let mut peer = RawPeer::connect(gateway).await;
+    peer.write(&raw::headers(1, &CONNECT)).await;
+    peer.ending(1).await;
+    let (mut reader, mut writer) = peer.split();
+    let reading = tokio::spawn(async move {
+        let mut code = None;
+        while let Some(frame) = reader.next().await {
+            if frame.kind == raw::GOAWAY {
+                code = frame.payload.get(7).copied().or(code);
+            }
+        }
+        code
+    });
+    let mut sent = 0;
+    for index in 0..ROUNDS_MAX {
+        let bytes = round(index);
+        sent += bytes.len();
+        if writer.write_all(&bytes).await.is_err() || writer.flush().await.is_err() {
+            return (sent, reading.await.expect("a reader"));
+        }
+        assert!(index + 1 < ROUNDS_MAX, "still open after {sent} bytes");
+    }
+    unreachable!("the last round has failed")
+}
+
+/// Small requests on an open tunnel, until told to stop; returns how many.
+async fn victim(client: Client, stop: tokio::sync::watch::Receiver<bool>) -> u32 {
+    let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+    let mut count = 0;
+    while !*stop.borrow() {
+        tunnel.write_all(b"small request").await.expect("a request");
+        let mut answer = [0; 13];
+        tunnel.read_exact(&mut answer).await.expect("an answer");
+        assert_eq!(&answer, b"small request");
+        count += 1;
+    }
+    count
+}
+
+#[test]
+fn each_flood_is_ended_and_a_victim_loses_no_request() {
+    run(async {
+        let net = Net::new();
+        let gateway =
+            Gateway::start(&Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")])).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        for (name, round) in FLOODS {
+            let (stop, stopped) = tokio::sync::watch::channel(false);
+            let victim = tokio::spawn(victim(gateway.client(identities()).await, stopped));
+            let flooding = timeout(Duration::from_secs(20), flood(&gateway, round));
+            let (sent, code) = flooding
+                .await
+                .unwrap_or_else(|_| panic!("{name}: not ended"));
+            stop.send_replace(true);
+            let requests = victim
+                .await
+                .unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(requests > 0, "{name}: the victim was not served at all");
+            assert!(sent < 4 << 20, "{name}: {sent} bytes before it was ended");
+            // h2 finds the flood of CONTINUATION itself, and calls it a protocol error.
+            let calm = [Some(11), name.starts_with("CONTINUATION").then_some(1)];
+            assert!(
+                code.is_some() && calm.contains(&code),
+                "{name}: GOAWAY {code:?}"
+            );
+        }
+        let open = async || gateway.metric("strait_connections_open").await;
+        until("connections", open, |&open| open == 0.0).await;
+    });
+}
