@@ -21,8 +21,8 @@ LABEL org.opencontainers.image.title="strait" \
       org.opencontainers.image.licenses="Apache-2.0"
 # The user id that meshes give to their proxies; no port below 1024 is ever bound.
 USER 1337:1337
-# HBONE, TLS passthrough, TLS for the control plane, metrics, readiness. Admin stays on loopback.
-EXPOSE 15008 15443 15012 15020 15021
+# HBONE, metrics, readiness. Admin stays on loopback.
+EXPOSE 15008 15020 15021
 ENTRYPOINT ["/strait"]
 CMD ["run", "-c", "/etc/strait/strait.yaml"]
 

@@ -330,7 +330,7 @@ impl Config {
     }
 
     /// The keys in which `new` differs and that are only read at the start. Trust, exposure and
-    /// log apply live and are not among them.
+    /// the log's level apply live and are not among them.
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let keys = [
             ("gateway", self.gateway != new.gateway),
@@ -343,6 +343,7 @@ impl Config {
             ("metrics", self.metrics != new.metrics),
             ("readiness", self.readiness != new.readiness),
             ("drain", self.drain != new.drain),
+            ("log.format", self.log.format != new.log.format),
         ];
         keys.into_iter()
             .filter(|(_, changed)| *changed)

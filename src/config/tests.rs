@@ -399,7 +399,9 @@ fn a_change_says_which_keys_need_a_restart() {
     assert!(old.restart_only_changes(&new).is_empty());
     new.workers = 3;
     new.drain.lag = Duration::ZERO;
-    assert_eq!(old.restart_only_changes(&new), ["workers", "drain"]);
+    new.log.format = LogFormat::Json;
+    let keys = old.restart_only_changes(&new);
+    assert_eq!(keys, ["workers", "drain", "log.format"]);
 }
 
 proptest! {

@@ -1,0 +1,91 @@
+//! The same table against a real Envoy, and where the two differ.
+//!
+//! `make compare-identity` prints it. What the gateway makes of each case is pinned by
+//! [`crate::table`], so here only Envoy is asked.
+
+use std::fmt::Write as _;
+
+use crate::cases::{ADMITTED, Case, cases};
+use crate::peer::{Received, connect};
+use crate::pki::Pki;
+use crate::process::{self, Envoy};
+use crate::support::{CLIENT, GATEWAY, Identities, Net, run};
+
+/// What the gateway lets in although Envoy does not, and why that is right.
+const EXPLAINED: &[(&str, &str)] = &[];
+
+/// Whether Envoy lets a peer in: the alert if it does not.
+async fn ask(pki: &Pki, cases: &[Case], program: &std::path::PathBuf) -> Vec<Option<String>> {
+    let net = Net::new();
+    let mut identities = Identities::new();
+    let usual = identities.client(CLIENT, GATEWAY);
+    let leaf = identities.leaf(GATEWAY);
+    identities.root += &pki.trusted();
+    let folder = tempfile::tempdir().expect("a folder");
+    let roots = folder.path().join("roots.crt");
+    std::fs::write(&roots, &identities.root).expect("a file");
+    let roots = roots.to_str().expect("a plain path").to_owned();
+    let names = [("ROOTS", roots)];
+    let config = (include_str!("envoy.yaml"), &names[..]);
+    let _envoy = Envoy::start(program, net, 1, &leaf, config).await;
+    let mut answers = Vec::new();
+    for case in cases {
+        let received = connect(net.address(1, 15008), &usual, &case.shown).await;
+        answers.push(match received {
+            Received::Admitted(_) => None,
+            Received::Alert(alert) => Some(format!("{alert:?}")),
+            Received::Closed(error) => Some(error),
+        });
+    }
+    answers
+}
+
+fn explanation(case: &Case) -> Option<&'static str> {
+    let found = EXPLAINED.iter().find(|(name, _)| *name == case.name);
+    found.map(|(_, why)| *why)
+}
+
+#[test]
+fn the_gateway_lets_nobody_in_whom_envoy_refuses_but_for_a_reason() {
+    run(async {
+        let Some(program) = process::program("certificates at an Envoy") else {
+            return;
+        };
+        let pki = Pki::new();
+        let cases = cases(&pki);
+        let answers = ask(&pki, &cases, &program).await;
+        let (mut table, mut looser, mut stricter) = (String::new(), 0, 0);
+        let mut unexplained = Vec::new();
+        for (case, answer) in cases.iter().zip(&answers) {
+            let admitted = case.expected == ADMITTED;
+            if admitted == answer.is_none() {
+                continue;
+            }
+            let answer = answer.as_deref().unwrap_or(ADMITTED);
+            let why = if admitted {
+                looser += 1;
+                let why = explanation(case);
+                if why.is_none() {
+                    unexplained.push((case.name, answer));
+                }
+                why.unwrap_or("?")
+            } else {
+                stricter += 1;
+                ""
+            };
+            let (name, expected) = (case.name, case.expected);
+            let _ = writeln!(table, "{name:44} {expected:18} {answer:24} {why}");
+        }
+        if std::env::var_os("STRAIT_SHOW").is_some_and(|show| show == "1") {
+            let version = process::version(&program).await;
+            let head = format!("{:44} {:18} Envoy {version}", "certificate", "Strait");
+            process::say(&format!("\n{head}\n{table}"));
+        }
+        let all = cases.len();
+        process::say(&format!(
+            "\nof {all} certificates Strait refuses {stricter} that Envoy admits, \
+             and admits {looser} that Envoy refuses"
+        ));
+        assert!(unexplained.is_empty(), "{unexplained:?}");
+    });
+}

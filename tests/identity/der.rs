@@ -1,0 +1,96 @@
+//! Certificates taken apart and put together again, for what no library would write.
+
+use rustls::pki_types::CertificateDer;
+
+pub const SEQUENCE: u8 = 0x30;
+const BIT_STRING: u8 = 3;
+
+/// Where things stand in a TBSCertificate (RFC 5280 section 4.1).
+pub const VERSION: usize = 0;
+pub const SIGNATURE_ALGORITHM: usize = 2;
+pub const SUBJECT_PUBLIC_KEY: usize = 6;
+pub const EXTENSIONS: usize = 7;
+
+/// An element: its tag, its length in the shortest form, and its content.
+pub fn element(tag: u8, content: &[u8]) -> Vec<u8> {
+    let length = content.len().to_be_bytes();
+    let length = match content.len() {
+        0..128 => &length[7..],
+        128..256 => &[&[0x81], &length[7..]].concat(),
+        _ => &[&[0x82], &length[6..]].concat(),
+    };
+    [&[tag], length, content].concat()
+}
+
+/// Length of the head of the element that `der` begins with, and of its content.
+fn lengths(der: &[u8]) -> (usize, usize) {
+    match der[1] {
+        0x82 => (4, usize::from(der[2]) << 8 | usize::from(der[3])),
+        0x81 => (3, usize::from(der[2])),
+        short => (2, usize::from(short)),
+    }
+}
+
+/// The content of an element.
+pub fn content(der: &[u8]) -> &[u8] {
+    let (head, length) = lengths(der);
+    &der[head..head + length]
+}
+
+/// The elements that stand in a row, each with its head.
+pub fn elements(mut row: &[u8]) -> Vec<Vec<u8>> {
+    let mut found = Vec::new();
+    while !row.is_empty() {
+        let (head, length) = lengths(row);
+        let (first, rest) = row.split_at(head + length);
+        found.push(first.to_vec());
+        row = rest;
+    }
+    found
+}
+
+/// The parts of a certificate: what is signed, the algorithm, and the signature.
+pub fn parts(certificate: &CertificateDer<'_>) -> [Vec<u8>; 3] {
+    elements(content(certificate))
+        .try_into()
+        .expect("three parts")
+}
+
+/// A certificate of these parts.
+pub fn certificate(parts: &[Vec<u8>; 3]) -> CertificateDer<'static> {
+    element(SEQUENCE, &parts.concat()).into()
+}
+
+/// The certificate with another content, signed anew.
+pub fn rewritten(
+    old: &CertificateDer<'_>,
+    change: impl FnOnce(&mut Vec<Vec<u8>>),
+    sign: impl FnOnce(&[u8]) -> Vec<u8>,
+) -> CertificateDer<'static> {
+    let [tbs, ..] = parts(old);
+    let mut fields = elements(content(&tbs));
+    change(&mut fields);
+    let algorithm = fields[SIGNATURE_ALGORITHM].clone();
+    let tbs = element(SEQUENCE, &fields.concat());
+    let signature = element(BIT_STRING, &[&[0], &*sign(&tbs)].concat());
+    certificate(&[tbs, algorithm, signature])
+}
+
+/// A name of a SAN extension: its type, and its bytes as they are.
+pub type Name<'a> = (u8, &'a [u8]);
+
+/// Types of names (RFC 5280 section 4.2.1.6).
+pub const OTHER_NAME: u8 = 0xa0;
+pub const EMAIL: u8 = 0x81;
+pub const DNS: u8 = 0x82;
+pub const URI: u8 = 0x86;
+pub const IP: u8 = 0x87;
+
+/// The content of a SAN extension.
+pub fn names(names: &[Name<'_>]) -> Vec<u8> {
+    let names: Vec<_> = names
+        .iter()
+        .map(|(tag, bytes)| element(*tag, bytes))
+        .collect();
+    element(SEQUENCE, &names.concat())
+}

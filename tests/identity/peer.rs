@@ -1,0 +1,92 @@
+//! A peer in a hurry: with its certificate it sends all that a good peer would send later.
+
+use std::sync::Arc;
+
+use rustls::client::ResolvesClientCert;
+use rustls::pki_types::ServerName;
+use rustls::sign::CertifiedKey;
+use rustls::{AlertDescription, ClientConfig, SignatureScheme};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::pki::Shown;
+use crate::support::ECHO;
+
+/// How a peer is received.
+#[derive(Debug)]
+pub enum Received {
+    /// It read a byte of HTTP/2.
+    Admitted(#[expect(dead_code, reason = "kept open")] TlsStream<TcpStream>),
+    /// It read an alert and nothing before that.
+    Alert(AlertDescription),
+    /// It read neither.
+    Closed(String),
+}
+
+/// Shows a certificate, whatever it is asked for.
+#[derive(Debug)]
+struct Resolver(Option<Arc<CertifiedKey>>);
+
+impl ResolvesClientCert for Resolver {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.clone()
+    }
+
+    fn has_certs(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+/// Connects to `address` as `shown` and asks for a tunnel at once, without waiting for the
+/// server's judgement: with TLS 1.3 a client is done before it.
+pub async fn connect(
+    address: std::net::SocketAddr,
+    usual: &Arc<ClientConfig>,
+    shown: &Shown,
+) -> Received {
+    let mut config = ClientConfig::clone(usual);
+    config.client_auth_cert_resolver = Arc::new(Resolver(shown.certified()));
+    let tcp = TcpStream::connect(address).await.expect("a connection");
+    let nobody = std::net::IpAddr::from([0; 4]);
+    let connector = TlsConnector::from(Arc::new(config));
+    let connected = connector.connect(ServerName::IpAddress(nobody.into()), tcp);
+    let mut stream = match connected.await {
+        Ok(stream) => stream,
+        Err(error) => return refused(&error),
+    };
+    // The server may have closed already: then reading says why.
+    let _ = stream.write_all(&request()).await;
+    let _ = stream.flush().await;
+    match stream.read_u8().await {
+        Ok(_) => Received::Admitted(stream),
+        Err(error) => refused(&error),
+    }
+}
+
+fn refused(error: &std::io::Error) -> Received {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
+    match tls {
+        Some(rustls::Error::AlertReceived(alert)) => Received::Alert(*alert),
+        _ => Received::Closed(error.to_string()),
+    }
+}
+
+/// The preface, empty SETTINGS, and a CONNECT to the service (RFC 9113, RFC 7541 section 6.2.2).
+fn request() -> Vec<u8> {
+    let mut block = Vec::new();
+    for text in [":method", "CONNECT", ":authority", ECHO] {
+        if text.starts_with(':') {
+            block.push(0);
+        }
+        block.push(u8::try_from(text.len()).expect("short"));
+        block.extend(text.as_bytes());
+    }
+    let length = u8::try_from(block.len()).expect("short");
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend([0, 0, 0, 4, 0, 0, 0, 0, 0]);
+    bytes.extend([0, 0, length, 1, 4, 0, 0, 0, 1]);
+    bytes.extend(block);
+    bytes
+}

@@ -1,0 +1,111 @@
+//! The table over the real listener.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+
+use crate::cases::{ADMITTED, cases};
+use crate::peer::{Received, connect};
+use crate::pki::{Pki, Shown};
+use crate::support::{CLIENT, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, run, until};
+
+/// A gateway, its endpoint as a trap, and what both must have counted by now.
+pub struct Bench {
+    pub gateway: Gateway,
+    trap: Endpoint,
+    usual: Arc<ClientConfig>,
+    refused: BTreeMap<String, u64>,
+    dialled: usize,
+}
+
+impl Bench {
+    pub async fn start(trusted: &str) -> Self {
+        let net = Net::new();
+        let mut identities = Identities::new();
+        identities.root += trusted;
+        let settings = Settings::new(net, &identities).endpoints(&[(11, 1, "TCP")]);
+        let gateway = Gateway::start(&settings).await;
+        Self {
+            trap: Endpoint::echo(net.listen(11, 9000).await),
+            usual: identities.client(CLIENT, GATEWAY),
+            refused: refused(&gateway).await,
+            dialled: 0,
+            gateway,
+        }
+    }
+
+    /// Shows the gateway a certificate: the one reason that moved, by one, or the trap.
+    ///
+    /// Whatever moves later is seen with the next certificate, and is wrong there.
+    pub async fn show(&mut self, shown: &Shown) -> Result<String, String> {
+        let received = connect(self.gateway.address, &self.usual, shown).await;
+        // While the connection is open: its tunnel is dialled only for as long.
+        let movements = async || self.movements().await;
+        let moved = until("a movement", movements, |moved| !moved.is_empty()).await;
+        for what in &moved {
+            match self.refused.get_mut(what) {
+                Some(count) => *count += 1,
+                None => self.dialled += 1,
+            }
+        }
+        match (&received, moved.as_slice()) {
+            (Received::Admitted(_), [what]) if what == ADMITTED => Ok(what.clone()),
+            (Received::Alert(_), [reason]) if reason != ADMITTED => Ok(reason.clone()),
+            _ => Err(format!("{received:?}, and {moved:?} moved")),
+        }
+    }
+
+    /// Each reason as often as it has moved since the last time, and so the trap.
+    async fn movements(&self) -> Vec<String> {
+        let mut moved = Vec::new();
+        for (reason, count) in refused(&self.gateway).await {
+            let new = count - self.refused[&reason];
+            moved.extend((0..new).map(|_| reason.clone()));
+        }
+        let new = self.trap.accepted() - self.dialled;
+        moved.extend((0..new).map(|_| ADMITTED.to_owned()));
+        moved
+    }
+}
+
+/// What the gateway has counted, by reason.
+async fn refused(gateway: &Gateway) -> BTreeMap<String, u64> {
+    let (_, text) = gateway.http(15020, "GET", "/metrics").await;
+    let count = |line: &str| {
+        let line = line.strip_prefix("strait_handshakes_refused_total{reason=\"")?;
+        let (reason, value) = line.split_once("\"} ")?;
+        Some((reason.to_owned(), value.parse().expect("a number")))
+    };
+    text.lines().filter_map(count).collect()
+}
+
+#[test]
+fn every_certificate_gets_its_one_reason_and_nothing_is_dialled_for_a_bad_one() {
+    run(async {
+        let pki = Pki::new();
+        let mut bench = Bench::start(&pki.trusted()).await;
+        let good = pki.west.client();
+        let cases = cases(&pki);
+        let mut wrong = String::new();
+        for case in &cases {
+            assert_ne!(case.expected, "other", "{}: no reason at all", case.name);
+            let t = std::time::Instant::now();
+            let seen = bench.show(&case.shown).await;
+            eprintln!("{} {:?}", case.name, t.elapsed());
+            if seen.as_deref() != Ok(case.expected) {
+                let _ = writeln!(wrong, "{}: {seen:?}, not {}", case.name, case.expected);
+            }
+            // A good one moves the trap: the gateway is alive, and the trap is one.
+            let seen = bench.show(&good).await;
+            if seen.as_deref() != Ok(ADMITTED) {
+                let _ = writeln!(wrong, "a good one after {}: {seen:?}", case.name);
+            }
+        }
+        assert!(wrong.is_empty(), "\n{wrong}");
+        let bad = cases.iter().filter(|case| case.expected != ADMITTED);
+        let count = bad.count();
+        assert!(count >= 60, "{count} bad certificates");
+    });
+}
