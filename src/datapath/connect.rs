@@ -32,6 +32,8 @@ const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
 const FIRST_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 /// The time for a GOAWAY to leave.
 const GOAWAY_DEADLINE: Duration = Duration::from_secs(1);
+/// When a change of the window is tried again that came while another was on its way.
+const WINDOW_RETRY: Duration = Duration::from_millis(50);
 /// The largest DATA frame that we take. Larger ones would delay other tunnels' bytes.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
 /// Bytes that h2 may hold for a stream whose reader is slow.
@@ -82,15 +84,11 @@ pub(super) async fn http2<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let refused = |refusal, detail: &dyn ToString| Refused {
-        refusal,
-        detail: detail.to_string(),
-    };
     let (seam, owner) = Seam::new(stream);
     let connection = timeout(PREFACE_DEADLINE, settings().handshake(seam))
         .await
-        .map_err(|_| refused(HandshakeRefusal::Timeout, &"no HTTP/2 preface within 5 s"))?
-        .map_err(|error| refused(HandshakeRefusal::Other, &error))?;
+        .map_err(|_| Refused::new(HandshakeRefusal::Timeout, &"no HTTP/2 preface within 5 s"))?
+        .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
     let _open = gateway.metrics.connection_opened();
     let server = Server {
         gateway,
@@ -127,26 +125,17 @@ impl Server<'_> {
                 () = expired(self.peer.not_after) => {}
             }
         });
-        let (mut used, mut leaving) = (false, false);
+        let (mut used, mut leaving, mut settled) = (false, false, true);
         loop {
+            // What ends a connection comes before what it sends, which may never pause.
             tokio::select! {
                 biased;
-                request = connection.accept() => match request {
-                    Some(Ok((request, respond))) => {
-                        used = true;
-                        self.tunnel(request, respond);
-                        self.window.adjust(&mut connection);
-                    }
-                    Some(Err(error)) => return self.ended(&error),
-                    None => return,
-                },
-                () = self.window.wished() => self.window.adjust(&mut connection),
-                () = &mut lost => return self.ended(&"no answer to PING"),
                 () = self.exhausted.notified() => {
                     self.gateway.metrics.connection_exhausted();
                     self.ended(&"more frames than its tunnels account for");
                     return self.end(connection, h2::Reason::ENHANCE_YOUR_CALM).await;
                 }
+                () = &mut lost => return self.ended(&"no answer to PING"),
                 () = &mut unused, if !used => {
                     return self.end(connection, h2::Reason::NO_ERROR).await;
                 }
@@ -154,6 +143,19 @@ impl Server<'_> {
                     leaving = true;
                     connection.graceful_shutdown();
                 }
+                () = self.window.wished() => settled = self.window.adjust(&mut connection),
+                () = sleep(WINDOW_RETRY), if !settled => {
+                    settled = self.window.adjust(&mut connection);
+                }
+                request = connection.accept() => match request {
+                    Some(Ok((request, respond))) => {
+                        used = true;
+                        self.tunnel(request, respond);
+                        settled = self.window.adjust(&mut connection);
+                    }
+                    Some(Err(error)) => return self.ended(&error),
+                    None => return,
+                },
             }
         }
     }
@@ -172,13 +174,17 @@ impl Server<'_> {
         debug!(peer = %self.peer.source.principal, %why, "connection ended");
     }
 
-    fn tunnel(&self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+    fn tunnel(&self, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+        if self.peer.not_after <= SystemTime::now() {
+            // GOAWAY has been sent; until the peer has seen it, it may try.
+            return respond.send_reset(h2::Reason::REFUSED_STREAM);
+        }
         let gateway = Arc::clone(self.gateway);
         let peer = Arc::clone(&self.peer);
         let window = Arc::clone(&self.window);
-        let load = self.load.also();
+        let counted = (self.load.also(), self.window.open());
         self.gateway.lifecycle.spawn(async move {
-            let _load = load;
+            let _counted = counted;
             let (asked, target) = target(&request);
             // The header map is dropped here, before anything waits: a peer must not make us
             // hold thousands of fields for as long as a dial takes.

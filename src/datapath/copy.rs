@@ -11,12 +11,14 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::Shutdown;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use socket2::SockRef;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
-use crate::reason::Reason;
+use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
 
 use super::tunnel::Tunnel;
@@ -35,30 +37,56 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES_MAX]);
 }
 
-/// Copies until both directions have ended.
-///
-/// # Errors
-/// The reason for which the tunnel broke. The caller resets both sides.
+/// How a tunnel ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Nothing, or the reason for which the tunnel broke. The caller then resets both sides.
+    pub ended: Result<(), Reason>,
+    /// The endpoint has been sent all that the peer had to say, and FIN.
+    pub delivered: bool,
+    /// The endpoint ended before the peer did.
+    pub endpoint_left_first: bool,
+}
+
+/// The time for an endpoint to take what a peer sent before it went away.
+const DELIVERY_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Copies until both directions have ended or one side broke.
 pub async fn run(
     tunnel: &mut Tunnel,
     upstream: &TcpStream,
     window: &StreamWindow,
     record: &mut Record,
-) -> Result<(), Reason> {
+) -> Outcome {
     let mut upload = Upload::default();
     let mut download = Download::default();
-    poll_fn(|cx| {
-        let up = upload.poll(cx, tunnel, upstream, window, record)?;
+    let mut endpoint_left_first = false;
+    let mut ended = poll_fn(|cx| {
+        // The endpoint is read first: what it sent before a reset of its own goes out before the
+        // upload fails by this reset.
         let down = download.poll(cx, tunnel, upstream, record)?;
-        if up.is_ready() && down.is_ready() {
+        endpoint_left_first |= down.is_ready() && !upload.ended;
+        let up = upload.poll(cx, tunnel, upstream, window, record)?;
+        if down.is_ready() && up.is_ready() {
             return Poll::Ready(Ok(()));
         }
-        match tunnel.poll_reset(cx) {
-            Poll::Ready(reason) => Poll::Ready(Err(reason)),
-            Poll::Pending => Poll::Pending,
-        }
+        tunnel.poll_reset(cx).map(Err)
     })
-    .await
+    .await;
+    let gone = matches!(ended, Err(reason) if reason.blame() != Blame::Upstream);
+    if gone && !upload.done {
+        // A peer that sent END_STREAM and then went away has been promised delivery (contract 10,
+        // Ends). h2 still holds what it sent; without END_STREAM this fails at once.
+        let rest = poll_fn(|cx| upload.poll(cx, tunnel, upstream, window, record));
+        if let Ok(Err(Reason::UpstreamReset)) = timeout(DELIVERY_DEADLINE, rest).await {
+            ended = Err(Reason::UpstreamReset);
+        }
+    }
+    Outcome {
+        ended,
+        delivered: upload.done,
+        endpoint_left_first,
+    }
 }
 
 /// From the peer to the endpoint.

@@ -1,7 +1,7 @@
 //! Stage 8: the TCP connection to the picked endpoint.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -160,8 +160,6 @@ impl DenyList {
 
 /// The fixed part of the list: what no endpoint of a mesh can be, but an attack could name.
 fn fixed_rule(ip: IpAddr) -> Option<&'static str> {
-    /// The metadata service of EC2 over IPv6; the other clouds' is link-local.
-    const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
@@ -174,11 +172,29 @@ fn fixed_rule(ip: IpAddr) -> Option<&'static str> {
         Some("an unspecified address")
     } else if ip.is_multicast() || matches!(ip, IpAddr::V4(ip) if ip.is_broadcast()) {
         Some("a multicast or broadcast address")
-    } else if ip == IpAddr::V6(METADATA_V6) {
+    } else if METADATA.contains(&ip) {
         Some("a metadata service")
     } else {
-        None
+        embedded(ip).and_then(|ip| fixed_rule(IpAddr::V4(ip)))
     }
+}
+
+/// Metadata services that are not link-local: EC2 and GCP over IPv6, Alibaba, Azure, Oracle.
+const METADATA: [IpAddr; 5] = [
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
+];
+
+/// The IPv4 address that a translator would make of an IPv6 one: IPv4-compatible (RFC 4291
+/// section 2.5.5.1) and the well-known NAT64 prefix (RFC 6052).
+fn embedded(ip: IpAddr) -> Option<Ipv4Addr> {
+    let IpAddr::V6(ip) = ip else { return None };
+    let [a, b, c, d] = *ip.octets().last_chunk()?;
+    let translated = matches!(ip.segments(), [0 | 0x64, 0 | 0xff9b, 0, 0, 0, 0, _, _]);
+    translated.then_some(Ipv4Addr::new(a, b, c, d))
 }
 
 /// Whether `address` leads back to the listener at `own`: the exact address, or for a wildcard
@@ -225,6 +241,12 @@ mod tests {
             "[::ffff:169.254.169.254]:80",
             "[fe80::1]:80",
             "[fd00:ec2::254]:80",
+            "[fd20:ce::254]:80",
+            "100.100.100.200:80",
+            "168.63.129.16:80",
+            "192.0.0.192:80",
+            "[64:ff9b::169.254.169.254]:80",
+            "[::127.0.0.1]:80",
             "0.0.0.0:80",
             "0.1.2.3:80",
             "[::]:80",

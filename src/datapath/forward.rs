@@ -11,11 +11,12 @@ use crate::lifecycle::{Phase, reached};
 use crate::reason::Reason;
 use crate::telemetry::{DestinationService, DestinationWorkload, Record};
 
+use super::copy::Outcome;
 use super::dial::{BUDGET, Upstream};
 use super::identity::Peer;
 use super::tunnel::{Requested, Target, Tunnel};
 use super::window::StreamWindow;
-use super::{Gateway, balance, copy, dial, policy, route};
+use super::{Gateway, balance, copy, dial, linger, policy, route};
 
 /// An endpoint that resets a tunnel this early, without having sent a byte, counts as failed.
 const EARLY: Duration = Duration::from_secs(1);
@@ -49,25 +50,28 @@ pub async fn run(
             return requested.refuse(reason);
         }
     };
-    let _open = window.open();
+    let connected = Instant::now();
     record.connected(describe(&upstream));
-    let ended = match requested.accept() {
+    let outcome = match requested.accept() {
         Ok(tunnel) => {
-            tunnel_until_it_ends(
+            let ends = Ends {
                 gateway,
                 peer,
-                window,
-                tunnel,
-                &upstream,
                 generation,
-                &mut record,
-            )
-            .await
+            };
+            ends.copy(window, tunnel, &upstream, &mut record).await
         }
-        Err(reason) => Err(reason),
+        Err(reason) => Outcome {
+            ended: Err(reason),
+            delivered: false,
+            endpoint_left_first: false,
+        },
     };
-    settle(gateway, &upstream, &record, ended);
-    record.finish(ended.err().unwrap_or(Reason::Completed));
+    let early = connected.elapsed() < EARLY && record.sent_bytes() == 0;
+    judge_endpoint(gateway, &upstream, &outcome, early);
+    record.finish(outcome.ended.err().unwrap_or(Reason::Completed));
+    drop(record);
+    close(upstream, &outcome).await;
 }
 
 async fn establish(
@@ -136,57 +140,75 @@ async fn connect(
     Err(reason)
 }
 
-/// Copies until the tunnel ends by itself, the drain's deadline comes, or its right is gone.
-async fn tunnel_until_it_ends(
-    gateway: &Gateway,
-    peer: &Peer,
-    window: &StreamWindow,
-    mut tunnel: Tunnel,
-    upstream: &Upstream,
+/// What may end an open tunnel besides its two sides.
+struct Ends<'a> {
+    gateway: &'a Gateway,
+    peer: &'a Peer,
     generation: watch::Receiver<u64>,
-    record: &mut Record,
-) -> Result<(), Reason> {
-    let mut phases = gateway.lifecycle.phases();
-    let ended = tokio::select! {
-        biased;
-        ended = copy::run(&mut tunnel, &upstream.stream, window, record) => ended,
-        () = reached(&mut phases, Phase::Closing) => Err(Reason::DrainDeadline),
-        () = revoked(gateway, peer, &upstream.right, generation) => Err(Reason::Revoked),
-    };
-    if let Err(reason) = ended {
-        tunnel.reset(reason);
-    }
-    ended
 }
 
-async fn revoked(
-    gateway: &Gateway,
-    peer: &Peer,
-    right: &policy::Right,
-    mut generation: watch::Receiver<u64>,
-) {
-    while generation.changed().await.is_ok() {
-        if policy::still_allowed(&gateway.reader.load(), peer, right).is_err() {
-            return sleep(REVOKE_JITTER.mul_f64(fastrand::f64())).await;
+impl Ends<'_> {
+    /// Copies until the tunnel ends by itself, the drain's deadline comes, or its right is gone.
+    async fn copy(
+        mut self,
+        window: &StreamWindow,
+        mut tunnel: Tunnel,
+        upstream: &Upstream,
+        record: &mut Record,
+    ) -> Outcome {
+        let mut phases = self.gateway.lifecycle.phases();
+        let forced = |reason| Outcome {
+            ended: Err(reason),
+            delivered: false,
+            endpoint_left_first: false,
+        };
+        let outcome = tokio::select! {
+            biased;
+            outcome = copy::run(&mut tunnel, &upstream.stream, window, record) => outcome,
+            () = reached(&mut phases, Phase::Closing) => forced(Reason::DrainDeadline),
+            () = self.revoked(&upstream.right) => forced(Reason::Revoked),
+        };
+        if let Err(reason) = outcome.ended {
+            tunnel.reset(reason);
         }
+        outcome
     }
-    std::future::pending().await
+
+    async fn revoked(&mut self, right: &policy::Right) {
+        while self.generation.changed().await.is_ok() {
+            let snapshot = self.gateway.reader.load();
+            if policy::still_allowed(&snapshot, self.peer, right).is_err() {
+                drop(snapshot);
+                return sleep(REVOKE_JITTER.mul_f64(fastrand::f64())).await;
+            }
+        }
+        std::future::pending().await
+    }
 }
 
-/// Closes the endpoint's side as the tunnel ended, and lets its health learn from it.
-fn settle(gateway: &Gateway, upstream: &Upstream, record: &Record, ended: Result<(), Reason>) {
-    let now = Instant::now();
-    match ended {
-        Ok(()) => {
-            // The socket was dialled with zero linger, so that nothing but this looks clean.
-            let _ = SockRef::from(&upstream.stream).set_linger(None);
-            upstream.endpoint.state.restore(now);
+/// Lets the endpoint's health learn from how its tunnel ended.
+///
+/// `early` says that the tunnel was short and the endpoint sent nothing: if it was the endpoint
+/// that left, by reset or by FIN, it counts as a failed dial.
+fn judge_endpoint(gateway: &Gateway, upstream: &Upstream, outcome: &Outcome, early: bool) {
+    let left = matches!(outcome.ended, Err(Reason::UpstreamReset)) || outcome.endpoint_left_first;
+    if early && left {
+        balance::failed(&upstream.siblings, &upstream.endpoint, &gateway.metrics);
+    } else if !early && !matches!(outcome.ended, Err(Reason::UpstreamReset)) {
+        upstream.endpoint.state.restore(Instant::now());
+    }
+}
+
+/// Closes the endpoint's side as the tunnel ended: by RST, unless it was sent everything.
+async fn close(upstream: Upstream, outcome: &Outcome) {
+    // The socket was dialled with zero linger, so that nothing but this looks clean.
+    if outcome.delivered && SockRef::from(&upstream.stream).set_linger(None).is_ok() {
+        match outcome.ended {
+            Ok(()) => drop(upstream.stream),
+            // What it still sends has no reader: closing at once would take back, by RST, what
+            // it has not read yet.
+            Err(_) => linger::close(upstream.stream).await,
         }
-        Err(Reason::UpstreamReset) if record.sent_bytes() == 0 && record.age() < EARLY => {
-            balance::failed(&upstream.siblings, &upstream.endpoint, &gateway.metrics);
-        }
-        Err(_) if record.sent_bytes() > 0 => upstream.endpoint.state.restore(now),
-        Err(_) => {}
     }
 }
 

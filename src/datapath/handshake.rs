@@ -12,8 +12,8 @@ use tokio_rustls::server::TlsStream;
 use crate::reason::HandshakeRefusal;
 use crate::tls::{ALPN_H2, refusal_of};
 
+use super::Gateway;
 use super::accept::{Accepted, LoadGuard};
-use super::{Gateway, linger};
 
 /// A TLS session with a peer whose certificate chain holds.
 #[derive(Debug)]
@@ -31,6 +31,19 @@ pub struct Refused {
     pub refusal: HandshakeRefusal,
     /// The TLS library's own words.
     pub detail: String,
+    /// The socket, to be closed only when the peer has read its alert.
+    pub alerted: Option<TcpStream>,
+}
+
+impl Refused {
+    /// A refusal of which the peer is not told.
+    pub fn new(refusal: HandshakeRefusal, detail: &dyn ToString) -> Self {
+        Self {
+            refusal,
+            detail: detail.to_string(),
+            alerted: None,
+        }
+    }
 }
 
 /// The time for the whole handshake. A round trip between far regions is under 0.3 s, and a peer
@@ -41,37 +54,32 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// # Errors
 /// The refusal; the peer has then read an alert, or nothing.
 pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refused> {
-    let refused = |refusal, detail: &dyn ToString| Refused {
-        refusal,
-        detail: detail.to_string(),
-    };
     let stream = TcpStream::from_std(accepted.stream)
-        .map_err(|error| refused(HandshakeRefusal::Other, &error))?;
+        .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
     let acceptor = TlsAcceptor::from(gateway.tls.load_full());
     let handshake = acceptor.accept(stream).into_fallible();
+    let told = |refusal, detail: &dyn ToString, socket| Refused {
+        alerted: Some(socket),
+        ..Refused::new(refusal, detail)
+    };
     match timeout(HANDSHAKE_DEADLINE, handshake).await {
-        Err(_) => Err(refused(
+        Err(_) => Err(Refused::new(
             HandshakeRefusal::Timeout,
             &"no handshake within 5 s",
         )),
-        Ok(Err((error, stream))) => {
-            let refusal = refusal(&error);
-            linger::close(stream).await;
-            Err(refused(refusal, &error))
-        }
+        Ok(Err((error, socket))) => Err(told(refusal(&error), &error, socket)),
+        Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => Ok(Session {
+            stream,
+            load: accepted.load,
+        }),
         Ok(Ok(mut stream)) => {
-            if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) {
-                return Ok(Session {
-                    stream,
-                    load: accepted.load,
-                });
-            }
             // rustls refuses a wrong ALPN offer but lets a missing one pass.
             let _ = timeout(HANDSHAKE_DEADLINE, stream.shutdown()).await;
-            linger::close(stream.into_inner().0).await;
-            Err(refused(
+            let socket = stream.into_inner().0;
+            Err(told(
                 HandshakeRefusal::NoAlpn,
                 &"the peer did not offer ALPN h2",
+                socket,
             ))
         }
     }

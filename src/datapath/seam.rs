@@ -165,25 +165,41 @@ mod tests {
 
     use super::*;
 
-    /// A stream that always has a byte, as TLS has while its buffer is full.
-    struct Endless;
+    /// A stream that always has bytes, as TLS has while its buffer is full: a preface, and then
+    /// the same nine bytes over and over, which are a frame.
+    struct Endless {
+        frame: [u8; 9],
+        at: usize,
+    }
+
+    impl Endless {
+        fn new(kind: u8, flags: u8) -> Self {
+            // The preface, 24 bytes, ends in the middle of a repetition.
+            Self {
+                frame: [0, 0, 0, kind, flags, 0, 0, 0, 1],
+                at: 3,
+            }
+        }
+    }
 
     impl AsyncRead for Endless {
         fn poll_read(
-            self: Pin<&mut Self>,
+            mut self: Pin<&mut Self>,
             _: &mut Context<'_>,
             buffer: &mut ReadBuf<'_>,
         ) -> Poll<io::Result<()>> {
-            buffer.put_slice(b"x");
+            buffer.put_slice(&[self.frame[self.at % 9]]);
+            self.at += 1;
             Poll::Ready(Ok(()))
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_stream_that_is_always_readable_lets_other_tasks_run() {
         let (stop, mut stopped) = oneshot::channel();
         let greedy = tokio::spawn(async move {
-            let (mut seam, _) = Seam::new(Endless);
+            // Empty DATA with END_STREAM costs nothing.
+            let (mut seam, _owner) = Seam::new(Endless::new(0, 1));
             while stopped.try_recv().is_err() {
                 let _ = seam.read_u8().await;
             }
@@ -191,5 +207,16 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(stop.send(()).is_ok(), "the greedy task has let us run");
         assert!(greedy.await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_used_up_its_credit_is_read_no_more_and_its_owner_is_told() {
+        let ping = 6;
+        let (mut seam, owner) = Seam::new(Endless::new(ping, 0));
+        let greedy = tokio::spawn(async move { while seam.read_u8().await.is_ok() {} });
+        owner.exhausted.notified().await;
+        assert!(!greedy.is_finished());
+        greedy.abort();
+        assert!(owner.returned.await.is_ok(), "the stream comes back");
     }
 }

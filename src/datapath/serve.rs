@@ -8,7 +8,7 @@ use crate::telemetry::handshake_refused;
 
 use super::accept::Accepted;
 use super::handshake::Refused;
-use super::{Gateway, connect, handshake, identity};
+use super::{Gateway, connect, handshake, identity, linger};
 
 /// A worker: serves the sockets that the acceptor hands over, each in a task of its own.
 pub async fn worker(gateway: Arc<Gateway>, mut queue: mpsc::Receiver<Accepted>) {
@@ -25,15 +25,14 @@ async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
     let served = async {
         // Boxed: a handshake needs far more room than the connection that it leads to.
         let session = Box::pin(handshake::run(&gateway, accepted)).await?;
-        let peer = identity::run(&session, address, &gateway.reader.load()).map_err(|refusal| {
-            Refused {
-                refusal,
-                detail: refusal.to_string(),
-            }
-        })?;
+        let peer = identity::run(&session, address, &gateway.reader.load())
+            .map_err(|refusal| Refused::new(refusal, &refusal))?;
         connect::run(&gateway, session, Arc::new(peer)).await
     };
-    if let Err(Refused { refusal, detail }) = served.await {
-        handshake_refused(&gateway.metrics, address, refusal, &detail);
+    if let Err(refused) = served.await {
+        handshake_refused(&gateway.metrics, address, refused.refusal, &refused.detail);
+        if let Some(socket) = refused.alerted {
+            linger::close(socket).await;
+        }
     }
 }

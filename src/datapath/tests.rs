@@ -149,6 +149,40 @@ async fn a_peer_whose_certificate_expires_is_told_to_go_away() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_peer_whose_certificate_has_expired_opens_no_more_tunnels() {
+    const HEADERS: u8 = 1;
+    const END_HEADERS: u8 = 4;
+    let (served, mut theirs) = serve(SystemTime::now() - Duration::from_secs(1));
+    // It does not answer the PING by which h2 learns that its GOAWAY has arrived.
+    theirs
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        .await
+        .expect("a preface");
+    theirs
+        .write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0])
+        .await
+        .expect("SETTINGS");
+    let block = b"\x00\x07:method\x07CONNECT\x00\x0a:authority\x04a:80";
+    let length = u8::try_from(block.len()).expect("short");
+    theirs
+        .write_all(&[0, 0, length, HEADERS, END_HEADERS, 0, 0, 0, 1])
+        .await
+        .expect("HEADERS");
+    theirs.write_all(block).await.expect("a CONNECT");
+    let (mut refused, mut answered) = (false, false);
+    while !refused {
+        let mut head = [0; 9];
+        theirs.read_exact(&mut head).await.expect("a frame");
+        let mut payload = vec![0; usize::from(head[2])];
+        theirs.read_exact(&mut payload).await.expect("its payload");
+        answered |= head[3] == HEADERS;
+        refused |= head[3] == 3 && payload == [0, 0, 0, 7];
+    }
+    assert!(!answered, "REFUSED_STREAM and no answer");
+    served.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn our_settings_are_those_of_the_contract() {
     let (_served, mut theirs) = serve(SystemTime::now() + FAR);
     theirs

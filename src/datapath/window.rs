@@ -1,9 +1,11 @@
 //! The stream window of one connection: small at first, grown while its readers keep up.
 //!
 //! h2 gives stream and connection window back only together, so stalled tunnels hold connection
-//! window. As long as streams × window stays under the connection window, they cannot stall the
-//! others, however many of them stall.
+//! window. The window grows only while streams × window is at most a quarter of the connection
+//! window: tunnels that stall at every size on the way hold less than all of it, and up to 128
+//! of them leave the others going.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use bytes::Bytes;
@@ -20,6 +22,9 @@ pub const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
 /// Streams of a connection. ztunnel opens up to 100, and needs at least as many (contract 1.2).
 pub const STREAMS_MAX: u32 = 256;
 
+/// Streams × window may grow up to here.
+const GROWN_WINDOWS_MAX: u32 = CONNECTION_WINDOW / 4;
+
 const _: () = assert!(STREAMS_MAX * STREAM_WINDOW_MIN == CONNECTION_WINDOW);
 
 /// The window of a connection's streams, and its tunnels' wish for a larger one.
@@ -31,11 +36,11 @@ pub struct StreamWindow {
     streams: AtomicU32,
 }
 
-/// One open stream of the connection, taken out on drop.
+/// One stream of the connection, from its CONNECT to its end.
 #[derive(Debug)]
-pub struct OpenStream<'a>(&'a StreamWindow);
+pub struct OpenStream(Arc<StreamWindow>);
 
-impl Drop for OpenStream<'_> {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         self.0.streams.fetch_sub(1, Ordering::Relaxed);
     }
@@ -57,10 +62,10 @@ impl StreamWindow {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts one more open stream.
-    pub fn open(&self) -> OpenStream<'_> {
+    /// Counts one more stream. It counts before its dial: its client sends when it is answered.
+    pub fn open(self: &Arc<Self>) -> OpenStream {
         self.streams.fetch_add(1, Ordering::Relaxed);
-        OpenStream(self)
+        OpenStream(Arc::clone(self))
     }
 
     /// Says that a tunnel took a whole window without its reader ever blocking.
@@ -77,18 +82,24 @@ impl StreamWindow {
 
     /// Grows or shrinks the window of all streams to what the number of streams allows.
     ///
-    /// h2 takes one change at a time; while one is on its way, the next attempt comes with the
-    /// next wish or the next stream.
-    pub fn adjust<S: AsyncRead + AsyncWrite + Unpin>(&self, connection: &mut Connection<S, Bytes>) {
+    /// h2 takes one change at a time. Returns whether this one was taken, or none was due.
+    pub fn adjust<S>(&self, connection: &mut Connection<S, Bytes>) -> bool
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
         let next = self.next_size(self.wanted.swap(false, Ordering::Relaxed));
-        if next != self.bytes() && connection.set_initial_window_size(next).is_ok() {
+        if next != self.bytes() {
+            if connection.set_initial_window_size(next).is_err() {
+                return false;
+            }
             self.bytes.store(next, Ordering::Relaxed);
         }
+        true
     }
 
     fn next_size(&self, grow: bool) -> u32 {
         let streams = self.streams.load(Ordering::Relaxed).clamp(1, STREAMS_MAX);
-        let fits = |bytes: u32| bytes <= CONNECTION_WINDOW / streams;
+        let fits = |bytes: u32| bytes <= GROWN_WINDOWS_MAX / streams;
         let mut next = self.bytes();
         if grow && next < STREAM_WINDOW_MAX && fits(next * 2) {
             return next * 2;
@@ -112,7 +123,7 @@ mod tests {
 
     #[test]
     fn the_window_doubles_to_its_maximum_and_gives_way_to_streams() {
-        let window = StreamWindow::new();
+        let window = Arc::new(StreamWindow::new());
         let mut sizes = Vec::new();
         let first = window.open();
         while window.next_size(true) > window.bytes() {
@@ -122,13 +133,13 @@ mod tests {
             sizes.push(window.bytes() / 1024);
         }
         assert_eq!(sizes, [512, 1024, 2048, 4096]);
-        let more: Vec<_> = (0..31).map(|_| window.open()).collect();
+        let more: Vec<_> = (0..15).map(|_| window.open()).collect();
         assert_eq!(
             window.next_size(true) / 1024,
-            2048,
-            "32 streams have 64 MiB together"
+            1024,
+            "16 streams have 16 MiB together"
         );
-        let all: Vec<_> = (0..224).map(|_| window.open()).collect();
+        let all: Vec<_> = (0..240).map(|_| window.open()).collect();
         assert_eq!(window.next_size(true), STREAM_WINDOW_MIN);
         drop((first, more, all));
         assert_eq!(window.streams.load(Ordering::Relaxed), 0);

@@ -20,7 +20,7 @@ fn a_dead_endpoint_costs_no_tunnel_and_is_soon_left_alone() {
                 .expect("a tunnel, whichever endpoint was picked first");
         }
         assert_eq!((alive.accepted(), drained.accepted()), (100, 0));
-        assert_eq!(gateway.metric("strait_endpoint_ejections_total").await, 1.0);
+        assert!(gateway.metric("strait_endpoint_ejections_total").await >= 1.0);
         let refused = gateway
             .metric("strait_dials_total{result=\"refused\"}")
             .await;
@@ -31,29 +31,46 @@ fn a_dead_endpoint_costs_no_tunnel_and_is_soon_left_alone() {
     });
 }
 
-#[test]
-fn an_endpoint_that_resets_every_tunnel_early_is_ejected() {
+/// Fifty tunnels over a good endpoint and one that leaves as `leave` does.
+fn leaves_early<H>(leave: fn(tokio::net::TcpStream) -> H)
+where
+    H: Future<Output = ()> + Send + 'static,
+{
     run(async {
         let net = Net::new();
         let endpoints = [(11, 1, "TCP"), (12, 1, "TCP")];
         let gateway = Gateway::start(&Settings::new(net, identities()).endpoints(&endpoints)).await;
         let _good = Endpoint::echo(net.listen(11, 9000).await);
-        let bad = Endpoint::new(net.listen(12, 9000).await, |mut stream| async move {
-            let _ = stream.read_u8().await;
-            reset(stream);
-        });
+        let bad = Endpoint::new(net.listen(12, 9000).await, leave);
         let client = gateway.client(identities()).await;
         for _ in 0..50 {
+            // An endpoint that is quick to reset has failed the dial, and another is tried.
             let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
             let _ = tokio::io::AsyncWriteExt::write_all(&mut tunnel, b"x").await;
             let _ = tunnel.read_u8().await;
         }
-        assert_eq!(gateway.metric("strait_endpoint_ejections_total").await, 1.0);
+        assert!(gateway.metric("strait_endpoint_ejections_total").await >= 1.0);
         assert!(
             bad.accepted() < 10,
             "{} tunnels to a bad endpoint",
             bad.accepted()
         );
+    });
+}
+
+#[test]
+fn an_endpoint_that_resets_every_tunnel_early_is_ejected() {
+    leaves_early(|mut stream| async move {
+        let _ = stream.read_u8().await;
+        reset(stream);
+    });
+}
+
+#[test]
+fn an_endpoint_that_ends_every_tunnel_at_once_is_ejected() {
+    leaves_early(|mut stream| async move {
+        let _ = tokio::io::AsyncWriteExt::shutdown(&mut stream).await;
+        while stream.read_u8().await.is_ok() {}
     });
 }
 

@@ -15,12 +15,12 @@ use crate::support::{
 };
 
 const SIZE: u64 = 256 * 1024;
-const LAG: Duration = Duration::from_secs(1);
-const DEADLINE: Duration = Duration::from_secs(3);
+const LAG: Duration = Duration::from_secs(2);
+const DEADLINE: Duration = Duration::from_secs(6);
 
 async fn gateway(net: Net) -> Gateway {
     let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
-    settings.more = "drain: {lag: 1s, deadline: 3s}\n".to_owned();
+    settings.more = "drain: {lag: 2s, deadline: 6s}\n".to_owned();
     Gateway::start(&settings).await
 }
 

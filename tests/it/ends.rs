@@ -3,6 +3,7 @@
 use h2::Reason;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::support::raw::{self, Ending, RawPeer};
 use crate::support::{
     ECHO, Endpoint, Gateway, Net, Settings, broken, bytes, identities, reset, run, until,
 };
@@ -202,5 +203,56 @@ fn a_lost_client_connection_is_a_reset_for_the_endpoint() {
         drop(client);
         assert_eq!(told.recv().await, RESET);
         ended(&gateway, "downstream_lost", 1.0).await;
+    });
+}
+
+/// Frames of one record each, together less than the first window of a stream.
+const CHUNK: usize = 16 * 1024;
+const SENT: u64 = 12 * CHUNK as u64;
+
+#[test]
+fn what_a_client_sent_before_its_end_is_delivered_though_it_resets_after_it() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let (tell, mut told) = tokio::sync::mpsc::channel(1);
+        // The endpoint has bytes of its own on the way, and reads only when it is told.
+        let (go, goes) = tokio::sync::watch::channel(false);
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
+            let (tell, mut goes) = (tell.clone(), goes.clone());
+            async move {
+                stream.write_all(&[7; 100]).await.expect("some bytes");
+                goes.wait_for(|&go| go).await.expect("the test's word");
+                let all = bytes::expect(&mut stream, UP, 0, SENT).await;
+                bytes::expect_end(&mut stream).await;
+                tell.send(all.map_err(|error| error.kind()))
+                    .await
+                    .expect("the test waits");
+            }
+        });
+        let mut peer = RawPeer::connect(&gateway).await;
+        let connect: [(&str, &[u8]); 2] =
+            [(":method", b"CONNECT"), (":authority", ECHO.as_bytes())];
+        for (stream, code) in [(1, Reason::CANCEL), (3, Reason::NO_ERROR)] {
+            go.send_replace(false);
+            peer.headers(stream, &connect).await;
+            assert_eq!(peer.ending(stream).await, Ending::Answered);
+            let mut sent = Vec::new();
+            for from in (0..SENT).step_by(CHUNK) {
+                let end = u8::from(from + CHUNK as u64 == SENT) * raw::END_STREAM;
+                let data = bytes::of(UP, from, from + CHUNK as u64);
+                sent.extend(raw::frame(raw::DATA, end, stream, &data));
+            }
+            sent.extend(raw::frame(
+                raw::RST_STREAM,
+                0,
+                stream,
+                &u32::from(code).to_be_bytes(),
+            ));
+            peer.write(&sent).await;
+            go.send_replace(true);
+            assert_eq!(told.recv().await, Some(Ok(())), "{code:?}");
+        }
+        ended(&gateway, "downstream_cancelled", 2.0).await;
     });
 }

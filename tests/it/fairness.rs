@@ -42,7 +42,7 @@ async fn client(gateway: &Gateway, stream: u32, connection: u32) -> Client {
 }
 
 /// Serves by the first bytes of a connection: `u` takes [`SIZE`] bytes and answers `k`, `d` sends
-/// [`SIZE`] bytes, `s` never reads again.
+/// [`SIZE`] bytes, `i` sends one byte and `s` none, and both never read again.
 fn server(stream: TcpStream) -> impl Future<Output = ()> + Send + 'static {
     let mut stream = stream;
     async move {
@@ -59,6 +59,11 @@ fn server(stream: TcpStream) -> impl Future<Output = ()> + Send + 'static {
             b'd' => bytes::send(&mut stream, id, 0, SIZE)
                 .await
                 .expect("all bytes down"),
+            // An idle tunnel has had its bytes, in both directions.
+            b'i' => {
+                stream.write_all(b"k").await.expect("a byte");
+                std::future::pending().await
+            }
             _ => std::future::pending().await,
         }
     }
@@ -160,6 +165,55 @@ fn eight_tunnels_that_nobody_reads_do_not_slow_ninety_two_others() {
 }
 
 #[test]
+fn a_burst_of_tunnels_that_stall_after_the_window_has_grown_leaves_room_for_one_more() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, server);
+        let client = client(&gateway, 1 << 20, 16 << 20).await;
+        let upload = async |id| {
+            let mut tunnel = open(&client, b'u', id).await;
+            bytes::send(&mut tunnel, id, 0, SIZE)
+                .await
+                .expect("all bytes up");
+            assert_eq!(tunnel.read_u8().await.expect("an answer"), b'k');
+        };
+        // One tunnel alone that keeps up makes the window of all streams grow.
+        for id in 0..8 {
+            upload(id).await;
+        }
+        let mut opening = JoinSet::new();
+        let client_of = std::sync::Arc::new(client);
+        for _ in 0..99 {
+            let client = std::sync::Arc::clone(&client_of);
+            opening.spawn(async move {
+                let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+                tunnel.write_all(&[b's'; 9]).await.expect("a head");
+                tunnel
+            });
+        }
+        let mut filling = JoinSet::new();
+        for mut tunnel in opening.join_all().await {
+            filling.spawn(async move {
+                stall(&mut tunnel).await;
+                tunnel
+            });
+        }
+        let stalled = filling.join_all().await;
+        let live = async {
+            let mut tunnel = open(&client_of, b'u', 100).await;
+            bytes::send(&mut tunnel, 100, 0, SIZE)
+                .await
+                .expect("all bytes up");
+            assert_eq!(tunnel.read_u8().await.expect("an answer"), b'k');
+        };
+        let live = tokio::time::timeout(Duration::from_secs(10), live).await;
+        live.expect("a live tunnel beside 99 that stall");
+        drop(stalled);
+    });
+}
+
+#[test]
 fn idle_tunnels_hold_no_window_of_a_client_that_has_little() {
     run(async {
         let net = Net::new();
@@ -177,7 +231,9 @@ fn idle_tunnels_hold_no_window_of_a_client_that_has_little() {
         let alone = download().await;
         let mut idle = Vec::new();
         for id in 0..200 {
-            idle.push(open(&client, b's', id).await);
+            let mut tunnel = open(&client, b'i', id).await;
+            assert_eq!(tunnel.read_u8().await.expect("a byte"), b'k');
+            idle.push(tunnel);
         }
         let beside = download().await;
         assert!(

@@ -21,6 +21,11 @@ fn fill(id: u64, offset: u64, buffer: &mut [u8]) {
     }
 }
 
+/// Bytes `from..to` of stream `id`.
+pub fn of(id: u64, from: u64, to: u64) -> Vec<u8> {
+    (from..to).map(|at| byte(id, at)).collect()
+}
+
 /// Sends bytes `from..to` of stream `id`.
 pub async fn send(
     stream: &mut (impl AsyncWrite + Unpin),

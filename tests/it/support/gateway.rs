@@ -11,10 +11,12 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::identities::{CLIENT, GATEWAY, Identities};
-use super::{ECHO, Net, until};
+use super::{ECHO, Net};
+
+const READY_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How a test's gateway differs from the usual one.
 pub struct Settings<'a> {
@@ -120,21 +122,23 @@ impl Gateway {
             .spawn()
             .expect("the gateway's process");
         let address = settings.net.address(1, 15008);
-        let gateway = Self {
+        let mut gateway = Self {
             folder,
             address,
             process,
         };
-        let ready = async || gateway.readiness().await.0;
-        until("readiness", ready, |&status| {
+        let deadline = Instant::now() + READY_DEADLINE;
+        while gateway.readiness().await.0 != 200 {
+            let exited = gateway.process.try_wait().expect("a status");
+            let log = gateway.log();
+            assert!(exited.is_none(), "the gateway is gone, {exited:?}:\n{log}");
             assert!(
-                gateway.process.id().is_some(),
-                "the gateway is gone:\n{}",
-                gateway.log()
+                Instant::now() < deadline,
+                "the gateway is not ready:\n{log}"
             );
-            status == 200
-        })
-        .await;
+            // deadline: another process can only be asked again and again.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         gateway
     }
 

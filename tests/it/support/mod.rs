@@ -22,7 +22,7 @@ pub use net::{Net, endpoint_port};
 pub const ECHO: &str = "echo.app.svc.cluster.local:80";
 
 /// No test waits longer than this for anything: a hang is a failure with a name.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Runs a test's future under [`DEADLINE`].
 pub fn run<T>(test: impl Future<Output = T>) -> T {

@@ -21,6 +21,7 @@ pub const CONTINUATION: u8 = 9;
 
 /// Flags of SETTINGS and of HEADERS.
 const ACK: u8 = 1;
+pub const END_STREAM: u8 = 1;
 pub const END_HEADERS: u8 = 4;
 
 /// The bytes of a frame.
