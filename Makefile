@@ -14,11 +14,11 @@ DIR ?= certs
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint envoy certs
+.PHONY: help demo test check lint envoy certs compare-identity
 
 help: ## print this list
 	@echo 'make TARGET, where TARGET is one of'
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1	\2/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1	\2/p' Makefile | expand -t 20
 
 # Not --quiet: the first build takes minutes, and cargo's progress line says that it is alive.
 # It goes to stderr, so the output of ARGS=--json is clean.
@@ -27,6 +27,9 @@ demo: ## build the gateway and watch it work (ARGS='--json' or ARGS='--keep')
 
 test: envoy ## run every test, with a real Envoy on both ends
 	cargo test --locked
+
+compare-identity: envoy ## print which certificates Strait and Envoy judge differently
+	STRAIT_SHOW=1 cargo test --locked --test identity compare -- --nocapture
 
 check: lint test ## what continuous integration runs: format, lints, docs, then test
 

@@ -22,6 +22,7 @@ use tracing::{error, info, warn};
 use crate::admin::{self, AdminState};
 use crate::config::Config;
 use crate::datapath::accept::{self, Accepted, Worker};
+use crate::datapath::admission::Admission;
 use crate::datapath::dial::DenyList;
 use crate::datapath::{Gateway, serve};
 use crate::lifecycle::Lifecycle;
@@ -45,7 +46,6 @@ const LISTENERS: &str = "listeners";
 pub fn run(path: &Path) -> anyhow::Result<()> {
     let inputs = Inputs::load(path)?;
     let log = logging::init(&inputs.config.log)?;
-    raise_descriptor_limit();
     let control = runtime()?;
     control.block_on(async move {
         let app = App::start(inputs, log.clone())?;
@@ -85,6 +85,7 @@ impl App {
             tls: ArcSwap::new(tls::server_config(&inputs.material, &inputs.domains)?),
             metrics: Arc::clone(&metrics),
             lifecycle: Lifecycle::new(),
+            admission: Admission::new(raise_descriptor_limit()),
             deny: DenyList::new(inputs.config.dial.allow.clone(), sockets.addresses()),
         });
         status.set_certificate(inputs.material.status());
@@ -254,19 +255,22 @@ fn runtime() -> anyhow::Result<Runtime> {
         .context("cannot start a runtime")
 }
 
-/// A gateway holds two sockets per tunnel: it takes what the hard limit allows.
-fn raise_descriptor_limit() {
+/// A gateway holds two sockets per tunnel: it takes what the hard limit allows, and
+/// returns that.
+fn raise_descriptor_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current != maximum
-        && let Err(error) = setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: maximum,
-                maximum,
-            },
-        )
-    {
-        warn!(%error, ?current, ?maximum, "cannot raise the limit of open files");
+    match setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: maximum,
+            maximum,
+        },
+    ) {
+        Ok(()) => maximum.unwrap_or(u64::MAX),
+        Err(error) => {
+            warn!(%error, ?current, ?maximum, "cannot raise the limit of open files");
+            current.unwrap_or(u64::MAX)
+        }
     }
 }

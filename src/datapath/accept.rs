@@ -17,6 +17,7 @@ use crate::lifecycle::{Phase, reached};
 use crate::telemetry::AcceptError;
 
 use super::Gateway;
+use super::admission::{Descriptor, Handshake};
 
 /// A socket that a peer has opened to us.
 #[derive(Debug)]
@@ -25,8 +26,19 @@ pub struct Accepted {
     pub stream: std::net::TcpStream,
     /// The peer's address, v4-mapped v6 already turned into v4.
     pub address: SocketAddr,
-    /// What the worker's load counts while the connection lives.
+    /// The connection's place among the handshakes, until its own is done.
+    pub handshake: Handshake,
+    /// What the worker and the process count while the connection lives.
+    pub held: Held,
+}
+
+/// What is counted of a connection while it lives.
+#[derive(Debug)]
+pub struct Held {
+    /// The connection in its worker's load.
     pub load: LoadGuard,
+    /// Its descriptor.
+    pub descriptor: Descriptor,
 }
 
 /// The acceptor's end of a worker.
@@ -72,6 +84,8 @@ const BACKLOG: i32 = 4096;
 /// How often a starved acceptor wakes: EMFILE does not pass by itself.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// How often an acceptor that is full looks for room. Who waits meanwhile waits in the kernel.
+const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 impl Worker {
     /// A worker and the queue that its runtime reads.
@@ -117,8 +131,15 @@ pub async fn run(gateway: &Gateway, listener: TcpListener, workers: Vec<Worker>)
         .without_max_times();
     let mut delays = backoff.build();
     loop {
+        let accept = async {
+            while !gateway.admission.has_room() {
+                gateway.metrics.accept_paused();
+                sleep(FULL_PAUSE).await;
+            }
+            listener.accept().await
+        };
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = accept => accepted,
             () = reached(&mut phases, Phase::Draining) => return,
         };
         match accepted.and_then(|(stream, address)| Ok((stream.into_std()?, address))) {
@@ -172,13 +193,27 @@ fn hand_over(
         .iter()
         .min_by_key(|worker| worker.load.0.load(Ordering::Relaxed));
     let Some(worker) = least else { return };
+    let handshake = match gateway.admission.handshake(address.ip()) {
+        Ok(handshake) => handshake,
+        Err(shed) => {
+            gateway.metrics.connection_shed(shed.label());
+            // RST: whoever is turned away shall not leave us a socket in TIME_WAIT.
+            let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+            return;
+        }
+    };
+    let held = Held {
+        load: worker.load.add(),
+        descriptor: gateway.admission.connection(),
+    };
     let accepted = Accepted {
         stream,
         address,
-        load: worker.load.add(),
+        handshake,
+        held,
     };
     if worker.queue.try_send(accepted).is_err() {
-        gateway.metrics.accept_error(AcceptError::Resource);
+        gateway.metrics.connection_shed("worker");
     }
 }
 

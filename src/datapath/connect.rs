@@ -18,7 +18,7 @@ use crate::lifecycle::{Phase, reached};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::wire::Authority;
 
-use super::accept::LoadGuard;
+use super::accept::Held;
 use super::handshake::{Refused, Session};
 use super::identity::Peer;
 use super::seam::Seam;
@@ -67,7 +67,7 @@ fn settings() -> Builder {
 /// # Errors
 /// The HTTP/2 preface did not come, or not in time.
 pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> Result<(), Refused> {
-    let stream = http2(gateway, session.stream, session.load, peer).await?;
+    let stream = http2(gateway, session.stream, session.held, peer).await?;
     if let Some(stream) = stream {
         linger::close(stream.into_inner().0).await;
     }
@@ -78,7 +78,7 @@ pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> R
 pub(super) async fn http2<S>(
     gateway: &Arc<Gateway>,
     stream: S,
-    load: LoadGuard,
+    held: Held,
     peer: Arc<Peer>,
 ) -> Result<Option<S>, Refused>
 where
@@ -93,7 +93,7 @@ where
     let server = Server {
         gateway,
         peer,
-        load,
+        held,
         window: Arc::default(),
         exhausted: owner.exhausted,
     };
@@ -104,7 +104,7 @@ where
 struct Server<'a> {
     gateway: &'a Arc<Gateway>,
     peer: Arc<Peer>,
-    load: LoadGuard,
+    held: Held,
     window: Arc<StreamWindow>,
     exhausted: Arc<Notify>,
 }
@@ -182,7 +182,7 @@ impl Server<'_> {
         let gateway = Arc::clone(self.gateway);
         let peer = Arc::clone(&self.peer);
         let window = Arc::clone(&self.window);
-        let counted = (self.load.also(), self.window.open());
+        let counted = (self.held.load.also(), self.window.open());
         self.gateway.lifecycle.spawn(async move {
             let _counted = counted;
             let (asked, target) = target(&request);

@@ -13,7 +13,9 @@ use tokio::time::{Instant, timeout_at};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, EndpointSet, InFlight};
 
+use super::Gateway;
 use super::accept::{Keepalive, set_options};
+use super::admission::Descriptor;
 use super::balance::Pick;
 use super::policy::{Permit, Right};
 
@@ -28,7 +30,7 @@ pub struct Upstream {
     pub siblings: Arc<EndpointSet>,
     /// What the tunnel was permitted.
     pub right: Right,
-    _in_flight: InFlight,
+    _held: (InFlight, Descriptor),
 }
 
 /// A dial that failed, with the permit to try elsewhere.
@@ -60,10 +62,20 @@ const UPSTREAM_KEEPALIVE: Keepalive = Keepalive {
 ///
 /// # Errors
 /// The reason, and the permit for another try.
-pub async fn run(pick: Pick, deny: &DenyList, deadline: Instant) -> Result<Upstream, Failed> {
+pub async fn run(pick: Pick, gateway: &Gateway, deadline: Instant) -> Result<Upstream, Failed> {
     let address = pick.endpoint().address;
-    match connect(address, deny, deadline).await {
-        Ok(stream) => {
+    let connected = match gateway.admission.upstream() {
+        Some(descriptor) => {
+            let connected = connect(address, &gateway.deny, deadline).await;
+            connected.map(|stream| (stream, descriptor))
+        }
+        None => Err((
+            Reason::Overloaded,
+            "this process has no descriptor left".to_owned(),
+        )),
+    };
+    match connected {
+        Ok((stream, descriptor)) => {
             let (permit, endpoint, in_flight) = pick.into_parts();
             let siblings = Arc::clone(permit.route().endpoints());
             Ok(Upstream {
@@ -71,7 +83,7 @@ pub async fn run(pick: Pick, deny: &DenyList, deadline: Instant) -> Result<Upstr
                 endpoint,
                 siblings,
                 right: permit.right(),
-                _in_flight: in_flight,
+                _held: (in_flight, descriptor),
             })
         }
         Err((reason, detail)) => {

@@ -114,7 +114,7 @@ async fn connect(
             break;
         };
         let started = Instant::now();
-        let failed = match dial::run(pick, &gateway.deny, deadline).await {
+        let failed = match dial::run(pick, gateway, deadline).await {
             Ok(upstream) => {
                 gateway.metrics.dialled(started.elapsed());
                 return Ok(upstream);

@@ -13,15 +13,15 @@ use crate::reason::HandshakeRefusal;
 use crate::tls::{ALPN_H2, refusal_of};
 
 use super::Gateway;
-use super::accept::{Accepted, LoadGuard};
+use super::accept::{Accepted, Held};
 
 /// A TLS session with a peer whose certificate chain holds.
 #[derive(Debug)]
 pub struct Session {
     /// The decrypted stream.
     pub stream: TlsStream<TcpStream>,
-    /// The connection's part of its worker's load.
-    pub load: LoadGuard,
+    /// What is counted of the connection while it lives.
+    pub held: Held,
 }
 
 /// Why a handshake failed: the refusal, and what an operator may want to know about it.
@@ -70,7 +70,7 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
         Ok(Err((error, socket))) => Err(told(refusal(&error), &error, socket)),
         Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => Ok(Session {
             stream,
-            load: accepted.load,
+            held: accepted.held,
         }),
         Ok(Ok(mut stream)) => {
             // rustls refuses a wrong ALPN offer but lets a missing one pass.

@@ -17,6 +17,7 @@
 //! never knows where they come from.
 
 pub mod accept;
+pub mod admission;
 pub mod balance;
 pub mod connect;
 pub mod copy;
@@ -54,6 +55,8 @@ pub struct Gateway {
     pub metrics: Arc<Metrics>,
     /// The phases of a drain, and its tasks.
     pub lifecycle: Lifecycle,
+    /// How much strangers may take.
+    pub admission: admission::Admission,
     /// The addresses that are never dialled.
     pub deny: dial::DenyList,
 }

@@ -15,7 +15,8 @@ use crate::snapshot::Publisher;
 use crate::telemetry::{Metrics, Source};
 use crate::tls::{self, Material, dev};
 
-use super::accept::Load;
+use super::accept::{Held, Load};
+use super::admission::Admission;
 use super::handshake::Refused;
 use super::identity::Peer;
 use super::{Gateway, connect, dial};
@@ -35,6 +36,7 @@ fn gateway() -> Arc<Gateway> {
         tls: ArcSwap::new(tls),
         metrics: Arc::new(Metrics::new()),
         lifecycle: Lifecycle::new(),
+        admission: Admission::new(1024),
         deny: dial::DenyList::default(),
     })
 }
@@ -59,7 +61,11 @@ fn serve(not_after: SystemTime) -> (JoinHandle<Result<(), Refused>>, DuplexStrea
     let (ours, theirs) = duplex(1 << 20);
     let served = tokio::spawn(async move {
         let gateway = gateway();
-        let served = connect::http2(&gateway, ours, Load::default().add(), peer(not_after));
+        let held = Held {
+            load: Load::default().add(),
+            descriptor: gateway.admission.connection(),
+        };
+        let served = connect::http2(&gateway, ours, held, peer(not_after));
         served.await.map(|_| ())
     });
     (served, theirs)

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::io::IsTerminal;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tracing::Subscriber;
 use tracing::subscriber::set_global_default;
@@ -14,16 +14,10 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::{EnvFilter, Registry, reload};
 
-use crate::config::{Log, LogFormat};
+use crate::config::{Directives, Log, LogFormat};
 
 /// Lines that may wait to be written. At about 500 bytes each they hold 4 MiB.
 const QUEUED_LINES: usize = 8192;
-
-/// The words that a level may be.
-pub const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-
-/// The longest text that [`LogHandle::set`] takes.
-const MAX_DIRECTIVES: usize = 4096;
 
 /// Why the log could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +37,7 @@ pub struct LogHandle(Arc<Inner>);
 
 struct Inner {
     reload: reload::Handle<EnvFilter, Registry>,
-    initial: String,
+    configured: Mutex<String>,
     current: Mutex<String>,
     drops: Option<ErrorCounter>,
     guard: Mutex<Option<WorkerGuard>>,
@@ -76,8 +70,9 @@ pub(crate) fn build<W>(
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let filter = EnvFilter::try_new(&log.level)
-        .map_err(|error| LogError::Level(log.level.clone(), error.to_string()))?;
+    let bad = |error| LogError::Level(log.level.clone(), error);
+    let level = Directives::parse(&log.level).map_err(bad)?.text;
+    let filter = EnvFilter::try_new(&level).map_err(|error| bad(error.to_string()))?;
     let (filter, reload) = reload::Layer::new(filter);
     let lines = tracing_subscriber::fmt::layer().with_writer(writer);
     let lines = match log.format {
@@ -93,8 +88,8 @@ where
     let (drops, guard) = appender.unzip();
     let handle = LogHandle(Arc::new(Inner {
         reload,
-        initial: log.level.clone(),
-        current: Mutex::new(log.level.clone()),
+        configured: Mutex::new(level.clone()),
+        current: Mutex::new(level),
         drops,
         guard: Mutex::new(guard),
     }));
@@ -110,27 +105,35 @@ impl LogHandle {
     /// # Errors
     /// What was written wrong, and how to write it.
     pub fn set(&self, directives: &str) -> Result<(), String> {
-        let has_default = check(directives)?;
-        if has_default || self.0.initial.is_empty() {
-            self.apply(directives.to_owned())
+        let Directives { text, has_default } = Directives::parse(directives)?;
+        if has_default {
+            self.apply(text)
         } else {
-            self.apply(format!("{},{directives}", self.0.initial))
+            self.apply(format!("{},{text}", lock(&self.0.configured)))
         }
+    }
+
+    /// Takes another configured level, which is then what [`LogHandle::reset`] goes back to.
+    ///
+    /// # Errors
+    /// As [`LogHandle::set`]; nothing has changed then.
+    pub fn configure(&self, level: &str) -> Result<(), String> {
+        let level = Directives::parse(level)?.text;
+        self.apply(level.clone())?;
+        *lock(&self.0.configured) = level;
+        Ok(())
     }
 
     /// Goes back to the configured level.
     pub fn reset(&self) {
+        let configured = lock(&self.0.configured).clone();
         // The configured directives were parsed once already, so this cannot fail.
-        let _ = self.apply(self.0.initial.clone());
+        let _ = self.apply(configured);
     }
 
     /// The directives in use.
     pub fn current(&self) -> String {
-        self.0
-            .current
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.0.current).clone()
     }
 
     /// The count of lines that were dropped, for [`Metrics`](super::Metrics).
@@ -140,22 +143,13 @@ impl LogHandle {
 
     /// Writes what is queued, as the last act of the process: later lines are lost.
     pub fn close(&self) {
-        let guard = self
-            .0
-            .guard
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let guard = lock(&self.0.guard).take();
         drop(guard);
     }
 
     fn apply(&self, directives: String) -> Result<(), String> {
         let filter = EnvFilter::try_new(&directives).map_err(|error| error.to_string())?;
-        let mut current = self
-            .0
-            .current
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.0.current);
         self.0
             .reload
             .reload(filter)
@@ -171,31 +165,9 @@ impl fmt::Debug for LogHandle {
     }
 }
 
-/// Checks directives more strictly than `EnvFilter`, which takes a misspelt level for the name of
-/// a target and then logs nothing else. Returns whether one of them is a level alone.
-fn check(directives: &str) -> Result<bool, String> {
-    if directives.len() > MAX_DIRECTIVES {
-        return Err(format!("longer than {MAX_DIRECTIVES} bytes"));
-    }
-    let mut has_default = false;
-    for directive in directives.split(',') {
-        let (target, level) = match directive.split_once('=') {
-            Some((target, level)) => (Some(target), level),
-            None => (None, directive),
-        };
-        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | ':' | '.');
-        if target.is_some_and(|target| target.is_empty() || !target.chars().all(is_name)) {
-            return Err(format!("{directive:?} is not target=level"));
-        }
-        if !LEVELS.iter().any(|word| word.eq_ignore_ascii_case(level)) {
-            return Err(format!(
-                "{level:?} is not a level; write one of {}",
-                LEVELS.join(", ")
-            ));
-        }
-        has_default |= target.is_none();
-    }
-    Ok(has_default)
+/// Takes a lock. Each critical section here is one step, so data behind a poisoned lock is whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -245,6 +217,22 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("but not that"), "{text}");
+    }
+
+    #[test]
+    fn a_reload_replaces_what_reset_goes_back_to() {
+        let (_subscriber, handle) =
+            build(&log("info", LogFormat::Text), std::io::sink, false, None).expect("a log");
+        handle.configure("debug, h2=warn").expect("a level");
+        assert_eq!(handle.current(), "debug,h2=warn");
+        handle.set("trace").expect("a level");
+        handle.reset();
+        assert_eq!(handle.current(), "debug,h2=warn");
+        handle.set(" noisy=off").expect("a directive");
+        assert_eq!(handle.current(), "debug,h2=warn,noisy=off");
+        handle.configure("inof").expect_err("a misspelt level");
+        handle.reset();
+        assert_eq!(handle.current(), "debug,h2=warn");
     }
 
     #[test]

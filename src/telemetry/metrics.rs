@@ -36,8 +36,11 @@ const DIAL_BUCKETS: [f64; 14] = [
 const HANDSHAKES_REFUSED: &str = "Connections refused before a byte of HTTP/2, by reason";
 const DIAL_SECONDS: &str = "Time of the dials that reached their endpoint";
 const EJECTIONS: &str = "Endpoints left out for a while because dials of them failed";
+const ACCEPT_PAUSES: &str =
+    "Pauses of 100 ms in which nothing was accepted for want of descriptors";
+const SHED: &str = "Connections turned away before their handshake, by limit";
 const EXHAUSTED: &str = "Connections ended for frames that carry nothing (ENHANCE_YOUR_CALM)";
-const RELOADS: &str = "Reads of a source, at the start and when it changed, by result";
+const RELOADS: &str = "Reads of a source that has changed, by result";
 const LOG_LINES_DROPPED: &str = "Log lines lost because they came faster than they were written";
 
 /// A label set of one or two labels from closed lists.
@@ -82,6 +85,8 @@ pub struct Metrics {
     dial_seconds: Histogram,
     ejections: Counter,
     exhausted: Counter,
+    accept_pauses: Counter,
+    shed: Family<Labels<1>, Counter>,
     reloads: Counters<2>,
     log_lines_dropped: Counter,
     log_drops: OnceLock<ErrorCounter>,
@@ -117,6 +122,8 @@ impl Metrics {
             dials: metric(r, "strait_dials", "Dials of one endpoint, by result"),
             dial_seconds: register(r, "strait_dial_seconds", DIAL_SECONDS, seconds),
             ejections: metric(r, "strait_endpoint_ejections", EJECTIONS),
+            accept_pauses: metric(r, "strait_accept_pauses", ACCEPT_PAUSES),
+            shed: metric(r, "strait_connections_shed", SHED),
             exhausted: metric(r, "strait_connections_exhausted", EXHAUSTED),
             reloads: metric(r, "strait_reload", RELOADS),
             log_lines_dropped: metric(r, "strait_log_lines_dropped", LOG_LINES_DROPPED),
@@ -138,6 +145,9 @@ impl Metrics {
                 self.handshakes_refused
                     .get_or_create(&[("reason", refusal.label())]),
             );
+        }
+        for limit in ["handshakes", "source", "worker"] {
+            drop(self.shed.get_or_create(&[("limit", limit)]));
         }
         for error in AcceptError::ALL {
             drop(self.accept_errors.get_or_create(&error.labels()));
@@ -185,6 +195,16 @@ impl Metrics {
             _ => "failed",
         };
         self.dials.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Counts a pause of the acceptor for want of descriptors.
+    pub fn accept_paused(&self) {
+        self.accept_pauses.inc();
+    }
+
+    /// Counts a connection that was turned away unseen, by the limit that it was over.
+    pub fn connection_shed(&self, limit: &'static str) {
+        self.shed.get_or_create(&[("limit", limit)]).inc();
     }
 
     /// Counts a connection that was ended because it sent more frames than its tunnels account for.

@@ -37,11 +37,7 @@ const ID_BYTES_MAX: usize = 2048;
 /// # Errors
 /// The refusal that a peer with such a certificate is to get.
 pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRefusal> {
-    let (rest, certificate) =
-        X509Certificate::from_der(leaf).map_err(|_| HandshakeRefusal::BadEncoding)?;
-    if !rest.is_empty() {
-        return Err(HandshakeRefusal::BadEncoding);
-    }
+    let certificate = parse(leaf)?;
     let constraints = certificate
         .basic_constraints()
         .map_err(|_| HandshakeRefusal::BadEncoding)?;
@@ -60,23 +56,59 @@ pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRef
     })
 }
 
-/// Whether KeyUsage lets the key sign a handshake and nothing else, which webpki does not check.
+/// Whether a chain's certificates are used for what they are for, where webpki does not look.
 ///
-/// X509-SVID section 4.3: a leaf sets digitalSignature and neither keyCertSign nor cRLSign.
-pub(super) fn check_key_usage(leaf: &CertificateDer<'_>) -> Result<(), HandshakeRefusal> {
-    let (_, certificate) =
-        X509Certificate::from_der(leaf).map_err(|_| HandshakeRefusal::BadEncoding)?;
-    let usage = certificate
+/// The leaf's key signs handshakes and nothing else (X509-SVID section 4.3) and, if the leaf names
+/// purposes, serves both ends of a connection (4.4). An issuer that says what its key may do says
+/// that it may sign certificates (RFC 5280 section 4.2.1.3).
+pub(super) fn check_usage(
+    leaf: &CertificateDer<'_>,
+    intermediates: &[CertificateDer<'_>],
+) -> Result<(), HandshakeRefusal> {
+    for issuer in intermediates {
+        check_issuer(&parse(issuer)?)?;
+    }
+    let leaf = parse(leaf)?;
+    let usage = leaf
         .key_usage()
         .map_err(|_| HandshakeRefusal::BadEncoding)?;
-    let allowed = usage.is_some_and(|extension| {
+    let signs = usage.is_some_and(|extension| {
         let usage = extension.value;
         usage.digital_signature() && !usage.key_cert_sign() && !usage.crl_sign()
     });
-    if allowed {
+    let purposes = leaf
+        .extended_key_usage()
+        .map_err(|_| HandshakeRefusal::BadEncoding)?;
+    let serves = purposes.is_none_or(|extension| {
+        let purposes = extension.value;
+        purposes.server_auth && purposes.client_auth
+    });
+    if signs && serves {
         Ok(())
     } else {
         Err(HandshakeRefusal::BadKeyUsage)
+    }
+}
+
+fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), HandshakeRefusal> {
+    let usage = issuer
+        .key_usage()
+        .map_err(|_| HandshakeRefusal::BadEncoding)?;
+    // Peers may send more than their issuers: what is no authority signs nothing anyway.
+    if issuer.is_ca() && usage.is_some_and(|extension| !extension.value.key_cert_sign()) {
+        return Err(HandshakeRefusal::BadKeyUsage);
+    }
+    Ok(())
+}
+
+/// A certificate with nothing after it, and with no extension twice.
+fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, HandshakeRefusal> {
+    let bad = HandshakeRefusal::BadEncoding;
+    let (rest, certificate) = X509Certificate::from_der(der).map_err(|_| bad)?;
+    if rest.is_empty() && certificate.extensions_map().is_ok() {
+        Ok(certificate)
+    } else {
+        Err(bad)
     }
 }
 

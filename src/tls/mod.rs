@@ -1,6 +1,6 @@
 //! Certificates and the rustls configurations made of them.
 //!
-//! Owns what is loaded from disk ([`files`]), who is believed ([`verifier`]) and what a
+//! Owns what is loaded from disk ([`files`]), who is believed (`verifier`) and what a
 //! certificate says ([`leaf_identity`]). It never touches a socket: the data path and the HBONE
 //! client do the handshakes.
 

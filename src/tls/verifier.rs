@@ -12,30 +12,63 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError,
-    PeerIncompatible, RootCertStore, SignatureScheme,
+    PeerIncompatible, PeerMisbehaved, RootCertStore, SignatureScheme,
 };
 
 use crate::reason::HandshakeRefusal;
 
 use super::files::{TlsError, TrustedDomain};
-use super::identity::{check_key_usage, leaf_identity};
+use super::identity::{check_usage, leaf_identity};
 
 /// A refusal on its way through rustls, which gives it back to us in its own error.
 #[derive(Debug)]
-struct Refused(HandshakeRefusal);
+struct Refused {
+    refusal: HandshakeRefusal,
+    /// The TLS library's own words, where there are any.
+    cause: Option<Error>,
+}
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "refused: {}", self.0)
+        match &self.cause {
+            Some(cause) => write!(f, "refused: {}: {cause}", self.refusal),
+            None => write!(f, "refused: {}", self.refusal),
+        }
     }
 }
 
 impl std::error::Error for Refused {}
 
 fn refuse(refusal: HandshakeRefusal) -> Error {
-    Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(Refused(
-        refusal,
-    )))))
+    refuse_because(refusal, None)
+}
+
+fn refuse_because(refusal: HandshakeRefusal, cause: Option<Error>) -> Error {
+    let refused = Arc::new(Refused { refusal, cause });
+    Error::InvalidCertificate(CertificateError::Other(OtherError(refused)))
+}
+
+/// The most certificates above the leaf: webpki follows no more in a row, and tries every way that
+/// the names allow. Its work grows with the factorial of their number, and anybody may cause it:
+/// eight of one name took 80 ms in a development build, and six times sixteen half a second.
+const INTERMEDIATES_MAX: usize = 6;
+
+/// Refuses what need not be followed to a root: too many certificates, or a leaf that webpki
+/// cannot read.
+///
+/// # Errors
+/// The refusal, so that whatever webpki says of the chain after this speaks of the way to a root.
+fn check_form(
+    leaf: &CertificateDer<'_>,
+    intermediates: &[CertificateDer<'_>],
+) -> Result<(), Error> {
+    if intermediates.len() > INTERMEDIATES_MAX {
+        return Err(refuse(HandshakeRefusal::UnknownIssuer));
+    }
+    match ParsedCertificate::try_from(leaf) {
+        Ok(_) => Ok(()),
+        Err(cause) => Err(refuse_because(HandshakeRefusal::BadEncoding, Some(cause))),
+    }
 }
 
 /// The refusal that stands behind a failed handshake.
@@ -50,6 +83,9 @@ pub fn refusal_of(error: &Error) -> HandshakeRefusal {
             | PeerIncompatible::Tls12NotOfferedOrEnabled
             | PeerIncompatible::Tls13RequiredForQuic,
         ) => HandshakeRefusal::TlsVersion,
+        Error::PeerMisbehaved(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme) => {
+            HandshakeRefusal::BadSignature
+        }
         _ => HandshakeRefusal::Other,
     }
 }
@@ -74,7 +110,9 @@ fn certificate_refusal(error: &CertificateError) -> HandshakeRefusal {
         }
         CertificateError::Other(OtherError(other)) => other
             .downcast_ref::<Refused>()
-            .map_or(HandshakeRefusal::Other, |refused| refused.0),
+            // Of a chain whose leaf can be read, webpki says so what has no kind in rustls: too
+            // long, an issuer that is none, a name that its authority may not sign.
+            .map_or(HandshakeRefusal::UnknownIssuer, |refused| refused.refusal),
         _ => HandshakeRefusal::Other,
     }
 }
@@ -130,8 +168,9 @@ impl ClientCertVerifier for ClientVerifier {
         let Some(roots) = self.domains.get(&*identity.trust_domain) else {
             return Err(refuse(HandshakeRefusal::UntrustedDomain));
         };
+        check_form(leaf, intermediates)?;
         let verified = roots.verify_client_cert(leaf, intermediates, now)?;
-        check_key_usage(leaf).map_err(refuse)?;
+        check_usage(leaf, intermediates).map_err(refuse)?;
         Ok(verified)
     }
 
@@ -198,6 +237,7 @@ impl ServerCertVerifier for ServerVerifier {
         if !self.expected.contains(&*identity.uri) {
             return Err(refuse(HandshakeRefusal::UntrustedDomain));
         }
+        check_form(leaf, intermediates)?;
         verify_server_cert_signed_by_trust_anchor(
             &ParsedCertificate::try_from(leaf)?,
             &self.roots,
@@ -205,7 +245,7 @@ impl ServerCertVerifier for ServerVerifier {
             now,
             self.provider.signature_verification_algorithms.all,
         )?;
-        check_key_usage(leaf).map_err(refuse)?;
+        check_usage(leaf, intermediates).map_err(refuse)?;
         Ok(ServerCertVerified::assertion())
     }
 

@@ -70,7 +70,9 @@ pub fn rewritten(
     let [tbs, ..] = parts(old);
     let mut fields = elements(content(&tbs));
     change(&mut fields);
-    let algorithm = fields[SIGNATURE_ALGORITHM].clone();
+    // Version 1 is told by a version that is left out.
+    let versionless = usize::from(fields[VERSION][0] != 0xa0);
+    let algorithm = fields[SIGNATURE_ALGORITHM - versionless].clone();
     let tbs = element(SEQUENCE, &fields.concat());
     let signature = element(BIT_STRING, &[&[0], &*sign(&tbs)].concat());
     certificate(&[tbs, algorithm, signature])

@@ -18,7 +18,7 @@ use crate::support::ECHO;
 #[derive(Debug)]
 pub enum Received {
     /// It read a byte of HTTP/2.
-    Admitted(#[expect(dead_code, reason = "kept open")] TlsStream<TcpStream>),
+    Admitted(#[expect(dead_code, reason = "kept open")] Box<TlsStream<TcpStream>>),
     /// It read an alert and nothing before that.
     Alert(AlertDescription),
     /// It read neither.
@@ -60,7 +60,7 @@ pub async fn connect(
     let _ = stream.write_all(&request()).await;
     let _ = stream.flush().await;
     match stream.read_u8().await {
-        Ok(_) => Received::Admitted(stream),
+        Ok(_) => Received::Admitted(Box::new(stream)),
         Err(error) => refused(&error),
     }
 }

@@ -172,11 +172,9 @@ impl Authority {
         names: &[Name<'_>],
         change: impl FnOnce(&mut CertificateParams),
     ) -> Shown {
-        let private = PrivateKeyDer::Pkcs8(key.serialize_der().into());
-        let signing = rustls::crypto::aws_lc_rs::sign::any_supported_type(&private);
         Shown {
             chain: self.chain_of(&key, names, change),
-            key: Some(signing.expect("a signing key")),
+            key: Some(signing(&key)),
         }
     }
 
@@ -187,16 +185,7 @@ impl Authority {
         names: &[Name<'_>],
         change: impl FnOnce(&mut CertificateParams),
     ) -> Vec<CertificateDer<'static>> {
-        let mut params = usual();
-        params.is_ca = IsCa::ExplicitNoCa;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
-        if !names.is_empty() {
-            params.custom_extensions = vec![san(names)];
-        }
+        let mut params = leaf(names);
         change(&mut params);
         let leaf = params.signed_by(key, &self.issuer).expect("a leaf");
         vec![leaf.der().clone(), self.der.clone()]
@@ -225,6 +214,36 @@ pub fn san(names: &[Name<'_>]) -> CustomExtension {
     let mut extension = CustomExtension::from_oid_content(&[2, 5, 29, 17], der::names(names));
     extension.set_criticality(true);
     extension
+}
+
+/// What shows a good id and is signed by its own key.
+pub fn self_signed() -> Shown {
+    let key = KeyPair::generate().expect("a key");
+    let certificate = leaf(&[(URI, CLIENT.as_bytes())]).self_signed(&key);
+    Shown {
+        chain: vec![certificate.expect("a leaf").der().clone()],
+        key: Some(signing(&key)),
+    }
+}
+
+/// The key as rustls signs with it.
+fn signing(key: &KeyPair) -> Arc<dyn rustls::sign::SigningKey> {
+    let private = PrivateKeyDer::Pkcs8(key.serialize_der().into());
+    rustls::crypto::aws_lc_rs::sign::any_supported_type(&private).expect("a signing key")
+}
+
+fn leaf(names: &[Name<'_>]) -> CertificateParams {
+    let mut params = usual();
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    if !names.is_empty() {
+        params.custom_extensions = vec![san(names)];
+    }
+    params
 }
 
 fn usual() -> CertificateParams {

@@ -215,13 +215,8 @@ fn sha1(message: &[u8]) -> [u8; 20] {
         0xc3d2_e1f0,
     ];
     let mut padded = [message, &[0x80]].concat();
-    padded.resize(padded.len().next_multiple_of(64), 0);
-    let end = padded.len() - 8;
-    if (message.len() + 1) % 64 > 56 {
-        padded.resize(padded.len() + 64, 0);
-    }
-    let end = end.max(padded.len() - 8);
-    padded[end..].copy_from_slice(&(8 * message.len() as u64).to_be_bytes());
+    padded.resize((padded.len() + 8).next_multiple_of(64) - 8, 0);
+    padded.extend((8 * message.len() as u64).to_be_bytes());
     for block in padded.chunks(64) {
         let words = block.chunks(4).map(|word| word.try_into().expect("4"));
         let mut w: Vec<_> = words.map(u32::from_be_bytes).collect();

@@ -25,4 +25,6 @@ mod identity;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod starved;
+#[cfg(test)]
 mod tls;

@@ -25,6 +25,7 @@ fn unknown(critical: bool) -> CustomExtension {
 
 pub fn cases(pki: &Pki) -> Vec<Case> {
     let mut cases = bytes(pki);
+    cases.extend(signatures(pki));
     cases.extend(fields(pki));
     cases
 }
@@ -32,10 +33,6 @@ pub fn cases(pki: &Pki) -> Vec<Case> {
 fn bytes(pki: &Pki) -> Vec<Case> {
     let good = pki.west.client();
     let leaf = |change: fn(&[u8]) -> Vec<u8>| good.clone().leaf(change);
-    let intermediate = |bytes: Vec<u8>| {
-        let first = good.chain[0].clone();
-        good.clone().chain([first, bytes.into()])
-    };
     vec![
         case(
             "garbage after the leaf",
@@ -85,23 +82,33 @@ fn bytes(pki: &Pki) -> Vec<Case> {
             BAD,
             leaf(|_| (0..5000).fold(Vec::new(), |inner, _| element(SEQUENCE, &inner))),
         ),
-        case("a corrupted signature", "bad_signature", leaf(corrupted)),
+    ]
+}
+
+fn signatures(pki: &Pki) -> Vec<Case> {
+    let good = pki.west.client();
+    let above = |bytes: Vec<u8>| {
+        let first = good.chain[0].clone();
+        good.clone().chain([first, bytes.into()])
+    };
+    vec![
         case(
-            "a corrupted intermediate",
+            "a corrupted signature",
             "bad_signature",
-            intermediate(corrupted(&pki.west.der)),
+            good.clone().leaf(corrupted),
         ),
-        case(
-            "a garbled intermediate",
-            BAD,
-            intermediate(b"garbage".to_vec()),
-        ),
-        case("an empty intermediate", BAD, intermediate(Vec::new())),
         case(
             "a signature of nothing",
             "bad_signature",
             no_signature(&good),
         ),
+        case(
+            "a corrupted intermediate",
+            "bad_signature",
+            above(corrupted(&pki.west.der)),
+        ),
+        case("a garbled intermediate", BAD, above(b"garbage".to_vec())),
+        case("an empty intermediate", BAD, above(Vec::new())),
     ]
 }
 

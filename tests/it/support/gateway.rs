@@ -28,6 +28,8 @@ pub struct Settings<'a> {
     pub more: String,
     /// `dial.allow`, as a YAML list.
     pub allow: &'static str,
+    /// How many files the process may open.
+    pub descriptors: u32,
     /// The mesh file.
     pub mesh: String,
 }
@@ -44,6 +46,7 @@ impl<'a> Settings<'a> {
             ),
             more: "drain: {lag: 0s, deadline: 2s}\n".to_owned(),
             allow: "[\"127.0.0.0/8\"]",
+            descriptors: 4096,
             mesh: mesh(&[]),
         }
     }
@@ -112,8 +115,10 @@ impl Gateway {
         write("mesh.yaml", &settings.mesh);
         write("strait.yaml", &strait_yaml(settings));
         let log = std::fs::File::create(folder.path().join("log")).expect("a log file");
-        let process = Command::new(env!("CARGO_BIN_EXE_strait"))
-            .args(["run", "-c"])
+        // prlimit is of util-linux, which every Linux distribution has.
+        let process = Command::new("prlimit")
+            .arg(format!("--nofile={0}:{0}", settings.descriptors))
+            .args([env!("CARGO_BIN_EXE_strait"), "run", "-c"])
             .arg(folder.path().join("strait.yaml"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())

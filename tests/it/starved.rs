@@ -1,0 +1,60 @@
+//! A process that is out of descriptors: what is open lives on, and everything comes back.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+
+use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
+
+const CLIENTS: u16 = 1000;
+
+#[test]
+fn a_thousand_clients_and_256_descriptors_hurt_nobody_who_is_connected() {
+    run(async {
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        settings.descriptors = 256;
+        let gateway = Gateway::start(&settings).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let client = gateway.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+
+        let mut strangers = Vec::new();
+        for _ in 0..CLIENTS {
+            // What the kernel does not take either is turned away by it.
+            let connect = TcpStream::connect(gateway.address);
+            if let Ok(Ok(stream)) = timeout(Duration::from_millis(100), connect).await {
+                strangers.push(stream);
+            }
+        }
+        let pauses = async || gateway.metric("strait_accept_pauses_total").await;
+        let before = until("a full gateway", pauses, |&pauses| pauses > 0.0).await;
+        let start = Instant::now();
+        for _ in 0..100 {
+            tunnel.write_all(b"?").await.expect("an open tunnel");
+            assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
+        }
+        client
+            .tunnel(ECHO)
+            .await
+            .expect("a new tunnel of an old client");
+        assert_eq!(gateway.http(15000, "GET", "/config_dump").await.0, 200);
+        // deadline: a rate takes time to show, and the strangers have five seconds.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let wakes = (pauses().await - before) / start.elapsed().as_secs_f64();
+        assert!((5.0..11.0).contains(&wakes), "{wakes} wakes a second");
+
+        drop(strangers);
+        let again = async || {
+            let tls = identities().client(crate::support::CLIENT, crate::support::GATEWAY);
+            let connect = strait::hbone::Client::connect(gateway.address, &tls);
+            match timeout(Duration::from_secs(5), connect).await {
+                Ok(Ok(client)) => client.tunnel(ECHO).await.is_ok(),
+                _ => false,
+            }
+        };
+        until("a new client", again, |&served| served).await;
+    });
+}
