@@ -75,7 +75,7 @@ pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> R
 }
 
 /// As [`run`], on any byte stream whose other end is the peer. Gives the stream back.
-pub(super) async fn http2<S>(
+pub async fn http2<S>(
     gateway: &Arc<Gateway>,
     stream: S,
     held: Held,
