@@ -9,12 +9,15 @@ ENVOY_STAMP   := .envoy/installed-$(ENVOY_VERSION)
 ARGS ?=
 # Where `make certs` writes: make certs DIR=/tmp/certs
 DIR ?= certs
+# For how long `make fuzz` runs each target, and which ones: make fuzz SECONDS=600 TARGET=http2
+SECONDS ?= 60
+TARGET  ?= authority identity mesh_file strait_yaml http2
 
 # Tests that need a real Envoy find it here.
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint envoy certs compare-identity
+.PHONY: help demo test check lint envoy certs compare-identity fuzz
 
 help: ## print this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -56,3 +59,6 @@ $(ENVOY_STAMP):
 
 certs: ## make development certificates in certs/ (DIR=elsewhere, ARGS='--force')
 	cargo run --locked -- certs $(ARGS) -- '$(DIR)'
+
+fuzz: ## fuzz what strangers can send (SECONDS=60 for each TARGET='authority http2')
+	@SECONDS_EACH='$(SECONDS)' tests/fuzz/run $(TARGET)

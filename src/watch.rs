@@ -1,22 +1,29 @@
-//! Files that change under us: directories are watched, so that an atomic rename and a swapped
-//! symlink (Kubernetes' `..data`) are seen as well as a write.
+//! Files that change under us: every directory on the way to a file is watched, so that an atomic
+//! rename, a swapped symlink (Kubernetes' `..data`) and a replaced directory are seen as well as a
+//! write.
 //!
 //! A watcher only says that something may have changed. Whoever reads the files decides, by
 //! their contents, whether anything did.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::watch;
 use tokio::time::sleep;
+use tracing::warn;
 
-/// Watches the directories of some files and of every link on the way to them.
+/// Watches some files: the directories that lead to them and to every link on the way.
 #[derive(Debug)]
 pub struct FileWatcher {
     files: Vec<PathBuf>,
     watched: BTreeSet<PathBuf>,
+    unwatchable: BTreeSet<PathBuf>,
+    /// The entries of watched directories that matter: others come and go in `/tmp` all day.
+    steps: Arc<Mutex<BTreeSet<PathBuf>>>,
     watcher: RecommendedWatcher,
     events: watch::Receiver<u64>,
 }
@@ -26,37 +33,45 @@ pub struct FileWatcher {
 const DEBOUNCE: Duration = Duration::from_millis(100);
 /// Links that are followed at most, as the kernel's own limit (`path_resolution(7)`).
 const LINKS_MAX: usize = 40;
+/// Rounds of arming before the next event is waited for. Each but the first is for a directory
+/// that came or went while the one before was armed.
+const ROUNDS_MAX: usize = 8;
 
 impl FileWatcher {
-    /// Watches `files`, which need not exist yet; their directories must.
+    /// Watches `files`. Neither they nor their directories need exist yet.
     ///
     /// # Errors
-    /// A directory cannot be watched.
-    pub fn new(files: Vec<PathBuf>) -> notify::Result<Self> {
+    /// The system gives no watcher, or its working directory is gone.
+    pub fn new(files: &[PathBuf]) -> notify::Result<Self> {
         let (sender, events) = watch::channel(0_u64);
-        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Reading a file is an access event too: reacting to it would be an endless loop.
-            if !event.is_ok_and(|event| event.kind.is_access()) {
+        let steps = Arc::new(Mutex::new(BTreeSet::new()));
+        let mattering = Arc::clone(&steps);
+        let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
+            if event.map_or(true, |event| matters(&event, &mattering)) {
                 sender.send_modify(|count| *count = count.wrapping_add(1));
             }
         })?;
         let mut watch = Self {
-            files,
+            files: Vec::new(),
             watched: BTreeSet::new(),
+            unwatchable: BTreeSet::new(),
+            steps,
             watcher,
             events,
         };
-        watch.arm()?;
+        watch.replace(files)?;
         Ok(watch)
     }
 
     /// Watches other files from now on.
     ///
     /// # Errors
-    /// A directory cannot be watched.
-    pub fn replace(&mut self, files: Vec<PathBuf>) -> notify::Result<()> {
-        self.files = files;
-        self.arm()
+    /// A path is relative, and the working directory is gone.
+    pub fn replace(&mut self, files: &[PathBuf]) -> notify::Result<()> {
+        let absolute: std::io::Result<_> = files.iter().map(std::path::absolute).collect();
+        self.files = absolute?;
+        self.arm();
+        Ok(())
     }
 
     /// Waits until something may have changed and has been quiet for a moment.
@@ -66,56 +81,115 @@ impl FileWatcher {
         }
         sleep(DEBOUNCE).await;
         self.events.mark_unchanged();
-        // A swapped link leads elsewhere now. A directory that has gone away is watched again
-        // when its parent brings it back.
-        let _ = self.arm();
+        // A swapped link leads elsewhere now, and a directory may have come, gone or become
+        // another one of the same name.
+        self.arm();
     }
 
-    fn arm(&mut self) -> notify::Result<()> {
-        let wanted: BTreeSet<_> = self
-            .files
-            .iter()
-            .flat_map(|file| directories(file))
-            .collect();
-        for gone in self.watched.difference(&wanted) {
-            let _ = self.watcher.unwatch(gone);
+    fn arm(&mut self) {
+        for _ in 0..ROUNDS_MAX {
+            let wanted = ways(&self.files);
+            self.arm_once(&wanted);
+            // What was made before its parent was watched was not seen.
+            if ways(&self.files) == wanted {
+                return;
+            }
         }
-        self.watched.retain(|directory| wanted.contains(directory));
-        for directory in wanted {
+    }
+
+    fn arm_once(&mut self, wanted: &BTreeMap<PathBuf, BTreeSet<OsString>>) {
+        let steps = wanted
+            .iter()
+            .flat_map(|(directory, names)| names.iter().map(|name| directory.join(name)));
+        *self.steps.lock().unwrap_or_else(PoisonError::into_inner) = steps.collect();
+        let gone = self
+            .watched
+            .iter()
+            .filter(|path| !wanted.contains_key(*path));
+        for directory in gone {
+            let _ = self.watcher.unwatch(directory);
+        }
+        self.watched.clear();
+        let mut unwatchable = BTreeSet::new();
+        for directory in wanted.keys() {
             // Watching again is harmless, and needed where a directory was replaced by another
             // of the same name.
-            self.watcher
-                .watch(&directory, RecursiveMode::NonRecursive)?;
-            self.watched.insert(directory);
+            match self.watcher.watch(directory, RecursiveMode::NonRecursive) {
+                Ok(()) => {
+                    self.watched.insert(directory.clone());
+                }
+                Err(error) => {
+                    if !self.unwatchable.contains(directory) {
+                        let directory = directory.display();
+                        warn!(%directory, %error, "cannot watch; changes there go unseen");
+                    }
+                    unwatchable.insert(directory.clone());
+                }
+            }
         }
-        Ok(())
+        self.unwatchable = unwatchable;
     }
 }
 
-/// The directory of `file`, and those of every link that is followed on the way to it.
-fn directories(file: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut next = Some(file.to_owned());
-    for _ in 0..LINKS_MAX {
-        let Some(path) = next.take() else { break };
-        let parent = match path.parent() {
-            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
-            Some(parent) => parent,
-            None => break,
-        };
-        found.push(parent.to_owned());
-        // The directory may be a link itself: its own parent tells when it is swapped.
-        if parent.is_symlink()
-            && let Some(above) = parent.parent()
-        {
-            found.push(above.to_owned());
-        }
-        next = std::fs::read_link(&path)
-            .ok()
-            .map(|target| parent.join(target));
+/// Whether an event is about a step to a file. Without a path it says that events were lost.
+fn matters(event: &Event, steps: &Mutex<BTreeSet<PathBuf>>) -> bool {
+    // Reading a file is an access event too: reacting to it would be an endless loop.
+    if event.kind.is_access() {
+        return false;
     }
-    found.retain(|directory| directory.is_dir());
+    let steps = steps.lock().unwrap_or_else(PoisonError::into_inner);
+    event.paths.is_empty() || event.paths.iter().any(|path| steps.contains(path))
+}
+
+/// Every directory that the kernel looks into on the way to `files`, as its real path, with the
+/// names that it looks up there. A way ends at the first name that is not there.
+fn ways(files: &[PathBuf]) -> BTreeMap<PathBuf, BTreeSet<OsString>> {
+    let mut found = BTreeMap::new();
+    for file in files {
+        follow(file, &mut found);
+    }
     found
+}
+
+fn follow(file: &Path, found: &mut BTreeMap<PathBuf, BTreeSet<OsString>>) {
+    let parts = |path: &Path| -> Vec<OsString> {
+        let parts = path.components().rev();
+        parts.map(|part| part.as_os_str().to_owned()).collect()
+    };
+    let mut directory = PathBuf::from("/");
+    // The next part is the last of these.
+    let mut left = parts(file);
+    let mut links = 0;
+    while let Some(part) = left.pop() {
+        let name = match Path::new(&part).components().next() {
+            Some(Component::Normal(name)) => name,
+            Some(Component::ParentDir) => {
+                directory.pop();
+                continue;
+            }
+            Some(Component::RootDir) => {
+                directory = PathBuf::from("/");
+                continue;
+            }
+            _ => continue,
+        };
+        found
+            .entry(directory.clone())
+            .or_default()
+            .insert(name.to_owned());
+        let path = directory.join(name);
+        if let Ok(target) = std::fs::read_link(&path) {
+            links += 1;
+            if links > LINKS_MAX {
+                return;
+            }
+            left.extend(parts(&target));
+        } else if path.is_dir() {
+            directory = path;
+        } else {
+            return;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -140,7 +214,7 @@ mod tests {
         std::fs::write(at("..1/file"), "one").expect("first file");
         symlink("..1", at("..data")).expect("a data link");
         symlink("..data/file", at("file")).expect("a file link");
-        let mut watch = FileWatcher::new(vec![at("file")]).expect("a watcher");
+        let mut watch = FileWatcher::new(&[at("file")]).expect("a watcher");
 
         std::fs::write(at("..1/file"), "written").expect("a write");
         assert!(seen(&mut watch).await, "a write");
@@ -168,12 +242,76 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("file");
         std::fs::write(&file, "text").expect("a file");
-        let mut watch = FileWatcher::new(vec![file.clone()]).expect("a watcher");
+        let mut watch = FileWatcher::new(std::slice::from_ref(&file)).expect("a watcher");
         std::fs::read(&file).expect("a read");
         assert!(
             timeout(Duration::from_millis(400), watch.changed())
                 .await
                 .is_err()
         );
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_goes_away_and_comes_back_is_watched_again() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let certs = dir.path().join("pki/certs");
+        let file = certs.join("file");
+        let mut watch = FileWatcher::new(std::slice::from_ref(&file)).expect("a watcher");
+        for gone in [certs.as_path(), &dir.path().join("pki")] {
+            std::fs::create_dir_all(&certs).expect("the directories");
+            std::fs::write(&file, "new").expect("a file");
+            assert!(seen(&mut watch).await, "a directory that came");
+            std::fs::write(&file, "later").expect("a write");
+            assert!(seen(&mut watch).await, "a write after it came");
+            std::fs::remove_dir_all(gone).expect("no directory");
+            assert!(seen(&mut watch).await, "a directory that went");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_directory_replaced_at_once_is_watched_again() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| dir.path().join(name);
+        let make = |name: &str| {
+            std::fs::create_dir_all(at(name).join("certs")).expect("the directories");
+            std::fs::write(at(name).join("certs/file"), name).expect("a file");
+        };
+        make("pki");
+        let mut watch = FileWatcher::new(&[at("pki/certs/file")]).expect("a watcher");
+        for round in ["one", "two"] {
+            std::fs::remove_dir_all(at("pki/certs")).expect("no directory");
+            make("pki");
+            assert!(seen(&mut watch).await, "{round}: removed and made");
+            make(round);
+            // The directory above is another one, and the file's own saw nothing of it.
+            std::fs::rename(at("pki"), at("old").with_extension(round)).expect("a rename");
+            std::fs::rename(at(round), at("pki")).expect("a rename");
+            assert!(seen(&mut watch).await, "{round}: renamed");
+            std::fs::write(at("pki/certs/file"), "after").expect("a write");
+            assert!(seen(&mut watch).await, "{round}: written afterwards");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_cannot_be_watched_stops_no_other() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("blocked"), "a file, not a directory").expect("a file");
+        symlink("loop", at("loop")).expect("a link");
+        let files = ["blocked/x", "loop/x", "none/none/x", "file"].map(at);
+        let mut watch = FileWatcher::new(&files).expect("a watcher");
+        for name in ["file", "none"] {
+            std::fs::write(at(name), "new").expect("a file");
+            assert!(seen(&mut watch).await, "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_happens_beside_the_way_is_no_change() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut watch = FileWatcher::new(&[dir.path().join("a/file")]).expect("a watcher");
+        std::fs::write(dir.path().join("beside"), "text").expect("a file");
+        let changed = timeout(Duration::from_millis(400), watch.changed());
+        assert!(changed.await.is_err());
     }
 }

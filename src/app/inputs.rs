@@ -1,17 +1,22 @@
 //! The files that a start needs, loaded and checked together, and turned into snapshot types.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::Context;
 use tracing::{info, warn};
 
 use crate::config::{
-    Config, DefaultExposure, Discovery, Examined, Identity, IdentityFiles, Severity,
+    Config, DefaultExposure, Discovery, Examined, Findings, Identity, IdentityFiles, Severity,
 };
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
+
+/// The permission bits of those who are neither the owner nor of the file's group.
+const OTHERS: u32 = 0o007;
 
 /// Everything that the files say.
 #[derive(Debug)]
@@ -40,16 +45,15 @@ pub struct Report {
 }
 
 impl Inputs {
-    /// Loads the configuration and every file that it names.
+    /// Loads every file that the configuration in `path` names.
     ///
     /// # Errors
     /// All mistakes, a line each.
-    pub fn load(path: &Path) -> anyhow::Result<Self> {
-        let report = check(path);
-        match report.inputs {
-            Some(inputs) if report.errors.is_empty() => Ok(inputs),
-            _ => Err(anyhow::Error::msg(report.errors.join("\n"))),
-        }
+    pub(super) fn load(path: &Path, examined: Examined) -> anyhow::Result<Self> {
+        let mut report = complete(path, examined);
+        let inputs = report.inputs.take();
+        report.refusal()?;
+        inputs.context("not every file could be read")
     }
 
     /// The network whose endpoints are local.
@@ -73,23 +77,20 @@ impl Inputs {
 /// Reads everything and reports all mistakes of all files at once: a mistake in one file hides
 /// none in the others, as long as the key that names them can be read.
 pub fn check(path: &Path) -> Report {
-    let mut report = Report::default();
-    let examined = Config::examine(path);
-    for finding in &examined.findings.0 {
-        match finding.severity {
-            Severity::Error => report.errors.push(finding.to_string()),
-            Severity::Warning => report.warnings.push(finding.to_string()),
-        }
-    }
+    complete(path, Config::examine(path))
+}
+
+fn complete(path: &Path, examined: Examined) -> Report {
+    let mut report = Report::of(&examined.findings);
     let mesh = examined.discovery.as_ref().and_then(|discovery| {
         let Discovery::File { path } = discovery;
-        Some((report.keep(xds::file::load(path))?, path))
+        report.keep(xds::file::load(path))
     });
     let certificates = report.certificates(path, &examined);
-    if let (Some(config), Some((mesh, mesh_path)), Some((material, domains))) =
+    if let (Some(config), Some(mesh), Some((material, domains))) =
         (examined.config, mesh, certificates)
     {
-        report.compare(&config, &mesh, mesh_path);
+        report.compare(&config, &mesh);
         let warnings = report.warnings.clone();
         report.inputs = Some(Inputs {
             config,
@@ -103,6 +104,27 @@ pub fn check(path: &Path) -> Report {
 }
 
 impl Report {
+    /// What is wrong with the configuration itself.
+    pub(super) fn of(findings: &Findings) -> Self {
+        let mut report = Self::default();
+        for finding in &findings.0 {
+            match finding.severity {
+                Severity::Error => report.errors.push(finding.to_string()),
+                Severity::Warning => report.warnings.push(finding.to_string()),
+            }
+        }
+        report
+    }
+
+    /// # Errors
+    /// All mistakes, a line each, if there is one.
+    pub(super) fn refusal(&self) -> anyhow::Result<()> {
+        match self.errors.is_empty() {
+            true => Ok(()),
+            false => Err(anyhow::Error::msg(self.errors.join("\n"))),
+        }
+    }
+
     fn keep<T, E: ToString>(&mut self, result: Result<T, E>) -> Option<T> {
         result
             .map_err(|error| {
@@ -121,19 +143,46 @@ impl Report {
         let files = examined.identity.as_ref();
         let files = files.map(|Identity::Files(files)| files);
         let located = |error: TlsError| located(&error, path, files, &examined.named);
-        let domains = examined
-            .trust
-            .as_ref()
-            .and_then(|trust| self.keep(TrustedDomain::load_all(&trust.domains).map_err(located)));
+        let domains = self.domains(path, examined);
         let material = files.and_then(|files| self.keep(Material::load(files).map_err(located)))?;
+        if let Some(files) = files {
+            self.private(path, &files.key, &examined.named);
+        }
         // Our own files can be judged without the domains.
         let judged = domains.as_deref().unwrap_or_default();
         self.keep(tls::server_config(&material, judged).map_err(located))?;
         Some((material, domains?))
     }
 
+    /// Loads the trust domains with their roots.
+    pub(super) fn domains(
+        &mut self,
+        path: &Path,
+        examined: &Examined,
+    ) -> Option<Vec<TrustedDomain>> {
+        let loaded = TrustedDomain::load_all(&examined.trust.as_ref()?.domains);
+        self.keep(loaded.map_err(|error| located(&error, path, None, &examined.named)))
+    }
+
+    /// Warns of a private key that every user of the machine may read or write.
+    fn private(&mut self, path: &Path, key: &Path, named: &[(PathBuf, u64)]) {
+        let mode = key.metadata().map_or(0, |metadata| metadata.mode());
+        if mode & OTHERS == 0 {
+            return;
+        }
+        self.warnings.push(format!(
+            "{}:{}: warning: the private key {} is open to every user of this machine (mode \
+             {:04o}); take that back by `chmod o-rwx`",
+            path.display(),
+            line_of(key, named),
+            key.display(),
+            mode & 0o7777
+        ));
+    }
+
     /// What only the two files together show.
-    fn compare(&mut self, config: &Config, mesh: &Mesh, mesh_path: &Path) {
+    pub(super) fn compare(&mut self, config: &Config, mesh: &Mesh) {
+        let Discovery::File { path: mesh_path } = &config.discovery;
         let known = |host: &str| mesh.services.iter().any(|service| service.hostname == host);
         for exposed in &config.exposure.services {
             let at = format!("{}:{}", config.file.display(), exposed.line);
@@ -144,11 +193,7 @@ impl Report {
                     mesh_path.display()
                 ));
             }
-            for name in exposed
-                .names
-                .iter()
-                .filter(|name| name.host != *host && known(&name.host))
-            {
+            for name in exposed.names.iter().filter(|name| known(&name.host)) {
                 self.errors.push(format!(
                     "{at}: error: the name {} is that of another service; write a name that no \
                      service has",
@@ -190,13 +235,18 @@ fn located(
         TlsError::KeyMismatch(_) => (own.map(|own| &own.key), false),
         TlsError::Verifier(_) | TlsError::Provider(_) => (own.map(|own| &own.roots), false),
     };
-    let line = named.iter().find(|(named, _)| Some(named) == file);
-    let line = line.map_or(1, |(_, line)| *line);
+    let line = file.map_or(1, |file| line_of(file, named));
     let at = format!("{}:{line}: error: ", path.display());
     match file {
         Some(file) if !is_said => format!("{at}{}: {error}", file.display()),
         _ => format!("{at}{error}"),
     }
+}
+
+/// The line that names a file.
+fn line_of(file: &Path, named: &[(PathBuf, u64)]) -> u64 {
+    let found = named.iter().find(|(named, _)| named == file);
+    found.map_or(1, |(_, line)| *line)
 }
 
 /// The trust set that the configuration describes.

@@ -6,7 +6,7 @@
 mod inputs;
 mod reload;
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -15,7 +15,7 @@ use anyhow::{Context, anyhow};
 use arc_swap::ArcSwap;
 use axum::Router;
 use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
@@ -32,6 +32,8 @@ use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls;
 
+use reload::Seen;
+
 pub use inputs::{Inputs, Report, check};
 
 /// What has to be there before the gateway is ready.
@@ -44,16 +46,58 @@ const LISTENERS: &str = "listeners";
 /// # Errors
 /// A file has mistakes, an address cannot be bound, or the system lacks threads or descriptors.
 pub fn run(path: &Path) -> anyhow::Result<()> {
-    let inputs = Inputs::load(path)?;
-    let log = logging::init(&inputs.config.log)?;
+    let mut seen = reload::fingerprints(&[path.to_owned()]);
+    let examined = Config::examine(path);
+    let Some(config) = examined.config.clone() else {
+        return Inputs::load(path, examined).map(|_| ());
+    };
+    seen.extend(reload::fingerprints(&reload::named(&examined)));
+    let log = logging::init(&config.log)?;
     let control = runtime()?;
-    control.block_on(async move {
-        let app = App::start(inputs, log.clone())?;
-        app.until_stopped().await;
-        // What is queued is written before the process ends.
-        log.close();
+    let done = control.block_on(async {
+        // First, as a process that has the id 1 would ignore what it does not handle.
+        let mut signals = Signals::new().context("cannot watch for signals")?;
+        let front = Front::open(&config)?;
+        let path = path.to_owned();
+        let loading = tokio::task::spawn_blocking(move || Inputs::load(&path, examined));
+        let inputs = tokio::select! {
+            name = signals.next() => {
+                info!(signal = name, "stopped before all was loaded");
+                return Ok(());
+            }
+            inputs = loading => inputs??,
+        };
+        let app = App::start(inputs, seen, front, log.clone())?;
+        app.until_stopped(signals).await;
         Ok(())
-    })
+    });
+    // What is queued is written before the process ends; what still loads is not waited for.
+    log.close();
+    control.shutdown_background();
+    done
+}
+
+/// What is there before anything is loaded: readiness, which says what is not.
+struct Front {
+    status: Arc<Status>,
+    lifecycle: Lifecycle,
+    address: SocketAddr,
+}
+
+impl Front {
+    fn open(config: &Config) -> anyhow::Result<Self> {
+        let status = Arc::new(Status::new(&[CERTIFICATES, DISCOVERY, LISTENERS]));
+        let lifecycle = Lifecycle::new();
+        let socket = bind(config.readiness.bind)?;
+        let address = socket.local_addr()?;
+        let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
+        spawn_admin(&lifecycle, socket, router)?;
+        Ok(Self {
+            status,
+            lifecycle,
+            address,
+        })
+    }
 }
 
 /// The running gateway, as its control path sees it.
@@ -65,9 +109,9 @@ struct App {
 
 impl App {
     /// Starts everything: state first, then sockets, then those who serve them.
-    fn start(inputs: Inputs, log: LogHandle) -> anyhow::Result<Self> {
+    fn start(inputs: Inputs, seen: Seen, front: Front, log: LogHandle) -> anyhow::Result<Self> {
         let config = Arc::new(ArcSwap::from_pointee(inputs.config.clone()));
-        let status = Arc::new(Status::new(&[CERTIFICATES, DISCOVERY, LISTENERS]));
+        let status = front.status;
         let metrics = Arc::new(Metrics::new());
         if let Some(drops) = log.drops() {
             metrics.count_log_drops(drops);
@@ -80,13 +124,14 @@ impl App {
         });
         status.ready(DISCOVERY);
         let sockets = Sockets::bind(&inputs.config)?;
+        let own = sockets.addresses().chain([front.address]).collect();
         let gateway = Arc::new(Gateway {
             reader: publisher.reader(),
             tls: ArcSwap::new(tls::server_config(&inputs.material, &inputs.domains)?),
             metrics: Arc::clone(&metrics),
-            lifecycle: Lifecycle::new(),
+            lifecycle: front.lifecycle,
             admission: Admission::new(raise_descriptor_limit()),
-            deny: DenyList::new(inputs.config.dial.allow.clone(), sockets.addresses()),
+            deny: DenyList::new(inputs.config.dial.allow.clone(), own),
         });
         status.set_certificate(inputs.material.status());
         status.ready(CERTIFICATES);
@@ -98,17 +143,19 @@ impl App {
         sockets.serve(&app, &log)?;
         app.status.ready(LISTENERS);
         inputs.announce(app.gateway.reader.load().version);
-        tokio::spawn(reload::Reloader::new(&app, inputs, publisher, log).run());
+        tokio::spawn(reload::Reloader::new(&app, inputs, seen, publisher, log).run());
         Ok(app)
     }
 
     /// Waits for a signal or `/quitquitquit`, and leads the drain to its end.
-    async fn until_stopped(self) {
+    async fn until_stopped(self, mut signals: Signals) {
         let lifecycle = self.gateway.lifecycle.clone();
         let on_signal = lifecycle.clone();
         tokio::spawn(async move {
-            if let Err(error) = stop_on_signals(on_signal).await {
-                error!(%error, "cannot watch for signals; stop by POST /quitquitquit");
+            loop {
+                let name = signals.next().await;
+                info!(signal = name, phase = ?on_signal.phase(), "stopping");
+                on_signal.stop();
             }
         });
         let drain = self.config.load().drain;
@@ -117,34 +164,39 @@ impl App {
     }
 }
 
-async fn stop_on_signals(lifecycle: Lifecycle) -> std::io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    loop {
-        let name = tokio::select! {
-            _ = terminate.recv() => "SIGTERM",
-            _ = interrupt.recv() => "SIGINT",
-        };
-        info!(signal = name, phase = ?lifecycle.phase(), "stopping");
-        lifecycle.stop();
+/// The signals that ask us to stop.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// From now on these signals are ours to answer.
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for the next one, and gives its name.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
     }
 }
 
-/// All listening sockets, bound before anything is served: a start that fails serves nothing.
+/// The other listening sockets, bound before any is served: a start that fails serves no tunnel.
 struct Sockets {
     data: Vec<TcpListener>,
     admin: TcpListener,
     metrics: TcpListener,
-    readiness: TcpListener,
 }
 
 impl Sockets {
     fn bind(config: &Config) -> anyhow::Result<Self> {
-        let bind = |address| {
-            accept::bind(address).with_context(|| {
-                format!("cannot listen on {address}; is another gateway running there?")
-            })
-        };
         let data: anyhow::Result<_> = config
             .listeners
             .iter()
@@ -154,17 +206,14 @@ impl Sockets {
             data: data?,
             admin: bind(config.admin.bind)?,
             metrics: bind(config.metrics.bind)?,
-            readiness: bind(config.readiness.bind)?,
         })
     }
 
-    fn addresses(&self) -> Vec<std::net::SocketAddr> {
-        let all = [&self.admin, &self.metrics, &self.readiness];
+    fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.data
             .iter()
-            .chain(all)
+            .chain([&self.admin, &self.metrics])
             .filter_map(|socket| socket.local_addr().ok())
-            .collect()
     }
 
     fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<()> {
@@ -178,20 +227,20 @@ impl Sockets {
             log: log.clone(),
             config: Arc::clone(&app.config),
         };
-        let readiness = admin::readiness_router(Arc::clone(&app.status), gateway.lifecycle.clone());
-        spawn_admin(gateway, self.admin, admin::admin_router(state))?;
-        spawn_admin(
-            gateway,
-            self.metrics,
-            admin::metrics_router(Arc::clone(&gateway.metrics)),
-        )?;
-        spawn_admin(gateway, self.readiness, readiness)
+        spawn_admin(&gateway.lifecycle, self.admin, admin::admin_router(state))?;
+        let metrics = admin::metrics_router(Arc::clone(&gateway.metrics));
+        spawn_admin(&gateway.lifecycle, self.metrics, metrics)
     }
 }
 
-fn spawn_admin(gateway: &Gateway, socket: TcpListener, router: Router) -> anyhow::Result<()> {
+fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    accept::bind(address)
+        .with_context(|| format!("cannot listen on {address}; is another gateway running there?"))
+}
+
+fn spawn_admin(lifecycle: &Lifecycle, socket: TcpListener, router: Router) -> anyhow::Result<()> {
     let listener = tokio::net::TcpListener::from_std(socket)?;
-    tokio::spawn(admin::serve(listener, router, gateway.lifecycle.phases()));
+    tokio::spawn(admin::serve(listener, router, lifecycle.phases()));
     Ok(())
 }
 

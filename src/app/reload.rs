@@ -2,14 +2,16 @@
 //! is explained and counted, and the state of before stays.
 
 use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::Context;
 use arc_swap::ArcSwap;
 use tracing::{error, info, warn};
 
-use crate::config::{Config, Discovery, Identity};
+use crate::config::{Config, Discovery, Examined, Identity, Log};
 use crate::datapath::Gateway;
 use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
@@ -20,7 +22,11 @@ use crate::watch::FileWatcher;
 use crate::xds;
 
 use super::App;
-use super::inputs::{self, Inputs};
+use super::inputs::{self, Inputs, Report};
+
+/// What was in each file when it was last read. Taken before the reading, so that a change
+/// meanwhile is found afterwards.
+pub(super) type Seen = BTreeMap<PathBuf, u64>;
 
 /// Watches the three kinds of files and applies their changes, one at a time.
 pub(super) struct Reloader {
@@ -30,12 +36,23 @@ pub(super) struct Reloader {
     publisher: Publisher,
     log: LogHandle,
     material: Arc<Material>,
-    seen: [u64; What::ALL.len()],
+    seen: Seen,
+    /// Why the last reload of each kind failed, of those that did.
+    failed: BTreeMap<What, String>,
+    /// The files that a refused configuration names: it may be good once one of them is.
+    named: Vec<PathBuf>,
+    /// The warnings that were given last.
+    warned: Vec<String>,
 }
 
 impl Reloader {
-    pub(super) fn new(app: &App, inputs: Inputs, publisher: Publisher, log: LogHandle) -> Self {
-        let seen = What::ALL.map(|what| fingerprint(&files(&inputs.config, what)));
+    pub(super) fn new(
+        app: &App,
+        inputs: Inputs,
+        seen: Seen,
+        publisher: Publisher,
+        log: LogHandle,
+    ) -> Self {
         for what in What::ALL {
             app.status.set_reload(what, Ok(()));
         }
@@ -47,78 +64,136 @@ impl Reloader {
             log,
             material: Arc::new(inputs.material),
             seen,
+            failed: BTreeMap::new(),
+            named: Vec::new(),
+            warned: inputs.warnings,
         }
     }
 
     pub(super) async fn run(mut self) {
-        let all = |config: &Config| {
-            What::ALL
-                .iter()
-                .flat_map(|&what| files(config, what))
-                .collect()
-        };
-        let mut watcher = match FileWatcher::new(all(&self.config.load())) {
+        let mut files = self.files();
+        let mut watcher = match FileWatcher::new(&files) {
             Ok(watcher) => watcher,
             Err(error) => {
                 return error!(%error, "cannot watch files; changes need a restart");
             }
         };
         loop {
-            watcher.changed().await;
-            for what in What::ALL {
-                self.reload_if_changed(what).await;
+            // Before the first event too: a file may have changed before it was watched.
+            self.apply_changes().await;
+            let now = self.files();
+            if now == files {
+                watcher.changed().await;
+                continue;
             }
-            if let Err(error) = watcher.replace(all(&self.config.load())) {
-                warn!(%error, "cannot watch a directory; changes there go unseen");
+            if let Err(error) = watcher.replace(&now) {
+                warn!(%error, "cannot watch other files; their changes go unseen");
             }
+            files = now;
         }
     }
 
-    async fn reload_if_changed(&mut self, what: What) {
-        let now = fingerprint(&files(&self.config.load(), what));
-        let Some(seen) = self.seen.get_mut(what as usize) else {
+    /// All files whose changes matter.
+    fn files(&self) -> Vec<PathBuf> {
+        let config = self.config.load();
+        let in_force = What::ALL.iter().flat_map(|&what| files(&config, what));
+        let all: BTreeSet<_> = in_force.chain(self.named.iter().cloned()).collect();
+        all.into_iter().collect()
+    }
+
+    /// Reloads what has changed. What failed before is tried again with every change, as it may
+    /// have waited for that one: a root for its file, an alias for the service that had its name.
+    async fn apply_changes(&mut self) {
+        let files = self.files();
+        // A large file takes its time, and admin pages live on this thread.
+        let Ok(now) = tokio::task::spawn_blocking(move || fingerprints(&files)).await else {
             return;
         };
-        if std::mem::replace(seen, now) == now {
+        let is_new = |(file, print): &(&PathBuf, &u64)| self.seen.get(*file) != Some(*print);
+        let changed = now.iter().filter(is_new).map(|(file, _)| file.clone());
+        let changed: BTreeSet<_> = changed.collect();
+        self.seen = now;
+        if changed.is_empty() {
             return;
         }
-        let result = match what {
+        let config = self.config.load_full();
+        let has_changed = |what| {
+            let mut own = self::files(&config, what).into_iter();
+            own.any(|file| changed.contains(&file))
+        };
+        let is_due = |what: &What| has_changed(*what) || self.failed.contains_key(what);
+        let mut due: Vec<_> = What::ALL.into_iter().filter(is_due).collect();
+        loop {
+            let tried = due.len();
+            let mut failures = Vec::new();
+            for what in std::mem::take(&mut due) {
+                match self.reload(what).await {
+                    Ok(()) => self.succeeded(what),
+                    Err(error) => failures.push((what, format!("{error:#}"))),
+                }
+            }
+            if failures.is_empty() || failures.len() == tried {
+                for (what, error) in failures {
+                    self.failed(what, error, has_changed(what));
+                }
+                return;
+            }
+            due.extend(failures.into_iter().map(|(what, _)| what));
+        }
+    }
+
+    fn succeeded(&mut self, what: What) {
+        info!(what = what.label(), "reloaded");
+        self.failed.remove(&what);
+        self.gateway.metrics.reload(what, true);
+        self.status.set_reload(what, Ok(()));
+    }
+
+    /// A new try that fails as the last one did is no news.
+    fn failed(&mut self, what: What, error: String, has_changed: bool) {
+        if self.failed.get(&what) == Some(&error) && !has_changed {
+            return;
+        }
+        error!(
+            what = what.label(), %error,
+            "a changed file cannot be used; what was loaded before stays in force"
+        );
+        self.gateway.metrics.reload(what, false);
+        self.status.set_reload(what, Err(error.clone()));
+        self.failed.insert(what, error);
+    }
+
+    async fn reload(&mut self, what: What) -> anyhow::Result<()> {
+        match what {
             What::Config => self.reload_config(),
             What::Mesh => self.reload_mesh().await,
             What::Certificates => self.reload_certificates(),
-        };
-        match &result {
-            Ok(()) => info!(what = what.label(), "reloaded"),
-            Err(error) => error!(
-                what = what.label(), %error,
-                "a changed file cannot be used; what was loaded before stays in force"
-            ),
         }
-        self.gateway.metrics.reload(what, result.is_ok());
-        self.status
-            .set_reload(what, result.map_err(|error| format!("{error:#}")));
     }
 
-    fn reload_config(&self) -> anyhow::Result<()> {
+    fn reload_config(&mut self) -> anyhow::Result<()> {
         let old = self.config.load_full();
-        let new = Config::load(&old.file)?;
-        for key in old.restart_only_changes(&new) {
-            warn!(
-                key,
-                "the change of this key takes effect with the next start"
-            );
+        self.named = named(&Config::examine(&old.file));
+        for (file, print) in fingerprints(&self.named) {
+            self.seen.entry(file).or_insert(print);
         }
-        // What needs a restart keeps its old value, so that every page shows what is in force.
-        let new = Config {
-            trust: new.trust,
-            exposure: new.exposure,
-            log: new.log,
-            ..Config::clone(&old)
-        };
-        let domains = TrustedDomain::load_all(&new.trust.domains)?;
+        let examined = Config::examine(&old.file);
+        let mut report = Report::of(&examined.findings);
+        let domains = report.domains(&old.file, &examined);
+        let restart_only = examined
+            .config
+            .as_ref()
+            .map(|new| old.restart_only_changes(new));
+        let new = examined.config.map(|new| in_force(&old, new));
+        if let Some(new) = &new {
+            report.compare(new, &self.gateway.reader.load().mesh);
+        }
+        report.refusal()?;
+        let (new, domains) = new.zip(domains).context("it could not be read")?;
         let tls = tls::server_config(&self.material, &domains)?;
         if new.log.level != old.log.level {
-            self.log.set(&new.log.level).map_err(anyhow::Error::msg)?;
+            let set = self.log.configure(&new.log.level);
+            set.map_err(anyhow::Error::msg)?;
         }
         self.gateway.tls.store(tls);
         self.publisher.update(Change {
@@ -127,20 +202,42 @@ impl Reloader {
             ..Change::default()
         });
         self.config.store(Arc::new(new));
+        self.named.clear();
+        for key in restart_only.unwrap_or_default() {
+            warn!(
+                key,
+                "the change of this key takes effect with the next start"
+            );
+        }
+        self.warn(report.warnings);
         Ok(())
     }
 
-    async fn reload_mesh(&self) -> anyhow::Result<()> {
+    async fn reload_mesh(&mut self) -> anyhow::Result<()> {
         let config = self.config.load_full();
         let Discovery::File { path } = config.discovery.clone();
         let network = config.gateway.network.as_str().into();
         // A large file takes its time, and admin pages live on this thread.
         let mesh = tokio::task::spawn_blocking(move || xds::file::load(&path)).await??;
+        let mut report = Report::default();
+        report.compare(&config, &mesh);
+        report.refusal()?;
         self.publisher.update(Change {
             mesh: Some((mesh, network)),
             ..Change::default()
         });
+        self.warn(report.warnings);
         Ok(())
+    }
+
+    /// Logs those warnings that were not given the last time.
+    fn warn(&mut self, warnings: Vec<String>) {
+        for warning in &warnings {
+            if !self.warned.contains(warning) {
+                warn!("{warning}");
+            }
+        }
+        self.warned = warnings;
     }
 
     fn reload_certificates(&mut self) -> anyhow::Result<()> {
@@ -154,6 +251,20 @@ impl Reloader {
         self.status.set_certificate(material.status());
         self.material = Arc::new(material);
         Ok(())
+    }
+}
+
+/// The new configuration as far as it applies live. What needs a restart keeps its old value, so
+/// that every page shows what is in force.
+fn in_force(old: &Config, new: Config) -> Config {
+    Config {
+        trust: new.trust,
+        exposure: new.exposure,
+        log: Log {
+            level: new.log.level,
+            ..old.log.clone()
+        },
+        ..old.clone()
     }
 }
 
@@ -178,13 +289,28 @@ fn files(config: &Config, what: What) -> Vec<PathBuf> {
     }
 }
 
+/// The files that a configuration names, in force or not.
+pub(super) fn named(examined: &Examined) -> Vec<PathBuf> {
+    let paths = examined.named.iter().map(|(path, _)| path.clone());
+    paths.collect()
+}
+
+/// What is in each of the files now.
+pub(super) fn fingerprints(files: &[PathBuf]) -> Seen {
+    let print = |file: &PathBuf| (file.clone(), fingerprint(file));
+    files.iter().map(print).collect()
+}
+
 /// Tells whether contents have changed. It guards nothing, so a plain hash will do.
-fn fingerprint(files: &[PathBuf]) -> u64 {
+fn fingerprint(file: &Path) -> u64 {
+    let contents = file
+        .metadata()
+        .and_then(|metadata| match metadata.is_file() {
+            true => std::fs::read(file),
+            // Reading a pipe would take what is there for the loader, or wait for it.
+            false => Ok(Vec::new()),
+        });
     let mut hasher = DefaultHasher::new();
-    for file in files {
-        std::fs::read(file)
-            .map_err(|error| error.kind())
-            .hash(&mut hasher);
-    }
+    contents.map_err(|error| error.kind()).hash(&mut hasher);
     hasher.finish()
 }

@@ -93,17 +93,6 @@ pub(super) fn admin_is_local(admin: &Opened<'_>) {
     }
 }
 
-/// Whether this is `LEVEL` or `TARGET=LEVEL`. The filter's syntax has more, but an entry of any
-/// other form is more often mistyped than meant: `inof` would be a target that logs nothing.
-pub(super) fn is_log_directive(text: &str) -> bool {
-    let text = text.trim();
-    let (target, level) = text.split_once('=').unwrap_or(("strait", text));
-    let levels = ["off", "error", "warn", "info", "debug", "trace"];
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':');
-    let is_level = levels.iter().any(|name| name.eq_ignore_ascii_case(level));
-    is_level && !target.is_empty() && target.bytes().all(allowed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,28 +108,5 @@ mod tests {
         assert!(!overlap("127.0.0.1:1", "127.0.0.2:1"));
         assert!(!overlap("127.0.0.1:1", "127.0.0.1:2"));
         assert!(!overlap("127.0.0.1:0", "127.0.0.1:0"));
-    }
-
-    #[test]
-    fn log_directives_are_levels_or_targets_with_one() {
-        let good = [
-            "info",
-            "INFO",
-            "off",
-            "strait::datapath=debug",
-            "h2=warn",
-            " trace",
-        ];
-        assert!(good.iter().all(|text| is_log_directive(text)));
-        let bad = [
-            "",
-            "inof",
-            "h2=",
-            "=info",
-            "h2=loud",
-            "strait[span]=info",
-            "a=b=info",
-        ];
-        assert!(!bad.iter().any(|text| is_log_directive(text)));
     }
 }

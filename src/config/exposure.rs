@@ -53,7 +53,7 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
     let mut fields = value.fields("exposure.services[]")?;
     let service = fields
         .need("service", "\"echo.app.svc.cluster.local:80\"")
-        .and_then(host_port);
+        .and_then(service);
     let to: Option<Vec<_>> = match fields.get("to") {
         // Collected before it is turned around, so that every audience reports its findings.
         Some(list) => {
@@ -65,7 +65,7 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
     let names: Vec<_> = match fields.get("names") {
         Some(list) => list
             .items()
-            .map(|item| Some((host_port(item)?, item)))
+            .map(|item| Some((alias(item)?, item)))
             .collect(),
         None => Vec::new(),
     };
@@ -106,6 +106,31 @@ fn host_port(value: Value<'_>) -> Option<HostPort> {
             None
         }
     }
+}
+
+fn service(value: Value<'_>) -> Option<HostPort> {
+    let name = host_port(value)?;
+    if name.is_address() {
+        let what = format!("is `{name}`, an address, and services are known by their hostnames");
+        let how =
+            "the `hostname` that the mesh has for it, such as `echo.app.svc.cluster.local:80`";
+        value.error(what, how);
+        return None;
+    }
+    Some(name)
+}
+
+fn alias(value: Value<'_>) -> Option<HostPort> {
+    let name = host_port(value)?;
+    if name.is_address() {
+        let what = format!("is `{name}`, an address, which is never looked up as a name");
+        value.error(
+            what,
+            "a name, or add the address to the service's `vips` in the mesh",
+        );
+        return None;
+    }
+    Some(name)
 }
 
 fn audience(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Audience> {
@@ -213,7 +238,7 @@ fn account<'a>(value: Value<'a>) -> Option<(String, String, Value<'a>)> {
     Some((namespace, name, value))
 }
 
-/// A name must lead to one service: it is neither another exposed service nor given to two.
+/// A name must lead to one service: it is neither a service's own nor given to two.
 fn aliases_are_unambiguous(entries: &[Entry<'_>]) {
     let mut services: HashMap<&str, Vec<&ExposedService>> = HashMap::new();
     for Entry { exposed, .. } in entries {
@@ -225,6 +250,14 @@ fn aliases_are_unambiguous(entries: &[Entry<'_>]) {
     let mut given: HashMap<&str, Vec<(&HostPort, &HostPort, u64)>> = HashMap::new();
     for Entry { exposed, names } in entries {
         for (name, value) in names {
+            if name.host == exposed.service.host {
+                let what = format!(
+                    "is `{name}`, which has the service's own host: its own name wins, so this \
+                     one is never used"
+                );
+                value.error(what, "another name, or remove it");
+                continue;
+            }
             let taken = services.get(name.host.as_str()).into_iter().flatten();
             let other = taken
                 .clone()

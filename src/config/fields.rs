@@ -344,13 +344,13 @@ impl<'a> Value<'a> {
         let text = self.text()?;
         let folder = self.document.file.parent().unwrap_or_else(|| Path::new(""));
         let path = folder.join(text);
+        self.report.names(path.clone(), self.line());
         if let Err(error) = path.metadata() {
             let what = format!("is `{}`: {error}", shortened(&path.to_string_lossy()));
             let how = "the path of an existing file, relative to the folder of this one";
             self.error(what, how);
             return None;
         }
-        self.report.names(path.clone(), self.line());
         Some(path)
     }
 

@@ -8,6 +8,7 @@ mod checks;
 mod exposure;
 pub mod fields;
 pub mod findings;
+mod level;
 mod names;
 mod read;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 
 pub use findings::{Finding, Findings, Report, Severity};
+pub use level::Directives;
 pub use names::HostPort;
 
 /// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be
@@ -90,7 +92,7 @@ pub struct Examined {
     pub trust: Option<Trust>,
     /// The section `discovery`, if nothing is wrong with it.
     pub discovery: Option<Discovery>,
-    /// The other files that it names, each with the line that does.
+    /// The other files that it names, each with the line that does. They need not exist.
     pub named: Vec<(PathBuf, u64)>,
 }
 
@@ -256,8 +258,9 @@ pub struct Drain {
 /// What is logged, and how.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Log {
-    /// A level, or a list such as `info,strait::datapath=debug`. Default `info`, which has one
-    /// line per tunnel.
+    /// A level, or a list such as `info,strait::datapath=debug`, as [`Directives`] read it. One of
+    /// the list is a level alone, as targets only would silence the rest. Default `info`, which
+    /// has one line per tunnel.
     pub level: String,
     /// Default [`LogFormat::Text`], as people read it before machines do.
     pub format: LogFormat,

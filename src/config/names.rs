@@ -1,6 +1,7 @@
 //! Names in configuration: `host[:port]`, namespaces and service accounts.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use serde::{Serialize, Serializer};
 
@@ -35,6 +36,11 @@ impl HostPort {
             Host::Ip(ip) => ip.to_string(),
         };
         Self { host, port }
+    }
+
+    /// Whether this is an IP address and no name.
+    pub fn is_address(&self) -> bool {
+        self.host.parse::<IpAddr>().is_ok()
     }
 
     /// Whether some authority could mean both.

@@ -11,9 +11,9 @@ use super::fields::{Fields, Value};
 use super::findings::Report;
 use super::yaml::Document;
 use super::{
-    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Discovery, Drain, Examined, Exposure,
-    Gateway, Identity, IdentityFiles, Listener, Locality, Log, LogFormat, METRICS, READINESS,
-    Trust, TrustDomain,
+    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery, Drain, Examined,
+    Exposure, Gateway, Identity, IdentityFiles, Listener, Locality, Log, LogFormat, METRICS,
+    READINESS, Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -386,16 +386,7 @@ fn duration(value: Value<'_>) -> Option<Duration> {
 fn log(value: Value<'_>) -> Option<Log> {
     let mut fields = value.fields("log")?;
     let default = Log::default();
-    let wanted = "a level (`off`, `error`, `warn`, `info`, `debug`, `trace`) or a list such as \
-                  `info,strait::datapath=debug`";
-    let level = match fields.get("level") {
-        Some(level) => level.parsed(wanted, |text| {
-            text.split(',')
-                .all(checks::is_log_directive)
-                .then(|| text.to_owned())
-        }),
-        None => Some(default.level),
-    };
+    let level = fields.get("level").map_or(Some(default.level), log_level);
     let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
     let format = fields
         .get("format")
@@ -405,4 +396,16 @@ fn log(value: Value<'_>) -> Option<Log> {
         level: level?,
         format: format?,
     })
+}
+
+fn log_level(value: Value<'_>) -> Option<String> {
+    let wanted = "a level (`off`, `error`, `warn`, `info`, `debug`, `trace`) or a list such as \
+                  `info,strait::datapath=debug`";
+    let read = value.parsed(wanted, |text| Directives::parse(text).ok())?;
+    if !read.has_default {
+        let what = format!("is `{}`, which silences everything else", read.text);
+        value.error(what, format!("`info,{}`", read.text));
+        return None;
+    }
+    Some(read.text)
 }

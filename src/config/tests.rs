@@ -90,7 +90,7 @@ admin: {bind: "[::1]:1"}
 metrics: {bind: "127.0.0.1:2"}
 readiness: {bind: "127.0.0.1:3"}
 drain: {lag: 0s, deadline: 1m 30s}
-log: {level: "info,h2=warn", format: json}
+log: {level: "info, h2=warn", format: json}
 "#;
     let (config, findings) = check(&format!("{GOOD}{text}"));
     assert_eq!(findings, "");
@@ -116,6 +116,7 @@ log: {level: "info,h2=warn", format: json}
             deadline: Duration::from_secs(90)
         }
     );
+    assert_eq!(config.log.level, "info,h2=warn");
     let dump = serde_json::to_value(&config).unwrap();
     assert_eq!(dump["drain"]["deadline"], "1m 30s");
     assert_eq!(dump["identity"]["kind"], "files");
@@ -314,7 +315,37 @@ fn an_alias_leads_to_one_service() {
          on line 14; write a name that no service has"
     );
     assert_eq!(both(entry("a:80", "'g:80'"), entry("a:81", "'g:81'")), "");
+    for name in ["a", "a:80", "a:8080"] {
+        let finding = exposed(&format!(
+            "{{service: 'a:80', to: [{{anyone: true}}], names: ['{name}']}}"
+        ));
+        assert!(
+            finding.contains("which has the service's own host: its own name wins, so this one"),
+            "{finding}"
+        );
+    }
     assert!(exposed("{service: 'a:0'}").contains("is `a:0`, which has a port outside 1 to 65535"));
+}
+
+#[test]
+fn services_and_aliases_are_names_and_not_addresses() {
+    assert_eq!(
+        exposed("{service: '10.1.1.1:80', to: [{anyone: true}]}"),
+        "11: error: `exposure.services[].service` is `10.1.1.1:80`, an address, and services are \
+         known by their hostnames; write the `hostname` that the mesh has for it, such as \
+         `echo.app.svc.cluster.local:80`"
+    );
+    for address in ["10.9.9.9:80", "10.9.9.9", "[2001:db8::1]:80"] {
+        let entry = format!("{{service: a, to: [{{anyone: true}}], names: ['{address}']}}");
+        assert_eq!(
+            exposed(&entry),
+            format!(
+                "11: error: `exposure.services[].names[]` is `{address}`, an address, which is \
+                 never looked up as a name; write a name, or add the address to the service's \
+                 `vips` in the mesh"
+            )
+        );
+    }
 }
 
 #[test]
@@ -357,6 +388,11 @@ fn values_of_the_wrong_kind_say_what_is_wanted() {
             "`dial.allow` is `10.0.0.0/8`; write a list",
         ),
         ("log: {level: inof}", "`log.level` is `inof`; write a level"),
+        (
+            "log: {level: \"h2=warn, hyper=off\"}",
+            "`log.level` is `h2=warn,hyper=off`, which silences everything else; write \
+             `info,h2=warn,hyper=off`",
+        ),
         (
             "log: {format: xml}",
             "`log.format` cannot be `xml`; write one of `text`",

@@ -226,3 +226,23 @@ fn a_mistake_in_one_file_hides_none_in_the_others() {
         assert_eq!(places, wanted);
     });
 }
+
+#[test]
+fn a_private_key_that_everybody_may_read_is_a_warning_at_its_line() {
+    use std::os::unix::fs::PermissionsExt;
+    run(async {
+        let folder = folder_with_certificates().await;
+        write(folder.path(), "strait.yaml", GOOD);
+        write(folder.path(), "mesh.yaml", GOOD_MESH);
+        let key = folder.path().join("certs/gateway.key");
+        let allow = |mode| std::fs::set_permissions(&key, PermissionsExt::from_mode(mode));
+        allow(0o604).expect("a mode");
+        let checked = check(folder.path()).await;
+        assert_eq!(checked.code, Some(0), "{checked:?}");
+        let wanted = "strait.yaml:5: warning: the private key certs/gateway.key is open to every \
+                      user of this machine (mode 0604); take that back by `chmod o-rwx`\n";
+        assert_eq!(checked.stderr, wanted);
+        allow(0o640).expect("a mode");
+        assert_eq!(check(folder.path()).await.stderr, "");
+    });
+}

@@ -25,6 +25,8 @@ mod identity;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod start;
+#[cfg(test)]
 mod starved;
 #[cfg(test)]
 mod tls;

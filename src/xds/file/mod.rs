@@ -53,6 +53,7 @@ fn read(mut top: Fields<'_>) -> Mesh {
     let declared = services.iter().copied().filter_map(key_of).collect();
     let placed = |item| Some((service(item)?, item));
     let services = canonical_services(services.into_iter().filter_map(placed).collect());
+    vips_are_unique(&services);
     let (workloads, claims): (Vec<_>, Vec<_>) = workloads.into_iter().map(workload).unzip();
     services_are_known(claims.iter().flatten(), &services, &declared);
     Mesh {
@@ -498,6 +499,30 @@ fn canonical_services(services: Vec<Placed<'_, Service>>) -> Vec<Placed<'_, Serv
         .enumerate()
         .filter(|(index, _)| !dropped.contains(index));
     kept.map(|(_, placed)| placed).collect()
+}
+
+/// An address leads to one service. Two of one hostname may share theirs. An address without a
+/// network is one of every network.
+fn vips_are_unique(services: &[Placed<'_, Service>]) {
+    let mut by_address: HashMap<IpAddr, Vec<(&str, &Placed<'_, Service>)>> = HashMap::new();
+    for placed @ (service, value) in services {
+        for (network, ip) in &service.vips {
+            let others = by_address.entry(*ip).or_default();
+            let other = others.iter().find(|(of, (other, _))| {
+                (of == network || of.is_empty() || network.is_empty())
+                    && other.hostname != service.hostname
+            });
+            if let Some((_, (other, at))) = other {
+                let what = format!(
+                    "has the VIP `{network}/{ip}`, which `{}` on line {} has too",
+                    other.hostname,
+                    at.line()
+                );
+                value.error(what, "another address at one of them");
+            }
+            others.push((network, placed));
+        }
+    }
 }
 
 /// A workload that claims a service nobody defines would silently get no traffic. `declared` are

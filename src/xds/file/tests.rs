@@ -241,6 +241,38 @@ fn of_two_services_with_one_hostname_the_canonical_one_wins() {
 }
 
 #[test]
+fn a_vip_leads_to_one_service() {
+    let entry = |host: &str, namespace: &str, vip: &str| {
+        format!(
+            "- {{name: b, namespace: {namespace}, hostname: {host}, vips: ['{vip}'], ports: {{}}, \
+             canonical: {}}}\n",
+            namespace == "a"
+        )
+    };
+    let both = |a: String, b: String| read(&format!("services:\n{a}{b}"));
+    let taken = |vip: &str| {
+        format!(
+            "m.yaml:3: error: `services[]` has the VIP `{vip}`, which `b.c` on line 2 has too; \
+             write another address at one of them"
+        )
+    };
+    for (one, other) in [
+        ("east/10.0.0.9", "east/10.0.0.9"),
+        ("east/10.0.0.9", "east/::ffff:10.0.0.9"),
+        ("/10.0.0.9", "east/10.0.0.9"),
+        ("east/10.0.0.9", "/10.0.0.9"),
+    ] {
+        let refused = both(entry("b.c", "a", one), entry("d.e", "a", other));
+        let shown = other.replace("::ffff:", "");
+        assert_eq!(refused.unwrap_err().to_string(), taken(&shown));
+    }
+    let west = entry("d.e", "a", "west/10.0.0.9");
+    both(entry("b.c", "a", "east/10.0.0.9"), west).unwrap();
+    let same = entry("b.c", "other", "east/10.0.0.9");
+    both(entry("b.c", "a", "east/10.0.0.9"), same).unwrap();
+}
+
+#[test]
 fn an_empty_file_is_not_an_empty_mesh() {
     assert_eq!(
         refusal(""),

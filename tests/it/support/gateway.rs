@@ -14,7 +14,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, timeout};
 
 use super::identities::{CLIENT, GATEWAY, Identities};
-use super::{ECHO, Net};
+use super::{ECHO, Net, until};
 
 const READY_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -104,6 +104,13 @@ pub struct Gateway {
 impl Gateway {
     /// Writes the files, starts the process and waits until it is ready.
     pub async fn start(settings: &Settings<'_>) -> Self {
+        let mut gateway = Self::spawn(settings, |_| {});
+        gateway.ready().await;
+        gateway
+    }
+
+    /// Writes the files, lets `prepare` change them in their folder, and starts the process.
+    pub fn spawn(settings: &Settings<'_>, prepare: impl FnOnce(&Path)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let write = |name: &str, text: &str| {
             std::fs::write(folder.path().join(name), text).expect("a file");
@@ -114,6 +121,7 @@ impl Gateway {
         write("gateway.key", &leaf.key_pem);
         write("mesh.yaml", &settings.mesh);
         write("strait.yaml", &strait_yaml(settings));
+        prepare(folder.path());
         let log = std::fs::File::create(folder.path().join("log")).expect("a log file");
         // prlimit is of util-linux, which every Linux distribution has.
         let process = Command::new("prlimit")
@@ -127,15 +135,19 @@ impl Gateway {
             .spawn()
             .expect("the gateway's process");
         let address = settings.net.address(1, 15008);
-        let mut gateway = Self {
+        Self {
             folder,
             address,
             process,
-        };
+        }
+    }
+
+    /// Waits until it is ready.
+    pub async fn ready(&mut self) {
         let deadline = Instant::now() + READY_DEADLINE;
-        while gateway.readiness().await.0 != 200 {
-            let exited = gateway.process.try_wait().expect("a status");
-            let log = gateway.log();
+        while self.readiness().await.0 != 200 {
+            let exited = self.process.try_wait().expect("a status");
+            let log = self.log();
             assert!(exited.is_none(), "the gateway is gone, {exited:?}:\n{log}");
             assert!(
                 Instant::now() < deadline,
@@ -144,7 +156,6 @@ impl Gateway {
             // deadline: another process can only be asked again and again.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        gateway
     }
 
     /// A client of cluster west, connected.
@@ -202,6 +213,11 @@ impl Gateway {
     /// What the gateway has logged so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.file("log")).expect("the log")
+    }
+
+    /// Waits until the gateway has logged `text`: it writes its log in a thread of its own.
+    pub async fn logged(&self, text: &str) {
+        until(text, async || self.log(), |log| log.contains(text)).await;
     }
 
     /// Sends a signal.

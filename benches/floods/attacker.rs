@@ -1,0 +1,213 @@
+//! One attacking connection: it sends until its time is up or the gateway has ended it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::attacks::{Attack, CONNECT, What, frames, left_streams};
+use crate::support::raw::{self, frame, headers};
+use crate::support::{CLIENT, GATEWAY, identities};
+
+/// What is written at once, at least: rounds are small, and each write is a record of TLS.
+const WRITE_BYTES: usize = 16 * 1024;
+/// The attackers' priority: the victim shares their processor, and must not wait for it.
+const NICENESS: i32 = 15;
+
+/// What became of one attacking connection.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Bytes and frames that the kernel took, before TLS.
+    pub bytes: u64,
+    pub frames: u64,
+    /// From the beginning of the flood to its end, or to the end of the attacker's time.
+    pub lasted: Duration,
+    pub end: End,
+}
+
+/// How an attacking connection was ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum End {
+    #[default]
+    StillOpen,
+    /// GOAWAY with this code, and then the end of the connection.
+    GoAway(u32),
+    /// The end of the connection alone.
+    Closed,
+}
+
+/// Attacks from so many connections at once, on a thread of its own, for so long.
+pub fn attack(
+    address: SocketAddr,
+    attack: &'static Attack,
+    connections: u32,
+    time: Duration,
+) -> oneshot::Receiver<Vec<Outcome>> {
+    let (done, outcomes) = oneshot::channel();
+    std::thread::spawn(move || {
+        // Of this thread alone: Linux has a priority for each.
+        rustix::process::setpriority_process(None, NICENESS).expect("a lower priority");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let all = async {
+            let until = Instant::now() + time;
+            let mut running = JoinSet::new();
+            for _ in 0..connections {
+                running.spawn(one(address, attack, until));
+            }
+            running.join_all().await
+        };
+        let _ = done.send(runtime.block_on(all));
+    });
+    outcomes
+}
+
+/// One connection; one that cannot even begin was turned away.
+async fn one(address: SocketAddr, attack: &'static Attack, until: Instant) -> Outcome {
+    let mut outcome = Outcome::default();
+    let connected = timeout_at(until, Peer::connect(address, attack.window)).await;
+    let begun = Instant::now();
+    match connected {
+        Ok(Ok((peer, reading))) => peer.run(reading, &attack.what, until, &mut outcome).await,
+        Ok(Err(_)) => outcome.end = End::Closed,
+        Err(_) => {}
+    }
+    outcome.lasted = begun.elapsed();
+    outcome
+}
+
+/// HTTP/2 by hand, past TLS, preface and SETTINGS. It reads all that comes.
+pub struct Peer {
+    write: WriteHalf<TlsStream<TcpStream>>,
+    answered: oneshot::Receiver<()>,
+}
+
+impl Peer {
+    /// Connects, with a good certificate, and gives streams this window. Beside the peer stands
+    /// the task that reads for it.
+    pub async fn connect(address: SocketAddr, window: u32) -> io::Result<(Self, JoinHandle<End>)> {
+        let tls = TlsConnector::from(identities().client(CLIENT, GATEWAY));
+        let tcp = TcpStream::connect(address).await?;
+        tcp.set_nodelay(true)?;
+        let nobody = std::net::IpAddr::from([0; 4]);
+        let stream = tls
+            .connect(ServerName::IpAddress(nobody.into()), tcp)
+            .await?;
+        let (read, mut write) = split(stream);
+        let mut opening = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        let [a, b, c, d] = window.to_be_bytes();
+        // SETTINGS_INITIAL_WINDOW_SIZE is setting 4.
+        opening.extend(frame(raw::SETTINGS, 0, 0, &[0, 4, a, b, c, d]));
+        opening.extend(frame(raw::SETTINGS, 1, 0, &[]));
+        write.write_all(&opening).await?;
+        write.flush().await?;
+        let (answer, answered) = oneshot::channel();
+        let reading = tokio::spawn(read_to_end(read, answer));
+        Ok((Self { write, answered }, reading))
+    }
+
+    async fn run(
+        mut self,
+        mut reading: JoinHandle<End>,
+        what: &What,
+        until: Instant,
+        outcome: &mut Outcome,
+    ) {
+        let sent = tokio::select! {
+            biased;
+            end = &mut reading => return outcome.end = end.expect("a reader"),
+            sent = timeout_at(until, self.send_all(what, outcome)) => sent,
+        };
+        // Whatever the gateway says last is on its way when writing to it fails.
+        let (rest, silent) = match sent {
+            Ok(Err(_)) => (Duration::from_secs(1), End::Closed),
+            _ => (until - Instant::now().min(until), End::StillOpen),
+        };
+        outcome.end = match timeout(rest, &mut reading).await {
+            Ok(end) => end.expect("a reader"),
+            Err(_) => silent,
+        };
+        reading.abort();
+    }
+
+    async fn send_all(&mut self, what: &What, outcome: &mut Outcome) -> io::Result<()> {
+        let (opening, round) = match what {
+            What::Silence => return Ok(()),
+            What::Leave => {
+                self.tunnel().await?;
+                return self.send(&left_streams(), outcome).await;
+            }
+            What::Flood(opening, round) => (opening, round),
+        };
+        self.tunnel().await?;
+        let mut bytes = opening();
+        for index in 0.. {
+            bytes.extend(round(index));
+            if bytes.len() >= WRITE_BYTES {
+                self.send(&bytes, outcome).await?;
+                bytes.clear();
+                // The reader has its turn, though writing may never have to wait.
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens stream 1, and waits until it is answered.
+    pub async fn tunnel(&mut self) -> io::Result<()> {
+        self.write.write_all(&headers(1, &CONNECT)).await?;
+        self.write.flush().await?;
+        let answer = (&mut self.answered).await;
+        answer.map_err(|_| io::ErrorKind::ConnectionAborted.into())
+    }
+
+    async fn send(&mut self, bytes: &[u8], outcome: &mut Outcome) -> io::Result<()> {
+        self.write.write_all(bytes).await?;
+        self.write.flush().await?;
+        outcome.bytes += bytes.len() as u64;
+        outcome.frames += frames(bytes);
+        Ok(())
+    }
+
+    /// Sends DATA on stream 1.
+    pub async fn data(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write.write_all(&frame(raw::DATA, 0, 1, bytes)).await?;
+        self.write.flush().await
+    }
+}
+
+/// Reads frames until the connection ends. Says once when stream 1 has an answer.
+async fn read_to_end(read: ReadHalf<TlsStream<TcpStream>>, answer: oneshot::Sender<()>) -> End {
+    let (mut read, mut answer) = (BufReader::with_capacity(WRITE_BYTES, read), Some(answer));
+    let (mut end, mut payload) = (End::Closed, Vec::new());
+    loop {
+        let mut head = [0; 9];
+        if read.read_exact(&mut head).await.is_err() {
+            return end;
+        }
+        let [high, middle, low, kind, _, stream @ ..] = head;
+        payload.resize(u32::from_be_bytes([0, high, middle, low]) as usize, 0);
+        if read.read_exact(&mut payload).await.is_err() {
+            return end;
+        }
+        match (kind, payload.as_slice()) {
+            (raw::GOAWAY, &[_, _, _, _, a, b, c, d, ..]) => {
+                end = End::GoAway(u32::from_be_bytes([a, b, c, d]));
+            }
+            (raw::HEADERS, _) if u32::from_be_bytes(stream) == 1 => {
+                answer.take().map(|answer| answer.send(()));
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The sixteen floods and bombs: what a hostile client with a good certificate sends.
+
+use crate::support::raw::{self, frame, headers};
+
+/// What a flood repeats, given the number of the round.
+pub type Round = fn(u32) -> Vec<u8>;
+
+/// A flood, or a way of holding on.
+pub struct Attack {
+    pub name: &'static str,
+    /// The window that the client gives to streams: 0 leaves answers nowhere to go.
+    pub window: u32,
+    pub what: What,
+}
+
+pub enum What {
+    /// CONNECT on stream 1, the bytes of the function once, then rounds without a pause.
+    Flood(fn() -> Vec<u8>, Round),
+    /// As many CONNECTs as a connection has streams, and then nothing.
+    Leave,
+    /// The preface and SETTINGS, and then nothing.
+    Silence,
+}
+
+pub const CONNECT: [(&str, &[u8]); 2] =
+    [(":method", b"CONNECT"), (":authority", b"echo.global:80")];
+const REFUSED: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"nothing.here:80")];
+
+/// Streams that are opened and left on each connection: as many as Strait lets a client have.
+pub const STREAMS: u32 = 256;
+/// The window that RFC 9113 gives to streams where nobody says otherwise.
+const WINDOW: u32 = 65_535;
+
+/// The stream of the round: 1 is the open tunnel, the others are new.
+fn stream(round: u32) -> u32 {
+    3 + 2 * round
+}
+
+/// All CONNECTs of [`What::Leave`], stream 1 left out.
+pub fn left_streams() -> Vec<u8> {
+    (0..STREAMS - 1)
+        .flat_map(|round| headers(stream(round), &CONNECT))
+        .collect()
+}
+
+fn opened_and_reset(round: u32, fields: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut bytes = headers(stream(round), fields);
+    bytes.extend(frame(raw::RST_STREAM, 0, stream(round), &[0, 0, 0, 8]));
+    bytes
+}
+
+/// A field that the peer's HPACK table keeps: `x` with 4,000 bytes, of the 4,096 that it has.
+fn kept_field() -> Vec<u8> {
+    // A literal with incremental indexing and a new name (RFC 7541 6.2.1), the length as
+    // 127 + 33 + 30 * 128 (5.1).
+    let mut block = vec![0x40, 1, b'x', 127, 0x80 | 33, 30];
+    block.resize(block.len() + 4000, b'y');
+    let mut request = headers(3, &CONNECT);
+    request.extend(block);
+    // headers() makes a whole frame; its length is put right for what came behind it.
+    let length = u16::try_from(request.len() - 9).expect("a short block");
+    request[1..3].copy_from_slice(&length.to_be_bytes());
+    request
+}
+
+/// A request that names the kept field 3,000 times, with one byte each: 12 MB when decoded.
+fn references(round: u32) -> Vec<u8> {
+    let mut request = headers(stream(1 + round), &CONNECT);
+    request.extend([0x80 | 62; 3000]);
+    let length = u16::try_from(request.len() - 9).expect("a short block");
+    request[1..3].copy_from_slice(&length.to_be_bytes());
+    request
+}
+
+const fn flood(name: &'static str, round: Round) -> Attack {
+    opened(name, Vec::new, round)
+}
+
+const fn opened(name: &'static str, opening: fn() -> Vec<u8>, round: Round) -> Attack {
+    Attack {
+        name,
+        window: WINDOW,
+        what: What::Flood(opening, round),
+    }
+}
+
+pub const ATTACKS: [Attack; 16] = [
+    flood("rapid reset, good authority", |round| {
+        opened_and_reset(round, &CONNECT)
+    }),
+    flood("rapid reset, bad authority", |round| {
+        opened_and_reset(round, &REFUSED)
+    }),
+    opened(
+        "CONTINUATION, full",
+        || frame(raw::HEADERS, 0, 3, &[0x82; 16]),
+        |_| frame(raw::CONTINUATION, 0, 3, &[0x82; 1024]),
+    ),
+    opened(
+        "CONTINUATION, empty",
+        || frame(raw::HEADERS, 0, 3, &[]),
+        |_| frame(raw::CONTINUATION, 0, 3, &[]),
+    ),
+    flood("PING", |_| frame(raw::PING, 0, 0, &[0; 8])),
+    flood("SETTINGS", |_| {
+        frame(raw::SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0])
+    }),
+    flood("empty DATA", |_| frame(raw::DATA, 0, 1, &[])),
+    flood("one-byte DATA", |_| frame(raw::DATA, 0, 1, &[7])),
+    flood("one-byte WINDOW_UPDATE", |_| {
+        frame(raw::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])
+    }),
+    flood("window overflow", |round| {
+        let mut bytes = headers(stream(round), &CONNECT);
+        let most = 0x7fff_ffff_u32.to_be_bytes();
+        bytes.extend(frame(raw::WINDOW_UPDATE, 0, stream(round), &most));
+        bytes
+    }),
+    flood("PRIORITY", |round| {
+        frame(raw::PRIORITY, 0, stream(round), &[0, 0, 0, 1, 16])
+    }),
+    flood("unknown frames", |_| frame(0xbe, 0, 0, &[0; 64])),
+    Attack {
+        name: "HPACK references, closed window",
+        window: 0,
+        what: What::Flood(kept_field, references),
+    },
+    flood("3,000 header fields", |round| {
+        let fields: Vec<(&str, &[u8])> = vec![("x", b"y"); 3000];
+        headers(stream(round), &fields)
+    }),
+    Attack {
+        name: "streams opened and left",
+        window: WINDOW,
+        what: What::Leave,
+    },
+    Attack {
+        name: "silence after TLS and SETTINGS",
+        window: WINDOW,
+        what: What::Silence,
+    },
+];
+
+/// How many frames begin in whole frames of ours.
+pub fn frames(mut bytes: &[u8]) -> u64 {
+    let mut count = 0;
+    while let [high, middle, low, rest @ ..] = bytes {
+        let length = u32::from_be_bytes([0, *high, *middle, *low]) as usize;
+        bytes = rest.get(6 + length..).unwrap_or_default();
+        count += 1;
+    }
+    count
+}

@@ -1,0 +1,129 @@
+//! The two gateways under attack, each a fresh process with one worker, and the endpoint behind.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::envoy::Envoy;
+use crate::process::Process;
+use crate::support::{Endpoint, GATEWAY, Gateway, Net, Settings, identities};
+
+/// A tunnel's first byte to the endpoint: from here on send without an end.
+pub const ENDLESS: u8 = b'f';
+/// Where two processors exist, the gateway has this one, and everything else the other.
+const CPU: &str = "1";
+const CPU_OF_LOAD: &str = "0";
+/// More than all streams of all attackers need.
+const DESCRIPTORS: u32 = 16_384;
+
+/// Which gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Strait,
+    /// The program, and its version.
+    Envoy(PathBuf, String),
+}
+
+impl Kind {
+    pub fn name(&self) -> String {
+        match self {
+            Self::Strait => "Strait".to_owned(),
+            Self::Envoy(_, version) => format!("Envoy {version}"),
+        }
+    }
+}
+
+/// A gateway that runs, with its endpoint. All of it ends when it is dropped.
+pub struct Running {
+    pub address: SocketAddr,
+    pub process: Process,
+    _endpoint: Endpoint,
+    _gateway: Program,
+}
+
+#[expect(dead_code, reason = "held for what their drops do")]
+enum Program {
+    Strait(Gateway),
+    Envoy(Envoy),
+}
+
+impl Running {
+    pub async fn start(kind: &Kind) -> Self {
+        let net = Net::new();
+        let endpoint = Endpoint::new(net.listen(11, 9000).await, endpoint);
+        let (program, name) = match kind {
+            Kind::Strait => {
+                let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+                settings.more += "workers: 1\n";
+                settings.descriptors = DESCRIPTORS;
+                let gateway = Gateway::start(&settings).await;
+                let folder = gateway.folder.path().display().to_string();
+                (Program::Strait(gateway), folder)
+            }
+            Kind::Envoy(program, _) => {
+                let names = [
+                    (
+                        "AUTHORITY",
+                        "echo.global:80\", \"echo.app.svc.cluster.local:80".to_owned(),
+                    ),
+                    ("APPLICATION", net.ip(11).to_string()),
+                ];
+                let leaf = identities().leaf(GATEWAY);
+                let yaml = (include_str!("envoy.yaml"), &names[..]);
+                let envoy = Envoy::start(program, net, 1, &leaf, yaml).await;
+                // Envoy is the only child with such an argument, and there is one at a time.
+                (Program::Envoy(envoy), "--disable-hot-restart".to_owned())
+            }
+        };
+        let process = Process::child(&name);
+        if processors() > 1 {
+            process.pin(CPU);
+        }
+        Self {
+            address: net.address(1, 15008),
+            process,
+            _endpoint: endpoint,
+            _gateway: program,
+        }
+    }
+}
+
+/// Binds this process, which makes all the load, where there is another processor for the gateway.
+/// Returns how that is told.
+pub fn pin_load() -> &'static str {
+    if processors() > 1 {
+        Process::own().pin(CPU_OF_LOAD);
+        "the gateway on CPU 1, all load on CPU 0"
+    } else {
+        "gateway and load on the same CPU"
+    }
+}
+
+/// Of the machine, and not those that this process may use.
+fn processors() -> usize {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    text.lines()
+        .filter(|line| line.starts_with("processor"))
+        .count()
+}
+
+/// Sends back what it gets, unless the first byte asks for bytes without an end.
+async fn endpoint(mut stream: TcpStream) {
+    let mut first = [0];
+    if stream.read_exact(&mut first).await.is_err() {
+        return;
+    }
+    if first == [ENDLESS] {
+        while stream.write_all(&[0; 16 * 1024]).await.is_ok() {}
+        return;
+    }
+    if stream.write_all(&first).await.is_err() {
+        return;
+    }
+    let (mut read, mut write) = stream.split();
+    if tokio::io::copy(&mut read, &mut write).await.is_ok() {
+        let _ = write.shutdown().await;
+    }
+}

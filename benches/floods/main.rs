@@ -1,0 +1,48 @@
+//! Sixteen floods and bombs, and a hundred readers that never read, each beside a victim: for
+//! Strait, and for Envoy as the same gateway. `make floods` runs it.
+//!
+//! Exits with 1 if a row of Strait's misses the bar.
+
+// As in tests/it: cargo builds a bench as a test, and what is marked so may end by `expect`.
+#![expect(
+    unreachable_pub,
+    reason = "a bench exports nothing, and plain `pub` reads better"
+)]
+
+#[cfg(test)]
+mod attacker;
+#[cfg(test)]
+mod attacks;
+#[cfg(test)]
+#[expect(dead_code, reason = "shared with tests/envoy, which uses more of it")]
+#[path = "../../tests/envoy/process.rs"]
+mod envoy;
+#[cfg(test)]
+mod gateway;
+#[cfg(test)]
+mod process;
+#[cfg(test)]
+mod readers;
+#[cfg(test)]
+mod report;
+#[cfg(test)]
+mod row;
+#[cfg(test)]
+mod session;
+#[cfg(test)]
+#[expect(
+    dead_code,
+    unused_imports,
+    reason = "shared with tests/it, which uses more of it"
+)]
+#[path = "../../tests/it/support/mod.rs"]
+mod support;
+#[cfg(test)]
+mod victim;
+
+#[cfg(test)]
+fn main() -> std::process::ExitCode {
+    use clap::Parser as _;
+
+    session::run(&session::Options::parse())
+}

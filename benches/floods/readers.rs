@@ -1,0 +1,88 @@
+//! A hundred readers that never read, from an endpoint that always sends.
+
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
+use crate::attacker::Peer;
+use crate::gateway::{ENDLESS, Kind, Running};
+use crate::process::Peak;
+use crate::row::{REST, WARM_UP, hurt};
+use crate::victim::{Latency, Victim};
+
+pub const READERS: u32 = 100;
+/// The window of each reader's stream.
+pub const WINDOW: u32 = 64 * 1024;
+/// The bar, by issue 3: what a reader may hold beyond its tunnel.
+const HELD_MAX: u64 = 300 * 1024;
+
+/// What the readers cost.
+pub struct Readers {
+    /// Bytes held for each, with its connection and its tunnel, where the endpoint is idle.
+    pub idle: u64,
+    /// The same where the endpoint always sends.
+    pub endless: u64,
+    pub rest: Latency,
+    pub under: Latency,
+}
+
+/// Measures tunnels to an idle endpoint, and then the same to one that always sends.
+pub async fn run(kind: &Kind, time: Duration) -> Readers {
+    let (idle, _) = held(kind, b'i', time).await;
+    let (endless, (rest, under)) = held(kind, ENDLESS, time).await;
+    Readers {
+        idle,
+        endless,
+        rest,
+        under,
+    }
+}
+
+/// What each reader holds of a fresh gateway's memory at most, and the victim beside them.
+async fn held(kind: &Kind, first: u8, time: Duration) -> (u64, (Latency, Latency)) {
+    let gateway = Running::start(kind).await;
+    let victim = Victim::start(gateway.address).await;
+    sleep(WARM_UP).await;
+    let at_rest = Instant::now();
+    sleep(REST).await;
+    let (rested, memory) = (Instant::now(), gateway.process.private_dirty());
+    let mut readers = Vec::new();
+    for _ in 0..READERS {
+        let connected = Peer::connect(gateway.address, WINDOW).await;
+        let (mut peer, reading) = connected.expect("a reader");
+        peer.tunnel().await.expect("a tunnel");
+        // From here on nothing is read, not even from the socket.
+        reading.abort();
+        readers.push(peer);
+    }
+    // What is watched begins now: handshakes of neighbours are no stalled readers.
+    let (begun, peak) = (Instant::now(), Peak::of(gateway.process));
+    for peer in &mut readers {
+        peer.data(&[first]).await.expect("a first byte");
+    }
+    sleep(time).await;
+    let ended = Instant::now();
+    let grown = peak.bytes().saturating_sub(memory);
+    let requests = victim.finish().await;
+    let latency = (
+        requests.latency(at_rest, rested),
+        requests.latency(begun, ended),
+    );
+    (grown / u64::from(READERS), latency)
+}
+
+impl Readers {
+    /// Bytes that each reader holds beyond its tunnel.
+    pub fn beyond(&self) -> u64 {
+        self.endless.saturating_sub(self.idle)
+    }
+
+    /// What misses the bar; nothing where all is well.
+    pub fn misses(&self) -> Vec<String> {
+        let memory = (self.beyond() >= HELD_MAX).then(|| "memory".to_owned());
+        memory
+            .into_iter()
+            .chain(hurt(self.rest, self.under))
+            .collect()
+    }
+}

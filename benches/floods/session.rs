@@ -1,0 +1,150 @@
+//! A run of the whole table: what is asked for, what is said meanwhile, and where it is written.
+
+use std::fs;
+use std::io::Write as _;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use crate::attacks::{ATTACKS, What};
+use crate::envoy;
+use crate::gateway::{Kind, pin_load};
+use crate::{readers, report, row};
+
+/// Connections that attack at once.
+const CONNECTIONS: [u32; 2] = [1, 20];
+
+/// What to measure.
+#[derive(Debug, clap::Parser)]
+pub struct Options {
+    /// How long each flood lasts
+    #[arg(long, default_value_t = 3)]
+    seconds: u64,
+    /// Also measure silence, which takes half a minute a row
+    #[arg(long)]
+    full: bool,
+    /// Only floods whose names contain this, or `readers`; nothing is written to a file then
+    #[arg(long, value_name = "PART")]
+    only: Option<String>,
+    /// Cargo tells every bench that it is one
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Options {
+    fn wants(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|part| name.contains(part))
+    }
+
+    fn seconds(&self) -> Duration {
+        Duration::from_secs(self.seconds)
+    }
+
+    fn command(&self) -> String {
+        let full = if self.full { " FULL=1" } else { "" };
+        format!("make floods SECONDS={}{full}", self.seconds)
+    }
+}
+
+/// Measures, prints and writes. Rows of Strait's that miss the bar make a failure.
+pub fn run(options: &Options) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let (report, missed) = runtime.block_on(all(options));
+    say(&report);
+    if options.only.is_none() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
+        let path = format!("{folder}/floods-{}.md", commit());
+        fs::create_dir_all(folder).expect("a folder for results");
+        fs::write(&path, report).expect("a file of results");
+        say(&format!("written to {path}\n"));
+    }
+    if missed > 0 {
+        say(&format!("{missed} of Strait's rows miss the bar\n"));
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+/// The report, and how many of Strait's rows miss the bar.
+async fn all(options: &Options) -> (String, usize) {
+    let mut kinds = vec![Kind::Strait];
+    if let Some(program) = envoy::program("Envoy's table") {
+        let version = envoy::version(&program).await;
+        kinds.push(Kind::Envoy(program, version));
+    }
+    let mut report = report::heading(&options.command(), &commit(), pin_load());
+    let mut missed = 0;
+    for kind in &kinds {
+        let (table, misses) = floods(kind, options).await;
+        report += &table;
+        missed += if *kind == Kind::Strait { misses } else { 0 };
+    }
+    if options.wants("readers") {
+        report += &report::readers_table();
+        for kind in &kinds {
+            say(&format!("{}: readers that never read\n", kind.name()));
+            let readers = readers::run(kind, options.seconds()).await;
+            let line = report::readers(&kind.name(), &readers);
+            say(&line);
+            report += &line;
+            missed += usize::from(*kind == Kind::Strait && !readers.misses().is_empty());
+        }
+    }
+    (report, missed)
+}
+
+/// A gateway's table of floods, and how many of its rows miss the bar.
+async fn floods(kind: &Kind, options: &Options) -> (String, usize) {
+    let (mut table, mut missed) = (report::table(&kind.name()), 0);
+    for attack in &ATTACKS {
+        for connections in CONNECTIONS {
+            if !options.wants(attack.name) {
+                continue;
+            }
+            if matches!(attack.what, What::Silence) && !options.full {
+                table += &report::not_measured(attack.name, connections);
+                continue;
+            }
+            say(&format!(
+                "{}: {} from {connections}\n",
+                kind.name(),
+                attack.name
+            ));
+            let row = row::run(kind, attack, connections, options.seconds()).await;
+            let line = report::row(&row);
+            say(&line);
+            table += &line;
+            missed += usize::from(!row.misses().is_empty());
+        }
+    }
+    (table, missed)
+}
+
+/// The commit of this checkout, marked where files differ from it.
+fn commit() -> String {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git")
+            .args(["-c", "safe.directory=*"])
+            .args(arguments)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .expect("git");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    let commit = git(&["rev-parse", "--short", "HEAD"]);
+    // Results of an earlier run make nothing differ.
+    let changed = git(&["status", "--porcelain", "--", ".", ":!benches/results"]);
+    if changed.is_empty() {
+        commit
+    } else {
+        format!("{commit}-dirty")
+    }
+}
+
+fn say(text: &str) {
+    let mut terminal = std::io::stdout().lock();
+    let _ = terminal.write_all(text.as_bytes());
+    let _ = terminal.flush();
+}

@@ -1,0 +1,95 @@
+//! The log's level, as `log.level` and the admin page `/logging` write it.
+
+/// The words that a level may be.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// The longest text that is read.
+const BYTES_MAX: usize = 4096;
+
+/// A level, `target=level`, or several of them with commas between.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Directives {
+    /// The directives without the blanks around them, as the filter wants them.
+    pub text: String,
+    /// Whether one of them is a level alone, which holds for every target without one.
+    pub has_default: bool,
+}
+
+impl Directives {
+    /// Parses more strictly than `EnvFilter`, which takes a misspelt level for the name of a
+    /// target and then logs nothing else.
+    ///
+    /// # Errors
+    /// What was written wrong, and how to write it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > BYTES_MAX {
+            return Err(format!("longer than {BYTES_MAX} bytes"));
+        }
+        let mut has_default = false;
+        let mut directives = Vec::new();
+        for directive in text.split(',').map(str::trim) {
+            let (target, level) = match directive.split_once('=') {
+                Some((target, level)) => (Some(target), level),
+                None => (None, directive),
+            };
+            if target.is_some_and(|target| target.is_empty() || !target.bytes().all(in_name)) {
+                return Err(format!("{directive:?} is not target=level"));
+            }
+            if !LEVELS.iter().any(|word| word.eq_ignore_ascii_case(level)) {
+                let words = LEVELS.join(", ");
+                return Err(format!("{level:?} is not a level; write one of {words}"));
+            }
+            has_default |= target.is_none();
+            directives.push(directive);
+        }
+        Ok(Self {
+            text: directives.join(","),
+            has_default,
+        })
+    }
+}
+
+fn in_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b':' | b'.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_and_targets_with_one_are_read_without_the_blanks_around_them() {
+        let cases = [
+            ("info", "info", true),
+            ("INFO", "INFO", true),
+            (" debug, h2=warn ", "debug,h2=warn", true),
+            ("strait::datapath=debug", "strait::datapath=debug", false),
+            ("a-b.c=off", "a-b.c=off", false),
+        ];
+        for (text, want, has_default) in cases {
+            let read = Directives::parse(text).unwrap();
+            assert_eq!((read.text.as_str(), read.has_default), (want, has_default));
+        }
+    }
+
+    #[test]
+    fn what_is_neither_a_level_nor_a_target_with_one_is_refused() {
+        let bad = [
+            "",
+            "inof",
+            "info,",
+            ",",
+            "h2=",
+            "=info",
+            "h2=loud",
+            "a=b=info",
+            "a b=info",
+            "h2 = warn",
+            "strait[span]=info",
+        ];
+        for text in bad {
+            assert!(Directives::parse(text).is_err(), "{text:?}");
+        }
+        assert!(Directives::parse(&"a".repeat(BYTES_MAX + 1)).is_err());
+    }
+}

@@ -1,0 +1,131 @@
+//! The corpus of the fuzz targets, and a few thousand mutations of it, on every run of the tests.
+//!
+//! `make fuzz` looks for more. What it finds is added to the corpus under a telling name.
+
+#![expect(
+    unreachable_pub,
+    reason = "a test binary exports nothing, and plain `pub` reads better"
+)]
+
+#[cfg(test)]
+#[path = "../fuzz/targets/mod.rs"]
+mod targets;
+
+#[cfg(test)]
+mod replay {
+    use std::cell::Cell;
+    use std::fs;
+    use std::panic::{catch_unwind, set_hook, take_hook};
+    use std::path::{Path, PathBuf};
+    use std::sync::Once;
+
+    use crate::targets;
+
+    thread_local! {
+        /// Panics of this thread. A task of tokio's keeps its own to itself.
+        static PANICS: Cell<u32> = const { Cell::new(0) };
+    }
+
+    fn count_panics() {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let usual = take_hook();
+            set_hook(Box::new(move |panic| {
+                PANICS.set(PANICS.get() + 1);
+                usual(panic);
+            }));
+        });
+    }
+
+    /// The committed inputs of a target.
+    fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
+        let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let folder = top.join("tests/fuzz/corpus").join(target);
+        let entries = fs::read_dir(&folder).expect("a corpus");
+        let mut paths: Vec<_> = entries.map(|entry| entry.expect("a file").path()).collect();
+        paths.sort();
+        assert!(!paths.is_empty(), "{} is empty", folder.display());
+        let read = |path: PathBuf| (path.clone(), fs::read(path).expect("a file"));
+        paths.into_iter().map(read).collect()
+    }
+
+    /// Runs every input of the corpus, and `mutations` of each.
+    fn replay(target: &str, body: fn(&[u8]), mutations: u64) {
+        count_panics();
+        let corpus = corpus(target);
+        for (path, input) in &corpus {
+            run(body, input, path, 0);
+            for seed in 1..=mutations {
+                let mut random = fastrand::Rng::with_seed(seed);
+                let other = &corpus[random.usize(..corpus.len())].1;
+                run(body, &mutated(input, other, &mut random), path, seed);
+            }
+        }
+    }
+
+    fn run(body: fn(&[u8]), input: &[u8], path: &Path, seed: u64) {
+        let ended = catch_unwind(|| body(input));
+        let panics = PANICS.take();
+        // What panicked has been printed by then.
+        assert!(
+            panics == 0 && ended.is_ok(),
+            "{} by seed {seed}: {}",
+            path.display(),
+            input.escape_ascii()
+        );
+    }
+
+    /// A few changes of the kinds that find most: other bytes, pieces moved, doubled and lost, and
+    /// pieces of another input.
+    fn mutated(input: &[u8], other: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
+        let mut bytes = input.to_vec();
+        for _ in 0..random.usize(1..5) {
+            let at = random.usize(..=bytes.len());
+            let end = (at + random.usize(..16)).min(bytes.len());
+            match random.u8(..6) {
+                0 => bytes.insert(at, random.u8(..)),
+                1 => drop(bytes.drain(at..end)),
+                2 => bytes.extend_from_within(at..end),
+                3 => {
+                    let from = random.usize(..=other.len());
+                    let piece = &other[from..(from + 16).min(other.len())];
+                    drop(bytes.splice(at..at, piece.iter().copied()));
+                }
+                change => {
+                    if let Some(byte) = bytes.get_mut(at) {
+                        *byte = match change {
+                            4 => *byte ^ 1 << random.u8(..8),
+                            _ => random.u8(..),
+                        };
+                    }
+                }
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn authorities() {
+        replay("authority", targets::authority, 3000);
+    }
+
+    #[test]
+    fn identities() {
+        replay("identity", targets::identity, 2000);
+    }
+
+    #[test]
+    fn mesh_files() {
+        replay("mesh_file", targets::mesh_file, 300);
+    }
+
+    #[test]
+    fn configurations() {
+        replay("strait_yaml", targets::strait_yaml, 300);
+    }
+
+    #[test]
+    fn connections() {
+        replay("http2", targets::http2, 50);
+    }
+}

@@ -1,0 +1,4 @@
+//! libFuzzer's way into `targets::identity`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| targets::identity(data));

@@ -1,0 +1,43 @@
+//! HTTP/2 frames of a peer that may be hostile.
+
+pub const DATA: u8 = 0;
+pub const HEADERS: u8 = 1;
+pub const PRIORITY: u8 = 2;
+pub const RST_STREAM: u8 = 3;
+pub const SETTINGS: u8 = 4;
+pub const PING: u8 = 6;
+pub const GOAWAY: u8 = 7;
+pub const WINDOW_UPDATE: u8 = 8;
+pub const CONTINUATION: u8 = 9;
+
+pub const END_HEADERS: u8 = 4;
+
+/// What a client sends first, with empty SETTINGS.
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// Authorities with something behind them, and such as there is nothing.
+pub const AUTHORITIES: [&[u8]; 8] = [
+    b"echo.app:80",
+    b"alias.app:80",
+    b"denied.app:80",
+    b"refused.app:80",
+    b"hidden.app:80",
+    b"unknown.app:80",
+    b"10.0.0.1:80",
+    b"not an authority",
+];
+
+/// A frame whose header says the truth.
+pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let [_, high, middle, low] = u32::try_from(payload.len()).unwrap_or(0).to_be_bytes();
+    let head = [high, middle, low, kind, flags];
+    [&head, &stream.to_be_bytes()[..], payload].concat()
+}
+
+/// The fields of a CONNECT as literals; an authority has under 127 bytes here.
+pub fn connect(authority: &[u8]) -> Vec<u8> {
+    let authority = &authority[..authority.len().min(126)];
+    let length = u8::try_from(authority.len()).unwrap_or(0);
+    let fields = b"\x00\x07:method\x07CONNECT\x00\x0a:authority";
+    [fields, &[length][..], authority].concat()
+}

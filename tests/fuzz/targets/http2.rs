@@ -1,0 +1,275 @@
+//! A scripted HTTP/2 connection through the real handler, under a clock that only the script moves.
+//!
+//! The peer's side is in memory. Behind the gateway stands an echo on a loopback socket, so that
+//! tunnels carry bytes and end in every way.
+
+use std::net::TcpListener as StdListener;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+use strait::datapath::accept::{Held, Load};
+use strait::datapath::admission::Admission;
+use strait::datapath::identity::Peer;
+use strait::datapath::{Gateway, connect, dial};
+use strait::lifecycle::Lifecycle;
+use strait::snapshot::builder::Change;
+use strait::snapshot::mesh::Mesh;
+use strait::snapshot::{Audience, Exposure, ExposureTable, Publisher, TrustSet};
+use strait::telemetry::{Metrics, Source};
+use strait::tls::{self, Material, dev};
+use strait::xds;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Builder;
+use tokio::task::{JoinHandle, yield_now};
+use tokio::time::{advance, timeout};
+
+use super::frames::PREFACE;
+use super::script::{self, Mode, Step};
+
+/// After its last byte no peer answers a PING, so its connection ends within 30 s (10 s to the
+/// PING, 20 s for the answer); a GOAWAY has one second more.
+const END: Duration = Duration::from_secs(32);
+/// What a peer sent before it went away is delivered within 30 s; a dial takes at most 10 s.
+const TUNNELS_END: Duration = Duration::from_secs(45);
+/// Each frame of the peer, of nine bytes or more, has at most a few small ones for an answer, and
+/// each byte of a tunnel comes back once.
+const OUTPUT_PER_INPUT: usize = 16;
+/// Our SETTINGS, PINGs, and GOAWAY.
+const OUTPUT_BYTES: usize = 16 * 1024;
+/// How long loopback may take, in real time, when everything else is done.
+const LOOPBACK: Duration = Duration::from_secs(5);
+/// Turns of the runtime that are enough for a frame to be answered.
+const TURNS: usize = 4;
+
+/// The gateway outlives this peer, and is rid of it in bounded time.
+pub fn http2(data: &[u8]) {
+    let (mode, steps) = script::read(data);
+    let mut runtime = Builder::new_current_thread();
+    let runtime = runtime.enable_all().start_paused(true).build();
+    runtime.expect("a runtime").block_on(run(mode, &steps));
+}
+
+async fn run(mode: Mode, steps: &[Step]) {
+    let echo = echo().try_clone().expect("a listener");
+    let echo = tokio::spawn(answer(TcpListener::from_std(echo).expect("a listener")));
+    let gateway = gateway();
+    let (ours, theirs) = duplex(if mode.reads() { 1 << 20 } else { 32 * 1024 });
+    let mut served = serve(&gateway, ours, peer(mode.has_expired()));
+    let (read, mut write) = split(theirs);
+    let reads = mode.reads().then(|| tokio::spawn(count(read)));
+
+    let sent = send(mode, steps, &mut write).await;
+    let left = if mode.leaves() {
+        drop(write.shutdown().await);
+        None
+    } else {
+        Some(write)
+    };
+    // deadline: that the connection ends in bounded time is what is tested
+    if timeout(END, &mut served).await.is_err() {
+        wait(|| served.is_finished(), "the connection goes on").await;
+    }
+    drop(left);
+    if let Some(reads) = reads {
+        let received = reads.await.expect("no panic");
+        let most = OUTPUT_BYTES + OUTPUT_PER_INPUT * sent;
+        assert!(received <= most, "{sent} bytes made {received}");
+    }
+    advance(TUNNELS_END).await;
+    wait(|| gateway.lifecycle.tasks() == 0, "a tunnel goes on").await;
+    assert_eq!(Arc::strong_count(&gateway), 1, "nobody holds the gateway");
+    echo.abort();
+}
+
+/// Waits for what only loopback can still delay.
+async fn wait(done: impl Fn() -> bool, what: &str) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < LOOPBACK, "{what}");
+        yield_now().await;
+    }
+}
+
+fn serve(gateway: &Arc<Gateway>, stream: DuplexStream, peer: Arc<Peer>) -> JoinHandle<()> {
+    let gateway = Arc::clone(gateway);
+    tokio::spawn(async move {
+        let held = Held {
+            load: Load::default().add(),
+            descriptor: gateway.admission.connection(),
+        };
+        // A refusal is as good an end as any other.
+        drop(connect::http2(&gateway, stream, held, peer).await);
+    })
+}
+
+/// Plays the script until its end or that of the connection. Returns the bytes sent.
+async fn send(mode: Mode, steps: &[Step], write: &mut WriteHalf<DuplexStream>) -> usize {
+    let mut sent = PREFACE.len();
+    if write.write_all(PREFACE).await.is_err() {
+        return sent;
+    }
+    turn().await;
+    for step in steps {
+        match step {
+            Step::Wait(time) => advance(*time).await,
+            Step::Send(bytes) => {
+                let cut = if mode.trickles() {
+                    1
+                } else {
+                    bytes.len().max(1)
+                };
+                for part in bytes.chunks(cut) {
+                    // deadline: a gateway that has closed, or that waits for us to read
+                    let written = timeout(Duration::from_secs(1), write.write_all(part)).await;
+                    if !matches!(written, Ok(Ok(()))) {
+                        return sent;
+                    }
+                    sent += part.len();
+                    yield_now().await;
+                }
+            }
+        }
+        turn().await;
+    }
+    sent
+}
+
+/// Lets everybody run, and the sockets be looked at, while the clock stands.
+async fn turn() {
+    for _ in 0..TURNS {
+        yield_now().await;
+    }
+}
+
+async fn count(mut read: ReadHalf<DuplexStream>) -> usize {
+    let (mut received, mut buffer) = (0, vec![0; 16 * 1024]);
+    while let Ok(bytes @ 1..) = read.read(&mut buffer).await {
+        received += bytes;
+    }
+    received
+}
+
+/// A gateway with a service that echoes, one that may not be dialled, one whose endpoint is not
+/// there, and one that is not exposed.
+fn gateway() -> Arc<Gateway> {
+    let publisher = Publisher::new();
+    let mut exposure = ExposureTable::new(false);
+    let anyone = Exposure {
+        port: None,
+        to: vec![Audience {
+            anyone: true,
+            ..Audience::default()
+        }],
+    };
+    exposure.expose("echo.app", &anyone, [("alias.app", Some(80))]);
+    exposure.expose("denied.app", &anyone, []);
+    exposure.expose("refused.app", &anyone, []);
+    publisher.update(Change {
+        mesh: Some((mesh().clone(), "east".into())),
+        trust: Some(TrustSet::new([("west.local", "west")])),
+        exposure: Some(exposure),
+    });
+    let loopback = "127.0.0.0/8".parse().expect("a network");
+    Arc::new(Gateway {
+        reader: publisher.reader(),
+        tls: ArcSwap::new(Arc::clone(tls())),
+        metrics: Arc::new(Metrics::new()),
+        lifecycle: Lifecycle::new(),
+        admission: Admission::new(1024),
+        deny: dial::DenyList::new(vec![loopback], Vec::new()),
+    })
+}
+
+fn mesh() -> &'static Mesh {
+    static MESH: OnceLock<Mesh> = OnceLock::new();
+    MESH.get_or_init(|| {
+        let port = echo().local_addr().expect("an address").port();
+        let mut services = "services:\n".to_owned();
+        let mut workloads = "workloads:\n".to_owned();
+        for (name, ip, port) in [
+            ("echo", "127.0.0.1", port),
+            ("denied", "169.254.1.1", 80),
+            ("refused", "127.0.0.1", 1),
+            ("hidden", "127.0.0.1", port),
+        ] {
+            let ports = format!("{{80: {port}}}");
+            services += &format!(
+                "  - {{name: {name}, namespace: app, hostname: {name}.app, vips: [], \
+                 ports: {ports}}}\n"
+            );
+            workloads += &format!(
+                "  - {{uid: {name}, name: {name}, namespace: app, trustDomain: east.local, \
+                 network: east, workloadIps: [{ip}], protocol: TCP, \
+                 services: {{app/{name}.app: {ports}}}}}\n"
+            );
+        }
+        let text = services + &workloads;
+        xds::file::parse(Path::new("mesh.yaml"), &text).unwrap_or_else(|why| panic!("{why}"))
+    })
+}
+
+fn tls() -> &'static Arc<ServerConfig> {
+    static TLS: OnceLock<Arc<ServerConfig>> = OnceLock::new();
+    TLS.get_or_init(|| {
+        let authority = dev::Authority::new().expect("a root");
+        let east = authority.intermediate("east").expect("an intermediate");
+        let leaf = east.leaf("spiffe://east.local/ns/n/sa/g").expect("a leaf");
+        let roots = authority.root_pem();
+        let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &roots);
+        tls::server_config(&material.expect("material"), &[]).expect("a configuration")
+    })
+}
+
+fn peer(has_expired: bool) -> Arc<Peer> {
+    let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
+    let source = Source {
+        address: ([192, 0, 2, 1], 1).into(),
+        principal: "spiffe://west.local/ns/n/sa/c".into(),
+        trust_domain: "west.local".into(),
+        namespace: "n".into(),
+        service_account: "c".into(),
+        cluster: "west".into(),
+    };
+    Arc::new(Peer {
+        source: Arc::new(source),
+        not_after: if has_expired {
+            now - hour
+        } else {
+            now + 24 * hour
+        },
+    })
+}
+
+/// One listener for all executions: ports are few.
+fn echo() -> &'static StdListener {
+    static ECHO: OnceLock<StdListener> = OnceLock::new();
+    ECHO.get_or_init(|| {
+        let listener = StdListener::bind("127.0.0.1:0").expect("a port");
+        listener.set_nonblocking(true).expect("a listener");
+        listener
+    })
+}
+
+async fn answer(listener: TcpListener) {
+    while let Ok((stream, _)) = listener.accept().await {
+        tokio::spawn(echo_one(stream));
+    }
+}
+
+/// Echoes, and ends as the number of bytes has it: by FIN, by RST, or by leaving first.
+async fn echo_one(mut stream: TcpStream) {
+    let (mut total, mut buffer) = (0, vec![0; 4096]);
+    while let Ok(bytes @ 1..) = stream.read(&mut buffer).await {
+        total += bytes;
+        if total % 7 == 6 || stream.write_all(&buffer[..bytes]).await.is_err() {
+            break;
+        }
+    }
+    if total % 2 == 1 {
+        drop(stream.set_zero_linger());
+    }
+}

@@ -1,0 +1,94 @@
+//! What is fuzzed: one function for each target, which panics where a promise is broken.
+//!
+//! `make fuzz` runs these under libFuzzer, and the test `corpus` replays the committed corpus.
+
+mod certificate;
+mod frames;
+mod http2;
+mod script;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use strait::config::{Config, Findings, Severity};
+use strait::snapshot::builder::{Change, build};
+use strait::snapshot::{ExposureTable, Snapshot, TrustSet};
+use strait::wire::{Authority, Host};
+use strait::xds;
+
+pub use certificate::identity;
+pub use http2::http2;
+
+/// An authority that is accepted reads the same when it is printed.
+pub fn authority(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    let Ok(authority) = Authority::parse(text) else {
+        return;
+    };
+    let printed = authority.to_string();
+    assert_eq!(
+        Authority::parse(&printed),
+        Ok(authority.clone()),
+        "{text:?}"
+    );
+    assert_ne!(authority.port, 0, "{text:?}");
+    if let Host::Name(name) = &authority.host {
+        let plain = |c: char| matches!(c, 'a'..='z' | '0'..='9' | '-' | '_' | '.');
+        assert!(name.chars().all(plain), "{text:?}");
+        assert!(name.split('.').all(|label| !label.is_empty()), "{text:?}");
+    }
+}
+
+/// A mesh file is read as a whole or refused with findings; what is read makes a snapshot.
+pub fn mesh_file(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    let mesh = match xds::file::parse(Path::new("mesh.yaml"), text) {
+        Ok(mesh) => mesh,
+        Err(findings) => return assert_refused(&findings),
+    };
+    let (services, workloads) = (mesh.services.len(), mesh.workloads.len());
+    let change = Change {
+        mesh: Some((mesh, Arc::from("east"))),
+        trust: Some(TrustSet::new([("west.local", "west")])),
+        exposure: Some(ExposureTable::new(true)),
+    };
+    let snapshot = build(&Snapshot::default(), change);
+    assert!(snapshot.services.len() <= services);
+    assert_eq!(snapshot.mesh.workloads.len(), workloads);
+    let again = build(&snapshot, Change::default());
+    assert_eq!(again.generation, snapshot.generation, "nothing has moved");
+}
+
+/// A configuration is read, and can be shown, exactly when no finding is an error.
+pub fn strait_yaml(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    let (config, findings) = Config::parse(Path::new("strait.yaml"), text);
+    let Some(config) = config else {
+        return assert_refused(&findings);
+    };
+    let is_error = |severity| severity == Severity::Error;
+    let errors = findings.0.iter().filter(|one| is_error(one.severity));
+    assert_eq!(errors.count(), 0);
+    assert!(!config.listeners.is_empty() && !config.trust.domains.is_empty());
+    assert!(config.restart_only_changes(&config.clone()).is_empty());
+    let shown = serde_json::to_string(&config).expect("a dump never fails");
+    assert!(shown.contains("listeners"));
+}
+
+/// A refusal says why, on lines that name the file.
+fn assert_refused(findings: &Findings) {
+    let is_error = |severity| severity == Severity::Error;
+    assert!(
+        findings.0.iter().any(|one| is_error(one.severity)),
+        "says nothing"
+    );
+    for finding in &findings.0 {
+        assert!(finding.to_string().contains(".yaml:"), "{finding}");
+    }
+}
