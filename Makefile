@@ -13,11 +13,14 @@ DIR ?= certs
 SECONDS ?= 60
 TARGET  ?= authority identity mesh_file strait_yaml http2
 
+# Not empty: `make floods` also measures silent peers, half a minute each
+FULL ?=
+
 # Tests that need a real Envoy find it here.
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint envoy certs compare-identity fuzz
+.PHONY: help demo test check lint envoy certs compare-identity fuzz floods
 
 help: ## print this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -33,6 +36,10 @@ test: envoy ## run every test, with a real Envoy on both ends
 
 compare-identity: envoy ## print which certificates Strait and Envoy judge differently
 	STRAIT_SHOW=1 cargo test --locked --test identity compare -- --nocapture
+
+floods: SECONDS = 3
+floods: envoy ## flood Strait and Envoy beside a victim, 8 minutes (SECONDS=3 each, FULL=1)
+	cargo bench --locked --bench floods -- --seconds $(SECONDS) $(if $(FULL),--full)
 
 check: lint test ## what continuous integration runs: format, lints, docs, then test
 

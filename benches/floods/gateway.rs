@@ -102,11 +102,12 @@ pub fn pin_load() -> &'static str {
 }
 
 /// Of the machine, and not those that this process may use.
-fn processors() -> usize {
+pub fn processors() -> u32 {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     text.lines()
         .filter(|line| line.starts_with("processor"))
-        .count()
+        .map(|_| 1)
+        .sum()
 }
 
 /// Sends back what it gets, unless the first byte asks for bytes without an end.

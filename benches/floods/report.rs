@@ -163,8 +163,8 @@ fn ends(row: &Row) -> String {
         let last = last.as_secs_f64();
         match end {
             End::StillOpen => format!("{times}still open"),
-            End::Closed => format!("{times}closed, {last:.2} s"),
-            End::GoAway(code) => format!("{times}{:?}, {last:.2} s", h2::Reason::from(code)),
+            End::Closed => format!("{times}closed, {last:.3} s"),
+            End::GoAway(code) => format!("{times}{:?}, {last:.3} s", h2::Reason::from(code)),
         }
     });
     told.collect::<Vec<_>>().join("; ")

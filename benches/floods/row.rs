@@ -6,7 +6,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::attacker::{End, Outcome, attack};
 use crate::attacks::{Attack, What};
-use crate::gateway::{Kind, Running};
+use crate::gateway::{Kind, Running, processors};
 use crate::process::{Peak, Process, busy};
 use crate::victim::{Latency, Victim};
 
@@ -68,7 +68,7 @@ pub async fn run(kind: &Kind, what: &'static Attack, connections: u32, seconds: 
         grown,
         time,
         cpu,
-        others: others.as_secs_f64() / (2.0 * time.as_secs_f64()),
+        others: others.div_duration_f64(time * processors()),
         rest: requests.latency(at_rest, begun),
         under: requests.latency(begun, ended),
         survived: process.lives(),
