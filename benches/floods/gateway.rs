@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::envoy::Envoy;
 use crate::process::Process;
@@ -52,7 +52,7 @@ enum Program {
 impl Running {
     pub async fn start(kind: &Kind) -> Self {
         let net = Net::new();
-        let endpoint = Endpoint::new(net.listen(11, 9000).await, endpoint);
+        let endpoint = Endpoint::new(listen(net.address(11, 9000)), endpoint);
         let (program, name) = match kind {
             Kind::Strait => {
                 let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
@@ -108,6 +108,14 @@ pub fn processors() -> u32 {
         .filter(|line| line.starts_with("processor"))
         .map(|_| 1)
         .sum()
+}
+
+/// A listener for all attackers' streams at once: one that drops a handshake of TCP makes a gateway
+/// wait for a second, and the victim with it.
+fn listen(address: SocketAddr) -> TcpListener {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind(address).expect("a free address");
+    socket.listen(DESCRIPTORS).expect("a listener")
 }
 
 /// Sends back what it gets, unless the first byte asks for bytes without an end.

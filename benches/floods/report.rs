@@ -47,6 +47,7 @@ were ended. Memory is the peak of private dirty pages over what there was before
 the gateway's over the whole time of a row, the victim's 200 requests a second included; others'
 CPU is the share of the machine that neither the gateway nor this load had, which makes latencies
 noise where it is high. A request of the victim's is a tunnel: CONNECT, 64 bytes there and back.
+A flood that is over in milliseconds leaves the victim at rest for most of the row's time.
 
 The bar: every flood is ended, memory is at most ten times the bytes sent plus 1 MiB a connection,
 the victim loses no request and its median at most doubles. Streams that are opened and left may

@@ -9,7 +9,7 @@ use strait::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 
 use crate::support::{ECHO, identities};
 
@@ -78,34 +78,22 @@ impl Victim {
 
 async fn requests(client: Client, mut dues: mpsc::Receiver<Instant>) -> Vec<Request> {
     let client = Arc::new(client);
-    let (mut running, mut all, mut last) = (JoinSet::new(), Vec::new(), Instant::now());
+    let (mut running, mut all) = (JoinSet::new(), Vec::new());
     while let Some(due) = dues.recv().await {
-        let client = Arc::clone(&client);
-        running.spawn(async move {
-            // A request that fails is a lost one, whatever the reason.
-            let latency = request(&client, due).await.ok();
-            Request { due, latency }
-        });
+        let (client, index) = (Arc::clone(&client), all.len());
+        all.push(Request { due, latency: None });
+        // A request that fails is a lost one, whatever the reason.
+        running.spawn(async move { (index, request(&client, due).await.ok()) });
         while let Some(done) = running.try_join_next() {
-            all.push(done.expect("a request"));
+            let (index, latency) = done.expect("a request");
+            all[index].latency = latency;
         }
-        last = due;
     }
-    let deadline = last + GRACE;
-    let mut left = running.len();
-    while left > 0 {
-        let rest = deadline.saturating_duration_since(Instant::now());
-        let Ok(Some(done)) = timeout(rest, running.join_next()).await else {
-            break;
-        };
-        all.push(done.expect("a request"));
-        left -= 1;
+    let deadline = tokio::time::Instant::now() + GRACE;
+    while let Ok(Some(done)) = timeout_at(deadline, running.join_next()).await {
+        let (index, latency) = done.expect("a request");
+        all[index].latency = latency;
     }
-    // Those without an answer were due at some time before; the last ones are good enough.
-    all.extend((0..left).map(|_| Request {
-        due: last,
-        latency: None,
-    }));
     all
 }
 
