@@ -12,8 +12,9 @@ use tokio::time::Instant;
 /// Credit of a fresh connection, and the most that can be saved up: a client that opens 256
 /// tunnels at once with 1 KiB of headers each needs about 9,000.
 const CREDIT_MAX: u64 = 20_000;
-/// Credit that comes with time. A quiet peer needs 0.1 PING a second.
-const CREDIT_PER_SECOND: u64 = 500;
+/// Credit that comes with time. A quiet peer needs 0.1 PING a second; a pool whose clients give up
+/// their tunnels before a byte has come back may do so some 200 times a second.
+const CREDIT_PER_SECOND: u64 = 2_000;
 /// Bytes of tunnels, in either direction, that earn one credit: a frame of one record pays for
 /// two hundred window updates.
 const BYTES_PER_CREDIT: u64 = 64;
@@ -23,7 +24,8 @@ const CREDIT_PER_ANSWER: u64 = 4;
 /// Prices by the work that a frame makes, in credits.
 const PRICE_CONTROL: u64 = 2;
 const PRICE_REQUEST: u64 = 4;
-const PRICE_RESET: u64 = 10;
+const PRICE_RESET: u64 = 4;
+const PRICE_CONTINUATION: u64 = 10;
 /// Bytes of a header block for one credit: HPACK may make a field of each.
 const HEADER_BYTES_PER_CREDIT: u64 = 32;
 /// A DATA frame with fewer bytes than it takes to earn its price is no better than a control frame.
@@ -149,7 +151,7 @@ impl Frame {
         match self.kind {
             DATA if self.length >= SMALL_DATA_BYTES || self.flags & END_STREAM != 0 => 0,
             HEADERS => PRICE_REQUEST + self.length / HEADER_BYTES_PER_CREDIT,
-            CONTINUATION => PRICE_RESET + self.length / HEADER_BYTES_PER_CREDIT,
+            CONTINUATION => PRICE_CONTINUATION + self.length / HEADER_BYTES_PER_CREDIT,
             RST_STREAM => PRICE_RESET,
             // Unknown frames are skipped, so nothing else bounds their length.
             _ => PRICE_CONTROL + self.length / BYTES_PER_CREDIT,
@@ -231,7 +233,7 @@ mod tests {
     async fn frames_that_carry_nothing_use_the_credit_up() {
         assert_eq!(allowed(&frame(PING, 0, 8)), 10_000);
         assert_eq!(allowed(&frame(DATA, 0, 0)), 10_000);
-        assert_eq!(allowed(&frame(RST_STREAM, 0, 4)), 2_000);
+        assert_eq!(allowed(&frame(RST_STREAM, 0, 4)), 5_000);
         assert_eq!(allowed(&frame(UNKNOWN, 0, 16_384)), 77);
         // A header block of one-byte references.
         assert_eq!(allowed(&frame(HEADERS, 4, 4_000)), 155);
@@ -266,6 +268,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_pool_whose_small_tunnels_all_end_by_reset_is_no_flood() {
+        let mut meter = meter();
+        for _ in 0..100_000 {
+            meter.received(&frame(HEADERS, 4, 100)).expect("a CONNECT");
+            meter.sent(&frame(HEADERS, 4, 10));
+            meter.received(&frame(DATA, 0, 100)).expect("a request");
+            meter.sent(&frame(DATA, 0, 100));
+            meter.received(&frame(RST_STREAM, 0, 4)).expect("its end");
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_we_must_answer_by_ourselves_earns_nothing() {
         let mut meter = meter();
         let sent = (0..1_000_000).take_while(|_| {
@@ -281,7 +296,7 @@ mod tests {
         while meter.received(&frame(PING, 0, 8)).is_ok() {}
         tokio::time::advance(Duration::from_secs(1)).await;
         let more = (0..1_000_000).take_while(|_| meter.received(&frame(PING, 0, 8)).is_ok());
-        assert_eq!(more.count(), 250);
+        assert_eq!(more.count(), 1_000);
         tokio::time::advance(Duration::from_secs(3600)).await;
         let full = (0..1_000_000).take_while(|_| meter.received(&frame(PING, 0, 8)).is_ok());
         assert_eq!(full.count(), 10_000, "no more than a fresh connection has");
