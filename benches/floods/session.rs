@@ -51,11 +51,13 @@ pub fn run(options: &Options) -> ExitCode {
         .enable_all()
         .build()
         .expect("a runtime");
-    let (report, missed) = runtime.block_on(all(options));
+    // Of the beginning: somebody may commit meanwhile.
+    let commit = commit();
+    let (report, missed) = runtime.block_on(all(options, &commit));
     say(&report);
     if options.only.is_none() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
-        let path = format!("{folder}/floods-{}.md", commit());
+        let path = format!("{folder}/floods-{commit}.md");
         fs::create_dir_all(folder).expect("a folder for results");
         fs::write(&path, report).expect("a file of results");
         say(&format!("written to {path}\n"));
@@ -68,13 +70,13 @@ pub fn run(options: &Options) -> ExitCode {
 }
 
 /// The report, and how many of Strait's rows miss the bar.
-async fn all(options: &Options) -> (String, usize) {
+async fn all(options: &Options, commit: &str) -> (String, usize) {
     let mut kinds = vec![Kind::Strait];
     if let Some(program) = envoy::program("Envoy's table") {
         let version = envoy::version(&program).await;
         kinds.push(Kind::Envoy(program, version));
     }
-    let mut report = report::heading(&options.command(), &commit(), pin_load());
+    let mut report = report::heading(&options.command(), commit, pin_load());
     let mut missed = 0;
     for kind in &kinds {
         let (table, misses) = floods(kind, options).await;
