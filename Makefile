@@ -29,7 +29,7 @@ help: ## print this list
 # Not --quiet: the first build takes minutes, and cargo's progress line says that it is alive.
 # It goes to stderr, so the output of ARGS=--json is clean.
 demo: ## build the gateway and watch it work (ARGS='--json' or ARGS='--keep')
-	cargo run --locked -- demo $(ARGS)
+	@cargo run --locked -- demo $(ARGS)
 
 test: envoy ## run every test, with a real Envoy on both ends
 	cargo test --locked

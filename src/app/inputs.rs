@@ -8,10 +8,13 @@ use anyhow::Context;
 use tracing::{info, warn};
 
 use crate::config::{
-    Config, DefaultExposure, Discovery, Examined, Findings, Identity, IdentityFiles, Severity,
+    Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
+    Severity,
 };
+use crate::datapath::dial::DenyList;
+use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
+use crate::snapshot::{Audience, Exposure, ExposureTable, Snapshot, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
@@ -66,8 +69,16 @@ impl Inputs {
         for warning in &self.warnings {
             warn!("{warning}");
         }
+        let binds = self
+            .config
+            .listeners
+            .iter()
+            .map(|listener| listener.bind.to_string());
         info!(
-            identity = %self.material.identity.uri, cluster = self.config.gateway.cluster,
+            listeners = binds.collect::<Vec<_>>().join(","),
+            metrics = %self.config.metrics.bind, readiness = %self.config.readiness.bind,
+            admin = %self.config.admin.bind, identity = %self.material.identity.uri,
+            cluster = self.config.gateway.cluster,
             services = self.mesh.services.len(), workloads = self.mesh.workloads.len(),
             version, "ready"
         );
@@ -201,6 +212,7 @@ impl Report {
                 ));
             }
         }
+        self.warn_of_dead_ends(config, mesh);
         for service in mesh.services.iter().filter(|service| service.waypoint) {
             self.warnings.push(format!(
                 "{}: warning: {} has a waypoint, which is not built yet: its tunnels are refused",
@@ -215,6 +227,51 @@ impl Report {
                 mesh_path.display(),
                 mesh.policies
             ));
+        }
+    }
+}
+
+impl Report {
+    /// Warns of exposed services whose tunnels could not be dialled as things are.
+    fn warn_of_dead_ends(&mut self, config: &Config, mesh: &Mesh) {
+        let network = config.gateway.network.as_str();
+        let change = Change {
+            mesh: Some((mesh.clone(), network.into())),
+            ..Change::default()
+        };
+        let snapshot = builder::build(&Snapshot::default(), change);
+        let own = config
+            .listeners
+            .iter()
+            .map(|listener| listener.bind)
+            .collect();
+        let deny = DenyList::new(config.dial.allow.clone(), own);
+        for exposed in &config.exposure.services {
+            let HostPort { host, port } = &exposed.service;
+            let Some(service) = snapshot.services.get(host.as_str()) else {
+                continue;
+            };
+            let asked = |of: &u16| port.is_none_or(|only| only == *of);
+            let sets = service
+                .ports
+                .iter()
+                .filter(|(of, _)| asked(of))
+                .map(|(_, set)| set);
+            // One endpoint speaks for all: they are of one network, and dialled alike.
+            let endpoint = sets.flat_map(|set| &set.endpoints).next();
+            let wrong = match (port, endpoint.map(|endpoint| deny.denies(endpoint.address))) {
+                (Some(port), _) if !service.ports.contains_key(port) => {
+                    format!("has no port {port}; write one that it has")
+                }
+                (_, None) => format!("has no endpoint in network {network} that can be dialled"),
+                (_, Some(Some(rule))) => {
+                    format!("has an endpoint at {rule}, which is never dialled; see dial.allow")
+                }
+                (_, Some(None)) => continue,
+            };
+            let (file, line) = (config.file.display(), exposed.line);
+            self.warnings
+                .push(format!("{file}:{line}: warning: {host} {wrong}"));
         }
     }
 }

@@ -48,7 +48,23 @@ fn write_set(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
     for file in &files {
         let path = args.dir.join(&file.name);
         write_file(&args.dir, file).with_context(|| format!("cannot write {}", path.display()))?;
-        writeln!(out, "{:<24}  {}", path.display(), file.about)?;
+    }
+    // Only now: whoever reads this may stop reading, and half a set fits nobody.
+    match say(args, &files, out) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        said => Ok(said?),
+    }
+}
+
+/// Says what was written, and what to do with it.
+fn say(args: &Args, files: &[File], out: &mut impl Write) -> io::Result<()> {
+    for file in files {
+        writeln!(
+            out,
+            "{:<24}  {}",
+            args.dir.join(&file.name).display(),
+            file.about
+        )?;
     }
     // The gateway takes a relative path from the folder of its strait.yaml, wherever that is.
     let dir = fs::canonicalize(&args.dir)?;
@@ -59,8 +75,11 @@ fn write_set(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
         "  identity: {{kind: files, chain: {dir}/gateway.crt, key: {dir}/gateway.key, \
          roots: {dir}/root.crt}}"
     )?;
-    writeln!(out, "and type:\n  strait check -c strait.yaml")?;
-    Ok(())
+    writeln!(
+        out,
+        "and type `strait check -c strait.yaml`; deploy/local/strait.yaml of the source names the \
+         folder certs beside deploy"
+    )
 }
 
 /// One file of the set, before it is written.

@@ -330,7 +330,7 @@ fn limits(top: &mut Fields<'_>) {
         && !(limits.is_map() && limits.is_vacant())
     {
         limits.error(
-            "cannot be set: no limit is built yet",
+            "cannot be set: the limits have fixed values, which the README lists",
             "`limits: {}` or remove the key",
         );
     }

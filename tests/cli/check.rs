@@ -246,3 +246,37 @@ fn a_private_key_that_everybody_may_read_is_a_warning_at_its_line() {
         assert_eq!(check(folder.path()).await.stderr, "");
     });
 }
+
+#[test]
+fn an_exposure_that_leads_nowhere_is_a_warning_at_its_line() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        let cases = [
+            (
+                planted(GOOD, &[(16, ":80", ":81")]),
+                GOOD_MESH.to_owned(),
+                "has no port 81",
+            ),
+            (
+                GOOD.to_owned(),
+                planted(GOOD_MESH, &[(11, "east", "west")]),
+                "has no endpoint in network east",
+            ),
+            (
+                GOOD.to_owned(),
+                planted(GOOD_MESH, &[(12, "10.0.0.1", "127.0.0.9")]),
+                "has an endpoint at a loopback address",
+            ),
+        ];
+        for (config, mesh, wanted) in cases {
+            write(folder.path(), "strait.yaml", &config);
+            write(folder.path(), "mesh.yaml", &mesh);
+            let checked = check(folder.path()).await;
+            let warned = checked
+                .stderr
+                .lines()
+                .any(|line| line.contains("strait.yaml:16: warning: ") && line.contains(wanted));
+            assert!(warned && checked.code == Some(0), "{wanted}: {checked:?}");
+        }
+    });
+}

@@ -1,7 +1,8 @@
 //! The demo's two clusters on one machine: certificates, endpoints, and the gateway's process.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -265,6 +266,7 @@ fn write_files(folder: &Path, identities: &Identities, net: [u8; 2]) -> anyhow::
     write("root.crt", &identities.root)?;
     write("gateway.crt", &identities.gateway.chain_pem)?;
     write("gateway.key", &identities.gateway.key_pem)?;
+    std::fs::set_permissions(folder.join("gateway.key"), Permissions::from_mode(0o600))?;
     write(
         "strait.yaml",
         &format!(
