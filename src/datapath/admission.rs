@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Handshakes in flight. Each holds at most 32 KiB for at most 5 s: 32 MiB in all.
 const HANDSHAKES_MAX: usize = 1024;
-/// Handshakes in flight from one source. A node's clients may share an address, and reconnect
-/// together; a handshake takes about a millisecond, so this many are a moment's work.
+/// Handshakes in flight from one source, once half of all places are taken: many clients may
+/// share an address, and reconnect together after a restart of ours.
 const HANDSHAKES_PER_SOURCE_MAX: usize = 128;
 /// Descriptors that are kept back: listeners, epoll, files, and 64 connections to the admin ports.
 const DESCRIPTORS_RESERVED: usize = 128;
@@ -102,8 +102,9 @@ impl Admission {
         if handshakes.all >= HANDSHAKES_MAX {
             return Err(Shed::Handshakes);
         }
+        let all = handshakes.all;
         let of_source = handshakes.by_source.entry(source).or_default();
-        if *of_source >= HANDSHAKES_PER_SOURCE_MAX {
+        if *of_source >= HANDSHAKES_PER_SOURCE_MAX && all >= HANDSHAKES_MAX / 2 {
             return Err(Shed::Source);
         }
         *of_source += 1;
@@ -159,7 +160,7 @@ mod tests {
     fn one_source_leaves_room_for_the_others_and_gives_its_own_back() {
         let admission = Admission::new(10_000);
         let take = |text: &str| admission.handshake(ip(text));
-        let held: Vec<_> = (0..HANDSHAKES_PER_SOURCE_MAX)
+        let held: Vec<_> = (0..HANDSHAKES_MAX / 2)
             .map(|index| take(&format!("2001:db8::{index:x}")).expect("a place"))
             .collect();
         assert_eq!(

@@ -67,9 +67,9 @@ fn settings() -> Builder {
 /// # Errors
 /// The HTTP/2 preface did not come, or not in time.
 pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> Result<(), Refused> {
-    let stream = http2(gateway, session.stream, session.held, peer).await?;
+    let stream = http2(gateway, session.stream, &session.held, peer).await?;
     if let Some(stream) = stream {
-        linger::close(stream.into_inner().0).await;
+        linger::close(stream.into_inner().0, linger::PEER).await;
     }
     Ok(())
 }
@@ -78,7 +78,7 @@ pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> R
 pub async fn http2<S>(
     gateway: &Arc<Gateway>,
     stream: S,
-    held: Held,
+    held: &Held,
     peer: Arc<Peer>,
 ) -> Result<Option<S>, Refused>
 where
@@ -104,7 +104,7 @@ where
 struct Server<'a> {
     gateway: &'a Arc<Gateway>,
     peer: Arc<Peer>,
-    held: Held,
+    held: &'a Held,
     window: Arc<StreamWindow>,
     exhausted: Arc<Notify>,
 }

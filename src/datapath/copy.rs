@@ -148,7 +148,9 @@ impl Upload {
     }
 
     fn receive(&mut self, cx: &mut Context<'_>, tunnel: &mut Tunnel) -> Result<(), Reason> {
-        while !self.ended && self.pending.len() < FRAMES_MAX {
+        // All of it, which the window bounds: behind it may stand the end of the stream, and h2
+        // forgets that when the connection breaks.
+        while !self.ended {
             match tunnel.poll_receive(cx) {
                 Poll::Pending => break,
                 Poll::Ready(Err(reason)) => return Err(reason),

@@ -201,12 +201,15 @@ const METADATA: [IpAddr; 5] = [
 ];
 
 /// The IPv4 address that a translator would make of an IPv6 one: IPv4-compatible (RFC 4291
-/// section 2.5.5.1) and the well-known NAT64 prefix (RFC 6052).
+/// section 2.5.5.1), NAT64 (RFC 6052 and RFC 8215) and 6to4 (RFC 3056).
 fn embedded(ip: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(ip) = ip else { return None };
-    let [a, b, c, d] = *ip.octets().last_chunk()?;
-    let translated = matches!(ip.segments(), [0 | 0x64, 0 | 0xff9b, 0, 0, 0, 0, _, _]);
-    translated.then_some(Ipv4Addr::new(a, b, c, d))
+    let (high, low) = match ip.segments() {
+        [0, 0, 0, 0, 0, 0, high, low] | [0x64, 0xff9b, 0 | 1, .., high, low] => (high, low),
+        [0x2002, high, low, ..] => (high, low),
+        _ => return None,
+    };
+    Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
 }
 
 /// Whether `address` leads back to the listener at `own`: the exact address, or for a wildcard
@@ -230,7 +233,15 @@ fn is_of_this_host(ip: IpAddr) -> bool {
         socket.connect((ip, 9))?;
         Ok(socket.local_addr()?.ip())
     };
-    ip.is_loopback() || local().is_ok_and(|local| local == ip)
+    ip.is_loopback()
+        || match local() {
+            Ok(local) => local == ip,
+            // Without a route the dial fails as well. Any other failure is no reason to trust.
+            Err(error) => !matches!(
+                error.kind(),
+                io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable
+            ),
+        }
 }
 
 #[cfg(test)]
@@ -259,6 +270,8 @@ mod tests {
             "192.0.0.192:80",
             "[64:ff9b::169.254.169.254]:80",
             "[::127.0.0.1]:80",
+            "[64:ff9b:1::127.0.0.1]:80",
+            "[2002:a9fe:a9fe::1]:80",
             "0.0.0.0:80",
             "0.1.2.3:80",
             "[::]:80",

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use socket2::SockRef;
 use tokio::sync::watch;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
 use crate::lifecycle::{Phase, reached};
@@ -169,6 +170,12 @@ impl Ends<'_> {
             () = self.revoked(&upstream.right) => forced(Reason::Revoked),
         };
         if let Err(reason) = outcome.ended {
+            if reason == Reason::UpstreamReset {
+                // A reset drops what h2 has not written yet. What the endpoint said last has had
+                // its window, so the connection writes it when it has its turn.
+                yield_now().await;
+                yield_now().await;
+            }
             tunnel.reset(reason);
         }
         outcome
@@ -207,7 +214,7 @@ async fn close(upstream: Upstream, outcome: &Outcome) {
             Ok(()) => drop(upstream.stream),
             // What it still sends has no reader: closing at once would take back, by RST, what
             // it has not read yet.
-            Err(_) => linger::close(upstream.stream).await,
+            Err(_) => linger::close(upstream.stream, linger::ENDPOINT).await,
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::tls::{ALPN_H2, refusal_of};
 
 use super::Gateway;
 use super::accept::{Accepted, Held};
+use super::admission::Handshake;
 
 /// A TLS session with a peer whose certificate chain holds.
 #[derive(Debug)]
@@ -31,8 +32,9 @@ pub struct Refused {
     pub refusal: HandshakeRefusal,
     /// The TLS library's own words.
     pub detail: String,
-    /// The socket, to be closed only when the peer has read its alert.
-    pub alerted: Option<TcpStream>,
+    /// The socket, to be closed only when the peer has read its alert, and what is counted of it
+    /// until then.
+    pub alerted: Option<(TcpStream, Handshake, Held)>,
 }
 
 impl Refused {
@@ -49,6 +51,8 @@ impl Refused {
 /// The time for the whole handshake. A round trip between far regions is under 0.3 s, and a peer
 /// without identity holds a slot for no longer than this.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// The time for an alert to leave.
+const ALERT_DEADLINE: Duration = Duration::from_secs(1);
 /// Does the handshake under the current TLS configuration.
 ///
 /// # Errors
@@ -58,8 +62,9 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
         .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
     let acceptor = TlsAcceptor::from(gateway.tls.load_full());
     let handshake = acceptor.accept(stream).into_fallible();
-    let told = |refusal, detail: &dyn ToString, socket| Refused {
-        alerted: Some(socket),
+    let (slot, held) = (accepted.handshake, accepted.held);
+    let told = |refusal, detail: &dyn ToString, socket, slot, held| Refused {
+        alerted: Some((socket, slot, held)),
         ..Refused::new(refusal, detail)
     };
     match timeout(HANDSHAKE_DEADLINE, handshake).await {
@@ -67,19 +72,20 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
             HandshakeRefusal::Timeout,
             &"no handshake within 5 s",
         )),
-        Ok(Err((error, socket))) => Err(told(refusal(&error), &error, socket)),
-        Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => Ok(Session {
-            stream,
-            held: accepted.held,
-        }),
+        Ok(Err((error, socket))) => Err(told(refusal(&error), &error, socket, slot, held)),
+        Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => {
+            Ok(Session { stream, held })
+        }
         Ok(Ok(mut stream)) => {
             // rustls refuses a wrong ALPN offer but lets a missing one pass.
-            let _ = timeout(HANDSHAKE_DEADLINE, stream.shutdown()).await;
+            let _ = timeout(ALERT_DEADLINE, stream.shutdown()).await;
             let socket = stream.into_inner().0;
             Err(told(
                 HandshakeRefusal::NoAlpn,
                 &"the peer did not offer ALPN h2",
                 socket,
+                slot,
+                held,
             ))
         }
     }

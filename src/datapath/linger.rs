@@ -9,17 +9,33 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// A few round trips between far regions.
-const LINGER: Duration = Duration::from_secs(1);
-/// What a peer may still have sent: a certificate chain, or window updates for all its tunnels.
-const BYTES_MAX: u64 = 16 * 1024;
+/// How long, and for how many bytes, the other side's end is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    time: Duration,
+    bytes_max: u64,
+}
 
-/// Sends FIN, then reads and drops what the peer sends until it closes too, or for a second.
-pub async fn close(mut stream: TcpStream) {
+/// For peers: a few round trips between far regions, and what they may still have sent, which is
+/// a certificate chain or window updates for all their tunnels.
+pub const PEER: Patience = Patience {
+    time: Duration::from_secs(1),
+    bytes_max: 16 * 1024,
+};
+
+/// For endpoints that have yet to read what their peer sent before it went away, and may be
+/// sending meanwhile.
+pub const ENDPOINT: Patience = Patience {
+    time: Duration::from_secs(30),
+    bytes_max: 64 * 1024 * 1024,
+};
+
+/// Sends FIN, then reads and drops what the other side sends until it closes too, or patience ends.
+pub async fn close(mut stream: TcpStream, patience: Patience) {
     let drain = async {
         stream.shutdown().await?;
-        tokio::io::copy(&mut stream.take(BYTES_MAX), &mut tokio::io::sink()).await
+        tokio::io::copy(&mut stream.take(patience.bytes_max), &mut tokio::io::sink()).await
     };
-    // A peer that does not close in time, or has gone, changes nothing for us.
-    let _ = timeout(LINGER, drain).await;
+    // Another side that does not close in time, or has gone, changes nothing for us.
+    let _ = timeout(patience.time, drain).await;
 }

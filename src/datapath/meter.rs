@@ -20,13 +20,18 @@ const CREDIT_PER_SECOND: u64 = 2_000;
 const BYTES_PER_CREDIT: u64 = 64;
 /// What a frame of ours with an answer or bytes earns: the peer acknowledges what it is sent.
 const CREDIT_PER_ANSWER: u64 = 4;
+/// What a refusal earns. A client that tries a service that is down 500 times a second must not
+/// lose the tunnels that it has to others.
+const CREDIT_PER_REFUSAL: u64 = 2;
 
 /// Prices by the work that a frame makes, in credits.
 const PRICE_CONTROL: u64 = 2;
 const PRICE_REQUEST: u64 = 4;
 const PRICE_RESET: u64 = 4;
 const PRICE_CONTINUATION: u64 = 10;
-/// Bytes of a header block for one credit: HPACK may make a field of each.
+/// Bytes of a header block that go with its request: Istio's headers, mostly indexed.
+const HEADER_BYTES_FREE: u64 = 128;
+/// Further bytes of a header block for one credit: HPACK may make a field of each.
 const HEADER_BYTES_PER_CREDIT: u64 = 32;
 /// A DATA frame with fewer bytes than it takes to earn its price is no better than a control frame.
 const SMALL_DATA_BYTES: u64 = 32;
@@ -96,14 +101,16 @@ impl Meter {
 
     /// Earns what we sent.
     pub fn sent(&mut self, bytes: &[u8]) {
-        let (mut answers, mut carried) = (0, 0);
-        self.outbound.walk(bytes, |frame| {
-            if matches!(frame.kind, DATA | HEADERS) {
-                answers += 1;
+        let (mut earned, mut carried) = (0, 0);
+        self.outbound.walk(bytes, |frame| match frame.kind {
+            HEADERS if frame.flags & END_STREAM != 0 => earned += CREDIT_PER_REFUSAL,
+            DATA | HEADERS => {
+                earned += CREDIT_PER_ANSWER;
                 carried += frame.length;
             }
+            _ => {}
         });
-        self.earn(answers * CREDIT_PER_ANSWER);
+        self.earn(earned);
         self.earn_bytes(carried);
     }
 
@@ -150,7 +157,10 @@ impl Frame {
     fn price(self) -> u64 {
         match self.kind {
             DATA if self.length >= SMALL_DATA_BYTES || self.flags & END_STREAM != 0 => 0,
-            HEADERS => PRICE_REQUEST + self.length / HEADER_BYTES_PER_CREDIT,
+            HEADERS => {
+                let dear = self.length.saturating_sub(HEADER_BYTES_FREE);
+                PRICE_REQUEST + dear / HEADER_BYTES_PER_CREDIT
+            }
             CONTINUATION => PRICE_CONTINUATION + self.length / HEADER_BYTES_PER_CREDIT,
             RST_STREAM => PRICE_RESET,
             // Unknown frames are skipped, so nothing else bounds their length.
@@ -236,7 +246,7 @@ mod tests {
         assert_eq!(allowed(&frame(RST_STREAM, 0, 4)), 5_000);
         assert_eq!(allowed(&frame(UNKNOWN, 0, 16_384)), 77);
         // A header block of one-byte references.
-        assert_eq!(allowed(&frame(HEADERS, 4, 4_000)), 155);
+        assert_eq!(allowed(&frame(HEADERS, 4, 4_000)), 160);
         assert_eq!(allowed(&frame(CONTINUATION, 0, 0)), 2_000);
     }
 
@@ -277,6 +287,16 @@ mod tests {
             meter.sent(&frame(DATA, 0, 100));
             meter.received(&frame(RST_STREAM, 0, 4)).expect("its end");
             tokio::time::advance(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_tries_a_dead_service_again_and_again_is_no_flood() {
+        let mut meter = meter();
+        for _ in 0..100_000 {
+            meter.received(&frame(HEADERS, 4, 120)).expect("a CONNECT");
+            meter.sent(&frame(HEADERS, END_STREAM | 4, 10));
+            tokio::time::advance(Duration::from_millis(2)).await;
         }
     }
 

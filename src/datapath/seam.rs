@@ -25,6 +25,8 @@ pub struct Seam<S> {
     exhausted: Arc<Notify>,
     /// Set once the credit is used up: nothing more is read.
     closed: bool,
+    /// The end of the stream, until it is told.
+    end: Option<io::Result<()>>,
 }
 
 /// What the owner of a connection keeps of its seam.
@@ -50,6 +52,7 @@ impl<S> Seam<S> {
             meter: Meter::new(),
             exhausted: Arc::clone(&exhausted),
             closed: false,
+            end: None,
         };
         (
             seam,
@@ -90,10 +93,20 @@ impl<S: AsyncRead + Unpin> AsyncRead for Seam<S> {
             // The owner has been woken and ends the connection; there is nothing to wait for.
             return Poll::Pending;
         }
+        if let Some(end) = self.end.take() {
+            return Poll::Ready(end);
+        }
         let budget = ready!(coop::poll_proceed(cx));
         let before = buffer.filled().len();
-        ready!(self.stream()?.poll_read(cx, buffer))?;
+        let read = ready!(self.stream()?.poll_read(cx, buffer));
         budget.made_progress();
+        if read.is_err() || buffer.filled().len() == before {
+            // Told one turn late: h2 forgets that a stream has ended when its connection does, and
+            // the tunnels whose last bytes came together with this end shall have seen theirs.
+            self.end = Some(read);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         match self.meter.received(&buffer.filled()[before..]) {
             Ok(frames) => {
                 spend(cx, frames / FRAMES_PER_UNIT);

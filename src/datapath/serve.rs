@@ -31,8 +31,8 @@ async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
     };
     if let Err(refused) = served.await {
         handshake_refused(&gateway.metrics, address, refused.refusal, &refused.detail);
-        if let Some(socket) = refused.alerted {
-            linger::close(socket).await;
+        if let Some((socket, _slot, _held)) = refused.alerted {
+            linger::close(socket, linger::PEER).await;
         }
     }
 }

@@ -65,7 +65,7 @@ fn serve(not_after: SystemTime) -> (JoinHandle<Result<(), Refused>>, DuplexStrea
             load: Load::default().add(),
             descriptor: gateway.admission.connection(),
         };
-        let served = connect::http2(&gateway, ours, held, peer(not_after));
+        let served = connect::http2(&gateway, ours, &held, peer(not_after));
         served.await.map(|_| ())
     });
     (served, theirs)

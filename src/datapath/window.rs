@@ -87,9 +87,11 @@ impl StreamWindow {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let next = self.next_size(self.wanted.swap(false, Ordering::Relaxed));
+        let wanted = self.wanted.swap(false, Ordering::Relaxed);
+        let next = self.next_size(wanted);
         if next != self.bytes() {
             if connection.set_initial_window_size(next).is_err() {
+                self.wanted.fetch_or(wanted, Ordering::Relaxed);
                 return false;
             }
             self.bytes.store(next, Ordering::Relaxed);

@@ -256,3 +256,40 @@ fn what_a_client_sent_before_its_end_is_delivered_though_it_resets_after_it() {
         ended(&gateway, "downstream_cancelled", 2.0).await;
     });
 }
+
+#[test]
+fn an_upload_whose_end_comes_together_with_the_end_of_its_connection_is_delivered() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let (tell, mut told) = tokio::sync::mpsc::channel(1);
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
+            let tell = tell.clone();
+            async move {
+                let all = bytes::expect(&mut stream, UP, 0, SENT).await;
+                let end = stream.read(&mut [0; 1]).await.map_err(|error| error.kind());
+                tell.send((all.is_ok(), end)).await.expect("the test waits");
+            }
+        });
+        let connect: [(&str, &[u8]); 2] =
+            [(":method", b"CONNECT"), (":authority", ECHO.as_bytes())];
+        for round in 0..20 {
+            let mut peer = RawPeer::connect(&gateway).await;
+            peer.headers(1, &connect).await;
+            assert_eq!(peer.ending(1).await, Ending::Answered);
+            let mut sent = Vec::new();
+            for from in (0..SENT).step_by(CHUNK) {
+                let end = u8::from(from + CHUNK as u64 == SENT) * raw::END_STREAM;
+                sent.extend(raw::frame(
+                    raw::DATA,
+                    end,
+                    1,
+                    &bytes::of(UP, from, from + CHUNK as u64),
+                ));
+            }
+            peer.write(&sent).await;
+            drop(peer);
+            assert_eq!(told.recv().await, Some((true, Ok(0))), "round {round}");
+        }
+    });
+}

@@ -102,7 +102,7 @@ fn serve(gateway: &Arc<Gateway>, stream: DuplexStream, peer: Arc<Peer>) -> JoinH
             descriptor: gateway.admission.connection(),
         };
         // A refusal is as good an end as any other.
-        drop(connect::http2(&gateway, stream, held, peer).await);
+        drop(connect::http2(&gateway, stream, &held, peer).await);
     })
 }
 
