@@ -267,8 +267,9 @@ fn an_upload_whose_end_comes_together_with_the_end_of_its_connection_is_delivere
             let tell = tell.clone();
             async move {
                 let all = bytes::expect(&mut stream, UP, 0, SENT).await;
+                let all = all.map_err(|error| error.kind());
                 let end = stream.read(&mut [0; 1]).await.map_err(|error| error.kind());
-                tell.send((all.is_ok(), end)).await.expect("the test waits");
+                tell.send((all, end)).await.expect("the test waits");
             }
         });
         let connect: [(&str, &[u8]); 2] =
@@ -288,8 +289,8 @@ fn an_upload_whose_end_comes_together_with_the_end_of_its_connection_is_delivere
                 ));
             }
             peer.write(&sent).await;
-            drop(peer);
-            assert_eq!(told.recv().await, Some((true, Ok(0))), "round {round}");
+            peer.leave().await;
+            assert_eq!(told.recv().await, Some((Ok(()), Ok(0))), "round {round}");
         }
     });
 }

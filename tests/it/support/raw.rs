@@ -97,6 +97,16 @@ impl RawPeer {
         )
     }
 
+    /// Ends the connection by FIN, without close_notify. A socket that is closed with something
+    /// unread would end by RST, and its kernel would take back what it has not sent.
+    pub async fn leave(mut self) {
+        let socket = socket2::SockRef::from(self.stream.get_ref().0);
+        socket
+            .shutdown(std::net::Shutdown::Write)
+            .expect("an open connection");
+        while self.next().await.is_some() {}
+    }
+
     pub async fn write(&mut self, bytes: &[u8]) {
         self.stream
             .write_all(bytes)
