@@ -80,7 +80,11 @@ impl Reloader {
         };
         loop {
             // Before the first event too: a file may have changed before it was watched.
-            self.apply_changes().await;
+            if self.apply_changes().await {
+                // A file that changed between its fingerprint and its reading was read as it is
+                // now, and remembered as it was then: the next change back would go unseen.
+                self.apply_changes().await;
+            }
             let now = self.files();
             if now == files {
                 watcher.changed().await;
@@ -103,18 +107,19 @@ impl Reloader {
 
     /// Reloads what has changed. What failed before is tried again with every change, as it may
     /// have waited for that one: a root for its file, an alias for the service that had its name.
-    async fn apply_changes(&mut self) {
+    /// Returns whether anything was reloaded.
+    async fn apply_changes(&mut self) -> bool {
         let files = self.files();
         // A large file takes its time, and admin pages live on this thread.
         let Ok(now) = tokio::task::spawn_blocking(move || fingerprints(&files)).await else {
-            return;
+            return false;
         };
         let is_new = |(file, print): &(&PathBuf, &u64)| self.seen.get(*file) != Some(*print);
         let changed = now.iter().filter(is_new).map(|(file, _)| file.clone());
         let changed: BTreeSet<_> = changed.collect();
         self.seen = now;
         if changed.is_empty() {
-            return;
+            return false;
         }
         let config = self.config.load_full();
         let has_changed = |what| {
@@ -136,7 +141,7 @@ impl Reloader {
                 for (what, error) in failures {
                     self.failed(what, error, has_changed(what));
                 }
-                return;
+                return true;
             }
             due.extend(failures.into_iter().map(|(what, _)| what));
         }
