@@ -12,9 +12,9 @@ use crate::config::{
     Severity,
 };
 use crate::datapath::dial::DenyList;
-use crate::snapshot::builder::{self, Change};
+use crate::snapshot::builder;
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Audience, Exposure, ExposureTable, Snapshot, TrustSet};
+use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
@@ -235,11 +235,7 @@ impl Report {
     /// Warns of exposed services whose tunnels could not be dialled as things are.
     fn warn_of_dead_ends(&mut self, config: &Config, mesh: &Mesh) {
         let network = config.gateway.network.as_str();
-        let change = Change {
-            mesh: Some((mesh.clone(), network.into())),
-            ..Change::default()
-        };
-        let snapshot = builder::build(&Snapshot::default(), change);
+        let services = builder::services_of(mesh, network);
         let own = config
             .listeners
             .iter()
@@ -248,7 +244,7 @@ impl Report {
         let deny = DenyList::new(config.dial.allow.clone(), own);
         for exposed in &config.exposure.services {
             let HostPort { host, port } = &exposed.service;
-            let Some(service) = snapshot.services.get(host.as_str()) else {
+            let Some(service) = services.get(host.as_str()) else {
                 continue;
             };
             let asked = |of: &u16| port.is_none_or(|only| only == *of);

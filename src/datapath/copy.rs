@@ -48,6 +48,17 @@ pub struct Outcome {
     pub endpoint_left_first: bool,
 }
 
+impl Outcome {
+    /// A tunnel that neither of its sides ended.
+    pub fn broken(reason: Reason) -> Self {
+        Self {
+            ended: Err(reason),
+            delivered: false,
+            endpoint_left_first: false,
+        }
+    }
+}
+
 /// The time for an endpoint to take what a peer sent before it went away.
 const DELIVERY_DEADLINE: Duration = Duration::from_secs(30);
 

@@ -62,11 +62,7 @@ pub async fn run(
             };
             ends.copy(window, tunnel, &upstream, &mut record).await
         }
-        Err(reason) => Outcome {
-            ended: Err(reason),
-            delivered: false,
-            endpoint_left_first: false,
-        },
+        Err(reason) => Outcome::broken(reason),
     };
     let early = connected.elapsed() < EARLY && record.sent_bytes() == 0;
     judge_endpoint(gateway, &upstream, &outcome, early);
@@ -158,16 +154,11 @@ impl Ends<'_> {
         record: &mut Record,
     ) -> Outcome {
         let mut phases = self.gateway.lifecycle.phases();
-        let forced = |reason| Outcome {
-            ended: Err(reason),
-            delivered: false,
-            endpoint_left_first: false,
-        };
         let outcome = tokio::select! {
             biased;
             outcome = copy::run(&mut tunnel, &upstream.stream, window, record) => outcome,
-            () = reached(&mut phases, Phase::Closing) => forced(Reason::DrainDeadline),
-            () = self.revoked(&upstream.right) => forced(Reason::Revoked),
+            () = reached(&mut phases, Phase::Closing) => Outcome::broken(Reason::DrainDeadline),
+            () = self.revoked(&upstream.right) => Outcome::broken(Reason::Revoked),
         };
         if let Err(reason) = outcome.ended {
             if reason == Reason::UpstreamReset {

@@ -51,6 +51,12 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     next
 }
 
+/// The services of a mesh with the endpoints that `network` could dial, for whoever only looks.
+pub fn services_of(mesh: &Mesh, network: &str) -> HashMap<Arc<str>, Arc<Service>> {
+    let endpoints = Endpoints::of(mesh, network, &States::new());
+    services(mesh, network, &endpoints).0
+}
+
 fn replaced<T: PartialEq>(old: &Arc<T>, new: Option<T>) -> Arc<T> {
     match new {
         Some(new) if new != **old => Arc::new(new),
