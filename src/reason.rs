@@ -38,6 +38,11 @@ pub enum Reason {
     DialFailed,
     /// This host is out of ports, descriptors or memory.
     Overloaded,
+    /// All tunnels together hold more bytes than they may: new ones are refused, and the fattest
+    /// of the stalled ones are reset.
+    BuffersFull,
+    /// The peer sent more than 64 KiB before it was answered.
+    EarlyData,
     /// The peer reset the stream with CANCEL or NO_ERROR: it has lost interest.
     DownstreamCancelled,
     /// The peer reset the stream with another code.
@@ -69,7 +74,7 @@ pub enum Blame {
 
 impl Reason {
     /// Every reason, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
@@ -83,6 +88,8 @@ impl Reason {
         Self::DialTimeout,
         Self::DialFailed,
         Self::Overloaded,
+        Self::BuffersFull,
+        Self::EarlyData,
         Self::DownstreamCancelled,
         Self::DownstreamReset,
         Self::DownstreamLost,
@@ -108,6 +115,8 @@ impl Reason {
             Self::DialTimeout => "dial_timeout",
             Self::DialFailed => "dial_failed",
             Self::Overloaded => "overloaded",
+            Self::BuffersFull => "buffers_full",
+            Self::EarlyData => "early_data",
             Self::DownstreamCancelled => "downstream_cancelled",
             Self::DownstreamReset => "downstream_reset",
             Self::DownstreamLost => "downstream_lost",
@@ -128,6 +137,7 @@ impl Reason {
             | Self::UnknownService
             | Self::NotExposed
             | Self::NotForPeer
+            | Self::EarlyData
             | Self::DownstreamReset
             | Self::DownstreamLost => Blame::Downstream,
             Self::NoEndpoint
@@ -137,6 +147,7 @@ impl Reason {
             | Self::UpstreamReset => Blame::Upstream,
             Self::DialDenied
             | Self::Overloaded
+            | Self::BuffersFull
             | Self::DrainDeadline
             | Self::Revoked
             | Self::Panic => Blame::Us,
@@ -187,7 +198,8 @@ impl Reason {
             | Self::DialRefused
             | Self::DialTimeout
             | Self::DialFailed
-            | Self::Overloaded => "CONNECT",
+            | Self::Overloaded
+            | Self::BuffersFull => "CONNECT",
             _ => "-",
         }
     }

@@ -4,6 +4,7 @@
 //! is a thread with a runtime of its own, so that no reload and no scrape ever delays a byte.
 
 mod inputs;
+mod memory;
 mod reload;
 
 use std::net::{SocketAddr, TcpListener};
@@ -23,6 +24,7 @@ use crate::admin::{self, AdminState};
 use crate::config::Config;
 use crate::datapath::accept::{self, Accepted, Worker};
 use crate::datapath::admission::Admission;
+use crate::datapath::budget::Budget;
 use crate::datapath::dial::DenyList;
 use crate::datapath::{Gateway, serve};
 use crate::lifecycle::Lifecycle;
@@ -124,6 +126,8 @@ impl App {
         });
         status.ready(DISCOVERY);
         let sockets = Sockets::bind(&inputs.config)?;
+        let buffers = inputs.config.limits.buffers.unwrap_or_else(memory::half);
+        let budget = Arc::new(Budget::new(buffers, metrics.buffers(buffers)));
         let own = sockets.addresses().chain([front.address]).collect();
         let gateway = Arc::new(Gateway {
             reader: publisher.reader(),
@@ -131,6 +135,7 @@ impl App {
             metrics: Arc::clone(&metrics),
             lifecycle: front.lifecycle,
             admission: Admission::new(raise_descriptor_limit()),
+            budget: Arc::clone(&budget),
             deny: DenyList::new(inputs.config.dial.allow.clone(), own),
         });
         status.set_certificate(inputs.material.status());
@@ -143,6 +148,7 @@ impl App {
         sockets.serve(&app, &log)?;
         app.status.ready(LISTENERS);
         inputs.announce(app.gateway.reader.load().version);
+        tokio::spawn(async move { budget.run().await });
         tokio::spawn(reload::Reloader::new(&app, inputs, seen, publisher, log).run());
         Ok(app)
     }

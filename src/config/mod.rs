@@ -65,6 +65,8 @@ pub struct Config {
     pub exposure: Exposure,
     /// Which addresses may be dialled in spite of the deny list. By default none.
     pub dial: Dial,
+    /// How much of this host strangers and slow readers may take. By default by the host's size.
+    pub limits: Limits,
     /// Data-path threads. Default 0, one per core: the data path is what this process is for.
     pub workers: usize,
     /// The admin pages. Default [`ADMIN`].
@@ -178,6 +180,14 @@ pub enum Discovery {
         #[serde(serialize_with = "lossy_path")]
         path: PathBuf,
     },
+}
+
+/// How much of this host strangers and slow readers may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Limits {
+    /// Bytes that all tunnels together may hold. Default: half of the memory that this process
+    /// may use, by its cgroup or by the machine's size.
+    pub buffers: Option<usize>,
 }
 
 /// Which services peers may reach through this gateway, and under which names.
@@ -341,6 +351,7 @@ impl Config {
             ("listeners", self.listeners != new.listeners),
             ("discovery", self.discovery != new.discovery),
             ("dial", self.dial != new.dial),
+            ("limits", self.limits != new.limits),
             ("workers", self.workers != new.workers),
             ("admin", self.admin != new.admin),
             ("metrics", self.metrics != new.metrics),

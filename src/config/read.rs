@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use bytesize::ByteSize;
 use spiffe::TrustDomain as SpiffeTrustDomain;
 
 use super::checks::{self, Opened};
@@ -12,12 +13,15 @@ use super::findings::Report;
 use super::yaml::Document;
 use super::{
     ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery, Drain, Examined,
-    Exposure, Gateway, Identity, IdentityFiles, Listener, Locality, Log, LogFormat, METRICS,
-    READINESS, Trust, TrustDomain,
+    Exposure, Gateway, Identity, IdentityFiles, Limits, Listener, Locality, Log, LogFormat,
+    METRICS, READINESS, Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
 const WORKERS_MAX: u16 = 1024;
+
+/// Less is a mistyped unit: it would not hold what one busy connection does.
+const BUFFERS_MIN: usize = 1 << 20;
 
 /// A longer drain is a mistyped unit: Kubernetes has killed the process long before.
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
@@ -66,7 +70,9 @@ fn sections(
         None => Some(Exposure::default()),
     };
     let dial = top.get("dial").map_or_else(|| Some(Dial::default()), dial);
-    limits(&mut top);
+    let limits = top
+        .get("limits")
+        .map_or_else(|| Some(Limits::default()), limits);
     let workers = top
         .get("workers")
         .map_or(Some(0), |value| value.number(0, WORKERS_MAX));
@@ -95,6 +101,7 @@ fn sections(
         discovery: discovery?,
         exposure: exposure?,
         dial: dial?,
+        limits: limits?,
         workers: workers?.into(),
         admin: Bind {
             bind: admin.address,
@@ -324,16 +331,23 @@ fn dial(value: Value<'_>) -> Option<Dial> {
     Some(Dial { allow: allow? })
 }
 
-/// Accepted empty, as the design's example has it; no limit can be set yet.
-fn limits(top: &mut Fields<'_>) {
-    if let Some(limits) = top.get("limits")
-        && !(limits.is_map() && limits.is_vacant())
-    {
-        limits.error(
-            "cannot be set: the limits have fixed values, which the README lists",
-            "`limits: {}` or remove the key",
-        );
-    }
+fn limits(value: Value<'_>) -> Option<Limits> {
+    let mut fields = value.fields("limits")?;
+    let buffers = match fields.get("buffers") {
+        Some(value) => size(value).map(Some),
+        None => Some(None),
+    };
+    fields.finish();
+    Some(Limits { buffers: buffers? })
+}
+
+fn size(value: Value<'_>) -> Option<usize> {
+    let wanted = "a size of at least 1MiB, such as `256MiB` or `1.5GiB`";
+    value.parsed(wanted, |text| {
+        let bytes: ByteSize = text.parse().ok()?;
+        let bytes = usize::try_from(bytes.as_u64()).ok()?;
+        (bytes >= BUFFERS_MIN).then_some(bytes)
+    })
 }
 
 fn bind<'a>(top: &mut Fields<'a>, key: &'static str, default: SocketAddr) -> Opened<'a> {

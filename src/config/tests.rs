@@ -84,7 +84,7 @@ fn every_key_is_read() {
         - anyone: true
       names: [echo.global, "echo.other:8080"]
 dial: {allow: ["127.0.0.0/8"]}
-limits: {}
+limits: {buffers: 1.5GiB}
 workers: 2
 admin: {bind: "[::1]:1"}
 metrics: {bind: "127.0.0.1:2"}
@@ -177,7 +177,10 @@ fn what_is_not_built_yet_is_told_from_what_is_unknown() {
         instead("route_by: authority", "sources: []"),
         format!("9: error: `listeners[].sources` {plan}")
     );
-    assert!(with("limits: {peers: 1}").starts_with("11: error: `limits` cannot be set"));
+    assert_eq!(
+        with("limits: {peers: 1}"),
+        "11: error: unknown key `peers` in `limits`; write `buffers`"
+    );
 }
 
 #[test]
@@ -372,6 +375,14 @@ fn values_of_the_wrong_kind_say_what_is_wanted() {
             "`workers` is `two`; write a whole number from 0 to 1024",
         ),
         (
+            "limits: {buffers: 512}",
+            "`limits.buffers` is `512`; write a size of at least 1MiB",
+        ),
+        (
+            "limits: {buffers: a lot}",
+            "`limits.buffers` is `a lot`; write a size of at least 1MiB",
+        ),
+        (
             "drain: {lag: 5}",
             "`drain.lag` is `5`; write a duration of at most 1h, such as",
         ),
@@ -434,10 +445,11 @@ fn a_change_says_which_keys_need_a_restart() {
     new.exposure.default = DefaultExposure::All;
     assert!(old.restart_only_changes(&new).is_empty());
     new.workers = 3;
+    new.limits.buffers = Some(1 << 20);
     new.drain.lag = Duration::ZERO;
     new.log.format = LogFormat::Json;
     let keys = old.restart_only_changes(&new);
-    assert_eq!(keys, ["workers", "drain", "log.format"]);
+    assert_eq!(keys, ["limits", "workers", "drain", "log.format"]);
 }
 
 proptest! {

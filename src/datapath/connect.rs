@@ -5,7 +5,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
 use http::{Method, Request};
@@ -24,7 +23,7 @@ use super::identity::Peer;
 use super::seam::Seam;
 use super::tunnel::{Requested, Target};
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
-use super::{Gateway, forward, keepalive, linger};
+use super::{Gateway, budget, forward, keepalive, linger};
 
 /// The time from TLS to the HTTP/2 preface, which a client sends without waiting for us.
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
@@ -110,7 +109,7 @@ struct Server<'a> {
 }
 
 impl Server<'_> {
-    async fn run<S>(self, mut connection: Connection<S, Bytes>)
+    async fn run<S>(self, mut connection: Connection<S, budget::Held>)
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -162,7 +161,7 @@ impl Server<'_> {
 
     /// Says GOAWAY and ends the connection with all its tunnels, in bounded time: a peer that
     /// does not read must not hold it.
-    async fn end<S>(&self, mut connection: Connection<S, Bytes>, code: h2::Reason)
+    async fn end<S>(&self, mut connection: Connection<S, budget::Held>, code: h2::Reason)
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -174,7 +173,7 @@ impl Server<'_> {
         debug!(peer = %self.peer.source.principal, %why, "connection ended");
     }
 
-    fn tunnel(&self, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+    fn tunnel(&self, request: Request<RecvStream>, mut respond: SendResponse<budget::Held>) {
         if self.peer.not_after <= SystemTime::now() {
             // GOAWAY has been sent; until the peer has seen it, it may try.
             return respond.send_reset(h2::Reason::REFUSED_STREAM);
@@ -188,7 +187,8 @@ impl Server<'_> {
             let (asked, target) = target(&request);
             // The header map is dropped here, before anything waits: a peer must not make us
             // hold thousands of fields for as long as a dial takes.
-            let stream = Requested::new(request.into_body(), respond);
+            let account = gateway.budget.account();
+            let stream = Requested::new(request.into_body(), respond, account);
             forward::run(&gateway, &peer, &window, stream, &asked, target).await;
         });
     }

@@ -88,7 +88,12 @@ pub async fn run(
     if gone && !upload.done {
         // A peer that sent END_STREAM and then went away has been promised delivery (contract 10,
         // Ends). h2 still holds what it sent; without END_STREAM this fails at once.
-        let rest = poll_fn(|cx| upload.poll(cx, tunnel, upstream, window, record));
+        let rest = poll_fn(|cx| {
+            if let Poll::Ready(reason) = tunnel.poll_evicted(cx) {
+                return Poll::Ready(Err(reason));
+            }
+            upload.poll(cx, tunnel, upstream, window, record)
+        });
         if let Ok(Err(Reason::UpstreamReset)) = timeout(DELIVERY_DEADLINE, rest).await {
             ended = Err(Reason::UpstreamReset);
         }

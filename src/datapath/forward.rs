@@ -78,6 +78,9 @@ async fn establish(
     requested: &mut Requested,
     record: &mut Record,
 ) -> Result<Upstream, Reason> {
+    if !gateway.budget.has_room() {
+        return Err(Reason::BuffersFull);
+    }
     let permit = {
         let snapshot = gateway.reader.load();
         let route = route::run(&snapshot, target?)?;

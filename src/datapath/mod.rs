@@ -19,6 +19,7 @@
 pub mod accept;
 pub mod admission;
 pub mod balance;
+pub mod budget;
 pub mod connect;
 pub mod copy;
 pub mod dial;
@@ -57,6 +58,8 @@ pub struct Gateway {
     pub lifecycle: Lifecycle,
     /// How much strangers may take.
     pub admission: admission::Admission,
+    /// How much all tunnels may hold.
+    pub budget: Arc<budget::Budget>,
     /// The addresses that are never dialled.
     pub deny: dial::DenyList,
 }

@@ -17,10 +17,12 @@ use crate::tls::{self, Material, dev};
 
 use super::accept::{Held, Load};
 use super::admission::Admission;
+use super::budget::Budget;
 use super::handshake::Refused;
 use super::identity::Peer;
 use super::{Gateway, connect, dial};
 
+const BUFFERS: usize = 1 << 20;
 const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 fn gateway() -> Arc<Gateway> {
@@ -31,10 +33,12 @@ fn gateway() -> Arc<Gateway> {
     let leaf = leaf.expect("a leaf");
     let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
     let tls = tls::server_config(&material.expect("material"), &[]).expect("a configuration");
+    let metrics = Arc::new(Metrics::new());
     Arc::new(Gateway {
         reader: Publisher::new().reader(),
         tls: ArcSwap::new(tls),
-        metrics: Arc::new(Metrics::new()),
+        budget: Arc::new(Budget::new(BUFFERS, metrics.buffers(BUFFERS))),
+        metrics,
         lifecycle: Lifecycle::new(),
         admission: Admission::new(1024),
         deny: dial::DenyList::default(),
@@ -58,9 +62,15 @@ fn peer(not_after: SystemTime) -> Arc<Peer> {
 
 /// The server's end of a connection, and the scripted end.
 fn serve(not_after: SystemTime) -> (JoinHandle<Result<(), Refused>>, DuplexStream) {
+    serve_by(gateway(), not_after)
+}
+
+fn serve_by(
+    gateway: Arc<Gateway>,
+    not_after: SystemTime,
+) -> (JoinHandle<Result<(), Refused>>, DuplexStream) {
     let (ours, theirs) = duplex(1 << 20);
     let served = tokio::spawn(async move {
-        let gateway = gateway();
         let held = Held {
             load: Load::default().add(),
             descriptor: gateway.admission.connection(),
@@ -123,6 +133,28 @@ async fn a_used_connection_that_answers_pings_lives_on() {
     assert_eq!(status, http::StatusCode::SERVICE_UNAVAILABLE);
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert!(!connection.is_finished() && !served.is_finished());
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_buffers_are_full_new_tunnels_are_refused() {
+    let gateway = gateway();
+    let stalled = gateway.budget.account();
+    stalled.take(BUFFERS + 1);
+    let (_served, theirs) = serve_by(Arc::clone(&gateway), SystemTime::now() + FAR);
+    let (mut send, connection) = client(theirs).await;
+    tokio::spawn(connection);
+    for (reason, count) in [("buffers_full", 1), ("unknown_service", 1)] {
+        let request = http::Request::connect("unknown:80")
+            .body(())
+            .expect("a request");
+        let (answer, _) = send.send_request(request, true).expect("a stream");
+        let status = answer.await.expect("an answer").status();
+        assert_eq!(status, http::StatusCode::SERVICE_UNAVAILABLE);
+        let line = format!("strait_tunnels_total{{reason=\"{reason}\"}} {count}\n");
+        let metrics = gateway.metrics.encode();
+        assert!(metrics.contains(&line), "{line} in\n{metrics}");
+        stalled.give_back(BUFFERS);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,9 @@
 //! h2's handles are wrapped so that a stream can only end in ways that its peer reads rightly:
 //! whatever is dropped too early is reset by a code that nobody takes for a clean end.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
@@ -13,6 +15,11 @@ use http::Response;
 
 use crate::reason::Reason;
 use crate::wire::Authority;
+
+use super::budget::{Account, Held};
+
+/// What a peer may send before it is answered: the first flight of an inner TLS connection.
+const EARLY_BYTES_MAX: usize = 64 * 1024;
 
 /// What a tunnel asks for.
 #[derive(Debug)]
@@ -28,14 +35,63 @@ impl Target {
 /// A CONNECT that was not answered yet. Dropped without an answer, it is reset.
 #[derive(Debug)]
 pub struct Requested {
-    receive: RecvStream,
+    incoming: Incoming,
     respond: Answer,
+}
+
+/// The receiving half of a stream. What it holds is on the tunnel's account until it is released.
+#[derive(Debug)]
+struct Incoming {
+    receive: RecvStream,
+    account: Arc<Account>,
+    unreleased: usize,
+    /// What came before the answer.
+    early: VecDeque<Bytes>,
+}
+
+impl Incoming {
+    /// The next bytes, on the account; none at END_STREAM.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
+        self.receive.poll_data(cx).map(|data| match data {
+            Some(Ok(bytes)) => {
+                self.unreleased += bytes.len();
+                self.account.take(bytes.len());
+                Ok(Some(bytes))
+            }
+            Some(Err(error)) => Err(reason_of(&error)),
+            None => Ok(None),
+        })
+    }
+
+    fn release(&mut self, bytes: usize) -> Result<(), h2::Error> {
+        self.unreleased -= bytes;
+        self.account.give_back(bytes);
+        self.receive.flow_control().release_capacity(bytes)
+    }
+
+    /// Takes in what the peer sends before it is answered, until that is too much.
+    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
+        // Its end and its errors are found again once the stream is a tunnel.
+        while let Poll::Ready(Ok(Some(bytes))) = self.poll(cx) {
+            self.early.push_back(bytes);
+            if self.unreleased > EARLY_BYTES_MAX {
+                return Poll::Ready(Reason::EarlyData);
+            }
+        }
+        self.account.poll_evicted(cx).map(|()| Reason::BuffersFull)
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        self.account.give_back(self.unreleased);
+    }
 }
 
 /// The answer's half of a CONNECT, which resets the stream if it is dropped too early.
 #[derive(Debug)]
 struct Answer {
-    respond: SendResponse<Bytes>,
+    respond: SendResponse<Held>,
     given: bool,
 }
 
@@ -48,10 +104,15 @@ impl Drop for Answer {
 }
 
 impl Requested {
-    /// A CONNECT whose headers were read.
-    pub fn new(receive: RecvStream, respond: SendResponse<Bytes>) -> Self {
+    /// A CONNECT whose headers were read, with the account of its tunnel.
+    pub fn new(receive: RecvStream, respond: SendResponse<Held>, account: Arc<Account>) -> Self {
         Self {
-            receive,
+            incoming: Incoming {
+                receive,
+                account,
+                unreleased: 0,
+                early: VecDeque::new(),
+            },
             respond: Answer {
                 respond,
                 given: false,
@@ -68,7 +129,7 @@ impl Requested {
         match self.respond.respond.send_response(Response::new(()), false) {
             Ok(send) => Ok(Tunnel {
                 send,
-                receive: self.receive,
+                incoming: self.incoming,
                 sent_all: false,
                 received_all: false,
             }),
@@ -76,11 +137,17 @@ impl Requested {
         }
     }
 
-    /// Refuses with an empty body, or by REFUSED_STREAM where the drain left no time to try.
+    /// Refuses with an empty body, or by a reset: REFUSED_STREAM where the drain left no time to
+    /// try, ENHANCE_YOUR_CALM where too much came too early.
     pub fn refuse(mut self, reason: Reason) {
         self.respond.given = true;
-        if reason == Reason::DrainDeadline {
-            return self.respond.respond.send_reset(h2::Reason::REFUSED_STREAM);
+        let reset = match reason {
+            Reason::DrainDeadline => Some(h2::Reason::REFUSED_STREAM),
+            Reason::EarlyData => Some(h2::Reason::ENHANCE_YOUR_CALM),
+            _ => None,
+        };
+        if let Some(code) = reset {
+            return self.respond.respond.send_reset(code);
         }
         let mut response = Response::new(());
         *response.status_mut() = reason.status();
@@ -88,12 +155,19 @@ impl Requested {
         let _ = self.respond.respond.send_response(response, true);
     }
 
-    /// Waits until the peer has reset the stream or lost its connection.
+    /// Waits until the stream must not go on: its peer has reset it, lost its connection or sent
+    /// too much too early, or we are short of memory.
     pub async fn cancelled(&mut self) -> Reason {
-        match poll_fn(|cx| self.respond.respond.poll_reset(cx)).await {
-            Ok(code) => reason_of_code(code),
-            Err(error) => reason_of(&error),
-        }
+        poll_fn(|cx| {
+            if let Poll::Ready(reset) = self.respond.respond.poll_reset(cx) {
+                return Poll::Ready(match reset {
+                    Ok(code) => reason_of_code(code),
+                    Err(error) => reason_of(&error),
+                });
+            }
+            self.incoming.poll_early(cx)
+        })
+        .await
     }
 }
 
@@ -101,8 +175,8 @@ impl Requested {
 /// code that no peer reads as a clean end.
 #[derive(Debug)]
 pub struct Tunnel {
-    send: SendStream<Bytes>,
-    receive: RecvStream,
+    send: SendStream<Held>,
+    incoming: Incoming,
     sent_all: bool,
     received_all: bool,
 }
@@ -113,14 +187,12 @@ impl Tunnel {
     /// # Errors
     /// The stream or its connection has broken.
     pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
-        self.receive.poll_data(cx).map(|data| match data {
-            Some(Ok(bytes)) => Ok(Some(bytes)),
-            Some(Err(error)) => Err(reason_of(&error)),
-            None => {
-                self.received_all = true;
-                Ok(None)
-            }
-        })
+        if let Some(bytes) = self.incoming.early.pop_front() {
+            return Poll::Ready(Ok(Some(bytes)));
+        }
+        let received = ready!(self.incoming.poll(cx));
+        self.received_all |= matches!(received, Ok(None));
+        Poll::Ready(received)
     }
 
     /// Gives receive window back, once the other side has taken the bytes.
@@ -128,9 +200,8 @@ impl Tunnel {
     /// # Errors
     /// The stream or its connection has broken.
     pub fn release(&mut self, bytes: usize) -> Result<(), Reason> {
-        self.receive
-            .flow_control()
-            .release_capacity(bytes)
+        self.incoming
+            .release(bytes)
             .map_err(|error| self.cause(&error))
     }
 
@@ -167,6 +238,7 @@ impl Tunnel {
     /// # Errors
     /// The stream or its connection has broken.
     pub fn send(&mut self, bytes: Bytes) -> Result<(), Reason> {
+        let bytes = self.incoming.account.hold(bytes);
         self.send
             .send_data(bytes, false)
             .map_err(|error| self.cause(&error))
@@ -178,20 +250,30 @@ impl Tunnel {
     /// The stream or its connection has broken.
     pub fn finish(&mut self) -> Result<(), Reason> {
         self.send.reserve_capacity(0);
+        let end = self.incoming.account.hold(Bytes::new());
         self.send
-            .send_data(Bytes::new(), true)
+            .send_data(end, true)
             .map_err(|error| self.cause(&error))?;
         self.sent_all = true;
         Ok(())
     }
 
-    /// Waits for a reset by the peer. It shares its waker with [`Tunnel::poll_capacity`]: both
-    /// are to be polled from one task.
+    /// Waits for a reset by the peer, or by us for want of memory. It shares its waker with
+    /// [`Tunnel::poll_capacity`]: both are to be polled from one task.
     pub fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
-        self.send.poll_reset(cx).map(|reset| match reset {
-            Ok(code) => reason_of_code(code),
-            Err(error) => reason_of(&error),
-        })
+        if let Poll::Ready(reset) = self.send.poll_reset(cx) {
+            return Poll::Ready(match reset {
+                Ok(code) => reason_of_code(code),
+                Err(error) => reason_of(&error),
+            });
+        }
+        self.poll_evicted(cx)
+    }
+
+    /// Waits until the tunnel has to go for want of memory.
+    pub fn poll_evicted(&self, cx: &Context<'_>) -> Poll<Reason> {
+        let evicted = self.incoming.account.poll_evicted(cx);
+        evicted.map(|()| Reason::BuffersFull)
     }
 
     /// Why an operation failed. h2 says of a stream that was reset only that it is closed.

@@ -8,10 +8,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use bytes::Bytes;
 use h2::server::Connection;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
+
+use super::budget::Held;
 
 /// The window of each stream at first.
 pub const STREAM_WINDOW_MIN: u32 = 256 * 1024;
@@ -83,7 +84,7 @@ impl StreamWindow {
     /// Grows or shrinks the window of all streams to what the number of streams allows.
     ///
     /// h2 takes one change at a time. Returns whether this one was taken, or none was due.
-    pub fn adjust<S>(&self, connection: &mut Connection<S, Bytes>) -> bool
+    pub fn adjust<S>(&self, connection: &mut Connection<S, Held>) -> bool
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {

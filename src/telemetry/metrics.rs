@@ -40,6 +40,8 @@ const ACCEPT_PAUSES: &str =
     "Pauses of 100 ms in which nothing was accepted for want of descriptors";
 const SHED: &str = "Connections turned away before their handshake, by limit";
 const EXHAUSTED: &str = "Connections ended for frames that carry nothing (ENHANCE_YOUR_CALM)";
+const BUFFERED: &str = "Bytes of all tunnels that are held for slow readers";
+const BUFFERED_MAX: &str = "How many may be held: past it tunnels are refused and reset";
 const RELOADS: &str = "Reads of a source that has changed, by result";
 const LOG_LINES_DROPPED: &str = "Log lines lost because they came faster than they were written";
 
@@ -85,6 +87,8 @@ pub struct Metrics {
     dial_seconds: Histogram,
     ejections: Counter,
     exhausted: Counter,
+    buffered: Gauge,
+    buffered_max: Gauge,
     accept_pauses: Counter,
     shed: Family<Labels<1>, Counter>,
     reloads: Counters<2>,
@@ -122,6 +126,8 @@ impl Metrics {
             dials: metric(r, "strait_dials", "Dials of one endpoint, by result"),
             dial_seconds: register(r, "strait_dial_seconds", DIAL_SECONDS, seconds),
             ejections: metric(r, "strait_endpoint_ejections", EJECTIONS),
+            buffered: metric(r, "strait_buffered_bytes", BUFFERED),
+            buffered_max: metric(r, "strait_buffered_bytes_max", BUFFERED_MAX),
             accept_pauses: metric(r, "strait_accept_pauses", ACCEPT_PAUSES),
             shed: metric(r, "strait_connections_shed", SHED),
             exhausted: metric(r, "strait_connections_exhausted", EXHAUSTED),
@@ -210,6 +216,13 @@ impl Metrics {
     /// Counts a connection that was ended because it sent more frames than its tunnels account for.
     pub fn connection_exhausted(&self) {
         self.exhausted.inc();
+    }
+
+    /// The gauge of the bytes that tunnels hold, which may be `max`.
+    pub fn buffers(&self, max: usize) -> Gauge {
+        self.buffered_max
+            .set(i64::try_from(max).unwrap_or(i64::MAX));
+        self.buffered.clone()
     }
 
     /// Counts an ejected endpoint.

@@ -13,6 +13,8 @@ mod authority;
 #[cfg(test)]
 mod balance;
 #[cfg(test)]
+mod budget;
+#[cfg(test)]
 mod drain;
 #[cfg(test)]
 mod ends;

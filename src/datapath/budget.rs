@@ -1,0 +1,312 @@
+//! The budget: how many bytes all tunnels together may hold for readers that are slow.
+//!
+//! Each byte of a tunnel that this process holds is on the tunnel's account: what the peer sent and
+//! the endpoint has not taken, and what the endpoint sent and h2 has not written. Windows bound
+//! what one connection can hold; this bounds what all of them do. Past the limit new tunnels are
+//! refused, and those that hold most and hardly move are reset until an eighth of it is free.
+
+use std::cmp::Reverse;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use atomic_waker::AtomicWaker;
+use bytes::{Buf, Bytes};
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::Notify;
+use tokio::time::sleep;
+use tracing::warn;
+
+/// A tunnel that never held this much at once is not worth a reset.
+const FAT: usize = 16 * 1024;
+/// A tunnel that moves less than it holds in this time counts as stalled.
+const STALL: Duration = Duration::from_secs(1);
+
+/// What all tunnels may hold, and what they do.
+#[derive(Debug)]
+pub struct Budget {
+    limit: usize,
+    held: Gauge,
+    pressed: Notify,
+    fat: Mutex<Vec<Weak<Account>>>,
+}
+
+/// What one tunnel holds.
+#[derive(Debug)]
+pub struct Account {
+    budget: Arc<Budget>,
+    held: AtomicUsize,
+    /// Bytes that were given back so far; it wraps.
+    moved: AtomicUsize,
+    listed: AtomicBool,
+    evicted: AtomicBool,
+    waker: AtomicWaker,
+}
+
+/// Bytes on their way to the peer, on their tunnel's account until h2 has written or dropped them.
+#[derive(Debug)]
+pub struct Held {
+    bytes: Bytes,
+    size: usize,
+    account: Arc<Account>,
+}
+
+/// An account as it was a while ago.
+struct Mark {
+    account: Arc<Account>,
+    moved: usize,
+}
+
+impl Budget {
+    /// A budget of `limit` bytes. What is held is counted in the gauge.
+    pub fn new(limit: usize, held: Gauge) -> Self {
+        Self {
+            limit,
+            held,
+            pressed: Notify::new(),
+            fat: Mutex::default(),
+        }
+    }
+
+    /// Bytes that are held now.
+    pub fn held(&self) -> usize {
+        usize::try_from(self.held.get()).unwrap_or(0)
+    }
+
+    /// Whether another tunnel may be opened.
+    pub fn has_room(&self) -> bool {
+        self.held() <= self.limit
+    }
+
+    /// The account of a new tunnel.
+    pub fn account(self: &Arc<Self>) -> Arc<Account> {
+        Arc::new(Account {
+            budget: Arc::clone(self),
+            held: AtomicUsize::new(0),
+            moved: AtomicUsize::new(0),
+            listed: AtomicBool::new(false),
+            evicted: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+        })
+    }
+
+    /// Resets the fattest stalled tunnels whenever the limit is passed. Runs for ever.
+    pub async fn run(&self) {
+        loop {
+            self.pressed.notified().await;
+            while !self.has_room() {
+                let marks = self.marks();
+                sleep(STALL).await;
+                let reset = self.evict(&marks);
+                let (held, limit) = (self.held(), self.limit);
+                warn!(
+                    held,
+                    limit, reset, "buffers are full: new tunnels are refused"
+                );
+            }
+        }
+    }
+
+    fn marks(&self) -> Vec<Mark> {
+        let mut fat = self.fat.lock().unwrap_or_else(PoisonError::into_inner);
+        fat.retain(|account| account.strong_count() > 0);
+        let alive = fat.iter().filter_map(Weak::upgrade);
+        alive
+            .map(|account| Mark {
+                moved: account.moved.load(Ordering::Relaxed),
+                account,
+            })
+            .collect()
+    }
+
+    /// Evicts the fattest of the tunnels that have stalled since they were marked; says how many.
+    fn evict(&self, marks: &[Mark]) -> usize {
+        if self.has_room() {
+            return 0;
+        }
+        let mut excess = self.held().saturating_sub(self.limit / 8 * 7);
+        let mut stalled: Vec<_> = marks
+            .iter()
+            .filter_map(|mark| Some((mark.stalled()?, &mark.account)))
+            .collect();
+        stalled.sort_unstable_by_key(|&(held, _)| Reverse(held));
+        let mut count = 0;
+        for (held, account) in stalled {
+            if excess == 0 {
+                break;
+            }
+            account.evict();
+            excess = excess.saturating_sub(held);
+            count += 1;
+        }
+        count
+    }
+
+    fn list(&self, account: &Arc<Account>) {
+        let mut fat = self.fat.lock().unwrap_or_else(PoisonError::into_inner);
+        if fat.len() == fat.capacity() {
+            fat.retain(|account| account.strong_count() > 0);
+        }
+        fat.push(Arc::downgrade(account));
+    }
+}
+
+impl Mark {
+    /// What a stalled tunnel holds.
+    fn stalled(&self) -> Option<usize> {
+        let held = self.account.held.load(Ordering::Relaxed);
+        let moved = self.account.moved.load(Ordering::Relaxed);
+        (moved.wrapping_sub(self.moved) < held).then_some(held)
+    }
+}
+
+impl Account {
+    /// Notes that the tunnel holds more.
+    pub fn take(self: &Arc<Self>, bytes: usize) {
+        let own = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.budget.held.inc_by(signed(bytes));
+        if own >= FAT && !self.listed.swap(true, Ordering::Relaxed) {
+            self.budget.list(self);
+        }
+        if !self.budget.has_room() {
+            self.budget.pressed.notify_one();
+        }
+    }
+
+    /// Notes that the tunnel holds less.
+    pub fn give_back(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
+        self.budget.held.dec_by(signed(bytes));
+    }
+
+    /// Takes bytes for the peer into account.
+    pub fn hold(self: &Arc<Self>, bytes: Bytes) -> Held {
+        let size = bytes.len();
+        self.take(size);
+        Held {
+            bytes,
+            size,
+            account: Arc::clone(self),
+        }
+    }
+
+    /// Waits until the tunnel has to go. One task may wait.
+    pub fn poll_evicted(&self, cx: &Context<'_>) -> Poll<()> {
+        self.waker.register(cx.waker());
+        if self.evicted.load(Ordering::Acquire) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+
+    fn evict(&self) {
+        self.evicted.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+}
+
+/// Prometheus' gauges are signed.
+fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.account.give_back(self.size);
+    }
+}
+
+impl Buf for Held {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    fn evicted(account: &Account) -> bool {
+        account
+            .poll_evicted(&Context::from_waker(Waker::noop()))
+            .is_ready()
+    }
+
+    fn budget(limit: usize) -> Arc<Budget> {
+        let budget = Arc::new(Budget::new(limit, Gauge::default()));
+        let runs = Arc::clone(&budget);
+        tokio::spawn(async move { runs.run().await });
+        budget
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn past_the_limit_the_fattest_stalled_tunnels_go_and_the_others_stay() {
+        let budget = budget(10 * FAT);
+        let [fattest, fat, moving, thin] = [4, 3, 4, 1].map(|units| {
+            let account = budget.account();
+            account.take(units * FAT);
+            account
+        });
+        assert!(!budget.has_room());
+        let moves = Arc::clone(&moving);
+        tokio::spawn(async move {
+            loop {
+                sleep(STALL / 10).await;
+                moves.give_back(FAT);
+                moves.take(FAT);
+            }
+        });
+        sleep(STALL / 2).await;
+        assert!(!evicted(&fattest), "nobody has stalled yet");
+        sleep(STALL).await;
+        assert!(
+            evicted(&fattest),
+            "12 - 4 units are under seven eighths of 10"
+        );
+        assert!(!evicted(&fat) && !evicted(&moving) && !evicted(&thin));
+        fattest.give_back(4 * FAT);
+        assert!(budget.has_room());
+
+        thin.take(3 * FAT);
+        sleep(3 * STALL).await;
+        assert!(evicted(&thin) && !evicted(&fat) && !evicted(&moving));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tunnel_that_has_gone_is_forgotten_and_small_ones_are_never_listed() {
+        let budget = budget(FAT);
+        for _ in 0..1000 {
+            let account = budget.account();
+            drop(account.hold(Bytes::from(vec![0; FAT])));
+            budget.account().take(0);
+        }
+        assert_eq!(budget.held(), 0);
+        let listed = budget.fat.lock().expect("no panic").len();
+        assert!(listed <= 8, "{listed} are listed");
+        assert!(budget.marks().is_empty());
+    }
+
+    #[test]
+    fn what_h2_has_written_or_dropped_is_given_back_once() {
+        let budget = Arc::new(Budget::new(100, Gauge::default()));
+        let mut held = budget.account().hold(Bytes::from_static(&[1, 2, 3]));
+        held.advance(2);
+        assert_eq!((held.chunk(), held.remaining()), (&[3][..], 1));
+        assert_eq!(budget.held(), 3, "the buffer is there as a whole");
+        drop(held);
+        assert_eq!(budget.held(), 0);
+    }
+}

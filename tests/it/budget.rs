@@ -1,0 +1,140 @@
+//! What tunnels may hold for slow readers, all together.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+use crate::support::raw::{self, Ending, RawPeer};
+use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, bytes, identities, run, until};
+
+const CONNECT: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"echo.global:80")];
+const KIB: u64 = 1024;
+/// A tunnel's first byte to the endpoint: from here on send without an end.
+const ENDLESS: u8 = b'f';
+const STREAMS: u32 = 200;
+
+/// Echoes, unless the first byte asks for bytes without an end.
+async fn serve(mut stream: TcpStream) {
+    let mut first = [0];
+    if stream.read_exact(&mut first).await.is_err() {
+        return;
+    }
+    if first == [ENDLESS] {
+        while stream.write_all(&[0; 16 * 1024]).await.is_ok() {}
+        return;
+    }
+    let _ = stream.write_all(&first).await;
+    let (mut read, mut write) = stream.split();
+    let _ = tokio::io::copy(&mut read, &mut write).await;
+}
+
+/// A peer that asks for bytes on [`STREAMS`] streams with the widest windows, and reads none.
+async fn never_reads(gateway: &Gateway) -> RawPeer {
+    let mut peer = RawPeer::connect(gateway).await;
+    let widest = 0x7fff_ffff_u32.to_be_bytes();
+    let mut window = vec![0, 4];
+    window.extend(widest);
+    let mut hello = raw::frame(raw::SETTINGS, 0, 0, &window);
+    hello.extend(raw::frame(
+        raw::WINDOW_UPDATE,
+        0,
+        0,
+        &0x7fff_0000_u32.to_be_bytes(),
+    ));
+    for stream in (0..STREAMS).map(|index| 1 + 2 * index) {
+        hello.extend(raw::headers(stream, &CONNECT));
+        hello.extend(raw::frame(raw::DATA, 0, stream, &[ENDLESS]));
+    }
+    peer.write(&hello).await;
+    peer
+}
+
+#[test]
+fn past_the_budget_the_fattest_stalled_tunnels_go_and_a_neighbour_notices_nothing() {
+    run(async {
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        settings.more += "limits: {buffers: 4MiB}\n";
+        let gateway = Gateway::start(&settings).await;
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, serve);
+        let max = gateway.metric("strait_buffered_bytes_max").await;
+        assert_eq!(max, 4.0 * 1024.0 * 1024.0);
+        let neighbour = gateway.client(identities()).await;
+        let mut tunnel = neighbour.tunnel(ECHO).await.expect("a tunnel");
+
+        let peer = never_reads(&gateway).await;
+        let held = async || gateway.metric("strait_buffered_bytes").await;
+        until("a full budget", held, |&held| held > max).await;
+        let reset = async || gateway.tunnels("buffers_full").await;
+        until("the fattest are reset", reset, |&count| count > 10.0).await;
+        until("seven eighths", held, |&held| held <= max).await;
+        gateway.logged("buffers are full").await;
+        bytes::send(&mut tunnel, 1, 0, 64 * KIB)
+            .await
+            .expect("all bytes up");
+        bytes::expect(&mut tunnel, 1, 0, 64 * KIB)
+            .await
+            .expect("all bytes down");
+        let again = async || neighbour.tunnel(ECHO).await.is_ok();
+        until("new tunnels", again, |&served| served).await;
+        let open = gateway.metric("strait_tunnels_open").await;
+        assert!(
+            open > 2.0,
+            "those that are not needed stay: {open} are open"
+        );
+
+        drop(peer);
+        until("nothing is held", held, |&held| held == 0.0).await;
+    });
+}
+
+/// A listener whose queue is full, so that a dial gets no answer, and what fills it.
+async fn unanswering(net: Net) -> (TcpListener, Vec<TcpStream>) {
+    let address = net.address(11, 9000);
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind(address).expect("a free address");
+    let listener = socket.listen(1).expect("a listener");
+    let mut queue = Vec::new();
+    while let Ok(stream) = timeout(Duration::from_millis(200), TcpStream::connect(address)).await {
+        queue.push(stream.expect("a place in the queue"));
+    }
+    (listener, queue)
+}
+
+#[test]
+fn what_comes_before_the_answer_is_delivered_up_to_64_kib_and_reset_beyond() {
+    run(async {
+        let net = Net::new();
+        let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        let gateway = Gateway::start(&settings).await;
+        let (listener, queue) = unanswering(net).await;
+        let mut peer = RawPeer::connect(&gateway).await;
+        // Once it has acknowledged our SETTINGS, its window is larger than what may come early.
+        let unknown: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"unknown:80")];
+        peer.headers(1, &unknown).await;
+        assert_eq!(peer.ending(1).await, Ending::Answered);
+        let early = bytes::of(1, 0, 64 * KIB);
+        for stream in [3, 5] {
+            peer.headers(stream, &CONNECT).await;
+            for part in early.chunks(16 * 1024) {
+                peer.write(&raw::frame(raw::DATA, 0, stream, part)).await;
+            }
+        }
+        peer.write(&raw::frame(raw::DATA, 0, 5, &[0])).await;
+        const ENHANCE_YOUR_CALM: u8 = 11;
+        assert_eq!(peer.ending(5).await, Ending::Reset(ENHANCE_YOUR_CALM));
+        assert_eq!(gateway.tunnels("early_data").await, 1.0);
+
+        for _ in &queue {
+            drop(listener.accept().await.expect("what fills the queue"));
+        }
+        // The system tries the dial again after a second.
+        let (mut dialled, _) = listener.accept().await.expect("the gateway's dial");
+        assert_eq!(peer.ending(3).await, Ending::Answered);
+        bytes::expect(&mut dialled, 1, 0, 64 * KIB)
+            .await
+            .expect("all that came early");
+    });
+}
