@@ -255,6 +255,8 @@ pub enum HandshakeRefusal {
     UntrustedDomain,
     /// The handshake or the HTTP/2 preface did not come in time.
     Timeout,
+    /// All places for handshakes were taken, and this one was the oldest of the source with most.
+    Evicted,
     /// ALPN `h2` was not offered.
     NoAlpn,
     /// The peer does not speak TLS 1.3.
@@ -265,7 +267,7 @@ pub enum HandshakeRefusal {
 
 impl HandshakeRefusal {
     /// Every refusal, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::NoCertificate,
         Self::BadEncoding,
         Self::UnknownIssuer,
@@ -279,6 +281,7 @@ impl HandshakeRefusal {
         Self::BadSpiffeId,
         Self::UntrustedDomain,
         Self::Timeout,
+        Self::Evicted,
         Self::NoAlpn,
         Self::TlsVersion,
         Self::Other,
@@ -300,6 +303,7 @@ impl HandshakeRefusal {
             Self::BadSpiffeId => "bad_spiffe_id",
             Self::UntrustedDomain => "untrusted_domain",
             Self::Timeout => "timeout",
+            Self::Evicted => "evicted",
             Self::NoAlpn => "no_alpn",
             Self::TlsVersion => "tls_version",
             Self::Other => "other",

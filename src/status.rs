@@ -1,4 +1,5 @@
-//! What people look at: readiness, certificates, and the last reload of each source.
+//! What people look at: readiness, certificates, the last reload of each source, and what a
+//! workload is called.
 //!
 //! Plain structs behind one lock each. Whoever knows something writes it here, the admin pages
 //! read it, and nothing in the data path waits for either.
@@ -6,6 +7,27 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
+
+/// What metrics and logs say of a workload. Empty is unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct WorkloadLabels {
+    /// The workload's name, such as the Deployment's.
+    pub workload: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its SPIFFE identity as the source of the mesh claims it.
+    pub principal: String,
+    /// The cluster that it runs in.
+    pub cluster: String,
+    /// `service.istio.io/canonical-name`.
+    pub canonical_name: String,
+    /// `service.istio.io/canonical-revision`.
+    pub canonical_revision: String,
+    /// The region that it runs in.
+    pub region: String,
+    /// The zone that it runs in.
+    pub zone: String,
+}
 
 /// A source that is read at the start and again whenever it changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -69,10 +69,8 @@ fn sections(
         Some(value) => exposure::read(value, clusters.as_ref()),
         None => Some(Exposure::default()),
     };
-    let dial = top.get("dial").map_or_else(|| Some(Dial::default()), dial);
-    let limits = top
-        .get("limits")
-        .map_or_else(|| Some(Limits::default()), limits);
+    let dial = section(&mut top, "dial", dial);
+    let limits = section(&mut top, "limits", limits);
     let workers = top
         .get("workers")
         .map_or(Some(0), |value| value.number(0, WORKERS_MAX));
@@ -81,10 +79,8 @@ fn sections(
     let readiness = bind(&mut top, "readiness", READINESS);
     checks::overlaps(report, &listeners, [&admin, &metrics, &readiness]);
     checks::admin_is_local(&admin);
-    let drain = top
-        .get("drain")
-        .map_or_else(|| Some(Drain::default()), drain);
-    let log = top.get("log").map_or_else(|| Some(Log::default()), log);
+    let drain = section(&mut top, "drain", drain);
+    let log = section(&mut top, "log", log);
     top.finish();
     examined.identity.clone_from(&identity);
     examined.trust.clone_from(&trust);
@@ -115,6 +111,15 @@ fn sections(
         drain: drain?,
         log: log?,
     })
+}
+
+/// A section that may be left out.
+fn section<'a, T: Default>(
+    top: &mut Fields<'a>,
+    key: &'static str,
+    read: impl Fn(Value<'a>) -> Option<T>,
+) -> Option<T> {
+    top.get(key).map_or_else(|| Some(T::default()), read)
 }
 
 const IDENTITY_EXAMPLE: &str = "{kind: files, chain: certs/gateway.crt, key: certs/gateway.key, \

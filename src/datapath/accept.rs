@@ -193,14 +193,11 @@ fn hand_over(
         .iter()
         .min_by_key(|worker| worker.load.0.load(Ordering::Relaxed));
     let Some(worker) = least else { return };
-    let handshake = match gateway.admission.handshake(address.ip()) {
-        Ok(handshake) => handshake,
-        Err(shed) => {
-            gateway.metrics.connection_shed(shed.label());
-            // RST: whoever is turned away shall not leave us a socket in TIME_WAIT.
-            let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
-            return;
-        }
+    let Some(handshake) = gateway.admission.handshake(address.ip()) else {
+        gateway.metrics.connection_shed("source");
+        // RST: whoever is turned away shall not leave us a socket in TIME_WAIT.
+        let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+        return;
     };
     let held = Held {
         load: worker.load.add(),

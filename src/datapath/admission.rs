@@ -1,12 +1,15 @@
 //! Admission: how much of this process strangers and floods of connections may take.
 //!
 //! Everything is on by default, with figures that a busy gateway does not reach. What is over a
-//! limit is turned away at once: a queue would only make good clients wait behind bad ones.
+//! limit is turned away at once, or turns away what has waited longest: a queue would only make
+//! good clients wait behind bad ones.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
 
 /// Handshakes in flight. Each holds at most 32 KiB for at most 5 s: 32 MiB in all.
 const HANDSHAKES_MAX: usize = 1024;
@@ -27,7 +30,8 @@ pub struct Admission {
 #[derive(Debug, Default)]
 struct Handshakes {
     all: usize,
-    by_source: HashMap<IpAddr, usize>,
+    /// Those of each source, the oldest first.
+    by_source: HashMap<IpAddr, VecDeque<Arc<Notify>>>,
 }
 
 /// A descriptor that is in use, given back on drop.
@@ -39,25 +43,7 @@ pub struct Descriptor(Arc<AtomicUsize>);
 pub struct Handshake {
     handshakes: Arc<Mutex<Handshakes>>,
     source: IpAddr,
-}
-
-/// Which limit a connection was over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shed {
-    /// All handshakes together.
-    Handshakes,
-    /// The handshakes of its source.
-    Source,
-}
-
-impl Shed {
-    /// The metric label.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Handshakes => "handshakes",
-            Self::Source => "source",
-        }
-    }
+    evicted: Arc<Notify>,
 }
 
 impl Admission {
@@ -92,27 +78,64 @@ impl Admission {
         Some(Descriptor(Arc::clone(&self.descriptors)))
     }
 
-    /// Takes a place for a handshake.
+    /// Takes a place for a handshake; none is given to a source that has too many already.
     ///
-    /// # Errors
-    /// The limit that leaves none.
-    pub fn handshake(&self, address: IpAddr) -> Result<Handshake, Shed> {
+    /// Where all places are taken, the source that has most of them loses its oldest: a good
+    /// client is done in a few round trips, so what is old is slow on purpose.
+    pub fn handshake(&self, address: IpAddr) -> Option<Handshake> {
         let source = source(address);
+        let evicted = Arc::new(Notify::new());
         let mut handshakes = lock(&self.handshakes);
+        let of_source = handshakes.by_source.get(&source).map_or(0, VecDeque::len);
+        if of_source >= HANDSHAKES_PER_SOURCE_MAX && handshakes.all >= HANDSHAKES_MAX / 2 {
+            return None;
+        }
         if handshakes.all >= HANDSHAKES_MAX {
-            return Err(Shed::Handshakes);
+            handshakes.evict();
         }
-        let all = handshakes.all;
-        let of_source = handshakes.by_source.entry(source).or_default();
-        if *of_source >= HANDSHAKES_PER_SOURCE_MAX && all >= HANDSHAKES_MAX / 2 {
-            return Err(Shed::Source);
-        }
-        *of_source += 1;
+        let own = handshakes.by_source.entry(source).or_default();
+        own.push_back(Arc::clone(&evicted));
         handshakes.all += 1;
-        Ok(Handshake {
+        Some(Handshake {
             handshakes: Arc::clone(&self.handshakes),
             source,
+            evicted,
         })
+    }
+}
+
+impl Handshakes {
+    /// Takes its place from the oldest handshake of the source that has most.
+    fn evict(&mut self) {
+        let fattest = self.by_source.iter().max_by_key(|(_, own)| own.len());
+        let Some(source) = fattest.map(|(&source, _)| source) else {
+            return;
+        };
+        let oldest = self.by_source.get(&source).and_then(VecDeque::front);
+        if let Some(oldest) = oldest.map(Arc::clone) {
+            oldest.notify_one();
+            self.remove(source, &oldest);
+        }
+    }
+
+    /// Forgets a handshake, unless it was evicted and is forgotten already.
+    fn remove(&mut self, source: IpAddr, handshake: &Arc<Notify>) {
+        let Some(own) = self.by_source.get_mut(&source) else {
+            return;
+        };
+        let before = own.len();
+        own.retain(|other| !Arc::ptr_eq(other, handshake));
+        self.all -= before - own.len();
+        if own.is_empty() {
+            self.by_source.remove(&source);
+        }
+    }
+}
+
+impl Handshake {
+    /// Waits until another handshake has taken this one's place.
+    pub async fn evicted(&self) {
+        self.evicted.notified().await;
     }
 }
 
@@ -124,14 +147,7 @@ impl Drop for Descriptor {
 
 impl Drop for Handshake {
     fn drop(&mut self) {
-        let mut handshakes = lock(&self.handshakes);
-        handshakes.all = handshakes.all.saturating_sub(1);
-        if let Some(of_source) = handshakes.by_source.get_mut(&self.source) {
-            *of_source = of_source.saturating_sub(1);
-            if *of_source == 0 {
-                handshakes.by_source.remove(&self.source);
-            }
-        }
+        lock(&self.handshakes).remove(self.source, &self.evicted);
     }
 }
 
@@ -150,6 +166,9 @@ fn lock(handshakes: &Mutex<Handshakes>) -> MutexGuard<'_, Handshakes> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
     use super::*;
 
     fn ip(text: &str) -> IpAddr {
@@ -163,11 +182,7 @@ mod tests {
         let held: Vec<_> = (0..HANDSHAKES_MAX / 2)
             .map(|index| take(&format!("2001:db8::{index:x}")).expect("a place"))
             .collect();
-        assert_eq!(
-            take("2001:db8::ffff:1").err(),
-            Some(Shed::Source),
-            "the same /64"
-        );
+        assert!(take("2001:db8::ffff:1").is_none(), "the same /64");
         let other = take("2001:db8:0:1::1").expect("another /64");
         drop(held);
         drop((take("2001:db8::1").expect("a place again"), other));
@@ -177,20 +192,26 @@ mod tests {
         );
     }
 
-    #[test]
-    fn all_sources_together_have_a_limit_too() {
+    #[tokio::test]
+    async fn where_all_places_are_taken_the_fattest_source_loses_its_oldest() {
         let admission = Admission::new(10_000);
-        let held: Vec<_> = (0..HANDSHAKES_MAX)
-            .map(|index| {
-                let source = Ipv6Addr::from_bits((index as u128) << 64);
-                admission.handshake(source.into()).expect("a place")
-            })
-            .collect();
-        assert_eq!(
-            admission.handshake(ip("192.0.2.1")).err(),
-            Some(Shed::Handshakes)
-        );
-        drop(held);
+        let take = |text: &str| admission.handshake(ip(text)).expect("a place");
+        let evicted = |handshake: &Handshake| {
+            let mut context = Context::from_waker(Waker::noop());
+            pin!(handshake.evicted()).poll(&mut context).is_ready()
+        };
+        let fat: Vec<_> = (0..100).map(|_| take("192.0.2.1")).collect();
+        let mut thin = Vec::new();
+        for index in 0..HANDSHAKES_MAX - fat.len() {
+            thin.push(take(&format!("2001:db8:0:{index:x}::1")));
+        }
+        let newcomers = [take("192.0.2.2"), take("192.0.2.3")];
+        assert!(evicted(&fat[0]) && evicted(&fat[1]) && !evicted(&fat[2]));
+        assert!(!thin.iter().chain(&newcomers).any(evicted));
+        assert_eq!(lock(&admission.handshakes).all, HANDSHAKES_MAX);
+        drop((fat, thin, newcomers));
+        let handshakes = lock(&admission.handshakes);
+        assert!(handshakes.all == 0 && handshakes.by_source.is_empty());
     }
 
     #[test]

@@ -157,6 +157,7 @@ mod tests {
                 weight,
                 locality: Locality::default(),
                 workload: Arc::default(),
+                pod: "".into(),
                 state: Arc::new(EndpointState::new()),
             })
         };

@@ -46,7 +46,7 @@ pub struct Account {
 
 /// Bytes on their way to the peer, on their tunnel's account until h2 has written or dropped them.
 #[derive(Debug)]
-pub struct Held {
+pub struct Charged {
     bytes: Bytes,
     size: usize,
     account: Arc<Account>,
@@ -182,10 +182,10 @@ impl Account {
     }
 
     /// Takes bytes for the peer into account.
-    pub fn hold(self: &Arc<Self>, bytes: Bytes) -> Held {
+    pub fn hold(self: &Arc<Self>, bytes: Bytes) -> Charged {
         let size = bytes.len();
         self.take(size);
-        Held {
+        Charged {
             bytes,
             size,
             account: Arc::clone(self),
@@ -213,13 +213,13 @@ fn signed(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-impl Drop for Held {
+impl Drop for Charged {
     fn drop(&mut self) {
         self.account.give_back(self.size);
     }
 }
 
-impl Buf for Held {
+impl Buf for Charged {
     fn remaining(&self) -> usize {
         self.bytes.remaining()
     }

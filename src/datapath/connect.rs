@@ -18,12 +18,13 @@ use crate::reason::{HandshakeRefusal, Reason};
 use crate::wire::Authority;
 
 use super::accept::Held;
+use super::forward::{self, Asked};
 use super::handshake::{Refused, Session};
 use super::identity::Peer;
 use super::seam::Seam;
 use super::tunnel::{Requested, Target};
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
-use super::{Gateway, budget, forward, keepalive, linger};
+use super::{Gateway, budget, keepalive, linger};
 
 /// The time from TLS to the HTTP/2 preface, which a client sends without waiting for us.
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
@@ -84,7 +85,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (seam, owner) = Seam::new(stream);
-    let connection = timeout(PREFACE_DEADLINE, settings().handshake(seam))
+    let handshake = Box::pin(timeout(PREFACE_DEADLINE, settings().handshake(seam)));
+    let connection = handshake
         .await
         .map_err(|_| Refused::new(HandshakeRefusal::Timeout, &"no HTTP/2 preface within 5 s"))?
         .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
@@ -96,7 +98,7 @@ where
         window: Arc::default(),
         exhausted: owner.exhausted,
     };
-    server.run(connection).await;
+    server.run(Box::new(connection)).await;
     Ok(owner.returned.await.ok())
 }
 
@@ -109,7 +111,7 @@ struct Server<'a> {
 }
 
 impl Server<'_> {
-    async fn run<S>(self, mut connection: Connection<S, budget::Held>)
+    async fn run<S>(self, mut connection: Box<Connection<S, budget::Charged>>)
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -161,7 +163,7 @@ impl Server<'_> {
 
     /// Says GOAWAY and ends the connection with all its tunnels, in bounded time: a peer that
     /// does not read must not hold it.
-    async fn end<S>(&self, mut connection: Connection<S, budget::Held>, code: h2::Reason)
+    async fn end<S>(&self, mut connection: Box<Connection<S, budget::Charged>>, code: h2::Reason)
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -173,24 +175,25 @@ impl Server<'_> {
         debug!(peer = %self.peer.source.principal, %why, "connection ended");
     }
 
-    fn tunnel(&self, request: Request<RecvStream>, mut respond: SendResponse<budget::Held>) {
+    fn tunnel(&self, request: Request<RecvStream>, mut respond: SendResponse<budget::Charged>) {
         if self.peer.not_after <= SystemTime::now() {
             // GOAWAY has been sent; until the peer has seen it, it may try.
             return respond.send_reset(h2::Reason::REFUSED_STREAM);
         }
-        let gateway = Arc::clone(self.gateway);
-        let peer = Arc::clone(&self.peer);
-        let window = Arc::clone(&self.window);
-        let counted = (self.held.load.also(), self.window.open());
-        self.gateway.lifecycle.spawn(async move {
-            let _counted = counted;
-            let (asked, target) = target(&request);
-            // The header map is dropped here, before anything waits: a peer must not make us
-            // hold thousands of fields for as long as a dial takes.
-            let account = gateway.budget.account();
-            let stream = Requested::new(request.into_body(), respond, account);
-            forward::run(&gateway, &peer, &window, stream, &asked, target).await;
-        });
+        let (authority, target) = target(&request);
+        // The header map is dropped here, before anything waits: a peer must not make us hold
+        // thousands of fields for as long as a dial takes.
+        let account = self.gateway.budget.account();
+        let asked = Asked {
+            gateway: Arc::clone(self.gateway),
+            peer: Arc::clone(&self.peer),
+            window: Arc::clone(&self.window),
+            requested: Requested::new(request.into_body(), respond, account),
+            authority,
+            target,
+            counted: (self.held.load.also(), self.window.open()),
+        };
+        self.gateway.lifecycle.spawn(forward::run(Box::new(asked)));
     }
 }
 

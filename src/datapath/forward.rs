@@ -10,68 +10,99 @@ use tokio::time::{Instant, sleep};
 
 use crate::lifecycle::{Phase, reached};
 use crate::reason::Reason;
-use crate::telemetry::{DestinationService, DestinationWorkload, Record};
+use crate::snapshot::Endpoint;
+use crate::telemetry::{Destination, DestinationService, Record};
 
+use super::accept::LoadGuard;
 use super::copy::Outcome;
-use super::dial::{BUDGET, Upstream};
+use super::dial::{self, BUDGET, Upstream};
 use super::identity::Peer;
 use super::tunnel::{Requested, Target, Tunnel};
-use super::window::StreamWindow;
-use super::{Gateway, balance, copy, dial, linger, policy, route};
+use super::window::{OpenStream, StreamWindow};
+use super::{Gateway, balance, copy, linger, policy, route};
 
 /// An endpoint that resets a tunnel this early, without having sent a byte, counts as failed.
 const EARLY: Duration = Duration::from_secs(1);
 /// Tunnels that lost their right end within this time, not all at once.
 const REVOKE_JITTER: Duration = Duration::from_secs(1);
 
-/// Forwards one CONNECT: resolve, judge, pick, dial, answer, copy. Everything that can fail
-/// before the answer fails before the answer.
-pub async fn run(
-    gateway: &Gateway,
-    peer: &Peer,
-    window: &StreamWindow,
-    mut requested: Requested,
-    asked: &str,
-    target: Result<Target, Reason>,
-) {
-    let mut record = Record::new(&gateway.metrics, &peer.source, asked);
-    let generation = gateway.reader.generation();
-    // Boxed, because what establishing needs is far larger than what an open tunnel needs.
-    let establishing = Box::pin(establish(
-        gateway,
-        peer,
-        target,
-        &mut requested,
-        &mut record,
-    ));
-    let upstream = match establishing.await {
-        Ok(upstream) => upstream,
-        Err(reason) => {
-            record.finish(reason);
-            return requested.refuse(reason);
-        }
-    };
-    let connected = Instant::now();
-    record.connected(describe(&upstream));
-    let outcome = match requested.accept() {
-        Ok(tunnel) => {
-            let ends = Ends {
-                gateway,
-                peer,
-                generation,
-            };
-            ends.copy(window, tunnel, &upstream, &mut record).await
-        }
-        Err(reason) => Outcome::broken(reason),
-    };
-    let early = connected.elapsed() < EARLY && record.sent_bytes() == 0;
-    judge_endpoint(gateway, &upstream, &outcome, early);
-    record.finish(outcome.ended.err().unwrap_or(Reason::Completed));
-    drop(record);
-    close(upstream, &outcome).await;
+/// A CONNECT whose headers were read, with all that forwarding it takes.
+#[derive(Debug)]
+pub struct Asked {
+    /// What every connection shares.
+    pub gateway: Arc<Gateway>,
+    /// Who asks.
+    pub peer: Arc<Peer>,
+    /// The window of the connection's streams.
+    pub window: Arc<StreamWindow>,
+    /// The stream, to be answered.
+    pub requested: Requested,
+    /// The authority as the peer wrote it, for the log.
+    pub authority: Box<str>,
+    /// The authority, if it is one.
+    pub target: Result<Target, Reason>,
+    /// The tunnel in its worker's load and among its connection's streams.
+    pub counted: (LoadGuard, OpenStream),
 }
 
-async fn establish(
+/// Forwards one CONNECT: resolve, judge, pick, dial, answer, copy. Everything that can fail
+/// before the answer fails before the answer.
+///
+/// An idle tunnel is what most of a gateway's memory is for: only [`Open`] and the copy's own
+/// state live as long as it does, and what comes before and after is boxed.
+pub async fn run(asked: Box<Asked>) {
+    let Some(mut open) = Box::pin(establish(asked)).await else {
+        return;
+    };
+    let outcome = open.copy().await;
+    Box::pin(open.end(outcome)).await;
+}
+
+/// From the question to the answer 200, or to a refusal.
+async fn establish(asked: Box<Asked>) -> Option<Box<Open>> {
+    let Asked {
+        gateway,
+        peer,
+        window,
+        mut requested,
+        authority,
+        target,
+        counted,
+    } = *asked;
+    let mut record = Record::new(&gateway.metrics, &peer.source, &authority);
+    let generation = gateway.reader.generation();
+    let dialled = reach(&gateway, &peer, target, &mut requested, &mut record).await;
+    let answered = match dialled {
+        Ok(upstream) => {
+            record.connected(describe(&upstream.endpoint), &upstream.endpoint.workload);
+            requested.accept().map(|tunnel| (upstream, tunnel))
+        }
+        Err(reason) => {
+            requested.refuse(reason);
+            Err(reason)
+        }
+    };
+    match answered {
+        Ok((upstream, tunnel)) => Some(Box::new(Open {
+            gateway,
+            peer,
+            window,
+            generation,
+            tunnel,
+            upstream,
+            record,
+            since: Instant::now(),
+            _counted: counted,
+        })),
+        Err(reason) => {
+            record.finish(reason);
+            None
+        }
+    }
+}
+
+/// Resolves, judges and dials.
+async fn reach(
     gateway: &Gateway,
     peer: &Peer,
     target: Result<Target, Reason>,
@@ -140,29 +171,47 @@ async fn connect(
     Err(reason)
 }
 
-/// What may end an open tunnel besides its two sides.
-struct Ends<'a> {
-    gateway: &'a Gateway,
-    peer: &'a Peer,
+/// An open tunnel.
+#[derive(Debug)]
+struct Open {
+    gateway: Arc<Gateway>,
+    peer: Arc<Peer>,
+    window: Arc<StreamWindow>,
     generation: watch::Receiver<u64>,
+    tunnel: Tunnel,
+    upstream: Upstream,
+    record: Record,
+    since: Instant,
+    _counted: (LoadGuard, OpenStream),
 }
 
-impl Ends<'_> {
+impl Open {
     /// Copies until the tunnel ends by itself, the drain's deadline comes, or its right is gone.
-    async fn copy(
-        mut self,
-        window: &StreamWindow,
-        mut tunnel: Tunnel,
-        upstream: &Upstream,
-        record: &mut Record,
-    ) -> Outcome {
+    async fn copy(&mut self) -> Outcome {
         let mut phases = self.gateway.lifecycle.phases();
-        let outcome = tokio::select! {
+        let Upstream { stream, right, .. } = &self.upstream;
+        let (tunnel, record) = (&mut self.tunnel, &mut self.record);
+        tokio::select! {
             biased;
-            outcome = copy::run(&mut tunnel, &upstream.stream, window, record) => outcome,
+            outcome = copy::run(tunnel, stream, &self.window, record) => outcome,
             () = reached(&mut phases, Phase::Closing) => Outcome::broken(Reason::DrainDeadline),
-            () = self.revoked(&upstream.right) => Outcome::broken(Reason::Revoked),
-        };
+            () = revoked(&self.gateway, &mut self.generation, &self.peer, right) => {
+                Outcome::broken(Reason::Revoked)
+            }
+        }
+    }
+
+    /// Ends both sides as the tunnel ended, and says so.
+    async fn end(self: Box<Self>, outcome: Outcome) {
+        let Self {
+            gateway,
+            tunnel,
+            upstream,
+            mut record,
+            since,
+            ..
+        } = *self;
+        let early = since.elapsed() < EARLY && record.sent_bytes() == 0;
         if let Err(reason) = outcome.ended {
             if reason == Reason::UpstreamReset {
                 // A reset drops what h2 has not written yet. What the endpoint said last has had
@@ -171,20 +220,31 @@ impl Ends<'_> {
                 yield_now().await;
             }
             tunnel.reset(reason);
+        } else {
+            drop(tunnel);
         }
-        outcome
+        judge_endpoint(&gateway, &upstream, &outcome, early);
+        record.finish(outcome.ended.err().unwrap_or(Reason::Completed));
+        drop(record);
+        close(upstream, &outcome).await;
     }
+}
 
-    async fn revoked(&mut self, right: &policy::Right) {
-        while self.generation.changed().await.is_ok() {
-            let snapshot = self.gateway.reader.load();
-            if policy::still_allowed(&snapshot, self.peer, right).is_err() {
-                drop(snapshot);
-                return sleep(REVOKE_JITTER.mul_f64(fastrand::f64())).await;
-            }
+/// Waits until a change of trust, exposure or policy has taken the tunnel's right away.
+async fn revoked(
+    gateway: &Gateway,
+    generation: &mut watch::Receiver<u64>,
+    peer: &Peer,
+    right: &policy::Right,
+) {
+    while generation.changed().await.is_ok() {
+        let snapshot = gateway.reader.load();
+        if policy::still_allowed(&snapshot, peer, right).is_err() {
+            drop(snapshot);
+            return sleep(REVOKE_JITTER.mul_f64(fastrand::f64())).await;
         }
-        std::future::pending().await
     }
+    std::future::pending().await
 }
 
 /// Lets the endpoint's health learn from how its tunnel ended.
@@ -213,19 +273,9 @@ async fn close(upstream: Upstream, outcome: &Outcome) {
     }
 }
 
-fn describe(upstream: &Upstream) -> DestinationWorkload {
-    let endpoint = &upstream.endpoint;
-    let labels = &endpoint.workload;
-    DestinationWorkload {
+fn describe(endpoint: &Endpoint) -> Destination {
+    Destination {
         address: endpoint.address,
-        workload: labels.workload.clone(),
-        name: labels.name.clone(),
-        namespace: labels.namespace.clone(),
-        principal: labels.principal.clone(),
-        cluster: labels.cluster.clone(),
-        canonical_name: labels.canonical_name.clone(),
-        canonical_revision: labels.canonical_revision.clone(),
-        region: endpoint.locality.region.clone(),
-        zone: endpoint.locality.zone.clone(),
+        pod: Arc::clone(&endpoint.pod),
     }
 }

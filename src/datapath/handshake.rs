@@ -19,8 +19,8 @@ use super::admission::Handshake;
 /// A TLS session with a peer whose certificate chain holds.
 #[derive(Debug)]
 pub struct Session {
-    /// The decrypted stream.
-    pub stream: TlsStream<TcpStream>,
+    /// The decrypted stream, boxed: it is large, and goes through many hands.
+    pub stream: Box<TlsStream<TcpStream>>,
     /// What is counted of the connection while it lives.
     pub held: Held,
 }
@@ -67,13 +67,21 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
         alerted: Some((socket, slot, held)),
         ..Refused::new(refusal, detail)
     };
-    match timeout(HANDSHAKE_DEADLINE, handshake).await {
+    let done = tokio::select! {
+        done = timeout(HANDSHAKE_DEADLINE, handshake) => done,
+        () = slot.evicted() => return Err(Refused::new(
+            HandshakeRefusal::Evicted,
+            &"the oldest handshake of the source with most, while all places were taken",
+        )),
+    };
+    match done {
         Err(_) => Err(Refused::new(
             HandshakeRefusal::Timeout,
             &"no handshake within 5 s",
         )),
         Ok(Err((error, socket))) => Err(told(refusal(&error), &error, socket, slot, held)),
         Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => {
+            let stream = Box::new(stream);
             Ok(Session { stream, held })
         }
         Ok(Ok(mut stream)) => {

@@ -1,5 +1,7 @@
 //! Stage 6: may this peer use this route? Default deny.
 
+use std::sync::Arc;
+
 use crate::reason::Reason;
 use crate::snapshot::{Snapshot, Verdict};
 use crate::wire::Authority;
@@ -23,7 +25,7 @@ impl Permit {
     pub fn right(&self) -> Right {
         Right {
             asked: self.route.asked().clone(),
-            host: (*self.route.service().hostname).into(),
+            host: Arc::clone(&self.route.service().hostname),
             port: self.route.port(),
         }
     }
@@ -33,7 +35,7 @@ impl Permit {
 #[derive(Clone, Debug)]
 pub struct Right {
     asked: Authority,
-    host: Box<str>,
+    host: Arc<str>,
     port: u16,
 }
 

@@ -16,7 +16,7 @@ use http::Response;
 use crate::reason::Reason;
 use crate::wire::Authority;
 
-use super::budget::{Account, Held};
+use super::budget::{Account, Charged};
 
 /// What a peer may send before it is answered: the first flight of an inner TLS connection.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
@@ -91,7 +91,7 @@ impl Drop for Incoming {
 /// The answer's half of a CONNECT, which resets the stream if it is dropped too early.
 #[derive(Debug)]
 struct Answer {
-    respond: SendResponse<Held>,
+    respond: SendResponse<Charged>,
     given: bool,
 }
 
@@ -105,7 +105,7 @@ impl Drop for Answer {
 
 impl Requested {
     /// A CONNECT whose headers were read, with the account of its tunnel.
-    pub fn new(receive: RecvStream, respond: SendResponse<Held>, account: Arc<Account>) -> Self {
+    pub fn new(receive: RecvStream, respond: SendResponse<Charged>, account: Arc<Account>) -> Self {
         Self {
             incoming: Incoming {
                 receive,
@@ -175,7 +175,7 @@ impl Requested {
 /// code that no peer reads as a clean end.
 #[derive(Debug)]
 pub struct Tunnel {
-    send: SendStream<Held>,
+    send: SendStream<Charged>,
     incoming: Incoming,
     sent_all: bool,
     received_all: bool,

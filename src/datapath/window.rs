@@ -12,7 +12,7 @@ use h2::server::Connection;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
 
-use super::budget::Held;
+use super::budget::Charged;
 
 /// The window of each stream at first.
 pub const STREAM_WINDOW_MIN: u32 = 256 * 1024;
@@ -84,7 +84,7 @@ impl StreamWindow {
     /// Grows or shrinks the window of all streams to what the number of streams allows.
     ///
     /// h2 takes one change at a time. Returns whether this one was taken, or none was due.
-    pub fn adjust<S>(&self, connection: &mut Connection<S, Held>) -> bool
+    pub fn adjust<S>(&self, connection: &mut Connection<S, Charged>) -> bool
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {

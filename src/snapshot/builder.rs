@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::endpoint::{States, WorkloadLabels};
+use super::endpoint::States;
 use super::mesh::{self, Mesh, Protocol};
 use super::{Endpoint, EndpointSet, EndpointState, ExposureTable, Service, Snapshot, TrustSet};
+use crate::status::WorkloadLabels;
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
 pub const HBONE_PORT: u16 = 15008;
@@ -95,6 +96,7 @@ impl<'a> Endpoints<'a> {
     fn add(&mut self, workload: &'a mesh::Workload, ip: IpAddr, old: &States) {
         let uid: Arc<str> = workload.uid.as_str().into();
         let labels = Arc::new(labels(workload));
+        let pod: Arc<str> = workload.name.as_str().into();
         for (service, ports) in &workload.services {
             for (&port, &target) in ports {
                 let address = match workload.protocol {
@@ -114,6 +116,7 @@ impl<'a> Endpoints<'a> {
                     weight: workload.capacity,
                     locality: workload.locality.clone(),
                     workload: Arc::clone(&labels),
+                    pod: Arc::clone(&pod),
                     state: Arc::clone(state),
                 };
                 let set = self.by_service.entry((service.as_str(), port)).or_default();
@@ -135,7 +138,6 @@ fn is_local(workload: &mesh::Workload, network: &str) -> bool {
 fn labels(workload: &mesh::Workload) -> WorkloadLabels {
     WorkloadLabels {
         workload: workload.workload_name.clone(),
-        name: workload.name.clone(),
         namespace: workload.namespace.clone(),
         principal: format!(
             "spiffe://{}/ns/{}/sa/{}",
@@ -144,6 +146,8 @@ fn labels(workload: &mesh::Workload) -> WorkloadLabels {
         cluster: workload.cluster.clone(),
         canonical_name: workload.canonical_name.clone(),
         canonical_revision: workload.canonical_revision.clone(),
+        region: workload.locality.region.clone(),
+        zone: workload.locality.zone.clone(),
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::mesh::{Locality, Protocol};
+use crate::status::WorkloadLabels;
 
 /// Endpoint state by (uid, dial address), so that an address that a new pod took over starts fresh.
 pub type States = HashMap<(Arc<str>, SocketAddr), Arc<EndpointState>>;
@@ -28,27 +29,10 @@ pub struct Endpoint {
     pub locality: Locality,
     /// What logs and metrics say of it.
     pub workload: Arc<WorkloadLabels>,
+    /// The pod's name: in the log only, because pods come and go and label sets stay.
+    pub pod: Arc<str>,
     /// What lives longer than the snapshot.
     pub state: Arc<EndpointState>,
-}
-
-/// What logs and metrics say of a workload.
-#[derive(Debug, Default, PartialEq)]
-pub struct WorkloadLabels {
-    /// The workload's name, such as the Deployment's.
-    pub workload: String,
-    /// The pod's name.
-    pub name: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its SPIFFE identity as the source claims it.
-    pub principal: String,
-    /// The cluster that it runs in.
-    pub cluster: String,
-    /// `service.istio.io/canonical-name`.
-    pub canonical_name: String,
-    /// `service.istio.io/canonical-revision`.
-    pub canonical_revision: String,
 }
 
 /// The live state of an endpoint: load and passive health.

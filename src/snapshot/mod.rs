@@ -18,7 +18,7 @@ mod exposure;
 pub mod mesh;
 mod trust;
 
-pub use endpoint::{Endpoint, EndpointState, InFlight, States, WorkloadLabels};
+pub use endpoint::{Endpoint, EndpointState, InFlight, States};
 pub use exposure::{Audience, Caller, Exposure, ExposureTable, Verdict};
 pub use mesh::{Locality, Protocol};
 pub use trust::TrustSet;

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 
+use crate::status::WorkloadLabels;
+
 /// Facts about a connection that all its tunnels share.
 #[derive(Clone, Debug)]
 pub struct Source {
@@ -34,42 +36,13 @@ pub struct DestinationService {
     pub namespace: Arc<str>,
 }
 
-/// Facts about the workload whose endpoint was dialled.
+/// The endpoint that was dialled for a tunnel.
 #[derive(Clone, Debug)]
-pub struct DestinationWorkload {
+pub struct Destination {
     /// The address that was dialled.
     pub address: SocketAddr,
-    /// The workload's name, such as the Deployment's: a metric label.
-    pub workload: String,
     /// The pod's name: in the log only, because pods come and go and label sets stay.
-    pub name: String,
-    /// The namespace.
-    pub namespace: String,
-    /// The SPIFFE identity as the source of the mesh claims it.
-    pub principal: String,
-    /// The cluster.
-    pub cluster: String,
-    /// `service.istio.io/canonical-name`.
-    pub canonical_name: String,
-    /// `service.istio.io/canonical-revision`.
-    pub canonical_revision: String,
-    /// The region that it runs in.
-    pub region: String,
-    /// The zone that it runs in.
-    pub zone: String,
-}
-
-/// The part of a [`DestinationWorkload`] that metrics are labelled with.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct WorkloadLabels {
-    pub(super) workload: String,
-    pub(super) namespace: String,
-    pub(super) principal: String,
-    pub(super) cluster: String,
-    pub(super) canonical_name: String,
-    pub(super) canonical_revision: String,
-    pub(super) region: String,
-    pub(super) zone: String,
+    pub pod: Arc<str>,
 }
 
 /// The label set of the `istio_tcp_*` counters. What is empty is written as `unknown`.
@@ -79,7 +52,7 @@ pub(super) struct TcpLabels {
     pub(super) source_namespace: Arc<str>,
     pub(super) source_cluster: Arc<str>,
     pub(super) service: DestinationService,
-    pub(super) workload: WorkloadLabels,
+    pub(super) workload: Arc<WorkloadLabels>,
     pub(super) response_flags: &'static str,
 }
 

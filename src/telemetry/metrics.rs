@@ -152,7 +152,7 @@ impl Metrics {
                     .get_or_create(&[("reason", refusal.label())]),
             );
         }
-        for limit in ["handshakes", "source", "worker"] {
+        for limit in ["source", "worker"] {
             drop(self.shed.get_or_create(&[("limit", limit)]));
         }
         for error in AcceptError::ALL {

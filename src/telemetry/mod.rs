@@ -7,12 +7,12 @@ pub mod logging;
 mod metrics;
 mod record;
 
-pub use labels::{DestinationService, DestinationWorkload, Source};
+pub use labels::{Destination, DestinationService, Source};
 pub use logging::LogHandle;
 pub use metrics::{AcceptError, ConnectionGuard, Metrics};
 pub use record::{Record, handshake_refused};
 
-pub use crate::status::What;
+pub use crate::status::{What, WorkloadLabels};
 
 #[cfg(test)]
 mod support;

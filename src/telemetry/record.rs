@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use tracing::{Level, field};
 
-use super::labels::{TcpLabels, WorkloadLabels};
+use super::labels::TcpLabels;
 use super::metrics::OpenTunnel;
-use super::{DestinationService, DestinationWorkload, Metrics, Source};
+use super::{Destination, DestinationService, Metrics, Source, WorkloadLabels};
 use crate::reason::{HandshakeRefusal, Reason};
 
 /// How much of a text that a peer sent goes into the log; a valid authority is never longer.
@@ -20,16 +20,15 @@ const MAX_TEXT: usize = 260;
 pub struct Record {
     metrics: Arc<Metrics>,
     source: Arc<Source>,
-    authority: String,
+    authority: Box<str>,
     labels: TcpLabels,
-    /// Where the endpoint was dialled, and the name of its pod.
-    endpoint: Option<(SocketAddr, String)>,
+    destination: Option<Destination>,
     open: Option<OpenTunnel>,
     received: u64,
     sent: u64,
     start: Instant,
     reason: Option<Reason>,
-    detail: Option<String>,
+    detail: Option<Box<str>>,
 }
 
 /// Writes one event of the access log. What is not known is left out.
@@ -47,10 +46,10 @@ macro_rules! access {
             "src.namespace" = known(&$record.source.namespace),
             "src.identity" = known(&$record.source.principal),
             "src.cluster" = known(&$record.source.cluster),
-            "dst.addr" = $record.endpoint.as_ref().map(|(address, _)| field::display(address)),
+            "dst.addr" = $record.destination.as_ref().map(|it| field::display(it.address)),
             "dst.hbone_addr" = known(&$record.authority),
             "dst.service" = known(&$record.labels.service.hostname),
-            "dst.workload" = $record.endpoint.as_ref().and_then(|(_, name)| known(name)),
+            "dst.workload" = $record.destination.as_ref().and_then(|it| known(&it.pod)),
             "dst.namespace" = known($record.destination_namespace()),
             "dst.identity" = known(&$record.labels.workload.principal),
             "dst.cluster" = known(&$record.labels.workload.cluster),
@@ -83,9 +82,9 @@ impl Record {
         Self {
             metrics: Arc::clone(metrics),
             source: Arc::clone(source),
-            authority: truncated(authority).to_owned(),
+            authority: truncated(authority).into(),
             labels: TcpLabels::new(source),
-            endpoint: None,
+            destination: None,
             open: None,
             received: 0,
             sent: 0,
@@ -101,18 +100,9 @@ impl Record {
     }
 
     /// The endpoint was dialled and the peer was told so: the tunnel is open.
-    pub fn connected(&mut self, workload: DestinationWorkload) {
-        self.endpoint = Some((workload.address, workload.name));
-        self.labels.workload = WorkloadLabels {
-            workload: workload.workload,
-            namespace: workload.namespace,
-            principal: workload.principal,
-            cluster: workload.cluster,
-            canonical_name: workload.canonical_name,
-            canonical_revision: workload.canonical_revision,
-            region: workload.region,
-            zone: workload.zone,
-        };
+    pub fn connected(&mut self, destination: Destination, workload: &Arc<WorkloadLabels>) {
+        self.destination = Some(destination);
+        self.labels.workload = Arc::clone(workload);
         // What was said of endpoints that were tried in vain is no explanation of a later end.
         self.detail = None;
         self.open = Some(self.metrics.tunnel_opened(&self.labels));
@@ -152,7 +142,7 @@ impl Record {
 
     /// Explains the end to the operator, in the log's `error` field.
     pub fn detail(&mut self, text: String) {
-        self.detail = Some(text);
+        self.detail = Some(text.into());
     }
 
     /// The `error` field, if something went wrong: the explanation if there is one.
@@ -167,7 +157,7 @@ impl Record {
 
     /// The namespace of the workload, or of the service while no workload was reached.
     fn destination_namespace(&self) -> &str {
-        match self.endpoint {
+        match self.destination {
             Some(_) => &self.labels.workload.namespace,
             None => &self.labels.service.namespace,
         }
@@ -273,11 +263,13 @@ mod tests {
         }
     }
 
-    fn workload() -> DestinationWorkload {
-        DestinationWorkload {
+    fn connect(record: &mut Record) {
+        let destination = Destination {
             address: ([10, 0, 0, 1], 15008).into(),
+            pod: "echo-v1-abcde".into(),
+        };
+        let workload = WorkloadLabels {
             workload: "echo-v1".into(),
-            name: "echo-v1-abcde".into(),
             namespace: "app".into(),
             principal: "spiffe://east.local/ns/app/sa/echo".into(),
             cluster: "east".into(),
@@ -285,7 +277,8 @@ mod tests {
             canonical_revision: "v1".into(),
             region: "us-east-2".into(),
             zone: String::new(),
-        }
+        };
+        record.connected(destination, &Arc::new(workload));
     }
 
     fn record(metrics: &Arc<Metrics>, authority: &str) -> Record {
@@ -318,7 +311,7 @@ mod tests {
         let metrics = Arc::new(Metrics::new());
         let mut record = record(&metrics, "echo.app.mesh.internal:80");
         record.routed(service());
-        record.connected(workload());
+        connect(&mut record);
         record.received(5);
         record.sent(6);
         record.sent(7);
@@ -385,7 +378,7 @@ mod tests {
         let mut events = logged("debug", || {
             let mut record = record(&metrics, "echo.app.mesh.internal:80");
             record.routed(service());
-            record.connected(workload());
+            connect(&mut record);
             record.received(5);
             record.sent(6);
             record.finish(Reason::Completed);
@@ -461,7 +454,7 @@ mod tests {
         let events = logged("info", || {
             let mut record = record(&metrics, "echo.app.mesh.internal:80");
             record.detail("another endpoint refused".into());
-            record.connected(workload());
+            connect(&mut record);
             record.finish(Reason::UpstreamReset);
         });
         assert_eq!(events[0]["message"], "connection complete");

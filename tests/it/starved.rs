@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
@@ -56,5 +57,40 @@ fn a_thousand_clients_and_256_descriptors_hurt_nobody_who_is_connected() {
             }
         };
         until("a new client", again, |&served| served).await;
+    });
+}
+
+/// Connects from a host of the test's own net, and says nothing.
+async fn silent(net: Net, from: u8, gateway: &Gateway) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind(net.address(from, 0)).expect("a free address");
+    socket.connect(gateway.address).await.expect("a connection")
+}
+
+#[test]
+fn strangers_of_many_sources_who_hold_every_handshake_keep_no_client_out() {
+    run(async {
+        let files = getrlimit(Resource::Nofile);
+        let current = files.maximum;
+        setrlimit(Resource::Nofile, Rlimit { current, ..files }).expect("more descriptors");
+        let net = Net::new();
+        let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+        let gateway = Gateway::start(&settings).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let mut strangers = Vec::new();
+        // Eleven sources with a hundred each are more than the 1,024 places.
+        for source in 100..111 {
+            for _ in 0..100 {
+                strangers.push(silent(net, source, &gateway).await);
+            }
+        }
+        for _ in 0..10 {
+            let client = gateway.client(identities()).await;
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            tunnel.write_all(b"?").await.expect("an open tunnel");
+            assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
+        }
+        let evicted = async || gateway.refused("evicted").await;
+        until("the oldest have gone", evicted, |&count| count > 76.0).await;
     });
 }

@@ -15,7 +15,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("watch", &[]),
     ("wire", &[]),
     ("config", &["wire", "reason"]),
-    ("snapshot", &["wire", "reason"]),
+    ("snapshot", &["wire", "reason", "status"]),
     ("status", &["wire", "reason"]),
     ("telemetry", &["wire", "config", "reason", "status"]),
     ("grpc", &["config", "lifecycle"]),

@@ -12,6 +12,7 @@ use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use strait::datapath::accept::{Held, Load};
 use strait::datapath::admission::Admission;
+use strait::datapath::budget::Budget;
 use strait::datapath::identity::Peer;
 use strait::datapath::{Gateway, connect, dial};
 use strait::lifecycle::Lifecycle;
@@ -29,6 +30,9 @@ use tokio::time::{advance, timeout};
 
 use super::frames::PREFACE;
 use super::script::{self, Mode, Step};
+
+/// More than a script can make a gateway hold.
+const BUFFERS: usize = 64 << 20;
 
 /// After its last byte no peer answers a PING, so its connection ends within 30 s (10 s to the
 /// PING, 20 s for the answer); a GOAWAY has one second more.
@@ -174,10 +178,12 @@ fn gateway() -> Arc<Gateway> {
         exposure: Some(exposure),
     });
     let loopback = "127.0.0.0/8".parse().expect("a network");
+    let metrics = Arc::new(Metrics::new());
     Arc::new(Gateway {
         reader: publisher.reader(),
         tls: ArcSwap::new(Arc::clone(tls())),
-        metrics: Arc::new(Metrics::new()),
+        budget: Arc::new(Budget::new(BUFFERS, metrics.buffers(BUFFERS))),
+        metrics,
         lifecycle: Lifecycle::new(),
         admission: Admission::new(1024),
         deny: dial::DenyList::new(vec![loopback], Vec::new()),
