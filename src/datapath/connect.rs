@@ -15,6 +15,7 @@ use tracing::debug;
 
 use crate::lifecycle::{Phase, reached};
 use crate::reason::{HandshakeRefusal, Reason};
+use crate::telemetry::Record;
 use crate::wire::Authority;
 
 use super::accept::Held;
@@ -189,11 +190,11 @@ impl Server<'_> {
             peer: Arc::clone(&self.peer),
             window: Arc::clone(&self.window),
             requested: Requested::new(request.into_body(), respond, account),
-            authority,
-            target,
+            record: Record::new(&self.gateway.metrics, &self.peer.source, &authority),
             counted: (self.held.load.also(), self.window.open()),
         };
-        self.gateway.lifecycle.spawn(forward::run(Box::new(asked)));
+        let forward = forward::run(Box::new(asked), target);
+        self.gateway.lifecycle.spawn(forward);
     }
 }
 

@@ -37,10 +37,8 @@ pub struct Asked {
     pub window: Arc<StreamWindow>,
     /// The stream, to be answered.
     pub requested: Requested,
-    /// The authority as the peer wrote it, for the log.
-    pub authority: Box<str>,
-    /// The authority, if it is one.
-    pub target: Result<Target, Reason>,
+    /// What is said of it later.
+    pub record: Record,
     /// The tunnel in its worker's load and among its connection's streams.
     pub counted: (LoadGuard, OpenStream),
 }
@@ -49,30 +47,32 @@ pub struct Asked {
 /// before the answer fails before the answer.
 ///
 /// An idle tunnel is what most of a gateway's memory is for: only [`Open`] and the copy's own
-/// state live as long as it does, and what comes before and after is boxed.
-pub async fn run(asked: Box<Asked>) {
-    let Some(mut open) = Box::pin(establish(asked)).await else {
+/// state live as long as it does. What comes before and after is boxed, and freed in between.
+pub async fn run(mut asked: Box<Asked>, target: Result<Target, Reason>) {
+    let generation = asked.gateway.reader.generation();
+    let reached = Box::pin(reach(&mut asked, target)).await;
+    let Some(mut open) = answer(asked, generation, reached) else {
         return;
     };
     let outcome = open.copy().await;
     Box::pin(open.end(outcome)).await;
 }
 
-/// From the question to the answer 200, or to a refusal.
-async fn establish(asked: Box<Asked>) -> Option<Box<Open>> {
+/// Answers 200, or refuses.
+fn answer(
+    asked: Box<Asked>,
+    generation: watch::Receiver<u64>,
+    reached: Result<Upstream, Reason>,
+) -> Option<Box<Open>> {
     let Asked {
         gateway,
         peer,
         window,
-        mut requested,
-        authority,
-        target,
+        requested,
+        mut record,
         counted,
     } = *asked;
-    let mut record = Record::new(&gateway.metrics, &peer.source, &authority);
-    let generation = gateway.reader.generation();
-    let dialled = reach(&gateway, &peer, target, &mut requested, &mut record).await;
-    let answered = match dialled {
+    let answered = match reached {
         Ok(upstream) => {
             record.connected(describe(&upstream.endpoint), &upstream.endpoint.workload);
             requested.accept().map(|tunnel| (upstream, tunnel))
@@ -102,13 +102,14 @@ async fn establish(asked: Box<Asked>) -> Option<Box<Open>> {
 }
 
 /// Resolves, judges and dials.
-async fn reach(
-    gateway: &Gateway,
-    peer: &Peer,
-    target: Result<Target, Reason>,
-    requested: &mut Requested,
-    record: &mut Record,
-) -> Result<Upstream, Reason> {
+async fn reach(asked: &mut Asked, target: Result<Target, Reason>) -> Result<Upstream, Reason> {
+    let Asked {
+        gateway,
+        peer,
+        requested,
+        record,
+        ..
+    } = asked;
     if !gateway.budget.has_room() {
         return Err(Reason::BuffersFull);
     }
