@@ -19,9 +19,15 @@ mod ends;
 #[cfg(test)]
 mod fairness;
 #[cfg(test)]
+mod faults;
+#[cfg(test)]
 mod floods;
 #[cfg(test)]
 mod identity;
+#[cfg(test)]
+mod links;
+#[cfg(test)]
+mod oracle;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]

@@ -4,7 +4,9 @@ pub mod bytes;
 mod endpoint;
 mod gateway;
 mod identities;
+pub mod link;
 mod net;
+pub mod oracle;
 pub mod raw;
 
 use std::future::Future;
