@@ -8,12 +8,10 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use strait::hbone::Tunnel;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant};
-use tokio_rustls::TlsConnector;
 
 use crate::support::{
-    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, broken, identities,
+    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, broken, identities, raw,
     replace, run, until,
 };
 
@@ -183,13 +181,7 @@ fn a_trust_domain_that_leaves_the_set_is_out_at_once() {
 
 /// The gateway's leaf, as a new handshake sees it.
 async fn served(gateway: &Gateway) -> CertificateDer<'static> {
-    let tls = TlsConnector::from(identities().client(CLIENT, GATEWAY));
-    let tcp = TcpStream::connect(gateway.address)
-        .await
-        .expect("a connection");
-    let nobody = std::net::IpAddr::from([0; 4]);
-    let name = rustls::pki_types::ServerName::IpAddress(nobody.into());
-    let stream = tls.connect(name, tcp).await.expect("a handshake");
+    let stream = raw::session(gateway).await;
     let certificates = stream
         .get_ref()
         .1

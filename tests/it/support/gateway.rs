@@ -15,7 +15,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, timeout};
 
 use super::identities::{CLIENT, GATEWAY, Identities};
-use super::{ECHO, Net, until};
+use super::{ECHO, Net, memory, until};
 
 const READY_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -241,6 +241,11 @@ impl Gateway {
     /// Waits until the gateway has logged `text`: it writes its log in a thread of its own.
     pub async fn logged(&self, text: &str) {
         until(text, async || self.log(), |log| log.contains(text)).await;
+    }
+
+    /// Memory that the process alone has and has written to, in bytes.
+    pub fn private_dirty(&self) -> u64 {
+        memory::private_dirty(self.process.id().expect("a running gateway"))
     }
 
     /// Sends a signal.

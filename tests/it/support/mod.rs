@@ -5,6 +5,7 @@ mod endpoint;
 mod gateway;
 mod identities;
 pub mod link;
+pub mod memory;
 mod net;
 pub mod oracle;
 pub mod raw;
