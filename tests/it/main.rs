@@ -31,6 +31,8 @@ mod oracle;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod reload_under_load;
+#[cfg(test)]
 mod slow;
 #[cfg(test)]
 mod start;

@@ -6,6 +6,7 @@ mod gateway;
 mod identities;
 pub mod link;
 pub mod memory;
+pub mod mounted;
 mod net;
 pub mod oracle;
 pub mod raw;

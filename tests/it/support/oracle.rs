@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -250,22 +251,22 @@ pub struct Oracle(watch::Sender<Told>);
 
 #[derive(Debug, Default)]
 struct Told {
-    /// By the tunnel's name.
-    sides: BTreeMap<u64, Side>,
+    /// By the tunnel's name: at which address it arrived, and how it ended there.
+    sides: BTreeMap<u64, (SocketAddr, Side)>,
     /// What went wrong beyond any one tunnel.
     strange: Vec<String>,
 }
 
 impl Told {
-    fn add(&mut self, plan: Option<Plan>, side: Side) {
+    fn add(&mut self, plan: Option<Plan>, ended: (SocketAddr, Side)) {
         let Some(Plan { id, .. }) = plan else {
             // A head that breaks has no name; one that ends is as wrong as a tunnel that does.
-            if side.end == End::Short {
+            if ended.1.end == End::Short {
                 self.strange.push("an early clean end".to_owned());
             }
             return;
         };
-        if self.sides.insert(id, side).is_some() {
+        if self.sides.insert(id, ended).is_some() {
             self.strange.push(format!("tunnel {id} came twice"));
         }
     }
@@ -287,12 +288,18 @@ impl Oracle {
 
     /// The endpoint's side of one connection.
     pub async fn answer(&self, stream: TcpStream) {
+        let address = stream.local_addr().expect("an open connection");
         let (plan, side) = answer(stream).await;
-        self.0.send_modify(|told| told.add(plan, side));
+        self.0.send_modify(|told| told.add(plan, (address, side)));
     }
 
     /// The endpoint's side of a tunnel, once it has ended.
     pub async fn side(&self, id: u64) -> Side {
+        self.ended(id).await.1
+    }
+
+    /// The address at which a tunnel arrived, and the endpoint's side of it, once it has ended.
+    pub async fn ended(&self, id: u64) -> (SocketAddr, Side) {
         let mut told = self.0.subscribe();
         let told = told.wait_for(|told| !told.strange.is_empty() || told.sides.contains_key(&id));
         let told = told.await.expect("an oracle");
