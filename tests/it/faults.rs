@@ -231,3 +231,26 @@ fn seven_tunnels_finish_before_the_one_whose_endpoint_is_slow() {
         gateway.holds(1, 0).await;
     });
 }
+
+#[test]
+fn an_endpoint_that_takes_less_than_the_kernel_holds_gets_every_byte() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let oracle = Oracle::new();
+        let _endpoint = oracle.endpoint(net.listen(12, 9000).await);
+        let slow = Toxic {
+            limit: Some(4 << 20),
+            ..Toxic::default()
+        };
+        let near = net.listen(11, 9000).await;
+        let buffer = socket2::SockRef::from(&near).set_recv_buffer_size(16 * 1024);
+        buffer.expect("a small buffer");
+        let _link = Link::new(near, net.address(12, 9000), move |_| [slow; 2]);
+        let client = gateway.client(identities()).await;
+        // Linux gives a socket at most 4 MiB to send from (tcp(7), `tcp_wmem`): the gateway has to
+        // wait, and its writes are taken in parts.
+        all_whole(&oracle, start(&client, &plans(0..3, 8 * MIB)).await).await;
+        gateway.holds(1, 0).await;
+    });
+}
