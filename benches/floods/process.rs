@@ -6,6 +6,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::support::memory;
+
 /// How often memory is looked at.
 const SAMPLE: Duration = Duration::from_millis(20);
 /// What `/proc/stat` counts in.
@@ -46,13 +48,7 @@ impl Process {
 
     /// Memory that it alone has and has written to, in bytes.
     pub fn private_dirty(self) -> u64 {
-        let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.0));
-        let text = text.unwrap_or_default();
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("Private_Dirty:"));
-        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-        kib.unwrap_or(0) * 1024
+        memory::private_dirty(self.0)
     }
 
     /// Processor time of all its threads, to the nanosecond.

@@ -100,6 +100,24 @@ async fn a_peer_without_preface_is_refused_after_5_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_preface_at_a_byte_a_second_is_refused_after_5_seconds_too() {
+    let (served, mut theirs) = serve(SystemTime::now() + FAR);
+    let start = Instant::now();
+    let slow = tokio::spawn(async move {
+        for byte in *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" {
+            if theirs.write_u8(byte).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    });
+    let refused = served.await.expect("no panic").expect_err("a refusal");
+    assert_eq!(refused.refusal, HandshakeRefusal::Timeout);
+    assert_eq!(start.elapsed(), Duration::from_secs(5));
+    slow.await.expect("a peer that was left");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_peer_that_does_not_speak_http2_is_refused() {
     let (served, mut theirs) = serve(SystemTime::now() + FAR);
     theirs

@@ -3,7 +3,7 @@
 use h2::Reason;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::raw::{self, Ending, RawPeer};
+use crate::support::raw::{self, RawPeer};
 use crate::support::{
     ECHO, Endpoint, Gateway, Net, Settings, broken, bytes, identities, reset, run, until,
 };
@@ -231,12 +231,9 @@ fn what_a_client_sent_before_its_end_is_delivered_though_it_resets_after_it() {
             }
         });
         let mut peer = RawPeer::connect(&gateway).await;
-        let connect: [(&str, &[u8]); 2] =
-            [(":method", b"CONNECT"), (":authority", ECHO.as_bytes())];
         for (stream, code) in [(1, Reason::CANCEL), (3, Reason::NO_ERROR)] {
             go.send_replace(false);
-            peer.headers(stream, &connect).await;
-            assert_eq!(peer.ending(stream).await, Ending::Answered);
+            peer.tunnel(stream, ECHO).await;
             let mut sent = Vec::new();
             for from in (0..SENT).step_by(CHUNK) {
                 let end = u8::from(from + CHUNK as u64 == SENT) * raw::END_STREAM;
@@ -272,12 +269,9 @@ fn an_upload_whose_end_comes_together_with_the_end_of_its_connection_is_delivere
                 tell.send((all, end)).await.expect("the test waits");
             }
         });
-        let connect: [(&str, &[u8]); 2] =
-            [(":method", b"CONNECT"), (":authority", ECHO.as_bytes())];
         for round in 0..20 {
             let mut peer = RawPeer::connect(&gateway).await;
-            peer.headers(1, &connect).await;
-            assert_eq!(peer.ending(1).await, Ending::Answered);
+            peer.tunnel(1, ECHO).await;
             let mut sent = Vec::new();
             for from in (0..SENT).step_by(CHUNK) {
                 let end = u8::from(from + CHUNK as u64 == SENT) * raw::END_STREAM;

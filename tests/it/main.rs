@@ -21,11 +21,21 @@ mod ends;
 #[cfg(test)]
 mod fairness;
 #[cfg(test)]
+mod faults;
+#[cfg(test)]
 mod floods;
 #[cfg(test)]
 mod identity;
 #[cfg(test)]
+mod links;
+#[cfg(test)]
+mod oracle;
+#[cfg(test)]
 mod reload;
+#[cfg(test)]
+mod reload_under_load;
+#[cfg(test)]
+mod slow;
 #[cfg(test)]
 mod start;
 #[cfg(test)]

@@ -1,20 +1,15 @@
 //! Changes while the gateway runs: what is good applies within a second, what is bad changes
 //! nothing, and open tunnels end only if they lost their right.
 
-use std::os::unix::fs::symlink;
-
 use h2::Reason;
 use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 use strait::hbone::Tunnel;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant};
-use tokio_rustls::TlsConnector;
 
 use crate::support::{
     CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, broken, identities,
-    replace, run, until,
+    mounted, raw, replace, run, until,
 };
 
 /// Within which a good file is in force, by the promise of the README: bounds without slack.
@@ -183,13 +178,7 @@ fn a_trust_domain_that_leaves_the_set_is_out_at_once() {
 
 /// The gateway's leaf, as a new handshake sees it.
 async fn served(gateway: &Gateway) -> CertificateDer<'static> {
-    let tls = TlsConnector::from(identities().client(CLIENT, GATEWAY));
-    let tcp = TcpStream::connect(gateway.address)
-        .await
-        .expect("a connection");
-    let nobody = std::net::IpAddr::from([0; 4]);
-    let name = rustls::pki_types::ServerName::IpAddress(nobody.into());
-    let stream = tls.connect(name, tcp).await.expect("a handshake");
+    let stream = raw::session(gateway).await;
     let certificates = stream
         .get_ref()
         .1
@@ -198,31 +187,12 @@ async fn served(gateway: &Gateway) -> CertificateDer<'static> {
     certificates[0].clone().into_owned()
 }
 
-fn write_certificates(
-    folder: &std::path::Path,
-    identities: &Identities,
-) -> CertificateDer<'static> {
-    std::fs::create_dir(folder).expect("a folder");
-    let leaf = identities.leaf(GATEWAY);
-    std::fs::write(folder.join("gateway.crt"), &leaf.chain_pem).expect("a certificate");
-    std::fs::write(folder.join("gateway.key"), &leaf.key_pem).expect("a key");
-    CertificateDer::from_pem_slice(leaf.chain_pem.as_bytes()).expect("a leaf")
-}
-
 #[test]
 fn certificates_swapped_as_kubernetes_does_serve_new_handshakes_only() {
     run(async {
         let net = Net::new();
         let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
-        let mut gateway = Gateway::spawn(&settings, |folder| {
-            std::fs::create_dir(folder.join("..0")).expect("a folder");
-            symlink("..0", folder.join("..data")).expect("a link");
-            for file in ["gateway.crt", "gateway.key"] {
-                let plain = folder.join(file);
-                std::fs::rename(&plain, folder.join("..0").join(file)).expect("a rename");
-                symlink(format!("..data/{file}"), plain).expect("a link");
-            }
-        });
+        let mut gateway = Gateway::spawn(&settings, mounted::mount);
         gateway.ready().await;
         let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
         let client = gateway.client(identities()).await;
@@ -230,9 +200,7 @@ fn certificates_swapped_as_kubernetes_does_serve_new_handshakes_only() {
 
         let mut count = 0.0;
         for version in ["..1", "..2", "..3"] {
-            let leaf = write_certificates(&gateway.file(version), identities());
-            symlink(version, gateway.file("..tmp")).expect("a link");
-            std::fs::rename(gateway.file("..tmp"), gateway.file("..data")).expect("a swap");
+            let leaf = mounted::swap(gateway.folder.path(), version, identities());
             let start = Instant::now();
             until(version, async || served(&gateway).await, |now| *now == leaf).await;
             assert!(
@@ -292,14 +260,14 @@ fn certificates_in_a_folder_that_was_replaced_are_served() {
         let certs = gateway.file("pki/certs");
         for round in 1..=2 {
             std::fs::remove_dir_all(&certs).expect("no folder");
-            let leaf = write_certificates(&certs, identities());
+            let leaf = mounted::write(&certs, identities());
             let what = format!("round {round}: replaced at once");
             until(&what, async || served(&gateway).await, |now| *now == leaf).await;
 
             std::fs::remove_dir_all(gateway.file("pki")).expect("no folder");
             reloads(&gateway, "certificates", "error", f64::from(round)).await;
             std::fs::create_dir(gateway.file("pki")).expect("a folder");
-            let leaf = write_certificates(&certs, identities());
+            let leaf = mounted::write(&certs, identities());
             let what = format!("round {round}: replaced later");
             until(&what, async || served(&gateway).await, |now| *now == leaf).await;
         }

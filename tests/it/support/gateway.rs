@@ -1,5 +1,6 @@
 //! The gateway's process, with a folder of its own.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, timeout};
 
 use super::identities::{CLIENT, GATEWAY, Identities};
-use super::{ECHO, Net, until};
+use super::{ECHO, Net, memory, until};
 
 const READY_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -197,6 +198,28 @@ impl Gateway {
             .await
     }
 
+    /// How all tunnels have ended so far: how many for each reason that there was.
+    pub async fn ends(&self) -> BTreeMap<String, f64> {
+        let (status, text) = self.http(15020, "GET", "/metrics").await;
+        assert_eq!(status, 200, "{text}");
+        let ends = text.lines().filter_map(|line| {
+            let rest = line.strip_prefix("strait_tunnels_total{reason=\"")?;
+            let (reason, count) = rest.split_once("\"} ")?;
+            Some((reason.to_owned(), count.parse().expect("a number")))
+        });
+        ends.filter(|&(_, count)| count > 0.0).collect()
+    }
+
+    /// Waits until so many connections and tunnels are open.
+    pub async fn holds(&self, connections: u32, tunnels: u32) {
+        let open = async || {
+            let connections = self.metric("strait_connections_open").await;
+            (connections, self.metric("strait_tunnels_open").await)
+        };
+        let wanted = (f64::from(connections), f64::from(tunnels));
+        until("connections and tunnels", open, |&open| open == wanted).await;
+    }
+
     /// How many handshakes were refused for a reason.
     pub async fn refused(&self, reason: &str) -> f64 {
         self.metric(&format!(
@@ -218,6 +241,11 @@ impl Gateway {
     /// Waits until the gateway has logged `text`: it writes its log in a thread of its own.
     pub async fn logged(&self, text: &str) {
         until(text, async || self.log(), |log| log.contains(text)).await;
+    }
+
+    /// Memory that the process alone has and has written to, in bytes.
+    pub fn private_dirty(&self) -> u64 {
+        memory::private_dirty(self.process.id().expect("a running gateway"))
     }
 
     /// Sends a signal.

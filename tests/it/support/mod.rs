@@ -4,7 +4,11 @@ pub mod bytes;
 mod endpoint;
 mod gateway;
 mod identities;
+pub mod link;
+pub mod memory;
+pub mod mounted;
 mod net;
+pub mod oracle;
 pub mod raw;
 
 use std::future::Future;

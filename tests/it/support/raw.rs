@@ -19,6 +19,9 @@ pub const GOAWAY: u8 = 7;
 pub const WINDOW_UPDATE: u8 = 8;
 pub const CONTINUATION: u8 = 9;
 
+/// What a client sends first.
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
 /// Flags of SETTINGS and of HEADERS.
 const ACK: u8 = 1;
 pub const END_STREAM: u8 = 1;
@@ -63,21 +66,48 @@ pub struct RawPeer<S = TlsStream<TcpStream>> {
     acknowledges: bool,
 }
 
+/// A TLS session with a good certificate, before the first byte of HTTP/2.
+pub async fn session(gateway: &Gateway) -> TlsStream<TcpStream> {
+    let tls = TlsConnector::from(identities().client(CLIENT, GATEWAY));
+    let tcp = TcpStream::connect(gateway.address)
+        .await
+        .expect("a connection");
+    let nobody = std::net::IpAddr::from([0; 4]);
+    let stream = tls.connect(ServerName::IpAddress(nobody.into()), tcp).await;
+    stream.expect("a handshake")
+}
+
 impl RawPeer {
     pub async fn connect(gateway: &Gateway) -> Self {
-        let tls = TlsConnector::from(identities().client(CLIENT, GATEWAY));
-        let tcp = TcpStream::connect(gateway.address)
-            .await
-            .expect("a connection");
-        let nobody = std::net::IpAddr::from([0; 4]);
-        let stream = tls.connect(ServerName::IpAddress(nobody.into()), tcp).await;
+        Self::with_settings(gateway, &[]).await
+    }
+
+    /// A peer whose SETTINGS have this payload.
+    pub async fn with_settings(gateway: &Gateway, settings: &[u8]) -> Self {
         let mut peer = Self {
-            stream: stream.expect("a handshake"),
+            stream: session(gateway).await,
             acknowledges: true,
         };
-        peer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
-        peer.write(&frame(SETTINGS, 0, 0, &[])).await;
+        peer.write(PREFACE).await;
+        peer.write(&frame(SETTINGS, 0, 0, settings)).await;
         peer
+    }
+
+    /// A peer whose streams have this window at first.
+    pub async fn with_window(gateway: &Gateway, bytes: u32) -> Self {
+        let [a, b, c, d] = bytes.to_be_bytes();
+        // SETTINGS_INITIAL_WINDOW_SIZE is setting 4.
+        Self::with_settings(gateway, &[0, 4, a, b, c, d]).await
+    }
+
+    /// Opens a tunnel to `authority`.
+    pub async fn tunnel(&mut self, stream: u32, authority: &str) {
+        let fields: [(&str, &[u8]); 2] = [
+            (":method", b"CONNECT"),
+            (":authority", authority.as_bytes()),
+        ];
+        self.headers(stream, &fields).await;
+        assert_eq!(self.ending(stream).await, Ending::Answered);
     }
 
     /// Parts the peer into one that reads frames and a plain writer.

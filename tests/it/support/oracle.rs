@@ -1,0 +1,324 @@
+//! The byte oracle: tunnels whose two sides send and verify at once.
+//!
+//! The client's side says first who it is and how much goes either way. Each direction is a stream
+//! of its own, and every byte is compared at its offset. An end is clean only where the other
+//! side's own end came after its last byte: no broken path looks clean, and none goes unnoticed
+//! that loses, doubles, changes or mixes up bytes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::time::Duration;
+
+use strait::hbone::{Client, Tunnel};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use super::{ECHO, Endpoint, bytes};
+
+/// What is sent or compared at once.
+const CHUNK: usize = 16 * 1024;
+/// The head's four numbers.
+const HEAD_BYTES: usize = 4 * 8;
+
+/// What a tunnel carries.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Its name. Below 2^56, the first byte of a tunnel is 0.
+    pub id: u64,
+    /// Bytes to the endpoint.
+    pub up: u64,
+    /// Bytes to the client.
+    pub down: u64,
+    /// How long both sides rest after each 16 KiB.
+    pub rest: Duration,
+}
+
+/// How what a side received has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By the other side's own end, after its last byte.
+    Clean,
+    /// By a reset, with its code where it has one, or by the loss of the connection.
+    Broken(Option<h2::Reason>),
+    /// By a clean end before the last byte. No good path does that.
+    Short,
+    /// By a byte after the last one. No good path does that either.
+    Long,
+    /// By a byte that is not the one of this stream at this offset: worst of all.
+    Wrong,
+}
+
+/// What one side of a tunnel saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Side {
+    /// Right bytes from the other side.
+    pub received: u64,
+    /// How they ended.
+    pub end: End,
+    /// Whether all its own bytes were sent, and its end.
+    pub finished: bool,
+}
+
+impl Plan {
+    /// As many bytes in both directions, without a rest.
+    pub const fn both(id: u64, bytes: u64) -> Self {
+        Self {
+            id,
+            up: bytes,
+            down: bytes,
+            rest: Duration::ZERO,
+        }
+    }
+
+    /// What the client's side sends before its bytes.
+    pub fn head(&self) -> Vec<u8> {
+        let rest = u64::try_from(self.rest.as_millis()).expect("a short rest");
+        [self.id, self.up, self.down, rest]
+            .map(u64::to_be_bytes)
+            .concat()
+    }
+
+    fn parse(head: &[u8; HEAD_BYTES]) -> Self {
+        let number = |at: usize| {
+            let bytes = head[8 * at..][..8].try_into().expect("eight bytes");
+            u64::from_be_bytes(bytes)
+        };
+        Self {
+            id: number(0),
+            up: number(1),
+            down: number(2),
+            rest: Duration::from_millis(number(3)),
+        }
+    }
+
+    /// The stream of the way back, which no tunnel has as its way there.
+    pub const fn down_stream(&self) -> u64 {
+        !self.id
+    }
+}
+
+impl Side {
+    /// All that a tunnel's other side had to say, and its end.
+    pub const fn whole(received: u64) -> Self {
+        Self {
+            received,
+            end: End::Clean,
+            finished: true,
+        }
+    }
+
+    fn broken(error: &io::Error) -> Self {
+        Self {
+            received: 0,
+            end: End::Broken(Tunnel::reset_code(error)),
+            finished: false,
+        }
+    }
+}
+
+/// Whether what both sides say of a tunnel, broken or not, can be: a side sees a clean end only
+/// if the other one has made it, and else a break.
+pub fn fits(client: Side, endpoint: Side) -> bool {
+    [(client, endpoint), (endpoint, client)]
+        .iter()
+        .all(|(one, other)| match one.end {
+            End::Clean => other.finished,
+            End::Broken(_) => true,
+            End::Short | End::Long | End::Wrong => false,
+        })
+}
+
+/// The client's side of a new tunnel.
+pub async fn tunnel(client: &Client, plan: Plan) -> Side {
+    let tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+    drive(tunnel, plan).await
+}
+
+/// The client's side of an open tunnel, to its end.
+pub async fn drive(mut stream: impl AsyncRead + AsyncWrite + Unpin, plan: Plan) -> Side {
+    if let Err(error) = stream.write_all(&plan.head()).await {
+        return Side::broken(&error);
+    }
+    let (sends, receives) = ((plan.id, plan.up), (plan.down_stream(), plan.down));
+    side(stream, sends, receives, plan.rest).await
+}
+
+/// The endpoint's side of a tunnel, to its end, and its plan if that arrived.
+pub async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> (Option<Plan>, Side) {
+    let mut head = [0; HEAD_BYTES];
+    if let Err(error) = stream.read_exact(&mut head).await {
+        let mut side = Side::broken(&error);
+        if error.kind() == io::ErrorKind::UnexpectedEof {
+            side.end = End::Short;
+        }
+        return (None, side);
+    }
+    let plan = Plan::parse(&head);
+    let (sends, receives) = ((plan.down_stream(), plan.down), (plan.id, plan.up));
+    (Some(plan), side(stream, sends, receives, plan.rest).await)
+}
+
+/// Sends a stream of so many bytes, and receives another, to the end of both.
+async fn side(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    sends: (u64, u64),
+    receives: (u64, u64),
+    rest: Duration,
+) -> Side {
+    let (read, write) = tokio::io::split(stream);
+    let (mut sending, mut receiving) = (
+        pin!(send(write, sends, rest)),
+        pin!(receive(read, receives)),
+    );
+    let mut finished = None;
+    let (received, mut end) = loop {
+        tokio::select! {
+            sent = &mut sending, if finished.is_none() => finished = Some(sent.is_ok()),
+            received = &mut receiving => break received,
+        }
+    };
+    let finished = match (finished, end) {
+        // The kernel tells of a reset once, to whoever comes first: what the reader sees after a
+        // writer that failed is no end.
+        (Some(false), End::Clean | End::Short) => {
+            end = End::Broken(None);
+            false
+        }
+        (Some(finished), _) => finished,
+        (None, End::Clean | End::Short) => sending.await.is_ok(),
+        (None, _) => false,
+    };
+    Side {
+        received,
+        end,
+        finished,
+    }
+}
+
+async fn send(
+    mut stream: impl AsyncWrite + Unpin,
+    (id, length): (u64, u64),
+    rest: Duration,
+) -> io::Result<()> {
+    let mut at = 0;
+    while at < length {
+        let next = length.min(at + CHUNK as u64);
+        bytes::send(&mut stream, id, at, next).await?;
+        at = next;
+        if !rest.is_zero() {
+            // deadline: the pace of a long tunnel is its own.
+            tokio::time::sleep(rest).await;
+        }
+    }
+    stream.shutdown().await
+}
+
+async fn receive(mut stream: impl AsyncRead + Unpin, (id, length): (u64, u64)) -> (u64, End) {
+    let mut at = 0;
+    let (mut buffer, mut wanted) = (vec![0; CHUNK], vec![0; CHUNK]);
+    loop {
+        let count = match stream.read(&mut buffer).await {
+            Ok(0) if at == length => return (at, End::Clean),
+            Ok(0) => return (at, End::Short),
+            Ok(count) => count,
+            Err(error) => return (at, End::Broken(Tunnel::reset_code(&error))),
+        };
+        let (got, wanted) = (&buffer[..count], &mut wanted[..count]);
+        bytes::fill(id, at, wanted);
+        let left = usize::try_from(length - at).unwrap_or(usize::MAX);
+        let end = if got[..count.min(left)] != wanted[..count.min(left)] {
+            End::Wrong
+        } else if count > left {
+            End::Long
+        } else {
+            at += count as u64;
+            continue;
+        };
+        let right = got
+            .iter()
+            .zip(&*wanted)
+            .take_while(|(one, other)| one == other);
+        return (length.min(at + right.count() as u64), end);
+    }
+}
+
+/// What the endpoints' sides have seen so far.
+#[derive(Clone, Debug)]
+pub struct Oracle(watch::Sender<Told>);
+
+#[derive(Debug, Default)]
+struct Told {
+    /// By the tunnel's name: at which address it arrived, and how it ended there.
+    sides: BTreeMap<u64, (SocketAddr, Side)>,
+    /// What went wrong beyond any one tunnel.
+    strange: Vec<String>,
+}
+
+impl Told {
+    fn add(&mut self, plan: Option<Plan>, ended: (SocketAddr, Side)) {
+        let Some(Plan { id, .. }) = plan else {
+            // A head that breaks has no name; one that ends is as wrong as a tunnel that does.
+            if ended.1.end == End::Short {
+                self.strange.push("an early clean end".to_owned());
+            }
+            return;
+        };
+        if self.sides.insert(id, ended).is_some() {
+            self.strange.push(format!("tunnel {id} came twice"));
+        }
+    }
+}
+
+impl Oracle {
+    pub fn new() -> Self {
+        Self(watch::Sender::new(Told::default()))
+    }
+
+    /// An endpoint all of whose connections are the oracle's.
+    pub fn endpoint(&self, listener: TcpListener) -> Endpoint {
+        let oracle = self.clone();
+        Endpoint::new(listener, move |stream| {
+            let oracle = oracle.clone();
+            async move { oracle.answer(stream).await }
+        })
+    }
+
+    /// The endpoint's side of one connection.
+    pub async fn answer(&self, stream: TcpStream) {
+        let address = stream.local_addr().expect("an open connection");
+        let (plan, side) = answer(stream).await;
+        self.0.send_modify(|told| told.add(plan, (address, side)));
+    }
+
+    /// The endpoint's side of a tunnel, once it has ended.
+    pub async fn side(&self, id: u64) -> Side {
+        self.ended(id).await.1
+    }
+
+    /// The address at which a tunnel arrived, and the endpoint's side of it, once it has ended.
+    pub async fn ended(&self, id: u64) -> (SocketAddr, Side) {
+        let mut told = self.0.subscribe();
+        let told = told.wait_for(|told| !told.strange.is_empty() || told.sides.contains_key(&id));
+        let told = told.await.expect("an oracle");
+        assert!(told.strange.is_empty(), "{:?}", told.strange);
+        told.sides[&id]
+    }
+
+    /// Asserts that a tunnel was whole: every byte of both directions, and two clean ends.
+    pub async fn whole(&self, plan: Plan, client: Side) {
+        assert_eq!(
+            client,
+            Side::whole(plan.down),
+            "the client's side of {plan:?}"
+        );
+        let endpoint = self.side(plan.id).await;
+        assert_eq!(
+            endpoint,
+            Side::whole(plan.up),
+            "the endpoint's side of {plan:?}"
+        );
+    }
+}
