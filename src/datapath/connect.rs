@@ -9,7 +9,6 @@ use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
 use http::{Method, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
@@ -22,7 +21,7 @@ use super::accept::Held;
 use super::forward::{self, Asked};
 use super::handshake::{Refused, Session};
 use super::identity::Peer;
-use super::seam::Seam;
+use super::seam::{Owner, Seam};
 use super::tunnel::{Requested, Target};
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
 use super::{Gateway, budget, keepalive, linger};
@@ -70,7 +69,7 @@ fn settings() -> Builder {
 pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> Result<(), Refused> {
     let stream = http2(gateway, session.stream, &session.held, peer).await?;
     if let Some(stream) = stream {
-        linger::close(stream.into_inner().0, linger::PEER).await;
+        linger::close(stream.into_inner().0.into_inner(), linger::PEER).await;
     }
     Ok(())
 }
@@ -86,8 +85,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (seam, owner) = Seam::new(stream);
-    let handshake = Box::pin(timeout(PREFACE_DEADLINE, settings().handshake(seam)));
-    let connection = handshake
+    let handshake = timeout(PREFACE_DEADLINE, settings().handshake(seam));
+    let connection = Box::pin(owner.run(handshake))
         .await
         .map_err(|_| Refused::new(HandshakeRefusal::Timeout, &"no HTTP/2 preface within 5 s"))?
         .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
@@ -97,25 +96,22 @@ where
         peer,
         held,
         window: Arc::default(),
-        exhausted: owner.exhausted,
+        owner: &owner,
     };
     server.run(Box::new(connection)).await;
-    Ok(owner.returned.await.ok())
+    Ok(owner.into_stream())
 }
 
-struct Server<'a> {
+struct Server<'a, S> {
     gateway: &'a Arc<Gateway>,
     peer: Arc<Peer>,
     held: &'a Held,
     window: Arc<StreamWindow>,
-    exhausted: Arc<Notify>,
+    owner: &'a Owner<S>,
 }
 
-impl Server<'_> {
-    async fn run<S>(self, mut connection: Box<Connection<S, budget::Charged>>)
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
+impl<S: AsyncRead + AsyncWrite + Unpin> Server<'_, S> {
+    async fn run(self, mut connection: Box<Connection<Seam<S>, budget::Charged>>) {
         let mut phases = self.gateway.lifecycle.phases();
         let mut lost = pin!(keepalive::lost(connection.ping_pong()));
         let mut unused = pin!(sleep(FIRST_CONNECT_DEADLINE));
@@ -132,7 +128,7 @@ impl Server<'_> {
             // What ends a connection comes before what it sends, which may never pause.
             tokio::select! {
                 biased;
-                () = self.exhausted.notified() => {
+                () = self.owner.exhausted.notified() => {
                     self.gateway.metrics.connection_exhausted();
                     self.ended(&"more frames than its tunnels account for");
                     return self.end(connection, h2::Reason::ENHANCE_YOUR_CALM).await;
@@ -149,7 +145,7 @@ impl Server<'_> {
                 () = sleep(WINDOW_RETRY), if !settled => {
                     settled = self.window.adjust(&mut connection);
                 }
-                request = connection.accept() => match request {
+                request = self.owner.run(connection.accept()) => match request {
                     Some(Ok((request, respond))) => {
                         used = true;
                         self.tunnel(request, respond);
@@ -164,12 +160,14 @@ impl Server<'_> {
 
     /// Says GOAWAY and ends the connection with all its tunnels, in bounded time: a peer that
     /// does not read must not hold it.
-    async fn end<S>(&self, mut connection: Box<Connection<S, budget::Charged>>, code: h2::Reason)
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
+    async fn end(
+        &self,
+        mut connection: Box<Connection<Seam<S>, budget::Charged>>,
+        code: h2::Reason,
+    ) {
         connection.abrupt_shutdown(code);
-        let _ = timeout(GOAWAY_DEADLINE, poll_fn(|cx| connection.poll_closed(cx))).await;
+        let closed = self.owner.run(poll_fn(|cx| connection.poll_closed(cx)));
+        let _ = timeout(GOAWAY_DEADLINE, closed).await;
     }
 
     fn ended(&self, why: &dyn std::fmt::Display) {

@@ -15,12 +15,13 @@ use crate::tls::{ALPN_H2, refusal_of};
 use super::Gateway;
 use super::accept::{Accepted, Held};
 use super::admission::Handshake;
+use super::readahead::ReadAhead;
 
 /// A TLS session with a peer whose certificate chain holds.
 #[derive(Debug)]
 pub struct Session {
     /// The decrypted stream, boxed: it is large, and goes through many hands.
-    pub stream: Box<TlsStream<TcpStream>>,
+    pub stream: Box<TlsStream<ReadAhead<TcpStream>>>,
     /// What is counted of the connection while it lives.
     pub held: Held,
 }
@@ -61,7 +62,7 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
     let stream = TcpStream::from_std(accepted.stream)
         .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
     let acceptor = TlsAcceptor::from(gateway.tls.load_full());
-    let handshake = acceptor.accept(stream).into_fallible();
+    let handshake = acceptor.accept(ReadAhead::new(stream)).into_fallible();
     let (slot, held) = (accepted.handshake, accepted.held);
     let told = |refusal, detail: &dyn ToString, socket, slot, held| Refused {
         alerted: Some((socket, slot, held)),
@@ -79,7 +80,13 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
             HandshakeRefusal::Timeout,
             &"no handshake within 5 s",
         )),
-        Ok(Err((error, socket))) => Err(told(refusal(&error), &error, socket, slot, held)),
+        Ok(Err((error, socket))) => Err(told(
+            refusal(&error),
+            &error,
+            socket.into_inner(),
+            slot,
+            held,
+        )),
         Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => {
             let stream = Box::new(stream);
             Ok(Session { stream, held })
@@ -87,7 +94,7 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
         Ok(Ok(mut stream)) => {
             // rustls refuses a wrong ALPN offer but lets a missing one pass.
             let _ = timeout(ALERT_DEADLINE, stream.shutdown()).await;
-            let socket = stream.into_inner().0;
+            let socket = stream.into_inner().0.into_inner();
             Err(told(
                 HandshakeRefusal::NoAlpn,
                 &"the peer did not offer ALPN h2",

@@ -3,39 +3,55 @@
 //! It meters the frames, and it spends tokio's cooperative budget for them: what TLS serves from
 //! its own buffers would otherwise be free, and one connection with full buffers, or with a
 //! thousand tiny frames in one of them, could keep its worker to itself.
+//!
+//! It also gathers: h2 flushes after each DATA frame, which would be a TLS record and a system
+//! call each. What a turn of the connection writes leaves together, at the end of the turn.
 
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
-use std::pin::Pin;
-use std::sync::Arc;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio::task::coop;
 
+use super::buffer::{BUFFER_BYTES, Buffer};
 use super::meter::Meter;
 
-/// A TLS stream as h2 sees it. When h2 drops it, its owner gets the stream back.
+/// A TLS stream as h2 sees it.
 #[derive(Debug)]
-pub struct Seam<S> {
-    /// None only while it is dropped.
-    stream: Option<S>,
-    owner: Option<oneshot::Sender<S>>,
+pub struct Seam<S>(Arc<Mutex<Crossing<S>>>);
+
+/// What the owner of a connection keeps of its seam.
+#[derive(Debug)]
+pub struct Owner<S> {
+    crossing: Arc<Mutex<Crossing<S>>>,
+    /// Told once when the connection's credit is used up.
+    pub exhausted: Arc<Notify>,
+}
+
+/// The stream, and what is known of the bytes that cross. Both halves live in one task, so the
+/// lock is never contended.
+#[derive(Debug)]
+struct Crossing<S> {
+    stream: S,
     meter: Meter,
     exhausted: Arc<Notify>,
     /// Set once the credit is used up: nothing more is read.
     closed: bool,
     /// The end of the stream, until it is told.
     end: Option<io::Result<()>>,
+    gathered: Option<Gathered>,
 }
 
-/// What the owner of a connection keeps of its seam.
+/// What h2 has written and TLS has not taken: `from..to` of the buffer.
 #[derive(Debug)]
-pub struct Owner<S> {
-    /// Gets the stream back.
-    pub returned: oneshot::Receiver<S>,
-    /// Told once when the connection's credit is used up.
-    pub exhausted: Arc<Notify>,
+struct Gathered {
+    buffer: Buffer,
+    from: usize,
+    to: usize,
 }
 
 /// Frames for one unit of the cooperative budget, of which a turn has 128.
@@ -44,48 +60,64 @@ const FRAMES_PER_UNIT: u32 = 4;
 impl<S> Seam<S> {
     /// Wraps a TLS stream whose handshake is done.
     pub fn new(stream: S) -> (Self, Owner<S>) {
-        let (owner, returned) = oneshot::channel();
         let exhausted = Arc::new(Notify::new());
-        let seam = Self {
-            stream: Some(stream),
-            owner: Some(owner),
+        let crossing = Arc::new(Mutex::new(Crossing {
+            stream,
             meter: Meter::new(),
             exhausted: Arc::clone(&exhausted),
             closed: false,
             end: None,
-        };
+            gathered: None,
+        }));
         (
-            seam,
+            Self(Arc::clone(&crossing)),
             Owner {
-                returned,
+                crossing,
                 exhausted,
             },
         )
     }
+}
 
-    fn stream(&mut self) -> io::Result<Pin<&mut S>>
+impl<S> Owner<S> {
+    /// Runs a future of the connection; what it writes leaves at the end of each of its turns.
+    pub async fn run<F>(&self, future: F) -> F::Output
     where
-        S: Unpin,
+        F: Future,
+        S: AsyncWrite + Unpin,
     {
-        self.stream
-            .as_mut()
-            .map(Pin::new)
-            .ok_or_else(|| io::ErrorKind::NotConnected.into())
+        let mut future = pin!(future);
+        poll_fn(|cx| {
+            let done = future.as_mut().poll(cx);
+            let mut crossing = lock(&self.crossing);
+            if let Poll::Ready(Err(error)) = crossing.poll_flush(cx) {
+                // h2 learns of it by its next read.
+                crossing.end = Some(Err(error));
+                cx.waker().wake_by_ref();
+            }
+            done
+        })
+        .await
+    }
+
+    /// The stream, once h2 has dropped its side of the seam.
+    pub fn into_stream(self) -> Option<S> {
+        let crossing = Arc::into_inner(self.crossing)?;
+        let crossing = crossing
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        Some(crossing.stream)
     }
 }
 
-impl<S> Drop for Seam<S> {
-    fn drop(&mut self) {
-        if let (Some(stream), Some(owner)) = (self.stream.take(), self.owner.take()) {
-            // An owner that has gone needs nothing back.
-            let _ = owner.send(stream);
-        }
-    }
+/// A panic in here ends the connection's task, and nobody else holds the lock.
+fn lock<S>(crossing: &Mutex<Crossing<S>>) -> MutexGuard<'_, Crossing<S>> {
+    crossing.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Seam<S> {
+impl<S: AsyncRead + Unpin> Crossing<S> {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        &mut self,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
@@ -98,7 +130,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Seam<S> {
         }
         let budget = ready!(coop::poll_proceed(cx));
         let before = buffer.filled().len();
-        let read = ready!(self.stream()?.poll_read(cx, buffer));
+        let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
         budget.made_progress();
         if read.is_err() || buffer.filled().len() == before {
             // Told one turn late: h2 forgets that a stream has ended when its connection does, and
@@ -131,50 +163,110 @@ fn spend(cx: &mut Context<'_>, units: u32) {
     }
 }
 
+impl<S: AsyncWrite + Unpin> Crossing<S> {
+    /// Takes bytes into the buffer; when it is full, TLS has to take it first.
+    fn poll_write(&mut self, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        if self
+            .gathered
+            .as_ref()
+            .is_some_and(|gathered| gathered.to == BUFFER_BYTES)
+        {
+            ready!(self.poll_drain(cx))?;
+        }
+        let gathered = self.gathered.get_or_insert_with(|| Gathered {
+            buffer: Buffer::borrow(),
+            from: 0,
+            to: 0,
+        });
+        let room = &mut gathered.buffer.bytes()[gathered.to..];
+        let taken = &data[..data.len().min(room.len())];
+        room[..taken.len()].copy_from_slice(taken);
+        gathered.to += taken.len();
+        self.meter.sent(taken);
+        Poll::Ready(Ok(taken.len()))
+    }
+
+    /// Hands all that was gathered to TLS.
+    fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(Gathered { buffer, from, to }) = &mut self.gathered {
+            let rest = &buffer.bytes()[*from..*to];
+            *from += ready!(Pin::new(&mut self.stream).poll_write(cx, rest))?;
+            if from == to {
+                self.gathered = None;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_drain(cx))?;
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Seam<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        lock(&self.0).poll_read(cx, buffer)
+    }
+}
+
 impl<S: AsyncWrite + Unpin> AsyncWrite for Seam<S> {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(self.stream()?.poll_write(cx, data))?;
-        self.meter.sent(&data[..written]);
-        Poll::Ready(Ok(written))
+        lock(&self.0).poll_write(cx, data)
     }
 
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(self.stream()?.poll_write_vectored(cx, data))?;
-        let mut left = written;
+        let mut crossing = lock(&self.0);
+        let mut written = 0;
         for slice in data {
-            let part = &slice[..left.min(slice.len())];
-            self.meter.sent(part);
-            left -= part.len();
+            let mut rest = &slice[..];
+            while !rest.is_empty() {
+                match crossing.poll_write(cx, rest) {
+                    Poll::Ready(Ok(count)) => {
+                        written += count;
+                        rest = &rest[count..];
+                    }
+                    // What was taken so far counts, and an error comes again.
+                    _ if written > 0 => return Poll::Ready(Ok(written)),
+                    other => return other,
+                }
+            }
         }
         Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream
-            .as_ref()
-            .is_some_and(AsyncWrite::is_write_vectored)
+        true
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream()?.poll_flush(cx)
+    /// Does nothing: the [`Owner`] flushes at the end of the turn.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream()?.poll_shutdown(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut crossing = lock(&self.0);
+        ready!(crossing.poll_flush(cx))?;
+        Pin::new(&mut crossing.stream).poll_shutdown(cx)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncReadExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::sync::oneshot;
 
     use super::*;
 
@@ -230,6 +322,64 @@ mod tests {
         owner.exhausted.notified().await;
         assert!(!greedy.is_finished());
         greedy.abort();
-        assert!(owner.returned.await.is_ok(), "the stream comes back");
+        let _ = greedy.await;
+        assert!(owner.into_stream().is_some(), "the stream comes back");
+    }
+
+    #[tokio::test]
+    async fn what_one_turn_writes_leaves_together_at_its_end() {
+        let (ours, mut theirs) = duplex(1 << 20);
+        let (mut seam, owner) = Seam::new(ours);
+        let mut read = [0; 8];
+        seam.write_all(b"one").await.expect("room");
+        seam.flush().await.expect("nothing to do");
+        let early = tokio::time::timeout(std::time::Duration::ZERO, theirs.read(&mut read));
+        assert!(early.await.is_err(), "h2's own flush sends nothing");
+        owner.run(seam.write_all(b" two")).await.expect("room");
+        let count = theirs.read(&mut read).await.expect("both");
+        assert_eq!(&read[..count], b"one two");
+        drop(seam);
+        assert!(owner.into_stream().is_some_and(|_| true));
+    }
+
+    #[tokio::test]
+    async fn more_than_a_buffer_passes_in_order_and_a_full_stream_holds_it_up() {
+        let (ours, mut theirs) = duplex(1000);
+        let (mut seam, owner) = Seam::new(ours);
+        let sent: Vec<u8> = (0..300_000_u32)
+            .map(|at| (at / 7).to_be_bytes()[3])
+            .collect();
+        let expected = sent.clone();
+        let writer = tokio::spawn(async move {
+            let write = owner.run(async {
+                let mut at = 0;
+                while at < sent.len() {
+                    // As h2 does: a header and its payload, of which any part may be taken.
+                    let (head, payload) = sent[at..].split_at((sent.len() - at).min(9));
+                    let payload = &payload[..payload.len().min(50_000)];
+                    at += seam
+                        .write_vectored(&[IoSlice::new(head), IoSlice::new(payload)])
+                        .await?;
+                }
+                seam.shutdown().await
+            });
+            write.await
+        });
+        let mut got = Vec::new();
+        theirs.read_to_end(&mut got).await.expect("all of it");
+        writer.await.expect("no panic").expect("a write");
+        assert!(got == expected);
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_fails_at_the_flush_fails_the_next_read() {
+        let (ours, theirs) = duplex(1000);
+        drop(theirs);
+        let (mut seam, owner) = Seam::new(ours);
+        owner
+            .run(seam.write_all(b"lost"))
+            .await
+            .expect("room in the buffer");
+        assert!(seam.read_u8().await.is_err());
     }
 }
