@@ -107,7 +107,7 @@ pub async fn ended(load: Child) -> Loaded {
 
 /// A running endpoint. It is killed when it is dropped.
 pub struct Serve {
-    _process: Child,
+    process: Child,
     _folder: TempDir,
 }
 
@@ -137,8 +137,13 @@ impl Serve {
         let line = line.expect("its output").expect("a line");
         assert!(line.starts_with(&format!("listening on {at}: ")), "{line}");
         Self {
-            _process: process,
+            process,
             _folder: folder,
         }
+    }
+
+    /// Kills it, and waits until its address is free again.
+    pub async fn kill(mut self) {
+        self.process.kill().await.expect("a running endpoint");
     }
 }

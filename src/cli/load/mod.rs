@@ -1,9 +1,8 @@
 //! `strait load`: work for an HBONE gateway, measured at its client, and the endpoints for it.
 //!
-//! [`args`] becomes a [`Plan`]. [`drive`] opens what the plan asks for, lets one [`slot`] after
-//! another work until the time is over, and makes a [`report`] of what the [`tally`] counted.
-//! [`pace`] says when an operation is due. All of it is one thread, so that what the load costs
-//! stays on one processor.
+//! `args` become a plan. `drive` opens what the plan asks for, lets a `slot` for each stream work
+//! until the time is over, and makes a `report` of what the `tally` counted; `pace` says when an
+//! operation is due. All of it is one thread, so that what the load costs stays on one processor.
 
 mod args;
 mod drive;
@@ -31,7 +30,7 @@ use args::{Bulk, Handshakes, Held, Requests, Work};
 ///
 /// Exits 0 if every operation succeeded, 1 if any failed (the report says how), 2 if the arguments
 /// are wrong. Ctrl-C ends it early, with the report so far and the same exit codes. An operation
-/// has 10 s. A slot that fails ten times in a row gives up.
+/// has 10 s. A stream that fails ten times in a row gives up.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -59,8 +58,10 @@ enum What {
     /// Opens a tunnel for each request, and ends it by END_STREAM; needs `serve --mode echo`.
     #[command(after_help = args::example("churn", "--streams 16"))]
     Churn(Requests),
-    /// Opens a connection for each request: TCP, TLS without resumption, HTTP/2, one tunnel; needs
-    /// `serve --mode echo`.
+    /// Opens a connection for each request; needs `serve --mode echo`.
+    ///
+    /// That is TCP, mTLS without resumption, HTTP/2, and one tunnel. --connections says how many
+    /// are made at a time.
     #[command(after_help = args::example("handshake", "--connections 4"))]
     Handshake(Handshakes),
     /// Opens tunnels and holds them; one that ends is a failure.
@@ -71,18 +72,21 @@ enum What {
     /// The window of a stream is 64 KiB here, unless --window says otherwise.
     #[command(after_help = args::example("stall", "--streams 100"))]
     Stall(Held),
-    /// As rr, with two more streams on each connection: one that sends and receives as fast as it
-    /// can, and one that sends until nothing more fits and never reads; needs `serve --mode echo`.
+    /// As rr, beside a bulk and a stalled stream of the same connection; needs `serve --mode echo`.
+    ///
+    /// The bulk stream sends and receives as fast as it can; the stalled one sends until nothing
+    /// more fits, and never reads.
     #[command(after_help = args::example("mixed", "--streams 8 --rate 200"))]
     Mixed(Requests),
     /// Serves an endpoint for the other commands, until Ctrl-C.
     Serve(serve::Args),
 }
 
-const EXAMPLES: &str = "Example, with the certificates of `strait certs certs`:
-  strait load serve --mode echo --bind 10.0.0.1:8080
+const EXAMPLES: &str = "Example, with deploy/local and the certificates of `strait certs certs`:
   strait run -c deploy/local/strait.yaml
-  strait load rr --to 127.0.0.1:15008 --authority echo.global:80 \\
+  for ip in 127.0.1.1 127.0.1.2; do strait load serve --hbone --bind $ip:15008 \\
+    --chain certs/endpoint.crt --key certs/endpoint.key --roots certs/root.crt & done
+  strait load rr --to 127.0.0.1:15008 --authority echo.global:80 --double --streams 16 \\
     --chain certs/client.crt --key certs/client.key --roots certs/root.crt
 
 `strait load COMMAND --help` has an example of each.";

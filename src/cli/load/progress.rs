@@ -25,6 +25,10 @@ pub(super) async fn show(run: Rc<Run>) {
     let mut last = Counts::now(&run);
     loop {
         ticks.tick().await;
+        if begun.elapsed() >= run.plan.time {
+            // The report is next.
+            return;
+        }
         let now = Counts::now(&run);
         let line = line(&run, begun.elapsed(), &last, &now);
         if watched {

@@ -109,7 +109,9 @@ pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
         None => Box::pin(serve_plain(mode, listener)),
     };
     let protocol = if args.hbone { "HBONE" } else { "plain TCP" };
-    println!("listening on {address}: {mode:?} by {protocol}; Ctrl-C ends it");
+    let name = mode.to_possible_value();
+    let name = name.as_ref().map_or("", |value| value.get_name());
+    println!("listening on {address}: {name} by {protocol}; Ctrl-C ends it");
     io::stdout().flush()?;
     tokio::select! {
         () = serving => bail!("the listener failed"),
