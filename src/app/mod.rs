@@ -312,7 +312,7 @@ fn runtime() -> anyhow::Result<Runtime> {
 
 /// A gateway holds two sockets per tunnel: it takes what the hard limit allows, and
 /// returns that.
-fn raise_descriptor_limit() -> u64 {
+pub fn raise_descriptor_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     match setrlimit(

@@ -10,6 +10,8 @@
 pub mod certs;
 mod check;
 pub mod demo;
+pub mod load;
+mod stop;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,7 +25,8 @@ Examples:
   strait demo                   see it work, in a temporary folder
   strait certs certs            make certificates for a trial
   strait check -c strait.yaml   find mistakes before they matter
-  strait run -c strait.yaml     serve";
+  strait run -c strait.yaml     serve
+  strait load --help            measure it, or any other HBONE gateway";
 
 /// An east-west gateway data plane for multicluster service meshes.
 #[derive(Debug, Parser)]
@@ -53,6 +56,7 @@ enum Command {
     Demo(demo::Args),
     /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
     Certs(certs::Args),
+    Load(Box<load::Args>),
 }
 
 #[derive(Debug, Args)]
@@ -75,12 +79,14 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Check(args) => return check::run(&args.config),
         Command::Demo(args) => demo::run(&args),
         Command::Certs(args) => certs::run(&args),
+        Command::Load(args) => return exit(load::run(&args)),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit(done.map(|()| ExitCode::SUCCESS))
+}
+
+fn exit(done: anyhow::Result<ExitCode>) -> ExitCode {
+    done.unwrap_or_else(|error| {
+        eprintln!("{error:#}");
+        ExitCode::FAILURE
+    })
 }

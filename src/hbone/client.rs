@@ -155,6 +155,11 @@ impl Client {
         driver.ended().await
     }
 
+    /// How many tunnels the server lets this connection have at once, as far as it has said so.
+    pub fn tunnels_max(&self) -> usize {
+        self.send.current_max_send_streams()
+    }
+
     /// Whether the connection has ended.
     pub fn is_closed(&self) -> bool {
         self.driver.0.is_finished()

@@ -9,7 +9,7 @@ use h2::RecvStream;
 use h2::server::{Builder, SendResponse};
 use http::{Method, Request, Response, StatusCode};
 use rustls::ServerConfig;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -27,6 +27,8 @@ pub struct Incoming {
 }
 
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// What is read from a socket at once: TLS by itself would ask for 4 KiB at a time.
+const READ_BYTES: usize = 64 * 1024;
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
@@ -41,6 +43,7 @@ where
     while let Ok((stream, _)) = listener.accept().await {
         let _ = stream.set_nodelay(true);
         let (tls, handle) = (TlsAcceptor::from(Arc::clone(&tls)), handle.clone());
+        let stream = BufReader::with_capacity(READ_BYTES, stream);
         connections.spawn(async move {
             if let Ok(Ok(stream)) = timeout(HANDSHAKE_DEADLINE, tls.accept(stream)).await {
                 // How a connection ends is its peer's affair.

@@ -1,6 +1,8 @@
 //! A tunnel as a byte stream.
 
+use std::future::poll_fn;
 use std::io;
+use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -47,6 +49,93 @@ impl Tunnel {
         error.reason().filter(|_| error.is_reset())
     }
 
+    /// Hands `bytes` to the stream as its window gets room, without copying them; ready once none
+    /// is left.
+    ///
+    /// # Errors
+    /// The stream was reset, or its connection is gone.
+    pub fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        while !bytes.is_empty() {
+            let count = ready!(self.poll_room(cx, bytes.len()))?;
+            let part = bytes.split_to(count);
+            self.send.send_data(part, false).map_err(broken)?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// The next bytes as they came, without copying them; none at END_STREAM. Their window is
+    /// given back at once.
+    ///
+    /// # Errors
+    /// As [`Tunnel::poll_send`].
+    pub fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        ready!(self.poll_fill(cx))?;
+        let bytes = mem::take(&mut self.unread);
+        self.give_back(bytes.len())?;
+        Poll::Ready(Ok(Some(bytes).filter(|bytes| !bytes.is_empty())))
+    }
+
+    /// [`Tunnel::poll_send`] as a future.
+    ///
+    /// # Errors
+    /// As [`Tunnel::poll_send`].
+    pub async fn send(&mut self, mut bytes: Bytes) -> io::Result<()> {
+        poll_fn(|cx| self.poll_send(cx, &mut bytes)).await
+    }
+
+    /// [`Tunnel::poll_chunk`] as a future.
+    ///
+    /// # Errors
+    /// As [`Tunnel::poll_send`].
+    pub async fn chunk(&mut self) -> io::Result<Option<Bytes>> {
+        poll_fn(|cx| self.poll_chunk(cx)).await
+    }
+
+    /// Waits for the peer's reset or the connection's end, while nobody reads.
+    pub async fn broken(&mut self) -> io::Error {
+        match poll_fn(|cx| self.send.poll_reset(cx)).await {
+            Ok(code) => io::Error::new(io::ErrorKind::ConnectionReset, h2::Error::from(code)),
+            Err(error) => broken(error),
+        }
+    }
+
+    /// Waits until some of `wanted` bytes fit the window; how many do, in bytes.
+    fn poll_room(&mut self, cx: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
+        let wanted = wanted.min(WRITE_BYTES_MAX);
+        self.send.reserve_capacity(wanted);
+        let mut capacity = self.send.capacity();
+        while capacity == 0 {
+            capacity = match ready!(self.send.poll_capacity(cx)) {
+                Some(granted) => granted.map_err(broken)?,
+                None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+            };
+        }
+        Poll::Ready(Ok(capacity.min(wanted)))
+    }
+
+    /// Waits until there is something unread; after END_STREAM there is nothing any more.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // None after the end of file, which a reader may ask for again.
+        while let (true, Some(stream)) = (self.unread.is_empty(), &mut self.receive) {
+            match ready!(stream.poll_data(cx)) {
+                Some(bytes) => self.unread = bytes.map_err(broken)?,
+                None => self.receive = None,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Lets the peer send as many bytes again.
+    fn give_back(&mut self, count: usize) -> io::Result<()> {
+        match &mut self.receive {
+            Some(stream) => {
+                let window = stream.flow_control();
+                window.release_capacity(count).map_err(broken)
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Resets the stream with `code`.
     pub fn reset(mut self, code: Reason) {
         self.finished = true;
@@ -88,31 +177,11 @@ impl AsyncRead for Tunnel {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self {
-            receive, unread, ..
-        } = &mut *self;
-        // None after the end of file, which a reader may ask for again.
-        let Some(stream) = receive else {
-            return Poll::Ready(Ok(()));
-        };
-        while unread.is_empty() {
-            match ready!(stream.poll_data(cx)) {
-                Some(Ok(bytes)) => *unread = bytes,
-                Some(Err(error)) => return Poll::Ready(Err(broken(error))),
-                None => {
-                    *receive = None;
-                    return Poll::Ready(Ok(()));
-                }
-            }
-        }
-        let count = unread.len().min(buffer.remaining());
-        buffer.put_slice(&unread[..count]);
-        unread.advance(count);
-        stream
-            .flow_control()
-            .release_capacity(count)
-            .map_err(broken)?;
-        Poll::Ready(Ok(()))
+        ready!(self.poll_fill(cx))?;
+        let count = self.unread.len().min(buffer.remaining());
+        buffer.put_slice(&self.unread[..count]);
+        self.unread.advance(count);
+        Poll::Ready(self.give_back(count))
     }
 }
 
@@ -125,16 +194,7 @@ impl AsyncWrite for Tunnel {
         if data.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let wanted = data.len().min(WRITE_BYTES_MAX);
-        self.send.reserve_capacity(wanted);
-        let mut capacity = self.send.capacity();
-        while capacity == 0 {
-            capacity = match ready!(self.send.poll_capacity(cx)) {
-                Some(granted) => granted.map_err(broken)?,
-                None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
-            };
-        }
-        let count = capacity.min(wanted);
+        let count = ready!(self.poll_room(cx, data.len()))?;
         self.send
             .send_data(Bytes::copy_from_slice(&data[..count]), false)
             .map_err(broken)?;

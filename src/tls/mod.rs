@@ -15,7 +15,8 @@ use rustls::ClientConfig;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, cipher_suite, kx_group};
-use rustls::server::NoServerSessionStorage;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ServerConfig, version::TLS13};
 
 pub use files::{Material, TlsError, TrustedDomain};
@@ -56,10 +57,32 @@ pub fn server_config(
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let provider = provider();
     let verifier = verifier::ClientVerifier::new(domains, &material.roots, &provider)?;
+    server_config_with(material, provider, Arc::new(verifier))
+}
+
+/// As [`server_config`], for an endpoint that serves every client under `material`'s roots,
+/// whatever its identity: for tools, and never for a gateway.
+///
+/// # Errors
+/// As [`server_config`].
+pub fn server_config_for_any(material: &Material) -> Result<Arc<ServerConfig>, TlsError> {
+    let provider = provider();
+    let roots = Arc::clone(&material.roots);
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
+        .build()
+        .map_err(TlsError::Verifier)?;
+    server_config_with(material, provider, verifier)
+}
+
+fn server_config_with(
+    material: &Material,
+    provider: Arc<CryptoProvider>,
+    verifier: Arc<dyn ClientCertVerifier>,
+) -> Result<Arc<ServerConfig>, TlsError> {
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
         .map_err(TlsError::Provider)?
-        .with_client_cert_verifier(Arc::new(verifier))
+        .with_client_cert_verifier(verifier)
         .with_single_cert(material.chain.clone(), material.key.clone_key())
         .map_err(TlsError::KeyMismatch)?;
     config.alpn_protocols = vec![ALPN_H2.to_vec()];
@@ -78,11 +101,28 @@ pub fn client_config(
     material: &Material,
     expected: &[&str],
 ) -> Result<Arc<ClientConfig>, TlsError> {
+    client_config_with(material, server_verifier(material, expected))
+}
+
+/// As [`client_config`], for a client that talks to every server under `material`'s roots,
+/// whatever its SPIFFE identity: for tools that are pointed at gateways of any mesh.
+///
+/// # Errors
+/// As [`server_config`].
+pub fn client_config_for_any(material: &Material) -> Result<Arc<ClientConfig>, TlsError> {
+    let verifier = verifier::ServerVerifier::of_any(&material.roots, &provider());
+    client_config_with(material, Arc::new(verifier))
+}
+
+fn client_config_with(
+    material: &Material,
+    verifier: Arc<dyn ServerCertVerifier>,
+) -> Result<Arc<ClientConfig>, TlsError> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(TlsError::Provider)?
         .dangerous()
-        .with_custom_certificate_verifier(server_verifier(material, expected))
+        .with_custom_certificate_verifier(verifier)
         .with_client_auth_cert(material.chain.clone(), material.key.clone_key())
         .map_err(TlsError::KeyMismatch)?;
     config.alpn_protocols = vec![ALPN_H2.to_vec()];

@@ -205,7 +205,8 @@ impl ClientCertVerifier for ClientVerifier {
 /// Verifies servers by their chain and SPIFFE identity; names and addresses play no part.
 #[derive(Debug)]
 pub(super) struct ServerVerifier {
-    expected: HashSet<Box<str>>,
+    /// None where every identity will do.
+    expected: Option<HashSet<Box<str>>>,
     roots: Arc<RootCertStore>,
     provider: Arc<CryptoProvider>,
 }
@@ -217,7 +218,16 @@ impl ServerVerifier {
         provider: &Arc<CryptoProvider>,
     ) -> Self {
         Self {
-            expected: expected.iter().map(|&id| id.into()).collect(),
+            expected: Some(expected.iter().map(|&id| id.into()).collect()),
+            roots: Arc::clone(roots),
+            provider: Arc::clone(provider),
+        }
+    }
+
+    /// Accepts every identity under the roots.
+    pub(super) fn of_any(roots: &Arc<RootCertStore>, provider: &Arc<CryptoProvider>) -> Self {
+        Self {
+            expected: None,
             roots: Arc::clone(roots),
             provider: Arc::clone(provider),
         }
@@ -234,7 +244,8 @@ impl ServerCertVerifier for ServerVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let identity = leaf_identity(leaf).map_err(refuse)?;
-        if !self.expected.contains(&*identity.uri) {
+        let is_expected = |expected: &HashSet<Box<str>>| expected.contains(&*identity.uri);
+        if !self.expected.as_ref().is_none_or(is_expected) {
             return Err(refuse(HandshakeRefusal::UntrustedDomain));
         }
         check_form(leaf, intermediates)?;

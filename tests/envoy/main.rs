@@ -1,11 +1,17 @@
 //! The gateway between two real Envoys: one as double-HBONE client, one as the endpoint that ends
-//! the inner tunnel.
+//! the inner tunnel. And Envoy as the gateway, for our load.
 
 #![expect(
     unreachable_pub,
     reason = "a test binary exports nothing, and plain `pub` reads better"
 )]
 
+#[cfg(test)]
+#[expect(dead_code, reason = "shared with tests/load, which uses more of it")]
+#[path = "../load/command.rs"]
+mod command;
+#[cfg(test)]
+mod load;
 #[cfg(test)]
 mod mesh;
 #[cfg(test)]

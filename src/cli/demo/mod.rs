@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
 use serde_json::json;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
+
+use crate::cli::stop::Stop;
 
 use client::{Caller, Tally};
 use report::Report;
@@ -62,6 +63,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
+        // Without it, a signal would leave the gateway's process and the folder behind.
         let mut stop = Stop::new()?;
         let mut report = Report::new(args.json);
         let mut world = None;
@@ -82,31 +84,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
         shown
     })
-}
-
-/// Ctrl-C and SIGTERM. Without it they would leave the gateway's process and the folder behind.
-struct Stop {
-    interrupt: Signal,
-    terminate: Signal,
-    was_asked: bool,
-}
-
-impl Stop {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            was_asked: false,
-        })
-    }
-
-    async fn asked(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-        self.was_asked = true;
-    }
 }
 
 async fn show(args: &Args, report: &mut Report, running: &mut Option<World>) -> anyhow::Result<()> {

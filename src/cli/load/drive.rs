@@ -1,0 +1,224 @@
+//! A run from its first connection to its report.
+
+use std::num::NonZeroU64;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::bail;
+use bytes::Bytes;
+use rustix::time::{ClockId, clock_gettime};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+use crate::cli::stop::Stop;
+
+use super::args::Plan;
+use super::pace::{Alarm, Pace};
+use super::progress;
+use super::report::Report;
+use super::slot::{Job, Run, Slot};
+use super::tally::Tally;
+use super::target::{Line, Target};
+
+/// Connections that are opened at a time: a gateway lets only so many handshakes of one source in.
+const OPENING_AT_A_TIME: usize = 32;
+/// Four TLS records, and the most that a tunnel takes at once.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// How long gateways may take for a goodbye.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// What a run took.
+pub(super) struct Took {
+    /// From when everything was open until the last operation had ended.
+    pub(super) time: Duration,
+    /// Of this process, meanwhile.
+    pub(super) cpu: Duration,
+    /// A signal ended it early.
+    pub(super) interrupted: bool,
+}
+
+/// Does what the plan says.
+///
+/// # Errors
+/// It could not begin: a file cannot be used, a name has no address, or a signal came first. What
+/// goes wrong with the gateway is in the report.
+pub(super) async fn drive(plan: Plan) -> anyhow::Result<Report> {
+    let mut stop = Stop::new()?;
+    let run = Rc::new(Run::new(plan).await?);
+    let lines: Vec<_> = (0..run.plan.connections)
+        .map(|_| Rc::new(Line::new(&run.target)))
+        .collect();
+    let slots = tokio::select! {
+        slots = open(&run, &lines) => slots,
+        () = stop.asked() => bail!("stopped before everything was open"),
+    };
+    // Figures of less than was asked for would mislead.
+    let (slots, took) = match run.tally.failures.get() {
+        0 => work(&run, slots, &mut stop).await?,
+        _ => (slots, Took::nothing()),
+    };
+    let report = Report::new(&run, &took);
+    tokio::select! {
+        () = part(slots, lines) => {}
+        () = stop.asked() => {}
+    }
+    Ok(report)
+}
+
+impl Run {
+    async fn new(plan: Plan) -> anyhow::Result<Self> {
+        let size = plan.size.map_or(0, NonZeroU64::get);
+        let request = match Job::of_connection(&plan).first() {
+            Some(Job::Rr | Job::Churn | Job::Handshake) => usize::try_from(size)?,
+            _ => 0,
+        };
+        Ok(Self {
+            target: Rc::new(Target::new(&plan).await?),
+            pace: Pace::new(plan.time, plan.rate),
+            tally: Tally::new()?,
+            request: noise(request),
+            chunk: noise(CHUNK_BYTES),
+            plan,
+        })
+    }
+}
+
+impl Took {
+    fn nothing() -> Self {
+        Self {
+            time: Duration::ZERO,
+            cpu: Duration::ZERO,
+            interrupted: false,
+        }
+    }
+}
+
+/// Bytes that are always the same and nothing can compress.
+fn noise(count: usize) -> Bytes {
+    let mut bytes = vec![0; count];
+    fastrand::Rng::with_seed(0).fill(&mut bytes);
+    bytes.into()
+}
+
+/// Opens all connections, and the tunnels that are no part of an operation. What cannot be opened
+/// is a failure.
+async fn open(run: &Rc<Run>, lines: &[Rc<Line>]) -> Vec<Slot> {
+    let mut slots = Vec::new();
+    let mut opening = JoinSet::new();
+    for line in lines {
+        if opening.len() == OPENING_AT_A_TIME {
+            slots.extend(joined(run, opening.join_next().await).into_iter().flatten());
+        }
+        opening.spawn_local(open_line(Rc::clone(run), Rc::clone(line)));
+    }
+    while !opening.is_empty() {
+        slots.extend(joined(run, opening.join_next().await).into_iter().flatten());
+    }
+    slots
+}
+
+async fn open_line(run: Rc<Run>, line: Rc<Line>) -> Vec<Slot> {
+    let jobs = Job::of_connection(&run.plan);
+    let count = jobs.len();
+    let mut waiting = jobs.into_iter().map(|job| Slot::new(&run, &line, job));
+    let mut slots = Vec::new();
+    // The first one hears from the server how many there may be. Where it fails, so will all.
+    if let Some(first) = waiting.next() {
+        slots.extend(prepare(Rc::clone(&run), first, count).await);
+    }
+    if slots.is_empty() {
+        return slots;
+    }
+    let mut preparing = JoinSet::new();
+    for slot in waiting {
+        preparing.spawn_local(prepare(Rc::clone(&run), slot, count));
+    }
+    while let Some(prepared) = preparing.join_next().await {
+        slots.extend(joined(&run, Some(prepared)).flatten());
+    }
+    slots
+}
+
+/// Makes a slot ready to work, on a connection with so many; none if that fails.
+async fn prepare(run: Rc<Run>, mut slot: Slot, streams: usize) -> Option<Slot> {
+    let prepared = slot.prepare(streams).await;
+    prepared.map_err(|error| run.tally.failed(&error)).ok()?;
+    Some(slot)
+}
+
+/// What a task has made; one that panicked is a failure.
+fn joined<T>(run: &Run, ended: Option<Result<T, tokio::task::JoinError>>) -> Option<T> {
+    ended?
+        .map_err(|stopped| run.tally.failed(&stopped.into()))
+        .ok()
+}
+
+/// Lets all slots work until the time is over.
+async fn work(
+    run: &Rc<Run>,
+    slots: Vec<Slot>,
+    stop: &mut Stop,
+) -> anyhow::Result<(Vec<Slot>, Took)> {
+    let alarm = Alarm::new()?;
+    let mut working = JoinSet::new();
+    let mut progress = JoinSet::new();
+    let (begun, cpu) = (Instant::now(), cpu_time());
+    for mut slot in slots {
+        working.spawn_local(async move {
+            slot.work().await;
+            slot
+        });
+    }
+    progress.spawn_local(progress::show(Rc::clone(run)));
+    let mut slots = Vec::new();
+    let all = async |working: &mut JoinSet<Slot>, slots: &mut Vec<Slot>| {
+        while let Some(ended) = working.join_next().await {
+            slots.extend(joined(run, Some(ended)));
+        }
+    };
+    tokio::select! {
+        led = run.pace.lead(async |moment| alarm.wait(moment).await) => led?,
+        () = all(&mut working, &mut slots) => {}
+        () = stop.asked() => {}
+    }
+    let interrupted = stop.was_asked;
+    let missed = run.pace.end();
+    if !interrupted {
+        let kind = "due, but no stream was free to begin it; use more --streams or a lower --rate";
+        run.tally.failed_often(missed as u64, kind.to_owned());
+    }
+    // Those under way have their deadlines; a second signal does not wait for them.
+    tokio::select! {
+        () = all(&mut working, &mut slots) => {}
+        () = stop.asked() => {}
+    }
+    let took = Took {
+        time: begun.elapsed(),
+        cpu: cpu_time().saturating_sub(cpu),
+        interrupted,
+    };
+    progress.shutdown().await;
+    progress::clear();
+    Ok((slots, took))
+}
+
+/// Ends all tunnels and connections in good order, as far as the gateway goes along.
+async fn part(slots: Vec<Slot>, lines: Vec<Rc<Line>>) {
+    let mut parting = JoinSet::new();
+    for mut slot in slots {
+        parting.spawn_local(async move { slot.part().await });
+    }
+    while parting.join_next().await.is_some() {}
+    for line in lines {
+        parting.spawn_local(async move {
+            let _ = timeout(GOODBYE, line.close()).await;
+        });
+    }
+    while parting.join_next().await.is_some() {}
+}
+
+/// What this process has used of the processor so far.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}

@@ -1,0 +1,126 @@
+//! `strait load`: work for an HBONE gateway, measured at its client, and the endpoints for it.
+//!
+//! `args` become a plan. `drive` opens what the plan asks for, lets a `slot` for each stream work
+//! until the time is over, and makes a `report` of what the `tally` counted; `pace` says when an
+//! operation is due. All of it is one thread, so that what the load costs stays on one processor.
+
+mod args;
+mod drive;
+mod ops;
+mod pace;
+mod progress;
+mod report;
+mod serve;
+mod slot;
+mod streams;
+mod tally;
+mod target;
+mod units;
+mod watchdog;
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Subcommand;
+use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
+
+use args::{Bulk, Handshakes, Held, Requests, Work};
+
+/// Makes work for an HBONE gateway and measures it, or serves the endpoints for that.
+///
+/// Exits 0 if every operation succeeded, 1 if any failed (the report says how), 2 if the arguments
+/// are wrong. Ctrl-C ends it early, with the report so far and the same exit codes. An operation
+/// has 10 s. A stream that fails ten times in a row gives up.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Sends to a sink: bytes that have arrived, per second; needs `serve --mode sink`.
+    ///
+    /// Without --size each stream sends until the time is over, ends its direction, and waits until
+    /// the sink has ended too. With --size an operation is one tunnel with so many bytes.
+    #[command(after_help = args::example("up", "--streams 16"))]
+    Up(Bulk),
+    /// Receives from a source: bytes per second; needs `serve --mode source`.
+    ///
+    /// Without --size each stream receives until the time is over. With --size an operation is one
+    /// tunnel with so many bytes.
+    #[command(after_help = args::example("down", "--size 1MiB --streams 4"))]
+    Down(Bulk),
+    /// Sends requests and reads them back, on tunnels that stay open; needs `serve --mode echo`.
+    #[command(after_help = args::example("rr", "--streams 64 --rate 5000"))]
+    Rr(Requests),
+    /// Opens a tunnel for each request, and ends it by END_STREAM; needs `serve --mode echo`.
+    #[command(after_help = args::example("churn", "--streams 16"))]
+    Churn(Requests),
+    /// Opens a connection for each request; needs `serve --mode echo`.
+    ///
+    /// That is TCP, mTLS without resumption, HTTP/2, and one tunnel. --connections says how many
+    /// are made at a time.
+    #[command(after_help = args::example("handshake", "--connections 4"))]
+    Handshake(Handshakes),
+    /// Opens tunnels and holds them; one that ends is a failure.
+    #[command(after_help = args::example("idle", "--connections 100 --streams 100"))]
+    Idle(Held),
+    /// Opens tunnels to a source and never reads; needs `serve --mode source`.
+    ///
+    /// The window of a stream is 64 KiB here, unless --window says otherwise.
+    #[command(after_help = args::example("stall", "--streams 100"))]
+    Stall(Held),
+    /// As rr, beside a bulk and a stalled stream of the same connection; needs `serve --mode echo`.
+    ///
+    /// The bulk stream sends and receives as fast as it can; the stalled one sends until nothing
+    /// more fits, and never reads.
+    #[command(after_help = args::example("mixed", "--streams 8 --rate 200"))]
+    Mixed(Requests),
+    /// Serves an endpoint for the other commands, until Ctrl-C.
+    Serve(serve::Args),
+}
+
+const EXAMPLES: &str = "Example, with deploy/local and the certificates of `strait certs certs`:
+  strait run -c deploy/local/strait.yaml
+  for ip in 127.0.1.1 127.0.1.2; do strait load serve --hbone --bind $ip:15008 \\
+    --chain certs/endpoint.crt --key certs/endpoint.key --roots certs/root.crt & done
+  strait load rr --to 127.0.0.1:15008 --authority echo.global:80 --double --streams 16 \\
+    --chain certs/client.crt --key certs/client.key --roots certs/root.crt
+
+`strait load COMMAND --help` has an example of each.";
+
+/// Runs `strait load`, and tells how it went.
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    crate::app::raise_descriptor_limit();
+    let runtime = runtime()?;
+    let plan = match &args.what {
+        What::Up(args) => args.plan(Work::Up),
+        What::Down(args) => args.plan(Work::Down),
+        What::Rr(args) => args.plan(Work::Rr),
+        What::Churn(args) => args.plan(Work::Churn),
+        What::Handshake(args) => args.plan(Work::Handshake),
+        What::Idle(args) => args.plan(Work::Idle),
+        What::Stall(args) => args.plan(Work::Stall),
+        What::Mixed(args) => args.plan(Work::Mixed),
+        What::Serve(args) => {
+            runtime.block_on(serve::serve(args))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let json = plan.json;
+    let report = runtime.block_on(drive::drive(plan))?;
+    report.print(json)?;
+    if let Some(complaint) = report.complaint() {
+        eprintln!("{complaint}");
+    }
+    Ok(report.exit_code())
+}
+
+fn runtime() -> anyhow::Result<LocalRuntime> {
+    Builder::new_current_thread()
+        .enable_all()
+        .build_local(LocalOptions::default())
+        .context("cannot start a runtime")
+}

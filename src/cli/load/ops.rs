@@ -1,0 +1,130 @@
+//! Work that consists of operations: each succeeds or fails, and takes some time.
+
+use std::future::poll_fn;
+use std::io;
+use std::num::NonZeroU64;
+use std::task::{Poll, ready};
+
+use anyhow::{anyhow, ensure};
+use bytes::Bytes;
+use tokio::io::AsyncWriteExt;
+
+use crate::hbone::Tunnel;
+
+use super::args::Plan;
+use super::serve;
+use super::slot::{Job, Run};
+use super::target::{Line, Open, add};
+
+/// Whether the job consists of operations.
+pub(super) fn is_operation(job: Job, plan: &Plan) -> bool {
+    match job {
+        Job::Rr | Job::Churn | Job::Handshake => true,
+        Job::Up | Job::Down => plan.size.is_some(),
+        Job::Idle | Job::Stall | Job::Pump | Job::Clog => false,
+    }
+}
+
+/// Whether each operation of the job opens a tunnel.
+pub(super) fn opens_tunnels(job: Job, plan: &Plan) -> bool {
+    is_operation(job, plan) && job != Job::Rr
+}
+
+/// Does one operation. What it leaves in `open` is for the next one, or to be ended by the caller.
+///
+/// # Errors
+/// How it failed.
+pub(super) async fn operate(
+    run: &Run,
+    line: &Line,
+    job: Job,
+    open: &mut Option<Open>,
+) -> anyhow::Result<()> {
+    match job {
+        Job::Rr => {
+            let open = match open {
+                Some(open) => open,
+                None => open.insert(line.open().await?),
+            };
+            exchange(run, &mut open.tunnel).await
+        }
+        Job::Handshake => {
+            let open = open.insert(line.open_alone().await?);
+            exchange(run, &mut open.tunnel).await
+        }
+        Job::Churn => {
+            let mut open = line.open().await?;
+            exchange(run, &mut open.tunnel).await?;
+            end(&mut open.tunnel).await
+        }
+        Job::Up => up(run, &mut line.open().await?.tunnel).await,
+        Job::Down => down(run, &mut line.open().await?.tunnel).await,
+        Job::Idle | Job::Stall | Job::Pump | Job::Clog => Ok(()),
+    }
+}
+
+/// Sends a request and reads it back, both at once: an echo that cannot send stops reading.
+async fn exchange(run: &Run, tunnel: &mut Tunnel) -> anyhow::Result<()> {
+    let request = &run.request;
+    let mut left = request.clone();
+    let mut echoed = 0;
+    poll_fn(|cx| {
+        let before = left.len();
+        let sent = tunnel.poll_send(cx, &mut left)?;
+        add(&run.tally.sent, (before - left.len()) as u64);
+        while echoed < request.len() {
+            let Some(bytes) = ready!(tunnel.poll_chunk(cx))? else {
+                return Poll::Ready(Err(anyhow!("the tunnel ended before the answer")));
+            };
+            add(&run.tally.received, bytes.len() as u64);
+            if request.get(echoed..echoed + bytes.len()) != Some(&bytes) {
+                return Poll::Ready(Err(anyhow!("other bytes came back than were sent")));
+            }
+            echoed += bytes.len();
+        }
+        sent.map(Ok)
+    })
+    .await
+}
+
+/// Ends our direction, and waits until the other side has ended its own.
+pub(super) async fn end(tunnel: &mut Tunnel) -> anyhow::Result<()> {
+    tunnel.shutdown().await?;
+    while tunnel.chunk().await?.is_some() {}
+    Ok(())
+}
+
+async fn up(run: &Run, tunnel: &mut Tunnel) -> anyhow::Result<()> {
+    let mut left = run.plan.size.map_or(0, NonZeroU64::get);
+    while left > 0 {
+        let mut part = run.chunk.clone();
+        part.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+        let count = part.len() as u64;
+        tunnel.send(part).await?;
+        add(&run.tally.sent, count);
+        left -= count;
+    }
+    end(tunnel).await
+}
+
+async fn down(run: &Run, tunnel: &mut Tunnel) -> anyhow::Result<()> {
+    let wanted = run.plan.size.map_or(0, NonZeroU64::get);
+    order(tunnel, wanted).await?;
+    let mut received = 0;
+    while let Some(bytes) = tunnel.chunk().await? {
+        add(&run.tally.received, bytes.len() as u64);
+        received += bytes.len() as u64;
+    }
+    ensure!(
+        received == wanted,
+        "the tunnel ended after other bytes than the source was asked for"
+    );
+    tunnel.shutdown().await?;
+    Ok(())
+}
+
+/// Tells a source how many bytes are wanted.
+pub(super) async fn order(tunnel: &mut Tunnel, bytes: u64) -> io::Result<()> {
+    let order: [u8; serve::ORDER_BYTES] = bytes.to_be_bytes();
+    tunnel.send(Bytes::copy_from_slice(&order)).await
+}

@@ -1,0 +1,282 @@
+//! When the next operation is due: after the last one, or by a schedule.
+//!
+//! By a schedule, an operation is due whether or not the gateway keeps up, and whoever measures it
+//! counts from then. Otherwise a gateway that stops for a second would hide the requests that
+//! nobody sent meanwhile (coordinated omission).
+
+use std::cell::Cell;
+use std::io;
+use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// How long operations that were due may still begin after the end: a busy moment is no overload.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The pace of a run.
+pub(super) struct Pace {
+    begun: Cell<Instant>,
+    time: Duration,
+    schedule: Option<Schedule>,
+    over: CancellationToken,
+}
+
+struct Schedule {
+    /// Operations per second.
+    rate: u64,
+    /// Operations that slots have taken.
+    taken: Cell<u64>,
+    /// One permit for each operation that is due and not taken. Fair: who waited longest is next.
+    due: Semaphore,
+}
+
+impl Pace {
+    /// Operations for `time`, `rate` of them a second; without a rate, as fast as they go.
+    pub(super) fn new(time: Duration, rate: Option<NonZeroU64>) -> Self {
+        let schedule = rate.map(|rate| Schedule {
+            rate: rate.get(),
+            taken: Cell::new(0),
+            due: Semaphore::new(0),
+        });
+        Self {
+            begun: Cell::new(Instant::now()),
+            time,
+            schedule,
+            over: CancellationToken::new(),
+        }
+    }
+
+    /// Waits until an operation is due, and returns when that was; none when the time is over.
+    pub(super) async fn next(&self) -> Option<Instant> {
+        let Some(schedule) = &self.schedule else {
+            return (!self.over.is_cancelled()).then(Instant::now);
+        };
+        schedule.due.acquire().await.ok()?.forget();
+        let number = schedule.taken.get();
+        schedule.taken.set(number + 1);
+        Some(self.begun.get() + schedule.after(number))
+    }
+
+    /// Waits until the time is over.
+    pub(super) async fn over(&self) {
+        self.over.cancelled().await;
+    }
+
+    /// Begins now, and leads to the end of the time: makes operations due, with `wait` to wait for
+    /// a moment.
+    ///
+    /// # Errors
+    /// Those of `wait`.
+    pub(super) async fn lead(
+        &self,
+        mut wait: impl AsyncFnMut(Instant) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let begun = Instant::now();
+        self.begun.set(begun);
+        let end = begun + self.time;
+        let Some(schedule) = &self.schedule else {
+            sleep_until(end).await;
+            return Ok(());
+        };
+        let all = schedule.until(self.time);
+        let mut released = 0;
+        while released < all {
+            let due = schedule
+                .until(begun.elapsed() + Duration::from_nanos(1))
+                .min(all);
+            let more = usize::try_from(due - released).unwrap_or(Semaphore::MAX_PERMITS);
+            schedule.due.add_permits(more);
+            released = due;
+            wait(begun + schedule.after(released)).await?;
+        }
+        sleep_until(end).await;
+        let taken = async {
+            while schedule.due.available_permits() > 0 {
+                wait(Instant::now() + Duration::from_millis(1)).await?;
+            }
+            Ok(())
+        };
+        timeout(GRACE, taken).await.unwrap_or(Ok(()))
+    }
+
+    /// Ends the run, and returns how many operations were due and have not begun.
+    pub(super) fn end(&self) -> usize {
+        self.over.cancel();
+        let Some(schedule) = &self.schedule else {
+            return 0;
+        };
+        schedule.due.close();
+        schedule.due.available_permits()
+    }
+}
+
+const SECOND: u128 = 1_000_000_000;
+
+impl Schedule {
+    /// When the operation of this number is due, from the begin on.
+    fn after(&self, number: u64) -> Duration {
+        let nanos = u128::from(number) * SECOND / u128::from(self.rate);
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
+    /// How many operations are due before this moment.
+    fn until(&self, time: Duration) -> u64 {
+        let due = (time.as_nanos() * u128::from(self.rate)).div_ceil(SECOND);
+        u64::try_from(due).unwrap_or(u64::MAX)
+    }
+}
+
+/// A timer of the kernel's: tokio's own counts in milliseconds, which is longer than most requests
+/// take.
+pub(super) struct Alarm(AsyncFd<OwnedFd>);
+
+impl Alarm {
+    #[expect(
+        deprecated,
+        reason = "its successor is unsafe, for descriptors that may change; an OwnedFd does not"
+    )]
+    pub(super) fn new() -> io::Result<Self> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        Ok(Self(AsyncFd::new(timer)?))
+    }
+
+    /// Waits for a moment, and hardly longer.
+    pub(super) async fn wait(&self, moment: Instant) -> io::Result<()> {
+        let left = moment.saturating_duration_since(Instant::now());
+        let Ok(value) = left.try_into() else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        if left.is_zero() {
+            // What is due is done by others, who need their turn.
+            tokio::task::yield_now().await;
+            return Ok(());
+        }
+        let once = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: value,
+        };
+        // Setting it again also forgets that it has fired, so that nothing has to be read from it.
+        timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &once)?;
+        self.0.readable().await?.clear_ready();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::super::tally::Tally;
+    use super::*;
+
+    fn pace(milliseconds: u64, rate: Option<u64>) -> Pace {
+        let rate = rate.and_then(NonZeroU64::new);
+        Pace::new(Duration::from_millis(milliseconds), rate)
+    }
+
+    async fn lead(pace: &Pace) -> usize {
+        let wait = async |moment| {
+            sleep_until(moment).await;
+            Ok(())
+        };
+        pace.lead(wait).await.unwrap();
+        pace.end()
+    }
+
+    /// One slot whose operations take 1 ms, but for the tenth, which takes `stall`; returns how
+    /// many operations there were, and how many of them took more than 100 ms.
+    async fn slot(pace: &Pace, stall: Duration) -> (u64, u64) {
+        let tally = Tally::new().unwrap();
+        while let Some(due) = pace.next().await {
+            let tenth = tally.operations.get() == 9;
+            sleep(if tenth {
+                stall
+            } else {
+                Duration::from_millis(1)
+            })
+            .await;
+            tally.done(due.elapsed());
+        }
+        let latency = tally.latency();
+        (latency.len(), latency.count_between(100_000_000, u64::MAX))
+    }
+
+    #[test]
+    fn operations_are_due_at_even_distances_at_every_rate() {
+        for rate in [1, 3, 7, 1_000, 999_999_937] {
+            let schedule = pace(1, Some(rate)).schedule.unwrap();
+            for number in [0, 1, 2, 3, 1_000, 123_456_789] {
+                let due = schedule.after(number);
+                assert!(schedule.until(due) <= number, "{number} at {rate}");
+                let then = due + Duration::from_nanos(1);
+                assert!(schedule.until(then) > number, "{number} at {rate}");
+            }
+            assert_eq!(schedule.until(Duration::from_secs(10)), 10 * rate);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn operations_are_due_until_the_time_is_over() {
+        let pace = pace(1_000, Some(100));
+        let begun = Instant::now();
+        let take = async {
+            let mut due = Vec::new();
+            while let Some(moment) = pace.next().await {
+                due.push((moment - begun).as_millis());
+            }
+            due
+        };
+        let (missed, due) = tokio::join!(lead(&pace), take);
+        assert_eq!(missed, 0);
+        assert_eq!(due, (0..100).map(|number| number * 10).collect::<Vec<_>>());
+        assert_eq!(begun.elapsed().as_millis(), 1_000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stall_shows_in_all_that_was_due_meanwhile() {
+        let pace = pace(2_000, Some(100));
+        let (missed, (all, slow)) =
+            tokio::join!(lead(&pace), slot(&pace, Duration::from_millis(500)));
+        assert_eq!((missed, all), (0, 200));
+        // 50 were due in the 500 ms; those of the first 400 ms and some behind them were late.
+        assert!((40..=50).contains(&slow), "{slow}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn in_a_closed_loop_a_stall_is_one_slow_operation() {
+        let pace = pace(2_000, None);
+        let (_, (all, slow)) = tokio::join!(lead(&pace), slot(&pace, Duration::from_millis(500)));
+        assert!(all > 500, "{all}");
+        assert_eq!(slow, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_slot_could_not_begin_is_missed() {
+        let pace = pace(1_000, Some(5_000));
+        let (missed, (all, _)) = tokio::join!(lead(&pace), slot(&pace, Duration::ZERO));
+        assert_eq!(missed as u64 + all, 5_000);
+        // A second, and a second of grace, of a millisecond or two each.
+        assert!((900..=2_010).contains(&all), "{all}");
+    }
+
+    #[tokio::test]
+    async fn the_alarm_is_not_early_and_fires_again() {
+        let alarm = Alarm::new().unwrap();
+        for _ in 0..3 {
+            let moment = Instant::now() + Duration::from_micros(300);
+            alarm.wait(moment).await.unwrap();
+            assert!(Instant::now() >= moment);
+        }
+        alarm.wait(Instant::now()).await.unwrap();
+    }
+}

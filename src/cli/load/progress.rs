@@ -1,0 +1,85 @@
+//! A line that says how it goes, on stderr: written over each second where somebody watches, and
+//! added every ten seconds where it ends up in a file.
+
+use std::io::{IsTerminal, Write};
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+
+use super::slot::Run;
+use super::units;
+
+const WATCHED: Duration = Duration::from_secs(1);
+const LOGGED: Duration = Duration::from_secs(10);
+/// Goes to the begin of the line, and clears it.
+const CLEAR: &str = "\r\x1b[K";
+
+/// Shows how it goes until it is dropped.
+pub(super) async fn show(run: Rc<Run>) {
+    let watched = std::io::stderr().is_terminal();
+    let every = if watched { WATCHED } else { LOGGED };
+    let begun = Instant::now();
+    let mut ticks = interval_at(begun + every, every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last = Counts::now(&run);
+    loop {
+        ticks.tick().await;
+        if begun.elapsed() >= run.plan.time {
+            // The report is next.
+            return;
+        }
+        let now = Counts::now(&run);
+        let line = line(&run, begun.elapsed(), &last, &now);
+        if watched {
+            eprint!("{CLEAR}{line}");
+            // A terminal that is gone makes no difference to the run.
+            let _ = std::io::stderr().flush();
+        } else {
+            eprintln!("{line}");
+        }
+        last = now;
+    }
+}
+
+/// Takes the line away, for what is printed next.
+pub(super) fn clear() {
+    if std::io::stderr().is_terminal() {
+        eprint!("{CLEAR}");
+    }
+}
+
+struct Counts {
+    at: Instant,
+    operations: u64,
+    bytes: u64,
+}
+
+impl Counts {
+    fn now(run: &Run) -> Self {
+        let tally = &run.tally;
+        Self {
+            at: Instant::now(),
+            operations: tally.operations.get(),
+            bytes: tally.sent.get() + tally.received.get(),
+        }
+    }
+}
+
+fn line(run: &Run, since: Duration, last: &Counts, now: &Counts) -> String {
+    let seconds = (now.at - last.at).as_secs_f64();
+    let rate = |now: u64, last: u64| (now - last) as f64 / seconds;
+    let mut line = format!(
+        "{}: {:.0} of {:.0} s",
+        run.plan.work.name(),
+        since.as_secs_f64(),
+        run.plan.time.as_secs_f64(),
+    );
+    if run.plan.size.is_some() {
+        let rate = units::short(rate(now.operations, last.operations));
+        line += &format!(", {rate} operations/s");
+    }
+    let bytes = units::bytes(rate(now.bytes, last.bytes));
+    let failures = run.tally.failures.get();
+    line + &format!(", {bytes}/s, {failures} failures")
+}

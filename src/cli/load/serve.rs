@@ -1,0 +1,226 @@
+//! `strait load serve`: the endpoint behind the gateway.
+//!
+//! An echo sends back what it gets, and a sink drops it; both end when their client does. A source
+//! is told by eight bytes, the most significant one first, how many bytes to send, and then ends.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::io::{self, ErrorKind, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Poll, ready};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use clap::ValueEnum;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::spawn_local;
+use tokio::time::sleep;
+
+use crate::cli::stop::Stop;
+use crate::hbone::{self, Incoming, Tunnel};
+use crate::tls;
+
+use super::args::Files;
+use super::target::material;
+
+/// Arguments of `strait load serve`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Where to listen; port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8080")]
+    bind: SocketAddr,
+    /// What to do with a connection, or with a tunnel.
+    #[arg(long, value_enum, default_value_t = Mode::Echo)]
+    mode: Mode,
+    /// Speak HBONE, as a workload's ztunnel does, and serve its tunnels; else plain TCP.
+    #[arg(long, requires_all = ["chain", "key", "roots"])]
+    hbone: bool,
+    /// Certificate chain, with --hbone.
+    #[arg(long, value_name = "FILE", requires = "hbone")]
+    chain: Option<PathBuf>,
+    /// Its key.
+    #[arg(long, value_name = "FILE", requires = "hbone")]
+    key: Option<PathBuf>,
+    /// Roots by which clients are judged; any identity under them will do.
+    #[arg(long, value_name = "FILE", requires = "hbone")]
+    roots: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Mode {
+    /// Send back what comes: for rr, churn, handshake, mixed and idle.
+    Echo,
+    /// Drop what comes: for up.
+    Sink,
+    /// Send as much as is asked for: for down and stall.
+    Source,
+}
+
+const EXAMPLES: &str = "Examples:
+  strait load serve --mode source --bind 10.0.0.1:8080
+  strait load serve --mode echo --bind 10.0.0.1:15008 --hbone \\
+    --chain endpoint.crt --key endpoint.key --roots root.crt";
+
+/// What a source is told first.
+pub(super) const ORDER_BYTES: usize = size_of::<u64>();
+/// The order for bytes without an end.
+pub(super) const ENDLESS: u64 = u64::MAX;
+
+/// What is read from a socket, and written to it, at once.
+const BUFFER_BYTES: usize = 256 * 1024;
+/// What is handed to a tunnel at once.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// Gateways may dial for all their tunnels at once.
+const BACKLOG: u32 = 4096;
+/// Until descriptors are free again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+thread_local! {
+    /// Where sockets are read into, so that a connection that waits holds no buffer.
+    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; BUFFER_BYTES]);
+}
+
+/// Serves until a signal comes.
+///
+/// # Errors
+/// It cannot listen, or a certificate cannot be used.
+pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
+    let mut stop = Stop::new()?;
+    let listener = listen(args.bind).with_context(|| format!("cannot listen on {}", args.bind))?;
+    let address = listener.local_addr()?;
+    let mode = args.mode;
+    let serving: Pin<Box<dyn Future<Output = ()>>> = match files(args) {
+        Some(files) => {
+            let tls = tls::server_config_for_any(&material(&files)?)?;
+            let chunk = Bytes::from(vec![0; CHUNK_BYTES]);
+            let handle = move |Incoming { mut tunnel, .. }: Incoming| {
+                let chunk = chunk.clone();
+                // How a tunnel ends is its client's affair.
+                async move { drop(serve_tunnel(mode, &mut tunnel, &chunk).await) }
+            };
+            Box::pin(hbone::serve(listener, tls, handle))
+        }
+        None => Box::pin(serve_plain(mode, listener)),
+    };
+    let protocol = if args.hbone { "HBONE" } else { "plain TCP" };
+    let name = mode.to_possible_value();
+    let name = name.as_ref().map_or("", |value| value.get_name());
+    println!("listening on {address}: {name} by {protocol}; Ctrl-C ends it");
+    io::stdout().flush()?;
+    tokio::select! {
+        () = serving => bail!("the listener failed"),
+        () = stop.asked() => Ok(()),
+    }
+}
+
+fn files(args: &Args) -> Option<Files> {
+    Some(Files {
+        chain: args.chain.clone()?,
+        key: args.key.clone()?,
+        roots: args.roots.clone()?,
+    })
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+async fn serve_tunnel(mode: Mode, tunnel: &mut Tunnel, chunk: &Bytes) -> io::Result<()> {
+    match mode {
+        Mode::Echo => {
+            while let Some(bytes) = tunnel.chunk().await? {
+                tunnel.send(bytes).await?;
+            }
+        }
+        Mode::Sink => while tunnel.chunk().await?.is_some() {},
+        Mode::Source => {
+            let mut left = tunnel.read_u64().await?;
+            while left > 0 {
+                let mut part = chunk.clone();
+                part.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+                left -= part.len() as u64;
+                tunnel.send(part).await?;
+            }
+        }
+    }
+    tunnel.shutdown().await
+}
+
+async fn serve_plain(mode: Mode, listener: TcpListener) {
+    let chunk: Arc<[u8]> = vec![0; BUFFER_BYTES].into();
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let chunk = Arc::clone(&chunk);
+        spawn_local(async move {
+            // How a connection ends is its client's affair.
+            let _ = serve_stream(mode, stream, &chunk).await;
+        });
+    }
+}
+
+async fn serve_stream(mode: Mode, mut stream: TcpStream, chunk: &[u8]) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    match mode {
+        Mode::Echo => {
+            while let Some(rest) = read(&mut stream, send_back).await? {
+                stream.write_all(&rest).await?;
+            }
+        }
+        Mode::Sink => while read(&mut stream, |_, _| Ok(())).await?.is_some() {},
+        Mode::Source => {
+            let mut left = stream.read_u64().await?;
+            while left > 0 {
+                let part = chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                stream.write_all(&chunk[..part]).await?;
+                left -= part as u64;
+            }
+        }
+    }
+    stream.shutdown().await?;
+    // What is unread when a socket is closed would make a reset of its end.
+    while read(&mut stream, |_, _| Ok(())).await?.is_some() {}
+    Ok(())
+}
+
+/// Reads what has come and gives it to `take`; none at the end.
+async fn read<T>(
+    stream: &mut TcpStream,
+    mut take: impl FnMut(&TcpStream, &[u8]) -> io::Result<T>,
+) -> io::Result<Option<T>> {
+    poll_fn(|cx| {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut buffer = ReadBuf::new(scratch);
+            ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer))?;
+            let bytes = buffer.filled();
+            Poll::Ready(match bytes.is_empty() {
+                true => Ok(None),
+                false => take(stream, bytes).map(Some),
+            })
+        })
+    })
+    .await
+}
+
+/// Sends what fits at once, and returns the rest.
+fn send_back(stream: &TcpStream, bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let sent = match stream.try_write(bytes) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+        sent => sent?,
+    };
+    Ok(bytes[sent..].to_vec())
+}

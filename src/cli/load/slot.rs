@@ -1,0 +1,181 @@
+//! A slot: what does one operation after the other, or moves one stream.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{sleep, timeout};
+
+use super::args::{Plan, Work};
+use super::pace::Pace;
+use super::tally::Tally;
+use super::target::{Line, Open, Target};
+use super::watchdog::Watchdog;
+use super::{ops, streams};
+
+/// A slot that fails so often without a success between has nobody to talk to.
+const FAILURES_IN_A_ROW: u32 = 10;
+/// After a failure, so that a gateway that refuses all is not flooded by it.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long the other side may take to end what we have ended.
+const PARTING: Duration = Duration::from_secs(1);
+/// How long a tunnel that we have reset may take to fall silent.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// What all slots of a run share.
+pub(super) struct Run {
+    pub(super) plan: Plan,
+    pub(super) target: Rc<Target>,
+    pub(super) pace: Pace,
+    pub(super) tally: Tally,
+    /// A request.
+    pub(super) request: Bytes,
+    /// What streams without an end send again and again.
+    pub(super) chunk: Bytes,
+}
+
+/// What a slot does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Job {
+    Up,
+    Down,
+    Rr,
+    Churn,
+    Handshake,
+    Idle,
+    Stall,
+    /// Sends to an echo and reads what comes back, as fast as it goes.
+    Pump,
+    /// Sends to an echo and never reads.
+    Clog,
+}
+
+impl Job {
+    /// The jobs of one connection.
+    pub(super) fn of_connection(plan: &Plan) -> Vec<Self> {
+        let each = match plan.work {
+            Work::Up => Self::Up,
+            Work::Down => Self::Down,
+            Work::Rr | Work::Mixed => Self::Rr,
+            Work::Churn => Self::Churn,
+            Work::Handshake => Self::Handshake,
+            Work::Idle => Self::Idle,
+            Work::Stall => Self::Stall,
+        };
+        let mut jobs = vec![each; plan.streams];
+        if plan.work == Work::Mixed {
+            jobs.extend([Self::Pump, Self::Clog]);
+        }
+        jobs
+    }
+}
+
+/// A job, and the tunnel that it is done in.
+pub(super) struct Slot {
+    run: Rc<Run>,
+    line: Rc<Line>,
+    job: Job,
+    open: Option<Open>,
+    watchdog: Watchdog,
+}
+
+impl Slot {
+    pub(super) fn new(run: &Rc<Run>, line: &Rc<Line>, job: Job) -> Self {
+        Self {
+            run: Rc::clone(run),
+            line: Rc::clone(line),
+            job,
+            open: None,
+            watchdog: Watchdog::new(),
+        }
+    }
+
+    /// Opens what is not part of an operation, on a connection that is to have so many streams.
+    ///
+    /// # Errors
+    /// It could not be opened, or the server does not allow so many.
+    pub(super) async fn prepare(&mut self, streams: usize) -> anyhow::Result<()> {
+        if self.job == Job::Handshake {
+            return Ok(());
+        }
+        if ops::opens_tunnels(self.job, &self.run.plan) {
+            self.watchdog.guard(self.line.connection()).await?;
+            return Ok(());
+        }
+        let open = self.watchdog.guard(self.line.open()).await?;
+        open.connection.has_room(streams)?;
+        self.open = Some(open);
+        Ok(())
+    }
+
+    /// Works until the time is over.
+    pub(super) async fn work(&mut self) {
+        if ops::is_operation(self.job, &self.run.plan) {
+            self.repeat().await;
+            return;
+        }
+        let Some(open) = &mut self.open else {
+            return;
+        };
+        let tally = &self.run.tally;
+        match streams::stream(&self.run, self.job, &mut open.tunnel, &mut self.watchdog).await {
+            Ok(()) => tally.held.set(tally.held.get() + 1),
+            Err(error) => {
+                tally.failed(&error);
+                self.open = None;
+            }
+        }
+    }
+
+    async fn repeat(&mut self) {
+        let mut in_a_row = 0;
+        while in_a_row < FAILURES_IN_A_ROW
+            && let Some(due) = self.run.pace.next().await
+        {
+            let work = ops::operate(&self.run, &self.line, self.job, &mut self.open);
+            match self.watchdog.guard(work).await {
+                Ok(()) => {
+                    self.run.tally.done(due.elapsed());
+                    in_a_row = 0;
+                    if self.job == Job::Handshake {
+                        self.part().await;
+                    }
+                }
+                Err(error) => {
+                    self.run.tally.failed(&error);
+                    self.open = None;
+                    in_a_row += 1;
+                    tokio::select! {
+                        () = sleep(PAUSE) => {}
+                        () = self.run.pace.over() => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends its tunnel as a client does that is done, where the other side will do so too; resets
+    /// it elsewhere. A connection of its own is closed.
+    pub(super) async fn part(&mut self) {
+        let Some(Open {
+            mut tunnel,
+            connection,
+        }) = self.open.take()
+        else {
+            return;
+        };
+        if matches!(self.job, Job::Rr | Job::Handshake | Job::Idle | Job::Pump) {
+            let _ = timeout(PARTING, ops::end(&mut tunnel)).await;
+        }
+        drop(tunnel);
+        if matches!(self.job, Job::Down | Job::Stall | Job::Clog) {
+            // What is still on its way to us has to be read, or closing would reset the connection.
+            sleep(SETTLE).await;
+        }
+        if self.job == Job::Handshake
+            && let Some(connection) = Rc::into_inner(connection)
+        {
+            let _ = timeout(PARTING, connection.close()).await;
+        }
+    }
+}

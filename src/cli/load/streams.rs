@@ -1,0 +1,142 @@
+//! Work that consists of streams: they last until the time is over.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
+use std::task::{Context, Poll, Waker};
+
+use anyhow::bail;
+use bytes::Bytes;
+
+use crate::hbone::Tunnel;
+
+use super::ops;
+use super::serve;
+use super::slot::{Job, Run};
+use super::target::add;
+use super::watchdog::Watchdog;
+
+/// What a stream does until something is wrong with it.
+type Flow = anyhow::Result<Infallible>;
+
+/// Moves one stream until the time is over.
+///
+/// # Errors
+/// It broke, ended, or made no progress.
+pub(super) async fn stream(
+    run: &Run,
+    job: Job,
+    tunnel: &mut Tunnel,
+    watchdog: &mut Watchdog,
+) -> anyhow::Result<()> {
+    let mut left = Bytes::new();
+    let flow = async {
+        match job {
+            Job::Up => up(run, tunnel, watchdog, &mut left).await,
+            Job::Down => down(run, tunnel, watchdog).await,
+            Job::Pump => pump(run, tunnel, watchdog, &mut left).await,
+            Job::Stall => stall(tunnel).await,
+            Job::Clog => clog(run, tunnel).await,
+            _ => idle(tunnel).await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = run.pace.over() => {}
+        broken = flow => return broken.map(|never| match never {}),
+    }
+    match job {
+        Job::Up => {
+            // The sink ends when it has all bytes: from then on they count as delivered.
+            watchdog.guard(ops::end(tunnel)).await
+        }
+        Job::Stall => {
+            add(&run.tally.received, waiting(tunnel));
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn up(run: &Run, tunnel: &mut Tunnel, watchdog: &mut Watchdog, left: &mut Bytes) -> Flow {
+    loop {
+        let part = poll_fn(|cx| send_more(run, tunnel, cx, left));
+        watchdog.guard(part).await?;
+    }
+}
+
+/// Sends what is left of a chunk, or a further one.
+fn send_more(
+    run: &Run,
+    tunnel: &mut Tunnel,
+    cx: &mut Context<'_>,
+    left: &mut Bytes,
+) -> Poll<io::Result<()>> {
+    if left.is_empty() {
+        *left = run.chunk.clone();
+    }
+    let before = left.len();
+    let sent = tunnel.poll_send(cx, left);
+    add(&run.tally.sent, (before - left.len()) as u64);
+    sent
+}
+
+async fn down(run: &Run, tunnel: &mut Tunnel, watchdog: &mut Watchdog) -> Flow {
+    ops::order(tunnel, serve::ENDLESS).await?;
+    loop {
+        match watchdog.guard(tunnel.chunk()).await? {
+            Some(bytes) => add(&run.tally.received, bytes.len() as u64),
+            None => bail!("the tunnel ended; is a source behind it?"),
+        }
+    }
+}
+
+/// Progress in either direction is progress.
+async fn pump(run: &Run, tunnel: &mut Tunnel, watchdog: &mut Watchdog, left: &mut Bytes) -> Flow {
+    loop {
+        let part = poll_fn(|cx| -> Poll<io::Result<_>> {
+            // Reads first: what comes back makes room for what is sent.
+            if let Poll::Ready(chunk) = tunnel.poll_chunk(cx)? {
+                return Poll::Ready(Ok(chunk));
+            }
+            match send_more(run, tunnel, cx, left)? {
+                Poll::Ready(()) => Poll::Ready(Ok(Some(Bytes::new()))),
+                Poll::Pending => Poll::Pending,
+            }
+        });
+        match watchdog.guard(part).await? {
+            Some(bytes) => add(&run.tally.received, bytes.len() as u64),
+            None => bail!("the tunnel ended"),
+        }
+    }
+}
+
+async fn stall(tunnel: &mut Tunnel) -> Flow {
+    ops::order(tunnel, serve::ENDLESS).await?;
+    Err(tunnel.broken().await.into())
+}
+
+/// Sends until nothing more fits; what comes back fills our window.
+async fn clog(run: &Run, tunnel: &mut Tunnel) -> Flow {
+    let mut left = Bytes::new();
+    loop {
+        poll_fn(|cx| send_more(run, tunnel, cx, &mut left)).await?;
+    }
+}
+
+async fn idle(tunnel: &mut Tunnel) -> Flow {
+    match tunnel.chunk().await? {
+        Some(_) => bail!("bytes came on an idle tunnel"),
+        None => bail!("the tunnel ended"),
+    }
+}
+
+/// The bytes that came and were not read. Nothing else runs meanwhile, so none come anew.
+fn waiting(tunnel: &mut Tunnel) -> u64 {
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut bytes = 0;
+    while let Poll::Ready(Ok(Some(chunk))) = tunnel.poll_chunk(&mut cx) {
+        bytes += chunk.len() as u64;
+    }
+    bytes
+}

@@ -1,0 +1,125 @@
+//! What is counted while a run goes on.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context;
+use hdrhistogram::Histogram;
+
+use super::target::add;
+
+/// Kinds of failures that are told apart; a gateway may answer each operation in other words.
+const KINDS_MAX: usize = 20;
+const OTHERS: &str = "others";
+/// Three digits of every latency are kept, from a nanosecond to hours.
+const DIGITS: u8 = 3;
+
+/// The counts of a run.
+pub(super) struct Tally {
+    /// Operations that succeeded.
+    pub(super) operations: Cell<u64>,
+    /// Bytes that were sent; in the end those of failed tunnels too.
+    pub(super) sent: Cell<u64>,
+    pub(super) received: Cell<u64>,
+    /// Tunnels that stayed open to the end.
+    pub(super) held: Cell<u64>,
+    pub(super) failures: Cell<u64>,
+    kinds: RefCell<BTreeMap<String, u64>>,
+    /// In nanoseconds.
+    latency: RefCell<Histogram<u64>>,
+}
+
+impl Tally {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let latency = Histogram::new(DIGITS).context("cannot make a histogram")?;
+        Ok(Self {
+            operations: Cell::default(),
+            sent: Cell::default(),
+            received: Cell::default(),
+            held: Cell::default(),
+            failures: Cell::default(),
+            kinds: RefCell::default(),
+            latency: RefCell::new(latency),
+        })
+    }
+
+    /// An operation succeeded, so long after it was due.
+    pub(super) fn done(&self, latency: Duration) {
+        add(&self.operations, 1);
+        let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+        // The histogram grows as needed, so that this cannot fail.
+        let _ = self.latency.borrow_mut().record(nanos);
+    }
+
+    /// An operation or a stream failed.
+    pub(super) fn failed(&self, error: &anyhow::Error) {
+        self.failed_often(1, describe(error));
+    }
+
+    /// So many failed, all in the same way.
+    pub(super) fn failed_often(&self, count: u64, kind: String) {
+        if count == 0 {
+            return;
+        }
+        add(&self.failures, count);
+        let mut kinds = self.kinds.borrow_mut();
+        let known = kinds.contains_key(&kind) || kinds.len() < KINDS_MAX;
+        let kind = if known { kind } else { OTHERS.to_owned() };
+        *kinds.entry(kind).or_default() += count;
+    }
+
+    /// How often each kind of failure came.
+    pub(super) fn kinds(&self) -> BTreeMap<String, u64> {
+        self.kinds.borrow().clone()
+    }
+
+    /// The latencies, in nanoseconds.
+    pub(super) fn latency(&self) -> Histogram<u64> {
+        self.latency.borrow().clone()
+    }
+}
+
+/// An error with its causes, each told once: many errors tell theirs themselves.
+fn describe(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use anyhow::anyhow;
+
+    use crate::hbone::ConnectError;
+
+    use super::*;
+
+    #[test]
+    fn an_error_is_told_once_and_with_its_context() {
+        let refused = ConnectError::Io(io::Error::other("refused"));
+        let error = anyhow::Error::from(refused).context("inner");
+        assert_eq!(describe(&error), "inner: no connection: refused");
+    }
+
+    #[test]
+    fn kinds_of_failures_are_bounded_and_all_are_counted() {
+        let tally = Tally::new().unwrap();
+        for kind in 0..100 {
+            tally.failed(&anyhow!("kind {kind}"));
+            tally.failed(&anyhow!("kind 0"));
+        }
+        assert_eq!(tally.failures.get(), 200);
+        let kinds = tally.kinds();
+        assert_eq!(kinds.len(), KINDS_MAX + 1);
+        assert_eq!((kinds["kind 0"], kinds[OTHERS]), (101, 80));
+    }
+}

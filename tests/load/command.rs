@@ -1,0 +1,149 @@
+//! The command as a process: the load, and the endpoints that it is for.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+
+use serde_json::Value;
+use strait::tls::dev::Leaf;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::support::{CLIENT, ENDPOINT, Identities, identities};
+
+/// A folder with `tls.crt`, `tls.key` and `root.crt`.
+fn folder(leaf: &Leaf, root: &str) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, text) in [
+        ("tls.crt", leaf.chain_pem.as_str()),
+        ("tls.key", &leaf.key_pem),
+        ("root.crt", root),
+    ] {
+        std::fs::write(folder.path().join(name), text).expect("a file");
+    }
+    folder
+}
+
+const FILES: &[&str] = &["--chain=tls.crt", "--key=tls.key", "--roots=root.crt"];
+
+fn strait(folder: &TempDir) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_strait"));
+    command
+        .current_dir(folder.path())
+        .arg("load")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
+/// How a load ended.
+#[derive(Debug)]
+pub struct Loaded {
+    pub code: Option<i32>,
+    /// Null where nothing was reported.
+    pub report: Value,
+    pub stderr: String,
+}
+
+impl Loaded {
+    pub fn number(&self, name: &str) -> u64 {
+        let number = self.report[name].as_u64();
+        number.unwrap_or_else(|| panic!("no {name} in {self:?}"))
+    }
+
+    /// Fails unless all went well.
+    pub fn clean(self) -> Self {
+        assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{self:?}");
+        assert_eq!(self.number("failures"), 0, "{self:?}");
+        self
+    }
+}
+
+/// A load, as a client of cluster west.
+pub struct Load {
+    folder: TempDir,
+    to: SocketAddr,
+}
+
+impl Load {
+    pub fn new(to: SocketAddr) -> Self {
+        Self::of(to, identities())
+    }
+
+    /// With another mesh's certificates.
+    pub fn of(to: SocketAddr, identities: &Identities) -> Self {
+        let folder = folder(&identities.leaf(CLIENT), &identities.root);
+        Self { folder, to }
+    }
+
+    /// Runs `strait load` with these arguments, which blanks separate, to its end.
+    pub async fn run(&self, authority: &str, args: &str) -> Loaded {
+        ended(self.start(authority, args)).await
+    }
+
+    /// Begins such a run.
+    pub fn start(&self, authority: &str, args: &str) -> Child {
+        let to = self.to.to_string();
+        strait(&self.folder)
+            .args(args.split_whitespace())
+            .args(["--json", "--to", &to, "--authority", authority])
+            .args(FILES)
+            .spawn()
+            .expect("the load's process")
+    }
+}
+
+/// Waits for a load's end.
+pub async fn ended(load: Child) -> Loaded {
+    let output = load.wait_with_output().await.expect("its output");
+    Loaded {
+        code: output.status.code(),
+        report: serde_json::from_slice(&output.stdout).unwrap_or_default(),
+        stderr: String::from_utf8(output.stderr).expect("text"),
+    }
+}
+
+/// A running endpoint. It is killed when it is dropped.
+pub struct Serve {
+    process: Child,
+    _folder: TempDir,
+}
+
+impl Serve {
+    /// Starts `strait load serve` by plain TCP, and waits until it listens.
+    pub async fn plain(at: SocketAddr, mode: &str) -> Self {
+        Self::start(at, &["--mode", mode]).await
+    }
+
+    /// Starts it by HBONE, as the endpoint of cluster east.
+    pub async fn hbone(at: SocketAddr, mode: &str) -> Self {
+        let mut args = vec!["--mode", mode, "--hbone"];
+        args.extend(FILES);
+        Self::start(at, &args).await
+    }
+
+    async fn start(at: SocketAddr, args: &[&str]) -> Self {
+        let folder = folder(&identities().leaf(ENDPOINT), &identities().root);
+        let mut process = strait(&folder)
+            .args(["serve", "--bind", &at.to_string()])
+            .args(args)
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("the endpoint's process");
+        let stdout = process.stdout.take().expect("its output");
+        let line = BufReader::new(stdout).lines().next_line().await;
+        let line = line.expect("its output").expect("a line");
+        assert!(line.starts_with(&format!("listening on {at}: ")), "{line}");
+        Self {
+            process,
+            _folder: folder,
+        }
+    }
+
+    /// Kills it, and waits until its address is free again.
+    pub async fn kill(mut self) {
+        self.process.kill().await.expect("a running endpoint");
+    }
+}
