@@ -9,14 +9,18 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::mem;
 use std::net::Shutdown;
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use socket2::SockRef;
 use tokio::net::TcpStream;
+use tokio::net::tcp::ReadHalf;
 use tokio::time::timeout;
+use tokio_util::io::poll_read_buf;
 
 use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
@@ -31,10 +35,13 @@ const FRAMES_MAX: usize = 32;
 /// Reads and writes of one direction in one turn: then other tunnels of the worker have theirs.
 const TURNS_MAX: usize = 8;
 
+/// A read of this much leaves with the buffer that it was made into; less is copied out of it.
+const HANDED_OVER_MIN: usize = READ_BYTES_MAX / 2;
+
 thread_local! {
-    /// Where endpoints are read into. Bytes leave it at once, in a buffer of just their size: a
+    /// Where endpoints are read into. Few bytes leave it at once, in a buffer of just their size: a
     /// slow peer then holds what it was sent, and not a large buffer for a small message.
-    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES_MAX]);
+    static SCRATCH: RefCell<BytesMut> = RefCell::default();
 }
 
 /// How a tunnel ended.
@@ -65,17 +72,19 @@ const DELIVERY_DEADLINE: Duration = Duration::from_secs(30);
 /// Copies until both directions have ended or one side broke.
 pub async fn run(
     tunnel: &mut Tunnel,
-    upstream: &TcpStream,
+    upstream: &mut TcpStream,
     window: &StreamWindow,
     record: &mut Record,
 ) -> Outcome {
+    let (mut read, write) = upstream.split();
+    let upstream = write.as_ref();
     let mut upload = Upload::default();
     let mut download = Download::default();
     let mut endpoint_left_first = false;
     let mut ended = poll_fn(|cx| {
         // The endpoint is read first: what it sent before a reset of its own goes out before the
         // upload fails by this reset.
-        let down = download.poll(cx, tunnel, upstream, record)?;
+        let down = download.poll(cx, tunnel, &mut read, record)?;
         endpoint_left_first |= down.is_ready() && !upload.ended;
         let up = upload.poll(cx, tunnel, upstream, window, record)?;
         if down.is_ready() && up.is_ready() {
@@ -211,7 +220,7 @@ impl Download {
         &mut self,
         cx: &mut Context<'_>,
         tunnel: &mut Tunnel,
-        upstream: &TcpStream,
+        upstream: &mut ReadHalf<'_>,
         record: &mut Record,
     ) -> Poll<Result<(), Reason>> {
         for _ in 0..TURNS_MAX {
@@ -220,7 +229,7 @@ impl Download {
             }
             // Readable first, then capacity: a reservation that waits for an idle endpoint would
             // hold window of the connection that busy tunnels need.
-            let Poll::Ready(readable) = upstream.poll_read_ready(cx) else {
+            let Poll::Ready(readable) = upstream.as_ref().poll_read_ready(cx) else {
                 if self.reserved {
                     tunnel.release_capacity();
                     self.reserved = false;
@@ -230,17 +239,18 @@ impl Download {
             readable.map_err(|_| Reason::UpstreamReset)?;
             self.reserved = true;
             let capacity = ready!(tunnel.poll_capacity(cx, READ_BYTES_MAX))?;
-            match read(upstream, capacity) {
-                Ok(bytes) if bytes.is_empty() => {
+            match poll_read(cx, upstream, capacity) {
+                Poll::Ready(Ok(bytes)) if bytes.is_empty() => {
                     tunnel.finish()?;
                     self.done = true;
                 }
-                Ok(bytes) => {
+                Poll::Ready(Ok(bytes)) => {
                     record.sent(bytes.len() as u64);
                     tunnel.send(bytes)?;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => return Poll::Ready(Err(Reason::UpstreamReset)),
+                // It was readable no more; the next round gives the reservation up.
+                Poll::Pending => {}
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(Reason::UpstreamReset)),
             }
         }
         cx.waker().wake_by_ref();
@@ -248,10 +258,22 @@ impl Download {
     }
 }
 
-fn read(upstream: &TcpStream, most: usize) -> io::Result<Bytes> {
+/// Reads once. By `poll_read`, as it knows from a short read that there is no more for now, which
+/// would otherwise be a system call.
+fn poll_read(
+    cx: &mut Context<'_>,
+    upstream: &mut ReadHalf<'_>,
+    most: usize,
+) -> Poll<io::Result<Bytes>> {
     SCRATCH.with_borrow_mut(|scratch| {
-        let most = most.min(scratch.len());
-        let read = upstream.try_read(&mut scratch[..most])?;
-        Ok(Bytes::copy_from_slice(&scratch[..read]))
+        scratch.reserve(READ_BYTES_MAX);
+        let mut room = (&mut *scratch).limit(most.min(READ_BYTES_MAX));
+        let read = ready!(poll_read_buf(Pin::new(upstream), cx, &mut room))?;
+        if read >= HANDED_OVER_MIN {
+            return Poll::Ready(Ok(mem::take(scratch).freeze()));
+        }
+        let bytes = Bytes::copy_from_slice(scratch);
+        scratch.clear();
+        Poll::Ready(Ok(bytes))
     })
 }

@@ -190,7 +190,7 @@ impl Open {
     /// Copies until the tunnel ends by itself, the drain's deadline comes, or its right is gone.
     async fn copy(&mut self) -> Outcome {
         let mut phases = self.gateway.lifecycle.phases();
-        let Upstream { stream, right, .. } = &self.upstream;
+        let Upstream { stream, right, .. } = &mut self.upstream;
         let (tunnel, record) = (&mut self.tunnel, &mut self.record);
         tokio::select! {
             biased;
