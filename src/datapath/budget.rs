@@ -8,18 +8,22 @@
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use atomic_waker::AtomicWaker;
 use bytes::{Buf, Bytes};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 use tracing::warn;
 
+use super::gate::Gate;
+
 /// A tunnel that never held this much at once is not worth a reset.
 const FAT: usize = 16 * 1024;
+/// What a tunnel may hold without the budget being told, so that small messages cost nothing: no
+/// more than it takes itself.
+const UNTOLD_MAX: usize = 2 * 1024;
 /// A tunnel that moves less than it holds in this time counts as stalled.
 const STALL: Duration = Duration::from_secs(1);
 
@@ -33,15 +37,20 @@ pub struct Budget {
 }
 
 /// What one tunnel holds.
+///
+/// A tunnel and its connection live in one thread, which alone writes here; others read.
 #[derive(Debug)]
 pub struct Account {
     budget: Arc<Budget>,
     held: AtomicUsize,
+    /// What of it the budget has been told.
+    told: AtomicUsize,
     /// Bytes that were given back so far; it wraps.
     moved: AtomicUsize,
     listed: AtomicBool,
     evicted: AtomicBool,
-    waker: AtomicWaker,
+    /// What may end the tunnel from outside is behind it.
+    gate: Gate,
 }
 
 /// Bytes on their way to the peer, on their tunnel's account until h2 has written or dropped them.
@@ -51,6 +60,10 @@ pub struct Charged {
     size: usize,
     account: Arc<Account>,
 }
+
+/// The tunnel has to go: all of them hold too much, and this one most.
+#[derive(Clone, Copy, Debug)]
+pub struct Evicted;
 
 /// An account as it was a while ago.
 struct Mark {
@@ -84,10 +97,11 @@ impl Budget {
         Arc::new(Account {
             budget: Arc::clone(self),
             held: AtomicUsize::new(0),
+            told: AtomicUsize::new(0),
             moved: AtomicUsize::new(0),
             listed: AtomicBool::new(false),
             evicted: AtomicBool::new(false),
-            waker: AtomicWaker::new(),
+            gate: Gate::default(),
         })
     }
 
@@ -164,21 +178,34 @@ impl Mark {
 impl Account {
     /// Notes that the tunnel holds more.
     pub fn take(self: &Arc<Self>, bytes: usize) {
-        let own = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.budget.held.inc_by(signed(bytes));
-        if own >= FAT && !self.listed.swap(true, Ordering::Relaxed) {
-            self.budget.list(self);
-        }
-        if !self.budget.has_room() {
-            self.budget.pressed.notify_one();
+        let held = self.held.load(Ordering::Relaxed) + bytes;
+        self.held.store(held, Ordering::Relaxed);
+        if held >= self.told.load(Ordering::Relaxed) + UNTOLD_MAX {
+            self.tell(held);
+            if held >= FAT && !self.listed.swap(true, Ordering::Relaxed) {
+                self.budget.list(self);
+            }
+            if !self.budget.has_room() {
+                self.budget.pressed.notify_one();
+            }
         }
     }
 
     /// Notes that the tunnel holds less.
     pub fn give_back(&self, bytes: usize) {
-        self.held.fetch_sub(bytes, Ordering::Relaxed);
-        self.moved.fetch_add(bytes, Ordering::Relaxed);
-        self.budget.held.dec_by(signed(bytes));
+        let held = self.held.load(Ordering::Relaxed).saturating_sub(bytes);
+        self.held.store(held, Ordering::Relaxed);
+        let moved = self.moved.load(Ordering::Relaxed).wrapping_add(bytes);
+        self.moved.store(moved, Ordering::Relaxed);
+        let told = self.told.load(Ordering::Relaxed);
+        if told > 0 && (held == 0 || held + UNTOLD_MAX <= told) {
+            self.tell(held);
+        }
+    }
+
+    fn tell(&self, held: usize) {
+        let told = self.told.swap(held, Ordering::Relaxed);
+        self.budget.held.inc_by(signed(held) - signed(told));
     }
 
     /// Takes bytes for the peer into account.
@@ -192,19 +219,43 @@ impl Account {
         }
     }
 
-    /// Waits until the tunnel has to go. One task may wait.
-    pub fn poll_evicted(&self, cx: &Context<'_>) -> Poll<()> {
-        self.waker.register(cx.waker());
-        if self.evicted.load(Ordering::Acquire) {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
+    /// Lets what waits behind the gate be polled though nothing woke it: it is new there.
+    pub fn open_gate(&self) {
+        self.gate.open();
+    }
+
+    /// Waits until the tunnel has to go, or `poll` is ready, which is polled when it was woken.
+    /// One task may wait.
+    pub fn poll_gated<T>(
+        self: &Arc<Self>,
+        cx: &Context<'_>,
+        poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<Result<T, Evicted>> {
+        let waker = || Waker::from(Arc::clone(self));
+        self.gate.poll(cx, waker, |cx| {
+            if self.evicted.load(Ordering::Acquire) {
+                return Poll::Ready(Err(Evicted));
+            }
+            poll(cx).map(Ok)
+        })
     }
 
     fn evict(&self) {
         self.evicted.store(true, Ordering::Release);
-        self.waker.wake();
+        self.gate.open();
+    }
+}
+
+impl Wake for Account {
+    fn wake(self: Arc<Self>) {
+        self.gate.open();
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        // Nothing is held any more; this is only in case that the sums were wrong.
+        self.tell(0);
     }
 }
 
@@ -235,14 +286,12 @@ impl Buf for Charged {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Waker;
-
     use super::*;
 
-    fn evicted(account: &Account) -> bool {
-        account
-            .poll_evicted(&Context::from_waker(Waker::noop()))
-            .is_ready()
+    fn evicted(account: &Arc<Account>) -> bool {
+        let never = |_: &mut Context<'_>| Poll::<()>::Pending;
+        let cx = Context::from_waker(Waker::noop());
+        account.poll_gated(&cx, never).is_ready()
     }
 
     fn budget(limit: usize) -> Arc<Budget> {
@@ -302,11 +351,27 @@ mod tests {
     #[test]
     fn what_h2_has_written_or_dropped_is_given_back_once() {
         let budget = Arc::new(Budget::new(100, Gauge::default()));
-        let mut held = budget.account().hold(Bytes::from_static(&[1, 2, 3]));
-        held.advance(2);
-        assert_eq!((held.chunk(), held.remaining()), (&[3][..], 1));
-        assert_eq!(budget.held(), 3, "the buffer is there as a whole");
+        let bytes = Bytes::from(vec![7; FAT]);
+        let mut held = budget.account().hold(bytes);
+        held.advance(FAT - 1);
+        assert_eq!((held.chunk(), held.remaining()), (&[7][..], 1));
+        assert_eq!(budget.held(), FAT, "the buffer is there as a whole");
         drop(held);
         assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn the_budget_is_told_of_all_but_a_little() {
+        let budget = Arc::new(Budget::new(100, Gauge::default()));
+        let account = budget.account();
+        account.take(UNTOLD_MAX - 1);
+        assert_eq!(budget.held(), 0);
+        account.take(1);
+        assert_eq!(budget.held(), UNTOLD_MAX);
+        account.take(UNTOLD_MAX - 1);
+        account.give_back(UNTOLD_MAX);
+        assert_eq!(budget.held(), UNTOLD_MAX);
+        account.give_back(UNTOLD_MAX - 1);
+        assert_eq!(budget.held(), 0, "nothing is nothing");
     }
 }

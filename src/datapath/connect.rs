@@ -1,12 +1,13 @@
 //! Stage 4: the HTTP/2 server on one session, and each CONNECT on it.
 
-use std::future::poll_fn;
-use std::pin::pin;
+use std::future::{pending, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
-use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
+use h2::{PingPong, RecvStream};
 use http::{Method, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{sleep, timeout};
@@ -19,6 +20,7 @@ use crate::wire::Authority;
 
 use super::accept::Held;
 use super::forward::{self, Asked};
+use super::gate::Gate;
 use super::handshake::{Refused, Session};
 use super::identity::Peer;
 use super::seam::{Owner, Seam};
@@ -102,6 +104,43 @@ where
     Ok(owner.into_stream())
 }
 
+/// What happens to a connection besides what its peer sends. All of it is rare.
+enum Event {
+    /// The credit for frames is used up.
+    Exhausted,
+    /// The peer does not answer PING.
+    Lost,
+    /// The time for the first CONNECT has passed.
+    Unused,
+    /// GOAWAY is due.
+    Leave,
+    /// A tunnel wishes for a larger window.
+    Window,
+}
+
+/// Events that have not happened yet.
+struct Events(Vec<Pin<Box<dyn Future<Output = Event> + Send>>>);
+
+impl Events {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
+        for index in 0..self.0.len() {
+            if let Poll::Ready(event) = self.0[index].as_mut().poll(cx) {
+                drop(self.0.remove(index));
+                return Poll::Ready(event);
+            }
+        }
+        Poll::Pending
+    }
+}
+
+/// Waits until a change of the window that was not taken may be tried again.
+async fn retry(settled: bool) {
+    if settled {
+        return pending().await;
+    }
+    sleep(WINDOW_RETRY).await;
+}
+
 struct Server<'a, S> {
     gateway: &'a Arc<Gateway>,
     peer: Arc<Peer>,
@@ -112,37 +151,33 @@ struct Server<'a, S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Server<'_, S> {
     async fn run(self, mut connection: Box<Connection<Seam<S>, budget::Charged>>) {
-        let mut phases = self.gateway.lifecycle.phases();
-        let mut lost = pin!(keepalive::lost(connection.ping_pong()));
-        let mut unused = pin!(sleep(FIRST_CONNECT_DEADLINE));
-        // GOAWAY is due when the process drains, and when the peer's certificate expires: then
-        // no new tunnels, and the open ones go on.
-        let mut goaway = pin!(async {
-            tokio::select! {
-                () = reached(&mut phases, Phase::Draining) => {}
-                () = expired(self.peer.not_after) => {}
-            }
-        });
-        let (mut used, mut leaving, mut settled) = (false, false, true);
+        let gate = Arc::new(Gate::default());
+        let mut events = self.events(connection.ping_pong());
+        let (mut used, mut settled) = (false, true);
         loop {
+            let event = poll_fn(|cx| {
+                let waker = || Waker::from(Arc::clone(&gate));
+                gate.poll(cx, waker, |cx| events.poll(cx))
+            });
             // What ends a connection comes before what it sends, which may never pause.
             tokio::select! {
                 biased;
-                () = self.owner.exhausted.notified() => {
-                    self.gateway.metrics.connection_exhausted();
-                    self.ended(&"more frames than its tunnels account for");
-                    return self.end(connection, h2::Reason::ENHANCE_YOUR_CALM).await;
-                }
-                () = &mut lost => return self.ended(&"no answer to PING"),
-                () = &mut unused, if !used => {
-                    return self.end(connection, h2::Reason::NO_ERROR).await;
-                }
-                () = &mut goaway, if !leaving => {
-                    leaving = true;
-                    connection.graceful_shutdown();
-                }
-                () = self.window.wished() => settled = self.window.adjust(&mut connection),
-                () = sleep(WINDOW_RETRY), if !settled => {
+                event = event => match event {
+                    Event::Exhausted => {
+                        self.gateway.metrics.connection_exhausted();
+                        self.ended(&"more frames than its tunnels account for");
+                        return self.end(connection, h2::Reason::ENHANCE_YOUR_CALM).await;
+                    }
+                    Event::Lost => return self.ended(&"no answer to PING"),
+                    Event::Unused if used => {}
+                    Event::Unused => return self.end(connection, h2::Reason::NO_ERROR).await,
+                    Event::Leave => connection.graceful_shutdown(),
+                    Event::Window => {
+                        settled = self.window.adjust(&mut connection);
+                        events.0.push(self.wish());
+                    }
+                },
+                () = retry(settled) => {
                     settled = self.window.adjust(&mut connection);
                 }
                 request = self.owner.run(connection.accept()) => match request {
@@ -156,6 +191,45 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Server<'_, S> {
                 },
             }
         }
+    }
+
+    /// What is waited for from the start, in the order of its importance.
+    fn events(&self, pings: Option<PingPong>) -> Events {
+        let mut phases = self.gateway.lifecycle.phases();
+        let exhausted = Arc::clone(&self.owner.exhausted);
+        let not_after = self.peer.not_after;
+        Events(vec![
+            Box::pin(async move {
+                exhausted.notified().await;
+                Event::Exhausted
+            }),
+            Box::pin(async move {
+                keepalive::lost(pings).await;
+                Event::Lost
+            }),
+            Box::pin(async {
+                sleep(FIRST_CONNECT_DEADLINE).await;
+                Event::Unused
+            }),
+            // When the process drains, and when the peer's certificate expires: then no new
+            // tunnels, and the open ones go on.
+            Box::pin(async move {
+                tokio::select! {
+                    () = reached(&mut phases, Phase::Draining) => {}
+                    () = expired(not_after) => {}
+                }
+                Event::Leave
+            }),
+            self.wish(),
+        ])
+    }
+
+    fn wish(&self) -> Pin<Box<dyn Future<Output = Event> + Send>> {
+        let window = Arc::clone(&self.window);
+        Box::pin(async move {
+            window.wished().await;
+            Event::Window
+        })
     }
 
     /// Says GOAWAY and ends the connection with all its tunnels, in bounded time: a peer that

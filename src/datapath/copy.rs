@@ -90,19 +90,18 @@ pub async fn run(
         if down.is_ready() && up.is_ready() {
             return Poll::Ready(Ok(()));
         }
-        tunnel.poll_reset(cx).map(Err)
+        if upload.ended {
+            return tunnel.poll_reset(cx).map(Err);
+        }
+        // Until then, receiving tells of a reset too.
+        Poll::Pending
     })
     .await;
     let gone = matches!(ended, Err(reason) if reason.blame() != Blame::Upstream);
     if gone && !upload.done {
         // A peer that sent END_STREAM and then went away has been promised delivery (contract 10,
         // Ends). h2 still holds what it sent; without END_STREAM this fails at once.
-        let rest = poll_fn(|cx| {
-            if let Poll::Ready(reason) = tunnel.poll_evicted(cx) {
-                return Poll::Ready(Err(reason));
-            }
-            upload.poll(cx, tunnel, upstream, window, record)
-        });
+        let rest = poll_fn(|cx| upload.poll(cx, tunnel, upstream, window, record));
         if let Ok(Err(Reason::UpstreamReset)) = timeout(DELIVERY_DEADLINE, rest).await {
             ended = Err(Reason::UpstreamReset);
         }
@@ -188,6 +187,12 @@ impl Upload {
     }
 
     fn write(&self, upstream: &TcpStream) -> io::Result<usize> {
+        if let [bytes] = self.pending.as_slices().0
+            && self.pending.len() == 1
+        {
+            // The system has a shorter way for one slice.
+            return upstream.try_write(bytes);
+        }
         let mut slices = [IoSlice::new(&[]); FRAMES_MAX];
         let count = self.pending.len().min(FRAMES_MAX);
         for (slice, bytes) in slices.iter_mut().zip(&self.pending) {

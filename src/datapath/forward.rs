@@ -1,5 +1,7 @@
 //! Stages 5 to 9 as one function: from a target to the end of its tunnel.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,7 +48,7 @@ pub struct Asked {
 /// Forwards one CONNECT: resolve, judge, pick, dial, answer, copy. Everything that can fail
 /// before the answer fails before the answer.
 ///
-/// An idle tunnel is what most of a gateway's memory is for: only [`Open`] and the copy's own
+/// An idle tunnel is what most of a gateway's memory is for: only `Open` and the copy's own
 /// state live as long as it does. What comes before and after is boxed, and freed in between.
 pub async fn run(mut asked: Box<Asked>, target: Result<Target, Reason>) {
     let generation = asked.gateway.reader.generation();
@@ -187,18 +189,27 @@ struct Open {
 }
 
 impl Open {
-    /// Copies until the tunnel ends by itself, the drain's deadline comes, or its right is gone.
+    /// Copies until the tunnel ends by itself, the drain's deadline comes, its right is gone, or
+    /// we are short of memory.
     async fn copy(&mut self) -> Outcome {
+        let account = Arc::clone(self.tunnel.account());
+        account.open_gate();
         let mut phases = self.gateway.lifecycle.phases();
         let Upstream { stream, right, .. } = &mut self.upstream;
         let (tunnel, record) = (&mut self.tunnel, &mut self.record);
+        let mut ended = pin!(async {
+            tokio::select! {
+                () = reached(&mut phases, Phase::Closing) => Reason::DrainDeadline,
+                () = revoked(&self.gateway, &mut self.generation, &self.peer, right) => {
+                    Reason::Revoked
+                }
+            }
+        });
+        let ended = poll_fn(|cx| account.poll_gated(cx, |cx| ended.as_mut().poll(cx)));
         tokio::select! {
             biased;
             outcome = copy::run(tunnel, stream, &self.window, record) => outcome,
-            () = reached(&mut phases, Phase::Closing) => Outcome::broken(Reason::DrainDeadline),
-            () = revoked(&self.gateway, &mut self.generation, &self.peer, right) => {
-                Outcome::broken(Reason::Revoked)
-            }
+            reason = ended => Outcome::broken(reason.unwrap_or(Reason::BuffersFull)),
         }
     }
 

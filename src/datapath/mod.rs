@@ -25,6 +25,7 @@ pub mod connect;
 pub mod copy;
 pub mod dial;
 pub mod forward;
+pub mod gate;
 pub mod handshake;
 pub mod identity;
 pub mod keepalive;

@@ -83,6 +83,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ReadAhead<S> {
         cx: &mut Context<'_>,
         data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let [data] = data {
+            // The system has a shorter way for one slice.
+            return Pin::new(&mut self.stream).poll_write(cx, data);
+        }
         Pin::new(&mut self.stream).poll_write_vectored(cx, data)
     }
 

@@ -78,7 +78,8 @@ impl Incoming {
                 return Poll::Ready(Reason::EarlyData);
             }
         }
-        self.account.poll_evicted(cx).map(|()| Reason::BuffersFull)
+        let evicted = self.account.poll_gated(cx, |_| Poll::<()>::Pending);
+        evicted.map(|_| Reason::BuffersFull)
     }
 }
 
@@ -258,22 +259,18 @@ impl Tunnel {
         Ok(())
     }
 
-    /// Waits for a reset by the peer, or by us for want of memory. It shares its waker with
-    /// [`Tunnel::poll_capacity`]: both are to be polled from one task.
+    /// Waits for a reset by the peer. It shares its waker with [`Tunnel::poll_capacity`]: both
+    /// are to be polled from one task.
     pub fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
-        if let Poll::Ready(reset) = self.send.poll_reset(cx) {
-            return Poll::Ready(match reset {
-                Ok(code) => reason_of_code(code),
-                Err(error) => reason_of(&error),
-            });
-        }
-        self.poll_evicted(cx)
+        self.send.poll_reset(cx).map(|reset| match reset {
+            Ok(code) => reason_of_code(code),
+            Err(error) => reason_of(&error),
+        })
     }
 
-    /// Waits until the tunnel has to go for want of memory.
-    pub fn poll_evicted(&self, cx: &Context<'_>) -> Poll<Reason> {
-        let evicted = self.incoming.account.poll_evicted(cx);
-        evicted.map(|()| Reason::BuffersFull)
+    /// The account of what the tunnel holds.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.incoming.account
     }
 
     /// Why an operation failed. h2 says of a stream that was reset only that it is closed.
