@@ -37,24 +37,28 @@ impl Pick {
 
 /// Picks an endpoint that was not `tried` for this tunnel, or gives the permit back if none is
 /// left.
-///
-/// Two weighted draws; the less loaded of the two is taken, load being tunnels in flight per
-/// weight. With equal load the first draw stands, so that the shares equal the weights. Ejected
-/// endpoints serve only when no other is left: a doubtful endpoint is better than none.
 pub fn pick(permit: Permit, tried: &[Arc<Endpoint>]) -> Result<Pick, Permit> {
-    let set = Arc::clone(permit.route().endpoints());
-    let now = Instant::now();
-    let untried = |endpoint: &Endpoint| !tried.iter().any(|other| same(other, endpoint));
-    let healthy = |endpoint: &Endpoint| untried(endpoint) && !endpoint.state.is_ejected(now);
-    let Some(endpoint) = choose(&set, &healthy).or_else(|| choose(&set, &untried)) else {
+    let Some(endpoint) = choose(permit.route().endpoints(), tried).map(Arc::clone) else {
         return Err(permit);
     };
     let in_flight = InFlight::new(&endpoint.state);
     Ok(Pick {
         permit,
-        endpoint: Arc::clone(endpoint),
+        endpoint,
         in_flight,
     })
+}
+
+/// The endpoint of the set that is best for a tunnel that `tried` others in vain, if one is left.
+///
+/// Two weighted draws; the less loaded of the two is taken, load being tunnels in flight per
+/// weight. With equal load the first draw stands, so that the shares equal the weights. Ejected
+/// endpoints serve only when no other is left: a doubtful endpoint is better than none.
+pub fn choose<'a>(set: &'a EndpointSet, tried: &[Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
+    let now = Instant::now();
+    let untried = |endpoint: &Endpoint| !tried.iter().any(|other| same(other, endpoint));
+    let healthy = |endpoint: &Endpoint| untried(endpoint) && !endpoint.state.is_ejected(now);
+    best_of_two(set, &healthy).or_else(|| best_of_two(set, &untried))
 }
 
 /// Ejects an endpoint that failed, unless that would eject more than half of its service's.
@@ -83,7 +87,7 @@ fn same(one: &Endpoint, other: &Endpoint) -> bool {
     Arc::ptr_eq(&one.state, &other.state)
 }
 
-fn choose<'a>(
+fn best_of_two<'a>(
     set: &'a EndpointSet,
     eligible: &impl Fn(&Endpoint) -> bool,
 ) -> Option<&'a Arc<Endpoint>> {
@@ -169,7 +173,7 @@ mod tests {
         fastrand::seed(7);
         let mut counts = vec![0_u32; set.endpoints.len()];
         for _ in 0..DRAWS {
-            let chosen = choose(set, eligible).expect("an endpoint");
+            let chosen = best_of_two(set, eligible).expect("an endpoint");
             let index = set.endpoints.iter().position(|other| same(other, chosen));
             counts[index.expect("one of the set")] += 1;
         }
@@ -209,7 +213,7 @@ mod tests {
         let set = endpoints(&[1, 3, 96]);
         let eligible = |endpoint: &Endpoint| &*endpoint.uid != "2";
         assert_shares(&shares(&set, &eligible), &[0.25, 0.75, 0.0]);
-        assert!(choose(&set, &|_: &Endpoint| false).is_none());
+        assert!(best_of_two(&set, &|_: &Endpoint| false).is_none());
     }
 
     #[test]
@@ -217,7 +221,7 @@ mod tests {
         let set = endpoints(&[0, 2, 0]);
         assert_eq!(set.endpoints.len(), 1);
         assert_eq!(&*set.endpoints[0].uid, "1");
-        assert!(choose(&EndpointSet::default(), &|_: &Endpoint| true).is_none());
+        assert!(best_of_two(&EndpointSet::default(), &|_: &Endpoint| true).is_none());
     }
 
     #[test]
