@@ -83,7 +83,7 @@ pub async fn run(pick: Pick, gateway: &Gateway, deadline: Instant) -> Result<Ups
                 stream,
                 endpoint,
                 siblings,
-                right: permit.right(),
+                right: permit.into_right(),
                 _held: (in_flight, descriptor),
             })
         }

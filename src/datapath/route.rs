@@ -23,6 +23,11 @@ impl Route {
         &self.asked
     }
 
+    /// What the peer asked for, for whoever needs nothing else.
+    pub fn into_asked(self) -> Authority {
+        self.asked
+    }
+
     /// The service.
     pub fn service(&self) -> &Arc<Service> {
         &self.service
