@@ -20,7 +20,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint envoy certs compare-identity fuzz floods
+.PHONY: help demo test check lint envoy certs compare-identity fuzz floods parts
 
 help: ## print this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -40,6 +40,9 @@ compare-identity: envoy ## print which certificates Strait and Envoy judge diffe
 floods: SECONDS = 3
 floods: envoy ## flood Strait and Envoy beside a victim, 8 minutes (SECONDS=3 each, FULL=1)
 	cargo bench --locked --bench floods -- --seconds $(SECONDS) $(if $(FULL),--full)
+
+parts: ## measure what is ours alone, and count allocations, 3 minutes (ARGS=pick for a part)
+	cargo bench --locked --bench parts -- $(ARGS)
 
 check: lint test ## what continuous integration runs: format, lints, docs, then test
 

@@ -1,8 +1,9 @@
 //! Stage 8: the TCP connection to the picked endpoint.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -82,7 +83,7 @@ pub async fn run(pick: Pick, gateway: &Gateway, deadline: Instant) -> Result<Ups
                 stream,
                 endpoint,
                 siblings,
-                right: permit.right(),
+                right: permit.into_right(),
                 _held: (in_flight, descriptor),
             })
         }
@@ -146,27 +147,41 @@ fn reason_of(error: &io::Error) -> Reason {
 pub struct DenyList {
     allow: Vec<IpNet>,
     own: Vec<SocketAddr>,
+    answers: Answers,
 }
 
 impl DenyList {
     /// `allow` opens parts of the fixed list; `own` are this process's listeners, which nothing
     /// opens.
     pub fn new(allow: Vec<IpNet>, own: Vec<SocketAddr>) -> Self {
-        Self { allow, own }
+        Self {
+            allow,
+            own,
+            answers: Answers::default(),
+        }
     }
 
     /// Why `address` is not dialled, if it is not.
     pub fn denies(&self, address: SocketAddr) -> Option<&'static str> {
         let ip = address.ip().to_canonical();
-        if self
-            .own
-            .iter()
-            .any(|own| is_own(*own, SocketAddr::new(ip, address.port())))
-        {
+        let address = SocketAddr::new(ip, address.port());
+        if self.own.iter().any(|own| self.is_own(*own, address)) {
             return Some("a listener of this gateway");
         }
         let rule = fixed_rule(ip)?;
         (!self.allow.iter().any(|net| net.contains(&ip))).then_some(rule)
+    }
+
+    /// Whether `address` leads back to the listener at `own`: the exact address, or for a wildcard
+    /// any address of this host together with the port. The port alone decides nothing, because
+    /// every HBONE endpoint has ours.
+    fn is_own(&self, own: SocketAddr, address: SocketAddr) -> bool {
+        own.port() == address.port()
+            && (own.ip().to_canonical() == address.ip()
+                || own.ip().is_unspecified()
+                    && self
+                        .answers
+                        .own(address.ip(), Instant::now(), is_of_this_host))
     }
 }
 
@@ -212,36 +227,59 @@ fn embedded(ip: IpAddr) -> Option<Ipv4Addr> {
     Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
 }
 
-/// Whether `address` leads back to the listener at `own`: the exact address, or for a wildcard
-/// any address of this host together with the port. The port alone decides nothing, because
-/// every HBONE endpoint has ours.
-fn is_own(own: SocketAddr, address: SocketAddr) -> bool {
-    own.port() == address.port()
-        && (own.ip().to_canonical() == address.ip()
-            || own.ip().is_unspecified() && is_of_this_host(address.ip()))
-}
+/// What the kernel said lately of addresses, each of which costs four system calls to ask for.
+#[derive(Debug, Default)]
+struct Answers(Mutex<HashMap<IpAddr, (Instant, bool)>>);
 
-/// Whether the kernel delivers `ip` to this host: the source that it chooses for such a
-/// destination is then the destination itself. Connecting a UDP socket sends nothing.
-fn is_of_this_host(ip: IpAddr) -> bool {
-    let any = match ip {
-        IpAddr::V4(_) => IpAddr::from([0; 4]),
-        IpAddr::V6(_) => IpAddr::from([0; 16]),
-    };
-    let local = || -> io::Result<IpAddr> {
-        let socket = UdpSocket::bind((any, 0))?;
-        socket.connect((ip, 9))?;
-        Ok(socket.local_addr()?.ip())
-    };
-    ip.is_loopback()
-        || match local() {
-            Ok(local) => local == ip,
+/// How long an answer stands. The addresses of a host seldom change, and one that has just become
+/// ours leads a tunnel back to us for no longer than this.
+const ANSWER_STANDS: Duration = Duration::from_secs(10);
+/// Answers that are kept, of about 64 bytes: half a mebibyte.
+const ANSWERS_MAX: usize = 8192;
+
+impl Answers {
+    /// Whether `ip` is this host's, by an answer that still stands or by a new one of `ask`.
+    ///
+    /// An answer that could not be had is never kept, and stands for yes.
+    fn own(&self, ip: IpAddr, now: Instant, ask: impl FnOnce(IpAddr) -> io::Result<bool>) -> bool {
+        // Each critical section is one step, so what is behind a poisoned lock is whole.
+        let answers = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((since, answer)) = answers().get(&ip).copied()
+            && now.saturating_duration_since(since) < ANSWER_STANDS
+        {
+            return answer;
+        }
+        match ask(ip) {
+            Ok(answer) => {
+                let mut answers = answers();
+                if answers.len() >= ANSWERS_MAX {
+                    answers.clear();
+                }
+                answers.insert(ip, (now, answer));
+                answer
+            }
             // Without a route the dial fails as well. Any other failure is no reason to trust.
             Err(error) => !matches!(
                 error.kind(),
                 io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable
             ),
         }
+    }
+}
+
+/// Whether the kernel delivers `ip` to this host: the source that it chooses for such a
+/// destination is then the destination itself. Connecting a UDP socket sends nothing.
+fn is_of_this_host(ip: IpAddr) -> io::Result<bool> {
+    if ip.is_loopback() {
+        return Ok(true);
+    }
+    let any = match ip {
+        IpAddr::V4(_) => IpAddr::from([0; 4]),
+        IpAddr::V6(_) => IpAddr::from([0; 16]),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect((ip, 9))?;
+    Ok(socket.local_addr()?.ip() == ip)
 }
 
 #[cfg(test)]
@@ -311,5 +349,44 @@ mod tests {
             None,
             "the port alone is no loop"
         );
+    }
+
+    #[test]
+    fn the_kernel_is_asked_once_in_ten_seconds_and_an_answer_that_fails_is_yes() {
+        let (answers, start) = (Answers::default(), Instant::now());
+        let ip = IpAddr::from([192, 0, 2, 1]);
+        let has = |after, answer: io::Result<bool>| {
+            let mut asked = false;
+            let ask = |_| {
+                asked = true;
+                answer
+            };
+            let has = answers.own(ip, start + Duration::from_secs(after), ask);
+            (has, asked)
+        };
+        let failed = |kind: io::ErrorKind| Err(kind.into());
+        assert_eq!(
+            has(0, failed(io::ErrorKind::PermissionDenied)),
+            (true, true)
+        );
+        assert_eq!(
+            has(0, failed(io::ErrorKind::NetworkUnreachable)),
+            (false, true)
+        );
+        assert_eq!(has(0, Ok(false)), (false, true), "no failure was kept");
+        assert_eq!(has(9, Ok(true)), (false, false));
+        assert_eq!(has(10, Ok(true)), (true, true));
+        assert_eq!(has(19, Ok(false)), (true, false));
+        assert_eq!(has(20, failed(io::ErrorKind::OutOfMemory)), (true, true));
+    }
+
+    #[test]
+    fn answers_are_bounded() {
+        let answers = Answers::default();
+        for ip in 0..3 * u32::try_from(ANSWERS_MAX).expect("few") {
+            let ip = IpAddr::V4(Ipv4Addr::from_bits(ip));
+            assert!(!answers.own(ip, Instant::now(), |_| Ok(false)));
+        }
+        assert!(answers.0.lock().expect("whole").len() <= ANSWERS_MAX);
     }
 }

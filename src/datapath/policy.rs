@@ -22,11 +22,11 @@ impl Permit {
     }
 
     /// What an open tunnel keeps of its permit, to be judged anew by.
-    pub fn right(&self) -> Right {
+    pub fn into_right(self) -> Right {
         Right {
-            asked: self.route.asked().clone(),
             host: Arc::clone(&self.route.service().hostname),
             port: self.route.port(),
+            asked: self.route.into_asked(),
         }
     }
 }

@@ -23,6 +23,11 @@ impl Route {
         &self.asked
     }
 
+    /// What the peer asked for, for whoever needs nothing else.
+    pub fn into_asked(self) -> Authority {
+        self.asked
+    }
+
     /// The service.
     pub fn service(&self) -> &Arc<Service> {
         &self.service
@@ -39,31 +44,38 @@ impl Route {
     }
 }
 
-/// Looks the target up: a service's own name, then an alias, then a VIP of this network.
-///
-/// Own names come first, so that no alias can take the place of a service. Nothing is resolved
-/// by DNS.
+/// Looks the target up.
 ///
 /// # Errors
 /// [`Reason::UnknownService`].
 pub fn run(snapshot: &Snapshot, target: Target) -> Result<Route, Reason> {
     let asked = target.into_authority();
-    let found = match &asked.host {
-        Host::Name(name) => match snapshot.services.get(&**name) {
-            Some(service) => Some((service, asked.port)),
-            None => snapshot
-                .exposure
-                .alias(&asked)
-                .and_then(|(host, port)| Some((snapshot.services.get(host)?, port))),
-        },
-        Host::Ip(ip) => snapshot.vips.get(ip).map(|service| (service, asked.port)),
-    };
-    let (service, port) = found.ok_or(Reason::UnknownService)?;
-    let endpoints = Arc::clone(service.ports.get(&port).ok_or(Reason::UnknownService)?);
+    let (service, port, endpoints) = find(snapshot, &asked).ok_or(Reason::UnknownService)?;
     Ok(Route {
         service: Arc::clone(service),
         port,
-        endpoints,
+        endpoints: Arc::clone(endpoints),
         asked,
     })
+}
+
+/// What is asked for: a service's own name, then an alias, then a VIP of this network.
+///
+/// Own names come first, so that no alias can take the place of a service. Nothing is resolved
+/// by DNS.
+pub fn find<'a>(
+    snapshot: &'a Snapshot,
+    asked: &Authority,
+) -> Option<(&'a Arc<Service>, u16, &'a Arc<EndpointSet>)> {
+    let (service, port) = match &asked.host {
+        Host::Name(name) => match snapshot.services.get(&**name) {
+            Some(service) => (service, asked.port),
+            None => {
+                let (host, port) = snapshot.exposure.alias(asked)?;
+                (snapshot.services.get(host)?, port)
+            }
+        },
+        Host::Ip(ip) => (snapshot.vips.get(ip)?, asked.port),
+    };
+    Some((service, port, service.ports.get(&port)?))
 }

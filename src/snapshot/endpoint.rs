@@ -66,6 +66,11 @@ impl EndpointState {
         self.in_flight.load(Ordering::Relaxed)
     }
 
+    /// Whether the endpoint was ever ejected. Only then may it be so now.
+    pub fn was_ejected(&self) -> bool {
+        self.ejected_until_ms.load(Ordering::Relaxed) != 0
+    }
+
     /// Whether the endpoint is ejected at `now`.
     pub fn is_ejected(&self, now: Instant) -> bool {
         self.millis(now) < self.ejected_until_ms.load(Ordering::Relaxed)

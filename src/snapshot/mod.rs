@@ -15,6 +15,7 @@ use tokio::sync::watch;
 pub mod builder;
 mod endpoint;
 mod exposure;
+mod lots;
 pub mod mesh;
 mod trust;
 
@@ -22,6 +23,8 @@ pub use endpoint::{Endpoint, EndpointState, InFlight, States};
 pub use exposure::{Audience, Caller, Exposure, ExposureTable, Verdict};
 pub use mesh::{Locality, Protocol};
 pub use trust::TrustSet;
+
+use lots::Lots;
 
 /// One consistent view of the mesh and of who may reach what in it.
 #[derive(Debug, Default)]
@@ -62,25 +65,40 @@ pub struct Service {
 pub struct EndpointSet {
     /// Every endpoint that may be dialled, the drained ones (weight 0) left out.
     pub endpoints: Vec<Arc<Endpoint>>,
-    /// `cumulative[i]` is the sum of the weights of endpoints 0 to i.
-    pub cumulative: Vec<u64>,
+    /// The same, as a pick looks at them.
+    pub candidates: Vec<Candidate>,
+    lots: Lots,
+}
+
+/// What a pick looks at, side by side: of a large set no endpoint itself is in the processor's
+/// cache, and a pick looks at two.
+#[derive(Debug)]
+pub struct Candidate {
+    /// The endpoint's weight.
+    pub weight: u32,
+    /// The endpoint's live state.
+    pub state: Arc<EndpointState>,
 }
 
 impl EndpointSet {
     /// Builds the set; endpoints of weight 0 are drained and left out.
     pub fn new(endpoints: Vec<Arc<Endpoint>>) -> Self {
         let endpoints: Vec<_> = endpoints.into_iter().filter(|e| e.weight > 0).collect();
-        let cumulative = endpoints
-            .iter()
-            .scan(0_u64, |sum, endpoint| {
-                *sum += u64::from(endpoint.weight);
-                Some(*sum)
-            })
-            .collect();
+        let weights: Vec<_> = endpoints.iter().map(|endpoint| endpoint.weight).collect();
+        let candidate = |endpoint: &Arc<Endpoint>| Candidate {
+            weight: endpoint.weight,
+            state: Arc::clone(&endpoint.state),
+        };
         Self {
+            candidates: endpoints.iter().map(candidate).collect(),
+            lots: Lots::new(&weights),
             endpoints,
-            cumulative,
         }
+    }
+
+    /// The place of one of the endpoints, drawn by weight, if there is any.
+    pub fn draw(&self) -> Option<usize> {
+        self.lots.draw()
     }
 }
 

@@ -48,22 +48,57 @@ pub struct Destination {
 /// The label set of the `istio_tcp_*` counters. What is empty is written as `unknown`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct TcpLabels {
-    pub(super) source_principal: Arc<str>,
-    pub(super) source_namespace: Arc<str>,
-    pub(super) source_cluster: Arc<str>,
-    pub(super) service: DestinationService,
-    pub(super) workload: Arc<WorkloadLabels>,
-    pub(super) response_flags: &'static str,
+    source_principal: Arc<str>,
+    source_namespace: Arc<str>,
+    source_cluster: Arc<str>,
+    service: DestinationService,
+    workload: Arc<WorkloadLabels>,
+    response_flags: &'static str,
 }
 
-impl TcpLabels {
-    /// The labels of a tunnel of which only the source is known.
-    pub(super) fn new(source: &Source) -> Self {
+/// The response flags of a tunnel that ended as it should, or not yet.
+pub(super) const NO_FLAGS: &str = "-";
+
+/// What the labels of a tunnel are made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts<'a> {
+    pub(super) source: &'a Arc<Source>,
+    pub(super) service: &'a DestinationService,
+    workload: Option<&'a Arc<WorkloadLabels>>,
+}
+
+impl<'a> Facts<'a> {
+    /// The facts so far: there is no workload until one was dialled.
+    pub(super) fn new(
+        source: &'a Arc<Source>,
+        service: &'a DestinationService,
+        workload: Option<&'a Arc<WorkloadLabels>>,
+    ) -> Self {
         Self {
+            source,
+            service,
+            workload,
+        }
+    }
+
+    pub(super) fn labels(self, response_flags: &'static str) -> TcpLabels {
+        let source = self.source;
+        TcpLabels {
             source_principal: Arc::clone(&source.principal),
             source_namespace: Arc::clone(&source.namespace),
             source_cluster: Arc::clone(&source.cluster),
-            response_flags: "-",
+            service: self.service.clone(),
+            workload: self.workload.cloned().unwrap_or_default(),
+            response_flags,
+        }
+    }
+}
+
+impl TcpLabels {
+    /// The labels of all those that get none of their own.
+    pub(super) fn others(&self) -> Self {
+        Self {
+            response_flags: self.response_flags,
             ..Self::default()
         }
     }

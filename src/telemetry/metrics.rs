@@ -3,8 +3,8 @@
 //! Whatever has labels from a closed list is created at the start, so that it shows as 0 and an
 //! alert on its rate works from the first event. Label sets that depend on peers are bounded.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prometheus_client::encoding::text;
@@ -15,15 +15,12 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 use tracing_appender::non_blocking::ErrorCounter;
 
-use super::exposition;
-use super::labels::TcpLabels;
+use super::labels::Facts;
 use super::limiter::Limiter;
+use super::tcp::{Handles, Tcp};
+use super::{WorkloadLabels, exposition};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::What;
-
-/// How many label sets one `istio_tcp_*` counter holds; what comes later is counted together
-/// under `unknown`. A label set is about 1 KiB: 5 counters × 4,096 × 1 KiB = 20 MiB.
-const MAX_LABEL_SETS: usize = 4096;
 
 /// Log lines about refused handshakes that may be written in a second.
 const REFUSAL_LINES_A_SECOND: u32 = 10;
@@ -95,16 +92,6 @@ pub struct Metrics {
     log_lines_dropped: Counter,
     log_drops: OnceLock<ErrorCounter>,
     pub(super) refusal_lines: Limiter,
-}
-
-/// Istio's counters.
-#[derive(Debug)]
-struct Tcp {
-    opened: TcpCounters,
-    closed: TcpCounters,
-    failed: TcpCounters,
-    received: TcpCounters,
-    sent: TcpCounters,
 }
 
 impl Metrics {
@@ -260,24 +247,22 @@ impl Metrics {
     }
 
     /// Counts an opened tunnel and gives the handles that its copy counts bytes with.
-    pub(super) fn tunnel_opened(&self, labels: &TcpLabels) -> OpenTunnel {
-        self.tcp.opened.counter(labels).inc();
+    pub(super) fn tunnel_opened(
+        &self,
+        facts: Facts<'_>,
+        workload: &Arc<WorkloadLabels>,
+    ) -> OpenTunnel {
         self.tunnels_open.inc();
         OpenTunnel {
-            received: self.tcp.received.counter(labels),
-            sent: self.tcp.sent.counter(labels),
+            handles: self.tcp.opened(facts, workload),
             open: self.tunnels_open.clone(),
         }
     }
 
     /// Counts the end of a tunnel: closed if it was ever open, else failed.
-    pub(super) fn tunnel_ended(&self, labels: &TcpLabels, was_open: bool, reason: Reason) {
-        let counters = if was_open {
-            &self.tcp.closed
-        } else {
-            &self.tcp.failed
-        };
-        counters.counter(labels).inc();
+    pub(super) fn tunnel_ended(&self, facts: Facts<'_>, open: Option<&OpenTunnel>, reason: Reason) {
+        let handles = open.map(|open| &*open.handles);
+        self.tcp.ended(facts, handles, reason.response_flags());
         self.tunnels
             .get_or_create(&[("reason", reason.label())])
             .inc();
@@ -287,60 +272,6 @@ impl Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-/// One of Istio's counters, with a bounded number of label sets.
-#[derive(Debug)]
-struct TcpCounters {
-    family: Family<TcpLabels, Counter>,
-    /// How many label sets the family has; it does not tell by itself.
-    sets: AtomicUsize,
-}
-
-impl TcpCounters {
-    /// The counter of a label set, or the one of `unknown` where there are too many sets already:
-    /// who may mint identities in a trusted domain must not be able to fill our memory.
-    fn counter(&self, labels: &TcpLabels) -> Counter {
-        if let Some(counter) = self.family.get(labels) {
-            return counter.clone();
-        }
-        if self.sets.load(Ordering::Relaxed) < MAX_LABEL_SETS {
-            // Two threads that meet here with the same labels count one set twice, which only
-            // brings the limit a little closer.
-            self.sets.fetch_add(1, Ordering::Relaxed);
-            return self.family.get_or_create_owned(labels);
-        }
-        let others = TcpLabels {
-            response_flags: labels.response_flags,
-            ..TcpLabels::default()
-        };
-        self.family.get_or_create_owned(&others)
-    }
-}
-
-impl Tcp {
-    fn register(r: &mut Registry) -> Self {
-        let mut tcp = |name, help| TcpCounters {
-            family: metric(r, name, help),
-            sets: AtomicUsize::new(0),
-        };
-        Self {
-            opened: tcp("istio_tcp_connections_opened", "Tunnels opened"),
-            closed: tcp("istio_tcp_connections_closed", "Tunnels closed"),
-            failed: tcp(
-                "istio_tcp_connections_failed",
-                "Tunnels that failed before they opened",
-            ),
-            received: tcp(
-                "istio_tcp_received_bytes",
-                "Bytes from the peer to the endpoint",
-            ),
-            sent: tcp(
-                "istio_tcp_sent_bytes",
-                "Bytes from the endpoint to the peer",
-            ),
-        }
     }
 }
 
@@ -358,8 +289,7 @@ impl Drop for ConnectionGuard {
 /// An open tunnel's handles; counts its end in the gauge when dropped.
 #[derive(Debug)]
 pub(super) struct OpenTunnel {
-    pub(super) received: Counter,
-    pub(super) sent: Counter,
+    pub(super) handles: Arc<Handles>,
     open: Gauge,
 }
 
@@ -376,7 +306,11 @@ fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, 
 }
 
 /// Registers a metric that starts empty.
-fn metric<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+pub(super) fn metric<M: Metric + Clone + Default>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+) -> M {
     register(registry, name, help, M::default())
 }
 
@@ -396,9 +330,6 @@ fn reload_labels(what: What, ok: bool) -> Labels<2> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use super::super::support::{source, value};
     use super::*;
 
     #[test]
@@ -470,25 +401,5 @@ mod tests {
         assert!(text.contains("# TYPE strait_tunnels_open gauge\n"));
         assert!(text.contains("# TYPE strait_dial_seconds histogram\n"));
         assert!(!text.contains("# EOF"));
-    }
-
-    #[test]
-    fn identities_beyond_the_limit_are_counted_together() {
-        let metrics = Metrics::new();
-        for i in 0..MAX_LABEL_SETS + 3 {
-            let mut source = source();
-            source.principal = Arc::from(format!("spiffe://east.local/ns/a/sa/{i}"));
-            metrics.tunnel_ended(&TcpLabels::new(&source), false, Reason::Completed);
-        }
-        let text = metrics.encode();
-        let sets = text
-            .lines()
-            .filter(|l| l.starts_with("istio_tcp_connections_failed_total{"));
-        assert_eq!(sets.count(), MAX_LABEL_SETS + 1);
-        let others = "source_principal=\"unknown\"";
-        assert_eq!(
-            value(&text, "istio_tcp_connections_failed_total", &[others]),
-            3
-        );
     }
 }

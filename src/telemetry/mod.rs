@@ -6,6 +6,7 @@ mod limiter;
 pub mod logging;
 mod metrics;
 mod record;
+mod tcp;
 
 pub use labels::{Destination, DestinationService, Source};
 pub use logging::LogHandle;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{Level, field};
 
-use super::labels::TcpLabels;
+use super::labels::Facts;
 use super::metrics::OpenTunnel;
 use super::{Destination, DestinationService, Metrics, Source, WorkloadLabels};
 use crate::reason::{HandshakeRefusal, Reason};
@@ -21,7 +21,8 @@ pub struct Record {
     metrics: Arc<Metrics>,
     source: Arc<Source>,
     authority: Box<str>,
-    labels: TcpLabels,
+    service: DestinationService,
+    workload: Option<Arc<WorkloadLabels>>,
     destination: Option<Destination>,
     open: Option<OpenTunnel>,
     received: u64,
@@ -48,11 +49,11 @@ macro_rules! access {
             "src.cluster" = known(&$record.source.cluster),
             "dst.addr" = $record.destination.as_ref().map(|it| field::display(it.address)),
             "dst.hbone_addr" = known(&$record.authority),
-            "dst.service" = known(&$record.labels.service.hostname),
+            "dst.service" = known(&$record.service.hostname),
             "dst.workload" = $record.destination.as_ref().and_then(|it| known(&it.pod)),
             "dst.namespace" = known($record.destination_namespace()),
-            "dst.identity" = known(&$record.labels.workload.principal),
-            "dst.cluster" = known(&$record.labels.workload.cluster),
+            "dst.identity" = $record.workload.as_ref().and_then(|it| known(&it.principal)),
+            "dst.cluster" = $record.workload.as_ref().and_then(|it| known(&it.cluster)),
             direction = "inbound",
             $($($extra)+,)?
             $message
@@ -83,7 +84,8 @@ impl Record {
             metrics: Arc::clone(metrics),
             source: Arc::clone(source),
             authority: truncated(authority).into(),
-            labels: TcpLabels::new(source),
+            service: DestinationService::default(),
+            workload: None,
             destination: None,
             open: None,
             received: 0,
@@ -96,16 +98,16 @@ impl Record {
 
     /// The tunnel was resolved to a service.
     pub fn routed(&mut self, service: DestinationService) {
-        self.labels.service = service;
+        self.service = service;
     }
 
     /// The endpoint was dialled and the peer was told so: the tunnel is open.
     pub fn connected(&mut self, destination: Destination, workload: &Arc<WorkloadLabels>) {
         self.destination = Some(destination);
-        self.labels.workload = Arc::clone(workload);
+        self.workload = Some(Arc::clone(workload));
         // What was said of endpoints that were tried in vain is no explanation of a later end.
         self.detail = None;
-        self.open = Some(self.metrics.tunnel_opened(&self.labels));
+        self.open = Some(self.metrics.tunnel_opened(self.facts(), workload));
         access!(Level::DEBUG, self, "connection opened");
     }
 
@@ -113,7 +115,7 @@ impl Record {
     pub fn received(&mut self, bytes: u64) {
         self.received = self.received.saturating_add(bytes);
         if let Some(open) = &self.open {
-            open.received.inc_by(bytes);
+            open.handles.received.inc_by(bytes);
         }
     }
 
@@ -121,7 +123,7 @@ impl Record {
     pub fn sent(&mut self, bytes: u64) {
         self.sent = self.sent.saturating_add(bytes);
         if let Some(open) = &self.open {
-            open.sent.inc_by(bytes);
+            open.handles.sent.inc_by(bytes);
         }
     }
 
@@ -157,10 +159,14 @@ impl Record {
 
     /// The namespace of the workload, or of the service while no workload was reached.
     fn destination_namespace(&self) -> &str {
-        match self.destination {
-            Some(_) => &self.labels.workload.namespace,
-            None => &self.labels.service.namespace,
+        match &self.workload {
+            Some(workload) => &workload.namespace,
+            None => &self.service.namespace,
         }
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::new(&self.source, &self.service, self.workload.as_ref())
     }
 
     fn log(&self, reason: Reason) {
@@ -186,9 +192,8 @@ impl Drop for Record {
                 Reason::DownstreamLost
             }
         });
-        self.labels.response_flags = reason.response_flags();
         self.metrics
-            .tunnel_ended(&self.labels, self.open.is_some(), reason);
+            .tunnel_ended(self.facts(), self.open.as_ref(), reason);
         self.log(reason);
     }
 }

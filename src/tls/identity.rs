@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use spiffe::SpiffeId;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -46,13 +46,12 @@ pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRef
     }
     let uri = only_uri(&certificate)?;
     let [trust_domain, namespace, service_account] = parse_id(uri)?.map(Arc::from);
-    let not_after = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0);
     Ok(Identity {
         uri: uri.into(),
         trust_domain,
         namespace,
         service_account,
-        not_after: SystemTime::UNIX_EPOCH + Duration::from_secs(not_after),
+        not_after: SystemTime::UNIX_EPOCH + Duration::from_secs(end_of(&certificate)),
     })
 }
 
@@ -61,14 +60,19 @@ pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRef
 /// The leaf's key signs handshakes and nothing else (X509-SVID section 4.3) and, if the leaf names
 /// purposes, serves both ends of a connection (4.4). An issuer that says what its key may do says
 /// that it may sign certificates (RFC 5280 section 4.2.1.3).
+///
+/// Gives the first time at which one of the certificates ends.
 pub(super) fn check_usage(
     leaf: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],
-) -> Result<(), HandshakeRefusal> {
-    for issuer in intermediates {
-        check_issuer(&parse(issuer)?)?;
-    }
+) -> Result<UnixTime, HandshakeRefusal> {
     let leaf = parse(leaf)?;
+    let mut not_after = end_of(&leaf);
+    for issuer in intermediates {
+        let issuer = parse(issuer)?;
+        check_issuer(&issuer)?;
+        not_after = not_after.min(end_of(&issuer));
+    }
     let usage = leaf
         .key_usage()
         .map_err(|_| HandshakeRefusal::BadEncoding)?;
@@ -84,10 +88,15 @@ pub(super) fn check_usage(
         purposes.server_auth && purposes.client_auth
     });
     if signs && serves {
-        Ok(())
+        Ok(UnixTime::since_unix_epoch(Duration::from_secs(not_after)))
     } else {
         Err(HandshakeRefusal::BadKeyUsage)
     }
+}
+
+/// When a certificate ends, in seconds since 1970; what ended before that has ended.
+fn end_of(certificate: &X509Certificate<'_>) -> u64 {
+    u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0)
 }
 
 fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), HandshakeRefusal> {

@@ -4,6 +4,7 @@
 //! certificate says ([`leaf_identity`]). It never touches a socket: the data path and the HBONE
 //! client do the handshakes.
 
+mod chains;
 pub mod dev;
 pub mod files;
 mod identity;

@@ -17,6 +17,7 @@ use rustls::{
 
 use crate::reason::HandshakeRefusal;
 
+use super::chains::{Chains, Key};
 use super::files::{TlsError, TrustedDomain};
 use super::identity::{check_usage, leaf_identity};
 
@@ -118,10 +119,11 @@ fn certificate_refusal(error: &CertificateError) -> HandshakeRefusal {
 }
 
 /// Verifies clients: the leaf's trust domain chooses the roots, and a domain outside the set is
-/// refused before its chain costs anything.
+/// refused before its chain costs anything. A chain that was verified lately costs a hash.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
     domains: HashMap<Box<str>, Arc<dyn ClientCertVerifier>>,
+    chains: Chains,
     provider: Arc<CryptoProvider>,
 }
 
@@ -147,6 +149,7 @@ impl ClientVerifier {
         }
         Ok(Self {
             domains: inner,
+            chains: Chains::default(),
             provider: Arc::clone(provider),
         })
     }
@@ -164,13 +167,18 @@ impl ClientCertVerifier for ClientVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
+        let key = Key::new(leaf, intermediates);
+        if self.chains.hold(&key, now) {
+            return Ok(ClientCertVerified::assertion());
+        }
         let identity = leaf_identity(leaf).map_err(refuse)?;
         let Some(roots) = self.domains.get(&*identity.trust_domain) else {
             return Err(refuse(HandshakeRefusal::UntrustedDomain));
         };
         check_form(leaf, intermediates)?;
         let verified = roots.verify_client_cert(leaf, intermediates, now)?;
-        check_usage(leaf, intermediates).map_err(refuse)?;
+        let not_after = check_usage(leaf, intermediates).map_err(refuse)?;
+        self.chains.add(key, now, not_after);
         Ok(verified)
     }
 
@@ -285,5 +293,147 @@ impl ServerCertVerifier for ServerVerifier {
         self.provider
             .signature_verification_algorithms
             .supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{Duration, SystemTime};
+
+    use rcgen::SanType;
+    use rustls::pki_types::pem::PemObject;
+    use time::OffsetDateTime;
+
+    use super::super::{dev, provider};
+    use super::*;
+
+    /// Counts the chains that webpki has to judge.
+    #[derive(Debug)]
+    struct Counting(Arc<dyn ClientCertVerifier>, Arc<AtomicUsize>);
+
+    impl ClientCertVerifier for Counting {
+        fn root_hint_subjects(&self) -> &[DistinguishedName] {
+            &[]
+        }
+
+        fn verify_client_cert(
+            &self,
+            leaf: &CertificateDer<'_>,
+            intermediates: &[CertificateDer<'_>],
+            now: UnixTime,
+        ) -> Result<ClientCertVerified, Error> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.verify_client_cert(leaf, intermediates, now)
+        }
+
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            leaf: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            self.0.verify_tls12_signature(message, leaf, signature)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            leaf: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            self.0.verify_tls13_signature(message, leaf, signature)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.0.supported_verify_schemes()
+        }
+    }
+
+    fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
+        let read = CertificateDer::pem_slice_iter(pem.as_bytes());
+        read.collect::<Result<_, _>>().expect("certificates")
+    }
+
+    /// A verifier of west.local by `root`, and how many chains webpki has judged for it.
+    fn verifier(root: &str) -> (ClientVerifier, Arc<AtomicUsize>) {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(certificates(root));
+        let domain = TrustedDomain {
+            name: "west.local".into(),
+            roots: None,
+        };
+        let made = ClientVerifier::new(&[domain], &Arc::new(roots), &provider());
+        let (mut verifier, count) = (made.expect("a verifier"), Arc::default());
+        for inner in verifier.domains.values_mut() {
+            *inner = Arc::new(Counting(Arc::clone(inner), Arc::clone(&count)));
+        }
+        (verifier, count)
+    }
+
+    /// The root, and the chain of a leaf that ends ten seconds from now.
+    fn short_lived() -> (String, Vec<CertificateDer<'static>>) {
+        let authority = dev::Authority::new().expect("a root");
+        let west = authority.intermediate("west").expect("an intermediate");
+        let leaf = west.leaf_with(|params| {
+            let uri = "spiffe://west.local/ns/shop/sa/checkout".try_into();
+            params.subject_alt_names = vec![SanType::URI(uri.expect("a uri"))];
+            params.not_after = OffsetDateTime::now_utc() + Duration::from_secs(10);
+        });
+        let chain = certificates(&leaf.expect("a leaf").chain_pem);
+        (authority.root_pem(), chain)
+    }
+
+    fn after(seconds: u64) -> UnixTime {
+        let now = SystemTime::UNIX_EPOCH.elapsed().expect("after 1970");
+        UnixTime::since_unix_epoch(now + Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn a_chain_is_judged_once_and_refused_when_it_has_expired() {
+        let (root, chain) = short_lived();
+        let (verifier, count) = verifier(&root);
+        for _ in 0..3 {
+            let verdict = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
+            assert!(verdict.is_ok(), "{verdict:?}");
+        }
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+        for again in 2..4 {
+            let refused = verifier.verify_client_cert(&chain[0], &chain[1..], after(11));
+            let refused = refused.expect_err("it has expired");
+            assert_eq!(refusal_of(&refused), HandshakeRefusal::Expired);
+            assert_eq!(count.load(Ordering::Relaxed), again);
+        }
+    }
+
+    #[test]
+    fn what_differs_by_a_byte_or_was_refused_is_judged_anew() {
+        let (root, chain) = short_lived();
+        let (verifier, count) = verifier(&root);
+        let judge =
+            |leaf: &CertificateDer<'_>| verifier.verify_client_cert(leaf, &chain[1..], after(0));
+        assert!(judge(&chain[0]).is_ok());
+        let mut bytes = chain[0].to_vec();
+        *bytes.last_mut().expect("a signature") ^= 1;
+        for again in 2..4 {
+            let refused = judge(&bytes.as_slice().into()).expect_err("a bad signature");
+            assert_eq!(refusal_of(&refused), HandshakeRefusal::BadSignature);
+            assert_eq!(count.load(Ordering::Relaxed), again);
+        }
+        assert!(judge(&chain[0]).is_ok(), "it holds on");
+        assert_eq!(count.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn a_new_verifier_has_believed_nobody_yet() {
+        let (root, chain) = short_lived();
+        for root in [
+            root.as_str(),
+            &dev::Authority::new().expect("a root").root_pem(),
+        ] {
+            let (verifier, count) = verifier(root);
+            let verdict = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
+            assert_eq!(count.load(Ordering::Relaxed), 1, "{verdict:?}");
+        }
     }
 }

@@ -1,0 +1,86 @@
+//! An allocator that counts, for each thread by itself.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::cell::Cell;
+use std::ops::Sub;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use tikv_jemallocator::Jemalloc;
+
+/// The binary's own allocator, with a count of what each thread asks of it.
+pub struct Counting;
+
+/// What a thread has used so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Allocations; one that was made larger counts once more.
+    pub count: u64,
+    /// Bytes allocated, whether or not they were given back.
+    pub bytes: u64,
+    /// Processor time.
+    pub time: Duration,
+}
+
+thread_local! {
+    static ASKED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+}
+
+impl Usage {
+    /// Of this thread, until now.
+    pub fn of_this_thread() -> Self {
+        let (count, bytes) = ASKED.get();
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        Self {
+            count,
+            bytes,
+            time: time.try_into().expect("no negative time"),
+        }
+    }
+}
+
+impl Sub for Usage {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            count: self.count - earlier.count,
+            bytes: self.bytes - earlier.bytes,
+            time: self.time - earlier.time,
+        }
+    }
+}
+
+fn note(bytes: usize) {
+    // A thread that ends has no counter any more, and may still allocate.
+    let _ = ASKED.try_with(|asked| {
+        let (count, sum) = asked.get();
+        asked.set((count + 1, sum + bytes as u64));
+    });
+}
+
+// SAFETY: every call goes to jemalloc as it came; counting neither allocates nor panics.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note(layout.size());
+        // SAFETY: the caller keeps the contract.
+        unsafe { Jemalloc.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note(layout.size());
+        // SAFETY: the caller keeps the contract.
+        unsafe { Jemalloc.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        note(size);
+        // SAFETY: the caller keeps the contract.
+        unsafe { Jemalloc.realloc(place, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract.
+        unsafe { Jemalloc.dealloc(place, layout) }
+    }
+}

@@ -1,0 +1,187 @@
+//! A whole data path on a thread of its own, which says what it has used so far.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread;
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+use strait::datapath::accept::{self, Worker};
+use strait::datapath::admission::Admission;
+use strait::datapath::budget::Budget;
+use strait::datapath::{Gateway, dial, serve};
+use strait::lifecycle::Lifecycle;
+use strait::snapshot::Publisher;
+use strait::snapshot::builder::Change;
+use strait::snapshot::mesh::{Mesh, Protocol, Service, Workload};
+use strait::snapshot::{ExposureTable, TrustSet};
+use strait::telemetry::Metrics;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::allocations::Usage;
+use crate::mesh;
+
+/// Much more than these tunnels hold.
+const BUFFERS: usize = 64 << 20;
+
+/// A running gateway.
+pub struct Running {
+    pub address: SocketAddr,
+    gateway: Arc<Gateway>,
+    questions: mpsc::Sender<oneshot::Sender<Usage>>,
+    _publisher: Publisher,
+}
+
+/// An endpoint's ways of answering, each a port of the service.
+#[derive(Clone, Copy)]
+pub enum Endpoint {
+    Echo,
+    Sink,
+    Source,
+}
+
+impl Endpoint {
+    const ALL: [Self; 3] = [Self::Echo, Self::Sink, Self::Source];
+
+    fn port(self) -> u16 {
+        80 + self as u16
+    }
+
+    pub fn authority(self) -> String {
+        format!("endpoint.app:{}", self.port())
+    }
+
+    async fn serve(self, mut stream: TcpStream) {
+        let mut buffer = vec![0; 64 * 1024];
+        if matches!(self, Self::Source) {
+            while stream.write_all(&buffer).await.is_ok() {}
+            return;
+        }
+        while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+            let echo = matches!(self, Self::Echo);
+            if echo && stream.write_all(&buffer[..count]).await.is_err() {
+                break;
+            }
+        }
+    }
+}
+
+pub fn runtime() -> Runtime {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime")
+}
+
+impl Running {
+    /// Starts a gateway with one worker, and the endpoints behind it.
+    pub fn start(tls: Arc<ServerConfig>) -> Self {
+        let publisher = Publisher::new();
+        let mut exposure = ExposureTable::new(false);
+        exposure.expose("endpoint.app", &mesh::to_west(), []);
+        publisher.update(Change {
+            mesh: Some((endpoints(), mesh::NETWORK.into())),
+            trust: Some(TrustSet::new([("west.local", "west")])),
+            exposure: Some(exposure),
+        });
+        let socket = accept::bind(([127, 0, 0, 1], 0).into()).expect("a port");
+        let address = socket.local_addr().expect("an address");
+        let loopback = "127.0.0.0/8".parse().expect("a network");
+        let metrics = Arc::new(Metrics::new());
+        let gateway = Arc::new(Gateway {
+            reader: publisher.reader(),
+            tls: ArcSwap::new(tls),
+            budget: Arc::new(Budget::new(BUFFERS, metrics.buffers(BUFFERS))),
+            metrics,
+            lifecycle: Lifecycle::new(),
+            admission: Admission::new(1024),
+            deny: dial::DenyList::new(vec![loopback], vec![address]),
+        });
+        let (questions, asked) = mpsc::channel(1);
+        let running = Arc::clone(&gateway);
+        thread::spawn(move || runtime().block_on(serve(running, socket, asked)));
+        Self {
+            address,
+            gateway,
+            questions,
+            _publisher: publisher,
+        }
+    }
+
+    /// What the gateway's thread has used so far.
+    pub async fn usage(&self) -> Usage {
+        let (answer, answered) = oneshot::channel();
+        self.questions.send(answer).await.expect("a gateway");
+        answered.await.expect("a gateway")
+    }
+
+    /// Takes another configuration, as a reload of certificates does.
+    pub fn reload(&self, tls: Arc<ServerConfig>) {
+        self.gateway.tls.store(tls);
+    }
+}
+
+async fn serve(
+    gateway: Arc<Gateway>,
+    socket: TcpListener,
+    mut asked: mpsc::Receiver<oneshot::Sender<Usage>>,
+) {
+    let (worker, queue) = Worker::new();
+    tokio::spawn(serve::worker(Arc::clone(&gateway), queue));
+    let socket = tokio::net::TcpListener::from_std(socket).expect("a listener");
+    tokio::spawn(async move { accept::run(&gateway, socket, vec![worker]).await });
+    while let Some(answer) = asked.recv().await {
+        let _ = answer.send(Usage::of_this_thread());
+    }
+}
+
+/// Endpoints on a thread of their own, as a service of one workload.
+fn endpoints() -> Mesh {
+    let bound = Endpoint::ALL.map(|kind| {
+        let socket = TcpListener::bind("127.0.0.1:0").expect("a port");
+        socket.set_nonblocking(true).expect("a listener");
+        (kind, socket)
+    });
+    let port = |(kind, socket): &(Endpoint, TcpListener)| {
+        (kind.port(), socket.local_addr().expect("an address").port())
+    };
+    let ports: std::collections::BTreeMap<_, _> = bound.iter().map(port).collect();
+    thread::spawn(move || {
+        runtime().block_on(async {
+            for (kind, socket) in bound {
+                let socket = tokio::net::TcpListener::from_std(socket).expect("a listener");
+                tokio::spawn(async move {
+                    while let Ok((stream, _)) = socket.accept().await {
+                        tokio::spawn(kind.serve(stream));
+                    }
+                });
+            }
+            std::future::pending::<()>().await;
+        });
+    });
+    let service = Service {
+        name: "endpoint".into(),
+        namespace: "app".into(),
+        hostname: "endpoint.app".into(),
+        ports: ports.clone(),
+        ..Service::default()
+    };
+    let workload = Workload {
+        uid: "endpoint".into(),
+        name: "endpoint".into(),
+        namespace: "app".into(),
+        trust_domain: "east.local".into(),
+        addresses: vec![[127, 0, 0, 1].into()],
+        protocol: Protocol::Tcp,
+        healthy: true,
+        capacity: 1,
+        services: [("app/endpoint.app".into(), ports)].into(),
+        ..Workload::default()
+    };
+    Mesh {
+        services: vec![service],
+        workloads: vec![workload],
+        policies: 0,
+    }
+}

@@ -1,0 +1,44 @@
+//! What is ours alone, piece by piece: `make parts` runs it.
+//!
+//! First a table of what the gateway's thread allocates, and how long it works, for a connection, a
+//! tunnel and a mebibyte; then criterion's benches of each piece. `-- NAME` runs the benches whose
+//! names have NAME in them; `-- allocations` prints the table alone.
+
+// As in tests/it: cargo builds a bench as a test, and what is marked so may end by `expect`.
+#![expect(
+    unreachable_pub,
+    reason = "a bench exports nothing, and plain `pub` reads better"
+)]
+
+#[cfg(test)]
+mod allocations;
+#[cfg(test)]
+mod gateway;
+#[cfg(test)]
+mod handshake;
+#[cfg(test)]
+mod mesh;
+#[cfg(test)]
+mod pieces;
+#[cfg(test)]
+mod table;
+
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: allocations::Counting = allocations::Counting;
+
+#[cfg(test)]
+fn main() {
+    // cargo itself adds `--bench`.
+    let filter = std::env::args().skip(1).find(|word| !word.starts_with('-'));
+    if filter.as_deref().is_none_or(|name| name == "allocations") {
+        table::print();
+    }
+    if filter.as_deref() == Some("allocations") {
+        return;
+    }
+    let mut criterion = criterion::Criterion::default().configure_from_args();
+    pieces::run(&mut criterion);
+    handshake::run(&mut criterion);
+    criterion.final_summary();
+}

@@ -1,0 +1,134 @@
+//! Meshes of any size, exposed to cluster west.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use strait::snapshot::builder::{Change, build};
+use strait::snapshot::mesh::{Locality, Mesh, Protocol, Service, Workload};
+use strait::snapshot::{
+    Audience, Endpoint, EndpointSet, EndpointState, Exposure, ExposureTable, Snapshot, TrustSet,
+};
+use strait::telemetry::{Source, WorkloadLabels};
+
+/// The cluster and network of the gateway.
+pub const NETWORK: &str = "east";
+
+/// The hostname of a service.
+pub fn hostname(index: usize) -> String {
+    format!("service-{index}.app.svc.cluster.local")
+}
+
+/// `services` services of port 80, each with `each` workloads, and VIPs from 240.0.0.0 on.
+pub fn mesh(services: usize, each: usize) -> Mesh {
+    Mesh {
+        services: (0..services).map(service).collect(),
+        workloads: (0..services * each)
+            .map(|index| workload(index, index / each.max(1)))
+            .collect(),
+        policies: 0,
+    }
+}
+
+/// An address counted from `base`.
+pub fn address(base: [u8; 4], index: usize) -> IpAddr {
+    let index = u32::try_from(index).expect("a small mesh");
+    Ipv4Addr::from_bits(Ipv4Addr::from(base).to_bits() + index).into()
+}
+
+fn service(index: usize) -> Service {
+    Service {
+        name: format!("service-{index}"),
+        namespace: "app".into(),
+        hostname: hostname(index),
+        vips: vec![(NETWORK.into(), address([240, 0, 0, 0], index))],
+        ports: [(80, 8080)].into(),
+        ..Service::default()
+    }
+}
+
+fn workload(index: usize, service: usize) -> Workload {
+    Workload {
+        uid: format!("east//Pod/app/workload-{index}"),
+        name: format!("workload-{index}"),
+        namespace: "app".into(),
+        service_account: "default".into(),
+        trust_domain: "east.local".into(),
+        cluster: "east".into(),
+        network: NETWORK.into(),
+        addresses: vec![address([10, 0, 0, 1], index)],
+        protocol: Protocol::Hbone,
+        healthy: true,
+        capacity: weight(index),
+        workload_name: format!("service-{service}"),
+        canonical_name: format!("service-{service}"),
+        canonical_revision: "v1".into(),
+        services: [(format!("app/{}", hostname(service)), [(80, 8080)].into())].into(),
+        ..Workload::default()
+    }
+}
+
+/// Weights from 1 to 5.
+fn weight(index: usize) -> u32 {
+    1 + u32::try_from(index % 5).expect("less than five")
+}
+
+/// The mesh with every service exposed to cluster west, and each under an alias as well.
+pub fn snapshot(mesh: Mesh) -> Snapshot {
+    let mut exposure = ExposureTable::new(false);
+    for index in 0..mesh.services.len() {
+        let alias = format!("service-{index}.global");
+        exposure.expose(&hostname(index), &to_west(), [(alias.as_str(), None)]);
+    }
+    let trust = TrustSet::new([("west.local", "west"), ("north.local", "north")]);
+    let change = Change {
+        mesh: Some((mesh, NETWORK.into())),
+        trust: Some(trust),
+        exposure: Some(exposure),
+    };
+    build(&Snapshot::default(), change)
+}
+
+/// Two who are not asked for, and then the one who asks.
+pub fn to_west() -> Exposure {
+    let audience = |cluster: &str, namespace: &str| Audience {
+        cluster: Some(cluster.into()),
+        namespaces: vec![namespace.into()],
+        ..Audience::default()
+    };
+    let to = vec![
+        audience("north", "shop"),
+        audience("west", "other"),
+        audience("west", "shop"),
+    ];
+    Exposure { port: None, to }
+}
+
+/// A peer of cluster west.
+pub fn source() -> Source {
+    Source {
+        address: ([192, 0, 2, 1], 40_000).into(),
+        principal: "spiffe://west.local/ns/shop/sa/checkout".into(),
+        trust_domain: "west.local".into(),
+        namespace: "shop".into(),
+        service_account: "checkout".into(),
+        cluster: "west".into(),
+    }
+}
+
+/// A set of endpoints with nothing in flight.
+pub fn endpoints(count: usize) -> EndpointSet {
+    let labels = Arc::new(WorkloadLabels::default());
+    let endpoint = |index| {
+        Arc::new(Endpoint {
+            uid: format!("east//Pod/app/workload-{index}").into(),
+            address: (address([10, 0, 0, 1], index), 15008).into(),
+            protocol: Protocol::Hbone,
+            weight: weight(index),
+            locality: Locality::default(),
+            workload: Arc::clone(&labels),
+            pod: "pod".into(),
+            state: Arc::new(EndpointState::new()),
+        })
+    };
+    EndpointSet::new((0..count).map(endpoint).collect())
+}

@@ -1,0 +1,173 @@
+//! One bench for each piece of a tunnel's way that waits for nobody.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Duration;
+
+use criterion::{BatchSize, BenchmarkId, Criterion};
+use strait::datapath::dial::DenyList;
+use strait::datapath::{balance, route};
+use strait::reason::Reason;
+use strait::snapshot::builder::{Change, build};
+use strait::snapshot::{Caller, ExposureTable};
+use strait::telemetry::{Destination, DestinationService, Metrics, Record, Source};
+use strait::wire::Authority;
+
+use crate::mesh;
+
+pub fn run(criterion: &mut Criterion) {
+    authority(criterion);
+    route_and_policy(criterion);
+    pick(criterion);
+    deny(criterion);
+    record(criterion);
+    update(criterion);
+}
+
+fn authority(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("authority");
+    for (name, text) in [
+        ("name", "service-7.app.svc.cluster.local:80"),
+        ("ipv4", "10.0.0.1:15008"),
+        ("ipv6", "[2001:db8::1]:15008"),
+        ("refused", "user@service-7.app:80"),
+    ] {
+        group.bench_function(name, |b| b.iter(|| Authority::parse(black_box(text))));
+    }
+    group.finish();
+}
+
+/// In a mesh of 10,000 services.
+fn route_and_policy(criterion: &mut Criterion) {
+    const SERVICES: usize = 10_000;
+    let snapshot = mesh::snapshot(mesh::mesh(SERVICES, 1));
+    let parse = |text: &str| Authority::parse(text).expect("an authority");
+    let name = parse(&format!("{}:80", mesh::hostname(SERVICES / 2)));
+    let asked = [
+        ("name", name.clone()),
+        (
+            "alias",
+            parse(&format!("service-{}.global:80", SERVICES / 2)),
+        ),
+        ("vip", parse("240.0.0.9:80")),
+    ];
+    let mut group = criterion.benchmark_group("route");
+    for (kind, asked) in &asked {
+        assert!(route::find(&snapshot, asked).is_some(), "{kind}");
+        group.bench_function(*kind, |b| {
+            b.iter(|| route::find(black_box(&snapshot), black_box(asked)));
+        });
+    }
+    group.finish();
+    let west = Caller {
+        trust_domain: "west.local",
+        namespace: "shop",
+        service_account: "checkout",
+    };
+    let north = Caller {
+        trust_domain: "north.local",
+        namespace: "other",
+        ..west
+    };
+    let host = mesh::hostname(SERVICES / 2);
+    let mut group = criterion.benchmark_group("policy");
+    for (kind, caller) in [("allowed", west), ("refused", north)] {
+        group.bench_function(kind, |b| {
+            b.iter(|| {
+                let (exposure, trust) = (&snapshot.exposure, &snapshot.trust);
+                exposure.judge(black_box(caller), trust, black_box(&name), &host, 80)
+            });
+        });
+    }
+    group.finish();
+}
+
+fn pick(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("pick");
+    for count in [10, 1_000, 100_000] {
+        let set = mesh::endpoints(count);
+        group.bench_function(BenchmarkId::from_parameter(count), |b| {
+            b.iter(|| balance::choose(black_box(&set), &[]).is_some());
+        });
+    }
+    group.finish();
+}
+
+/// Whether an endpoint may be dialled that has the port of our own listener, on any address.
+fn deny(criterion: &mut Criterion) {
+    let own = vec!["[::]:15008".parse().expect("an address")];
+    let deny = DenyList::new(Vec::new(), own);
+    let endpoint = "192.0.2.7:15008".parse().expect("an address");
+    criterion.bench_function("deny", |b| b.iter(|| deny.denies(black_box(endpoint))));
+}
+
+/// What is counted of a tunnel, of an old connection or a new one; the log is off.
+fn record(criterion: &mut Criterion) {
+    let metrics = Arc::new(Metrics::new());
+    let set = mesh::endpoints(1);
+    let endpoint = &set.endpoints[0];
+    let service = DestinationService {
+        hostname: mesh::hostname(0).into(),
+        name: "service-0".into(),
+        namespace: "app".into(),
+    };
+    let tunnel = |source: Arc<Source>| {
+        let mut record = Record::new(&metrics, &source, "service-0.app.svc.cluster.local:80");
+        record.routed(service.clone());
+        let destination = Destination {
+            address: endpoint.address,
+            pod: Arc::clone(&endpoint.pod),
+        };
+        record.connected(destination, &endpoint.workload);
+        record.finish(Reason::Completed);
+    };
+    let mut group = criterion.benchmark_group("record");
+    let source = Arc::new(mesh::source());
+    group.bench_function("same connection", |b| {
+        b.iter(|| tunnel(Arc::clone(&source)))
+    });
+    group.bench_function("new connection", |b| {
+        b.iter_batched(|| Arc::new(mesh::source()), tunnel, BatchSize::SmallInput);
+    });
+    group.finish();
+}
+
+/// The next snapshot, from the last one and a change.
+fn update(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("update");
+    group
+        .sample_size(10)
+        .measurement_time(Duration::from_secs(3));
+    for (name, services, each) in [("mesh 1000", 100, 10), ("mesh 100000", 2_000, 50)] {
+        let mesh = mesh::mesh(services, each);
+        let old = mesh::snapshot(mesh.clone());
+        let change = || Change {
+            mesh: Some((mesh.clone(), mesh::NETWORK.into())),
+            ..Change::default()
+        };
+        group.bench_function(name, |b| {
+            b.iter_batched(
+                change,
+                |change| build(&old, change),
+                BatchSize::PerIteration,
+            );
+        });
+    }
+    let old = mesh::snapshot(mesh::mesh(2_000, 50));
+    let change = || {
+        let mut exposure = ExposureTable::new(false);
+        exposure.expose(&mesh::hostname(0), &mesh::to_west(), []);
+        Change {
+            exposure: Some(exposure),
+            ..Change::default()
+        }
+    };
+    group.bench_function("exposure of 100000", |b| {
+        b.iter_batched(
+            change,
+            |change| build(&old, change),
+            BatchSize::PerIteration,
+        );
+    });
+    group.finish();
+}

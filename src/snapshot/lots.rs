@@ -1,0 +1,96 @@
+//! Draws by weight in constant time: Walker's table, built as Vose does.
+
+/// Lots with weights, of which one at a time is drawn.
+///
+/// Think of one column for each lot, all of one height, that together are the area of all weights.
+/// What a light lot leaves of its column belongs to a heavier one: no column has more than two
+/// owners. A column and a height in it, both drawn evenly, hit each lot in proportion to its
+/// weight. All arithmetic is in whole numbers, so the shares are exact.
+#[derive(Debug, Default)]
+pub(super) struct Lots {
+    columns: Vec<Column>,
+    /// Of every column: the sum of all weights.
+    height: u64,
+}
+
+#[derive(Debug)]
+struct Column {
+    /// Below it the column belongs to the lot of its own place.
+    mark: u64,
+    /// The lot that the rest belongs to.
+    rest: usize,
+}
+
+impl Lots {
+    /// The lots of these weights, known by their place.
+    pub(super) fn new(weights: &[u32]) -> Self {
+        let height = weights.iter().map(|&weight| u64::from(weight)).sum();
+        // A lot's area is its weight times the number of columns: 32 bits times less than 32.
+        let count = weights.len() as u64;
+        let column = |(rest, &weight): (usize, &u32)| Column {
+            mark: u64::from(weight) * count,
+            rest,
+        };
+        let mut columns: Vec<_> = weights.iter().enumerate().map(column).collect();
+        let is_light = |&place: &usize| columns[place].mark < height;
+        let (mut light, mut heavy): (Vec<_>, Vec<_>) = (0..columns.len()).partition(is_light);
+        while let (Some(low), Some(&high)) = (light.pop(), heavy.last()) {
+            columns[low].rest = high;
+            columns[high].mark -= height - columns[low].mark;
+            if columns[high].mark < height {
+                light.extend(heavy.pop());
+            }
+        }
+        Self { columns, height }
+    }
+
+    /// The place of one lot, drawn by weight; none if all weights are 0.
+    pub(super) fn draw(&self) -> Option<usize> {
+        if self.height == 0 {
+            return None;
+        }
+        // Two numbers: one below columns × height, to serve for both, may need more than 64 bits.
+        let place = fastrand::usize(..self.columns.len());
+        let at = fastrand::u64(..self.height);
+        let column = self.columns.get(place)?;
+        Some(if at < column.mark { place } else { column.rest })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The area of each lot over all columns.
+    fn areas(lots: &Lots) -> Vec<u64> {
+        let mut areas = vec![0; lots.columns.len()];
+        for (place, column) in lots.columns.iter().enumerate() {
+            let own = column.mark.min(lots.height);
+            areas[place] += own;
+            areas[column.rest] += lots.height - own;
+        }
+        areas
+    }
+
+    proptest! {
+        #[test]
+        fn each_lot_has_exactly_its_share(
+            weights in prop::collection::vec(prop_oneof![0..9_u32, any::<u32>()], 0..200),
+        ) {
+            let lots = Lots::new(&weights);
+            let count = weights.len() as u64;
+            let want: Vec<_> = weights.iter().map(|&weight| u64::from(weight) * count).collect();
+            prop_assert_eq!(areas(&lots), want);
+            prop_assert!(lots.columns.iter().all(|column| column.mark <= lots.height));
+        }
+    }
+
+    #[test]
+    fn without_a_weight_nothing_is_drawn() {
+        assert_eq!(Lots::new(&[]).draw(), None);
+        assert_eq!(Lots::new(&[0, 0]).draw(), None);
+        assert_eq!(Lots::new(&[0, 5, 0]).draw(), Some(1));
+    }
+}

@@ -1,0 +1,260 @@
+//! Istio's counters of tunnels, whose label sets are bounded, and looked up once for many tunnels.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+use super::labels::{Facts, NO_FLAGS, TcpLabels};
+use super::metrics::metric;
+use super::{DestinationService, Source, WorkloadLabels};
+
+/// How many label sets one `istio_tcp_*` counter holds; what comes later is counted together
+/// under `unknown`. A label set is about 1 KiB: 5 counters × 4,096 × 1 KiB = 20 MiB.
+pub(super) const MAX_LABEL_SETS: usize = 4096;
+
+/// Places for what was looked up lately. With what an old connection and an old snapshot leave in
+/// them they are 256 × under 2 KiB.
+const PLACES: usize = 256;
+
+/// Istio's counters.
+#[derive(Debug)]
+pub(super) struct Tcp {
+    opened: TcpCounters,
+    closed: TcpCounters,
+    failed: TcpCounters,
+    received: TcpCounters,
+    sent: TcpCounters,
+    lately: Box<[Mutex<Option<Lately>>]>,
+}
+
+/// The counters of an open tunnel's label set.
+#[derive(Debug)]
+pub(super) struct Handles {
+    opened: Counter,
+    pub(super) received: Counter,
+    pub(super) sent: Counter,
+    /// Only a tunnel that has ended makes this label set.
+    closed: OnceLock<Counter>,
+}
+
+/// A source, service and workload, and their counters. To look these up takes four hashes of a
+/// dozen texts; to see that the three are the same ones as before takes their addresses, which stay
+/// theirs for as long as they are kept here.
+#[derive(Debug)]
+struct Lately {
+    source: Arc<Source>,
+    service: DestinationService,
+    workload: Arc<WorkloadLabels>,
+    handles: Arc<Handles>,
+}
+
+impl Tcp {
+    pub(super) fn register(r: &mut Registry) -> Self {
+        let mut tcp = |name, help| TcpCounters {
+            family: metric(r, name, help),
+            sets: AtomicUsize::new(0),
+        };
+        Self {
+            opened: tcp("istio_tcp_connections_opened", "Tunnels opened"),
+            closed: tcp("istio_tcp_connections_closed", "Tunnels closed"),
+            failed: tcp(
+                "istio_tcp_connections_failed",
+                "Tunnels that failed before they opened",
+            ),
+            received: tcp(
+                "istio_tcp_received_bytes",
+                "Bytes from the peer to the endpoint",
+            ),
+            sent: tcp(
+                "istio_tcp_sent_bytes",
+                "Bytes from the endpoint to the peer",
+            ),
+            lately: (0..PLACES).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    /// Counts an opened tunnel, and gives the counters that it goes on with.
+    pub(super) fn opened(&self, facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> Arc<Handles> {
+        let handles = self.handles(facts, workload);
+        handles.opened.inc();
+        handles
+    }
+
+    /// Counts the end of a tunnel: closed if it was ever open, else failed.
+    pub(super) fn ended(&self, facts: Facts<'_>, open: Option<&Handles>, flags: &'static str) {
+        let labels = || facts.labels(flags);
+        match open {
+            Some(handles) if flags == NO_FLAGS => {
+                let closed = || self.closed.counter(&labels());
+                handles.closed.get_or_init(closed).inc();
+            }
+            Some(_) => {
+                self.closed.counter(&labels()).inc();
+            }
+            None => {
+                self.failed.counter(&labels()).inc();
+            }
+        }
+    }
+
+    fn handles(&self, facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> Arc<Handles> {
+        let make = || {
+            let labels = facts.labels(NO_FLAGS);
+            Arc::new(Handles {
+                opened: self.opened.counter(&labels),
+                received: self.received.counter(&labels),
+                sent: self.sent.counter(&labels),
+                closed: OnceLock::new(),
+            })
+        };
+        let Some(place) = self.lately.get(place_of(facts, workload)) else {
+            return make();
+        };
+        // What is behind a poisoned lock is whole: it is replaced in one step.
+        let mut lately = place.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*lately {
+            Some(found) if found.is_of(facts, workload) => Arc::clone(&found.handles),
+            _ => {
+                let handles = make();
+                *lately = Some(Lately {
+                    source: Arc::clone(facts.source),
+                    service: facts.service.clone(),
+                    workload: Arc::clone(workload),
+                    handles: Arc::clone(&handles),
+                });
+                handles
+            }
+        }
+    }
+}
+
+impl Lately {
+    fn is_of(&self, facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> bool {
+        let (own, other) = (&self.service, facts.service);
+        Arc::ptr_eq(&self.source, facts.source)
+            && Arc::ptr_eq(&self.workload, workload)
+            && Arc::ptr_eq(&own.hostname, &other.hostname)
+            && Arc::ptr_eq(&own.name, &other.name)
+            && Arc::ptr_eq(&own.namespace, &other.namespace)
+    }
+}
+
+/// A place below [`PLACES`], by three addresses.
+fn place_of(facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> usize {
+    let addresses = [
+        Arc::as_ptr(facts.source).addr(),
+        Arc::as_ptr(workload).addr(),
+        Arc::as_ptr(&facts.service.hostname).addr(),
+    ];
+    // Knuth's multiplicative hash. Addresses are multiples of eight, and the low bits mix least.
+    let mix =
+        |sum: usize, address: usize| (sum ^ address).wrapping_mul(0x9e37_79b9).rotate_left(29);
+    addresses.into_iter().fold(0, mix) % PLACES
+}
+
+/// One of Istio's counters, with a bounded number of label sets.
+#[derive(Debug)]
+struct TcpCounters {
+    family: Family<TcpLabels, Counter>,
+    /// How many label sets the family has; it does not tell by itself.
+    sets: AtomicUsize,
+}
+
+impl TcpCounters {
+    /// The counter of a label set, or the one of `unknown` where there are too many sets already:
+    /// who may mint identities in a trusted domain must not be able to fill our memory.
+    fn counter(&self, labels: &TcpLabels) -> Counter {
+        if let Some(counter) = self.family.get(labels) {
+            return counter.clone();
+        }
+        if self.sets.load(Ordering::Relaxed) < MAX_LABEL_SETS {
+            // Two threads that meet here with the same labels count one set twice, which only
+            // brings the limit a little closer.
+            self.sets.fetch_add(1, Ordering::Relaxed);
+            return self.family.get_or_create_owned(labels);
+        }
+        self.family.get_or_create_owned(&labels.others())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text;
+
+    use super::super::support::{source, value};
+    use super::*;
+
+    fn registered() -> (Tcp, Registry) {
+        let mut registry = Registry::default();
+        (Tcp::register(&mut registry), registry)
+    }
+
+    fn encoded(registry: &Registry) -> String {
+        let mut out = String::new();
+        text::encode(&mut out, registry).expect("a text");
+        out
+    }
+
+    #[test]
+    fn identities_beyond_the_limit_are_counted_together() {
+        let (tcp, registry) = registered();
+        let (service, workload) = (DestinationService::default(), Arc::default());
+        for i in 0..MAX_LABEL_SETS + 3 {
+            let mut source = source();
+            source.principal = Arc::from(format!("spiffe://east.local/ns/a/sa/{i}"));
+            let source = Arc::new(source);
+            let facts = Facts::new(&source, &service, None);
+            tcp.ended(facts, None, NO_FLAGS);
+            // Twice: a label set that was looked up lately is no other.
+            for _ in 0..2 {
+                let open = tcp.opened(facts, &workload);
+                tcp.ended(facts, Some(&open), NO_FLAGS);
+            }
+        }
+        let text = encoded(&registry);
+        let others = "source_principal=\"unknown\"";
+        for (name, each) in [("failed", 1), ("opened", 2), ("closed", 2)] {
+            let name = format!("istio_tcp_connections_{name}_total");
+            let sets = text.lines().filter(|l| l.starts_with(&format!("{name}{{")));
+            assert_eq!(sets.count(), MAX_LABEL_SETS + 1, "{name}");
+            assert_eq!(value(&text, &name, &[others]), 3 * each, "{name}");
+        }
+    }
+
+    #[test]
+    fn whoever_shares_a_place_is_still_counted_apart() {
+        let (tcp, registry) = registered();
+        let service = DestinationService::default();
+        let name = |i: usize| format!("workload-{i}");
+        let workload = |i| WorkloadLabels {
+            workload: name(i),
+            ..WorkloadLabels::default()
+        };
+        let workloads: Vec<_> = (0..4 * PLACES).map(|i| Arc::new(workload(i))).collect();
+        let source = Arc::new(source());
+        for round in 0..3 {
+            for (i, workload) in workloads.iter().enumerate() {
+                let facts = Facts::new(&source, &service, Some(workload));
+                let open = tcp.opened(facts, workload);
+                open.sent.inc_by(i as u64);
+                let flags = if round == 0 { "UF" } else { NO_FLAGS };
+                tcp.ended(facts, Some(&open), flags);
+            }
+        }
+        let text = encoded(&registry);
+        for i in (0..workloads.len()).step_by(97) {
+            let of = format!("destination_workload=\"{}\"", name(i));
+            let get = |what: &str, flags: &str| {
+                let flags = format!("response_flags=\"{flags}\"");
+                value(&text, &format!("istio_tcp_{what}_total"), &[&of, &flags])
+            };
+            assert_eq!(get("connections_opened", "-"), 3);
+            assert_eq!(get("sent_bytes", "-"), 3 * i as u64);
+            assert_eq!(get("connections_closed", "-"), 2);
+            assert_eq!(get("connections_closed", "UF"), 1);
+        }
+    }
+}

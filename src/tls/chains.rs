@@ -1,0 +1,160 @@
+//! Chains that were verified lately: a peer that connects again costs less.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use aws_lc_rs::digest::{Context, SHA256};
+use rustls::pki_types::{CertificateDer, UnixTime};
+
+/// How long a chain is believed without being verified again.
+const BELIEVED: Duration = Duration::from_secs(5 * 60);
+/// Chains in each half: 2 × 512 × 48 bytes, with the maps' own room, are about 100 KiB.
+const HALF: usize = 512;
+
+/// The chains that one verifier has verified.
+///
+/// It is safe to believe them, because all that a verdict comes from is fixed or looked at again:
+/// - the chain: its key is the SHA-256 of every certificate's bytes, with their lengths and order;
+/// - the roots, the trust domains and the algorithms: they are the verifier's, and a change of them
+///   makes a new verifier, which has believed nobody yet;
+/// - the time: a chain is believed for five minutes, and never past the first end of validity of
+///   its certificates nor before the time at which it was verified.
+///
+/// That the peer has the leaf's key is proved in every handshake, whatever is in here. Only chains
+/// that were accepted come in, so a stranger cannot fill it. Who may mint certificates can: then
+/// others' chains are forgotten early, and verified again.
+#[derive(Debug, Default)]
+pub(super) struct Chains(Mutex<Halves>);
+
+/// When the younger half is full, the older one is forgotten.
+#[derive(Debug, Default)]
+struct Halves {
+    young: HashMap<Key, Verified>,
+    old: HashMap<Key, Verified>,
+}
+
+/// A chain by its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key([u8; 32]);
+
+#[derive(Clone, Copy, Debug)]
+struct Verified {
+    at: UnixTime,
+    not_after: UnixTime,
+}
+
+impl Key {
+    pub(super) fn new(leaf: &CertificateDer<'_>, intermediates: &[CertificateDer<'_>]) -> Self {
+        let mut digest = Context::new(&SHA256);
+        for certificate in [leaf].into_iter().chain(intermediates) {
+            digest.update(&(certificate.len() as u64).to_be_bytes());
+            digest.update(certificate);
+        }
+        let mut key = [0; 32];
+        key.copy_from_slice(digest.finish().as_ref());
+        Self(key)
+    }
+}
+
+impl Verified {
+    fn holds(&self, now: UnixTime) -> bool {
+        let age = now.as_secs().checked_sub(self.at.as_secs());
+        age.is_some_and(|age| age < BELIEVED.as_secs()) && now <= self.not_after
+    }
+}
+
+impl Chains {
+    /// Whether the chain was verified lately and still holds.
+    pub(super) fn hold(&self, key: &Key, now: UnixTime) -> bool {
+        let halves = self.lock();
+        let verified = halves.young.get(key).or_else(|| halves.old.get(key));
+        verified.is_some_and(|verified| verified.holds(now))
+    }
+
+    /// Notes that the chain was verified, and when the first of its certificates ends.
+    pub(super) fn add(&self, key: Key, now: UnixTime, not_after: UnixTime) {
+        let mut halves = self.lock();
+        if halves.young.len() >= HALF {
+            halves.old = mem::take(&mut halves.young);
+        }
+        let verified = Verified { at: now, not_after };
+        halves.young.insert(key, verified);
+    }
+
+    /// Each critical section is whole in itself, so data behind a poisoned lock is, too.
+    fn lock(&self) -> MutexGuard<'_, Halves> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(texts: &[&str]) -> Key {
+        let certificates: Vec<_> = texts
+            .iter()
+            .map(|text| CertificateDer::from(text.as_bytes()))
+            .collect();
+        Key::new(&certificates[0], &certificates[1..])
+    }
+
+    fn time(seconds: u64) -> UnixTime {
+        UnixTime::since_unix_epoch(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn a_chain_is_its_certificates_their_order_and_where_each_ends() {
+        let same = key(&["leaf", "issuer"]);
+        assert_eq!(same, key(&["leaf", "issuer"]));
+        for other in [
+            &["leaf"][..],
+            &["leaf", "Issuer"],
+            &["issuer", "leaf"],
+            &["leafi", "ssuer"],
+            &["leaf", "issuer", ""],
+        ] {
+            assert_ne!(same, key(other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_chain_holds_for_five_minutes_and_never_past_its_end_nor_before_its_time() {
+        let chains = Chains::default();
+        let (long, short) = (key(&["long"]), key(&["short"]));
+        assert!(!chains.hold(&long, time(1000)));
+        chains.add(long, time(1000), time(9000));
+        chains.add(short, time(1000), time(1010));
+        for (now, want) in [
+            (999, (false, false)),
+            (1000, (true, true)),
+            (1010, (true, true)),
+            (1011, (true, false)),
+            (1299, (true, false)),
+            (1300, (false, false)),
+        ] {
+            let now = time(now);
+            let got = (chains.hold(&long, now), chains.hold(&short, now));
+            assert_eq!(got, want, "at {now:?}");
+        }
+        chains.add(long, time(1300), time(9000));
+        assert!(chains.hold(&long, time(1300)), "verified again");
+    }
+
+    #[test]
+    fn more_chains_than_it_holds_push_the_oldest_out() {
+        let chains = Chains::default();
+        let key = |index: usize| key(&[&index.to_string()]);
+        for index in 0..10 * HALF {
+            chains.add(key(index), time(1000), time(9000));
+            let halves = chains.lock();
+            assert!(halves.young.len() <= HALF && halves.old.len() <= HALF);
+        }
+        let held = |index: &usize| chains.hold(&key(*index), time(1000));
+        let count = (0..10 * HALF).filter(held).count();
+        assert!((HALF + 1..=2 * HALF).contains(&count), "{count}");
+        assert!(held(&(10 * HALF - 1)) && !held(&0));
+    }
+}
