@@ -59,9 +59,13 @@ impl Process {
         Duration::from_nanos(nanoseconds.sum())
     }
 
-    /// Whether it is still there.
+    /// Whether a thread of it is left. While one is, its ports are taken, even if its memory is
+    /// free; where none is, there may be the entry that waits for its parent.
     pub fn lives(self) -> bool {
-        self.private_dirty() > 0
+        let folder = format!("/proc/{}", self.0);
+        let threads = fs::read_dir(format!("{folder}/task")).map_or(0, Iterator::count);
+        let status = fs::read_to_string(format!("{folder}/status")).unwrap_or_default();
+        threads > 1 || (threads == 1 && !status.contains("State:\tZ"))
     }
 }
 

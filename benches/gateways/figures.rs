@@ -7,11 +7,17 @@ pub const FOREIGN_MAX: f64 = 0.05;
 /// Resamples of the bootstrap: enough for two digits of a quantile of 2.5 %.
 const RESAMPLES: usize = 2000;
 
-/// What one round has measured: costs in the order of their samples.
+/// Samples that follow each other: the costs of each gateway in their order.
 #[derive(Clone, Debug)]
-pub struct Round {
+pub struct Turn {
     pub strait: Vec<f64>,
     pub envoy: Vec<f64>,
+}
+
+/// What one round has measured.
+#[derive(Clone, Debug)]
+pub struct Round {
+    pub turns: Vec<Turn>,
     /// The share of the machine's time that neither the gateways nor the load had.
     pub foreign: f64,
 }
@@ -30,7 +36,7 @@ pub struct Interval {
 /// What a row has come to.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// Medians of the costs; none where no round counts.
+    /// Medians over the turns of all rounds that count; none where no round does.
     pub costs: Option<Costs>,
     pub valid: usize,
     pub rounds: usize,
@@ -40,7 +46,7 @@ pub struct Summary {
 pub struct Costs {
     pub strait: f64,
     pub envoy: f64,
-    /// Of each round's ratio.
+    /// Of the turns' ratios.
     pub ratio: Interval,
 }
 
@@ -61,20 +67,27 @@ pub enum Verdict {
     Void,
 }
 
-impl Round {
+impl Turn {
     /// Strait's cost as a part of Envoy's.
     pub fn ratio(&self) -> f64 {
         mean(&self.strait) / mean(&self.envoy)
     }
+}
+
+impl Round {
+    /// Strait's cost as a part of Envoy's.
+    pub fn ratio(&self) -> f64 {
+        self.middle(|turn| Some(turn.ratio())).unwrap_or(f64::NAN)
+    }
 
     /// Whether it counts: the two samples of each gateway agree, and nobody else was busy.
     pub fn judged(self, control: &RangeInclusive<f64>) -> Judged {
-        for (name, samples) in [("Strait", &self.strait), ("Envoy", &self.envoy)] {
-            if let [first, second] = samples[..]
-                && !control.contains(&(second / first))
-            {
-                let control = second / first;
-                return Err(format!("control pair of {name}: {control:.2}"));
+        for (name, pair) in [
+            ("Strait", self.middle(|turn| pair(&turn.strait))),
+            ("Envoy", self.middle(|turn| pair(&turn.envoy))),
+        ] {
+            if let Some(pair) = pair.filter(|pair| !control.contains(pair)) {
+                return Err(format!("control pair of {name}: {pair:.2}"));
             }
         }
         if self.foreign > FOREIGN_MAX {
@@ -82,24 +95,35 @@ impl Round {
         }
         Ok(self)
     }
+
+    /// The median of a figure of the turns.
+    fn middle(&self, figure: impl Fn(&Turn) -> Option<f64>) -> Option<f64> {
+        let figures: Vec<f64> = self.turns.iter().filter_map(figure).collect();
+        (!figures.is_empty()).then(|| median(&figures))
+    }
+}
+
+/// The second sample of a turn as a part of the first one; none where there is one alone.
+fn pair(samples: &[f64]) -> Option<f64> {
+    match samples {
+        [first, second] => Some(second / first),
+        _ => None,
+    }
 }
 
 impl Summary {
     pub fn of(rounds: &[Judged]) -> Self {
-        let valid: Vec<&Round> = rounds.iter().flatten().collect();
-        let of = |cost: fn(&Round) -> f64| valid.iter().map(|&round| cost(round)).collect();
-        let (strait, envoy, ratios): (Vec<f64>, Vec<f64>, Vec<f64>) = (
-            of(|round| mean(&round.strait)),
-            of(|round| mean(&round.envoy)),
-            of(Round::ratio),
-        );
+        let valid = rounds.iter().flatten();
+        let turns: Vec<&Turn> = valid.clone().flat_map(|round| &round.turns).collect();
+        let of =
+            |cost: fn(&Turn) -> f64| -> Vec<f64> { turns.iter().map(|&turn| cost(turn)).collect() };
         Self {
-            costs: (!valid.is_empty()).then(|| Costs {
-                strait: median(&strait),
-                envoy: median(&envoy),
-                ratio: interval(&ratios),
+            costs: (!turns.is_empty()).then(|| Costs {
+                strait: median(&of(|turn| mean(&turn.strait))),
+                envoy: median(&of(|turn| mean(&turn.envoy))),
+                ratio: interval(&of(Turn::ratio)),
             }),
-            valid: valid.len(),
+            valid: valid.count(),
             rounds: rounds.len(),
         }
     }

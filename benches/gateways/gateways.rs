@@ -3,8 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::time::sleep;
-
 use crate::command::{Load, Serve};
 use crate::common::machine::{CPU_OF_GATEWAYS, processors};
 use crate::common::process::Process;
@@ -151,9 +149,7 @@ impl Running {
             process, program, ..
         } = self;
         drop(program);
-        while process.lives() {
-            sleep(Duration::from_millis(10)).await;
-        }
+        until("its end", async || process.lives(), |&lives| !lives).await;
     }
 
     /// The configuration that it was started with, without the folder of its own.

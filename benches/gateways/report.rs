@@ -9,6 +9,7 @@ use crate::common::table::{head, line};
 use crate::figures::{Bar, Costs, FOREIGN_MAX, Judged, Verdict};
 use crate::rows::Row;
 use crate::sample::{SECONDS, SECONDS_OF_LATENCY};
+use crate::session::TURNS;
 
 /// A row with its rounds.
 pub struct Done {
@@ -78,12 +79,15 @@ verified ({suites}), and write no access log.
 
 A cost is the gateway's processor time, to the nanosecond, from the start of a load's process to
 its end, divided by what the load reports to have done in {SECONDS} s. So it includes opening and
-closing the load's connections, some milliseconds in a row that is not about them. Both gateways
-stay up for these rows, and each row begins with a short load that is not counted. A round is
-Strait, Envoy, Envoy, Strait; its ratio is that of the means. It is void if the two samples of one
-gateway differ by more than 7 % (latencies: by more than half), or if more than {foreign:.0} % of
-the machine's time went to other processes. The table has medians of the rounds that count, and the
-95 % interval of the ratio by the bootstrap; a row of which fewer than half count is void.
+closing the load's connections and tunnels: some milliseconds in a row that is not about them. Both
+gateways stay up for these rows, and each row begins with a short load that is not counted.
+
+A turn is Strait, Envoy, Envoy, Strait; its ratio is that of the means. A round has {TURNS} turns of
+each row, or one where latency is measured. It is void if the second sample of one gateway differs
+from its first one by more than 7 % (latencies: by more than half), in the median of the turns, or
+if more than {foreign:.0} % of the machine's time went to other processes. The table has medians of
+the turns of all rounds that count, and the 95 % interval of the ratio by the bootstrap. A row of
+which fewer than half of the rounds count is void.
 
 Memory is what private dirty pages grow by in a fresh process, three rounds of Strait, Envoy without
 a control pair. Idle tunnels: 50 connections, the slope between 1,000 and 4,500 tunnels. Stalled

@@ -11,7 +11,7 @@ use crate::outcome::{Outcome, Unit};
 use crate::rows::{Held, Row, What};
 
 /// How long a load works for a sample, after everything is open.
-pub const SECONDS: f64 = 1.2;
+pub const SECONDS: f64 = 0.3;
 /// The same where nothing is counted: the first load meets cold code and small buffers.
 pub const SECONDS_OF_WARM_UP: f64 = 0.3;
 /// The same for latencies: 600 requests at 200 a second.

@@ -9,14 +9,17 @@ use std::time::Instant;
 use crate::common::machine::pin_load;
 use crate::common::{commit, say};
 use crate::envoy;
-use crate::figures::{Judged, Round, Summary, Verdict};
+use crate::figures::{Judged, Round, Summary, Turn, Verdict};
 use crate::gateways::{Kind, World};
 use crate::report::{self, Done};
 use crate::rows::{Held, ROWS, Row, What};
 use crate::sample::{Both, Sample, memory};
 use crate::{chart, readme};
 
-/// The two samples of a gateway in a round may differ by so much.
+/// Turns of a round, for processor time: many short ones, as a virtual machine has fast and slow
+/// phases of seconds, and what is in one phase can be compared.
+pub const TURNS: u32 = 5;
+/// The two samples of a gateway in a turn may differ by so much, in the median of a round's turns.
 const CONTROL: RangeInclusive<f64> = 0.93..=1.07;
 /// Quantiles of latencies vary more than sums do: of 600 requests, six are above the 99th.
 const CONTROL_OF_LATENCY: RangeInclusive<f64> = 0.5..=2.0;
@@ -107,10 +110,10 @@ async fn measure(options: &Options, world: World) -> (Vec<Done>, [String; 2]) {
     for number in 1..=options.rounds {
         for done in &mut all {
             if !matches!(done.row.what, What::Memory(_)) {
+                progress(&format!("round {number}: {}", done.row.name));
                 if number == 1 {
                     both.warm_up(done.row).await;
                 }
-                progress(&format!("round {number}: {}", done.row.name));
                 let round = round(&both, done).await;
                 done.rounds.push(told(round));
             }
@@ -121,29 +124,38 @@ async fn measure(options: &Options, world: World) -> (Vec<Done>, [String; 2]) {
 }
 
 async fn round_of_memory(world: &World, row: &Row, held: &[Held]) -> Judged {
-    let mut costs = Vec::new();
-    for kind in [Kind::Strait, Kind::Envoy] {
-        let cost = memory(world, row, held, kind).await;
-        progress(&format!("  {}: {cost:.2} {}", kind.name(), row.unit()));
-        costs.push(vec![cost]);
-    }
-    let [strait, envoy] = costs.try_into().expect("two gateways");
-    let foreign = 0.0;
+    let turn = Turn {
+        strait: vec![memory(world, row, held, Kind::Strait).await],
+        envoy: vec![memory(world, row, held, Kind::Envoy).await],
+    };
+    tell(&turn, row);
     Round {
-        strait,
-        envoy,
-        foreign,
+        turns: vec![turn],
+        foreign: 0.0,
     }
     .judged(&CONTROL)
 }
 
-/// A B B A.
 async fn round(both: &Both<'_>, done: &mut Done) -> Judged {
+    let (count, control) = match done.row.what {
+        What::P99 => (1, CONTROL_OF_LATENCY),
+        _ => (TURNS, CONTROL),
+    };
+    let (mut turns, watch) = (Vec::new(), both.watch());
+    for _ in 0..count {
+        let turn = turn(both, done).await?;
+        tell(&turn, done.row);
+        turns.push(turn);
+    }
+    let foreign = watch.foreign();
+    Round { turns, foreign }.judged(&control)
+}
+
+/// A B B A.
+async fn turn(both: &Both<'_>, done: &mut Done) -> Result<Turn, String> {
     let (mut strait, mut envoy) = (Vec::new(), Vec::new());
-    let watch = both.watch();
     for kind in [Kind::Strait, Kind::Envoy, Kind::Envoy, Kind::Strait] {
         let Sample { cost, cipher_suite } = both.sample(done.row, kind).await?;
-        progress(&format!("  {}: {cost:.3} {}", kind.name(), done.row.unit()));
         done.suites
             .insert(format!("{} {cipher_suite}", kind.name()));
         match kind {
@@ -151,17 +163,17 @@ async fn round(both: &Both<'_>, done: &mut Done) -> Judged {
             Kind::Envoy => envoy.push(cost),
         }
     }
-    let foreign = watch.foreign();
-    let control = match done.row.what {
-        What::P99 => CONTROL_OF_LATENCY,
-        _ => CONTROL,
+    Ok(Turn { strait, envoy })
+}
+
+/// Says the samples of a turn.
+fn tell(turn: &Turn, row: &Row) {
+    let list = |costs: &[f64]| {
+        let costs: Vec<String> = costs.iter().map(|cost| format!("{cost:.3}")).collect();
+        costs.join(" ")
     };
-    Round {
-        strait,
-        envoy,
-        foreign,
-    }
-    .judged(&control)
+    let (strait, envoy) = (list(&turn.strait), list(&turn.envoy));
+    progress(&format!("  Strait {strait}, Envoy {envoy} {}", row.unit()));
 }
 
 /// Says what a round has come to.

@@ -3,15 +3,19 @@
 use serde_json::json;
 
 use crate::chart::{self, Entry, escaped};
-use crate::figures::{Bar, Interval, Judged, Round, Summary, Verdict, interval, median};
+use crate::figures::{Bar, Interval, Judged, Round, Summary, Turn, Verdict, interval, median};
 use crate::outcome::{Outcome, Unit};
 use crate::readme;
 use crate::rows::{ROWS, What};
 
+/// A round of one turn.
 fn round(strait: &[f64], envoy: &[f64]) -> Round {
-    Round {
+    let turns = vec![Turn {
         strait: strait.to_vec(),
         envoy: envoy.to_vec(),
+    }];
+    Round {
+        turns,
         foreign: 0.0,
     }
 }
@@ -56,9 +60,16 @@ fn a_round_counts_if_its_control_pairs_agree_and_nobody_else_was_busy() {
     );
     let busy = Round {
         foreign: 0.06,
-        ..good
+        ..good.clone()
     };
     assert_eq!(why(busy), "foreign CPU: 6 %");
+    // One turn in a slow phase of the machine's makes no difference.
+    let turns = [&good, &round(&[1.0, 1.9], &[2.0, 2.0]), &good].map(|one| one.turns[0].clone());
+    let three = Round {
+        turns: turns.to_vec(),
+        foreign: 0.0,
+    };
+    assert!(close(three.ratio(), good.ratio()) && three.judged(&control).is_ok());
     // Memory has one sample of each, and no pair.
     assert!(round(&[1.0], &[9.0]).judged(&control).is_ok());
 }
