@@ -1,5 +1,7 @@
 //! The two gateways and the endpoints behind them, each a process.
 
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,13 +11,19 @@ use crate::common::process::Process;
 use crate::envoy::Envoy;
 use crate::support::{GATEWAY, Gateway, Net, Settings, endpoint_port, identities, until};
 
-/// The modes of `strait load serve`, each with the last byte of its address and its name in
-/// configurations.
+/// Names of services.
+const SERVICES: [&str; 4] = ["echo", "many", "sink", "source"];
+/// Services of one endpoint, each with the mode of `strait load serve`, which is its name too, the
+/// last byte of its address, and what stands for that in configurations.
 const ENDPOINTS: [(&str, u8, &str); 3] = [
     ("echo", 11, "@ECHO@"),
     ("sink", 12, "@SINK@"),
     ("source", 13, "@SOURCE@"),
 ];
+/// The last bytes of the addresses of service `many`, which are echoes too. Each tunnel that ends
+/// keeps a port to its endpoint for a minute, and the kernel has 14,000 for one address that it
+/// finds at once: a round of churn needs more, and would measure the search for them.
+const MANY: RangeInclusive<u8> = 21..=28;
 /// More than all idle tunnels need.
 const DESCRIPTORS: u32 = 16_384;
 /// Strait's part beside what every gateway of the tests has: no access log, as Envoy has none.
@@ -62,7 +70,12 @@ impl World {
     pub async fn start(envoy: &Path) -> Self {
         let net = Net::new();
         let (mut endpoints, mut processes) = (Vec::new(), Vec::new());
-        for (mode, host, _) in ENDPOINTS {
+        let many = MANY.map(|host| ("echo", host));
+        for (mode, host) in ENDPOINTS
+            .map(|(mode, host, _)| (mode, host))
+            .into_iter()
+            .chain(many)
+        {
             let address = net.address(host, endpoint_port());
             endpoints.push(Serve::plain(address, mode).await);
             processes.push(Process::child(&address.to_string()));
@@ -80,33 +93,57 @@ impl World {
         self.processes.iter().map(|process| process.cpu()).sum()
     }
 
-    /// A configuration with the addresses of the endpoints.
-    fn filled(&self, template: &str) -> String {
+    /// A configuration with the addresses of the endpoints; `one_of_many` makes a line of each
+    /// address of service `many`.
+    fn filled(&self, template: &str, one_of_many: impl Fn(IpAddr) -> String) -> String {
+        let many: Vec<String> = MANY.map(|host| one_of_many(self.net.ip(host))).collect();
         let fill = |text: String, (_, host, name): (&str, u8, &str)| {
             text.replace(name, &self.net.ip(host).to_string())
         };
-        ENDPOINTS.into_iter().fold(template.to_owned(), fill)
+        let filled = ENDPOINTS.into_iter().fold(template.to_owned(), fill);
+        filled.replace("@MANY@", &many.join("\n"))
+    }
+
+    fn mesh(&self) -> String {
+        self.filled(include_str!("mesh.yaml"), |ip| {
+            format!(
+                "  - {{uid: \"many-{ip}\", namespace: app, network: east, workloadIps: [\"{ip}\"],\n     \
+                 protocol: TCP, services: {{app/many.bench: {{80: 9000}}}}}}"
+            )
+        })
+    }
+
+    /// What is left open is Envoy's own address and folder.
+    fn envoy_yaml(&self) -> String {
+        self.filled(include_str!("envoy.yaml"), |ip| {
+            format!(
+                "        - {{endpoint: {{address: {{socket_address: \
+                 {{address: \"{ip}\", port_value: 9000}}}}}}}}"
+            )
+        })
+    }
+
+    fn strait(&self) -> Settings<'static> {
+        let mut settings = Settings::new(self.net, identities());
+        let exposed =
+            |name| format!("    - {{service: \"{name}.bench:80\", to: [{{cluster: west}}]}}\n");
+        settings.exposure = SERVICES.map(exposed).concat();
+        settings.mesh = self.mesh();
+        settings.more = STRAIT.to_owned();
+        settings.descriptors = DESCRIPTORS;
+        settings
     }
 
     /// Starts a fresh gateway. There is one of each kind at a time.
     pub async fn gateway(&self, kind: Kind) -> Running {
         let (program, host, text) = match kind {
             Kind::Strait => {
-                let mut settings = Settings::new(self.net, identities());
-                settings.exposure = ENDPOINTS
-                    .map(|(mode, ..)| {
-                        format!("    - {{service: \"{mode}.bench:80\", to: [{{cluster: west}}]}}\n")
-                    })
-                    .concat();
-                settings.mesh = self.filled(include_str!("mesh.yaml"));
-                settings.more = STRAIT.to_owned();
-                settings.descriptors = DESCRIPTORS;
-                let gateway = Gateway::start(&settings).await;
+                let gateway = Gateway::start(&self.strait()).await;
                 let folder = gateway.folder.path().display().to_string();
                 (Program::Strait(gateway), 1, folder)
             }
             Kind::Envoy => {
-                let yaml = self.filled(include_str!("envoy.yaml"));
+                let yaml = self.envoy_yaml();
                 let leaf = identities().leaf(GATEWAY);
                 let envoy = Envoy::start(&self.envoy, self.net, ENVOY, &leaf, (&yaml, &[])).await;
                 // Envoy is the only child with such an argument.
@@ -151,9 +188,8 @@ impl Running {
         drop(program);
         until("its end", async || process.lives(), |&lives| !lives).await;
     }
-
     /// The configuration that it was started with, without the folder of its own.
-    pub fn configuration(&self) -> String {
+    pub fn configuration(&self, world: &World) -> String {
         match &self.program {
             Program::Strait(gateway) => {
                 let read = |name| std::fs::read_to_string(gateway.file(name)).expect("a file");
@@ -163,7 +199,7 @@ impl Running {
                     read("mesh.yaml")
                 )
             }
-            Program::Envoy(_) => include_str!("envoy.yaml").to_owned(),
+            Program::Envoy(_) => world.envoy_yaml(),
         }
     }
 }

@@ -89,6 +89,8 @@ if more than {foreign:.0} % of the machine's time went to other processes. The t
 the turns of all rounds that count, and the 95 % interval of the ratio by the bootstrap. A row of
 which fewer than half of the rounds count is void.
 
+Churn and handshakes go to eight endpoints, as one would be out of ports.
+
 Memory is what private dirty pages grow by in a fresh process, three rounds of Strait, Envoy without
 a control pair. Idle tunnels: 50 connections, the slope between 1,000 and 4,500 tunnels. Stalled
 readers: 100 connections with one tunnel each, the connection included. Latencies are of requests

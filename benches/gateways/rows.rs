@@ -5,7 +5,7 @@ use crate::outcome::Unit;
 
 pub struct Row {
     pub name: &'static str,
-    /// The endpoint behind the gateway, by the mode of `strait load serve`.
+    /// The service behind the gateway: `sink`, `source`, `echo`, or `many` echoes.
     pub endpoint: &'static str,
     /// Arguments of `strait load`.
     pub load: &'static str,
@@ -144,7 +144,7 @@ pub const ROWS: [Row; 12] = [
         "0.79 to 0.99",
     ),
     cpu(
-        ("tunnel churn, 16 at a time", "echo", "churn --streams 16"),
+        ("tunnel churn, 16 at a time", "many", "churn --streams 16"),
         Unit::Tunnel,
         0.58,
         "0.56 to 0.69",
@@ -152,7 +152,7 @@ pub const ROWS: [Row; 12] = [
     cpu(
         (
             "full mTLS handshake and a tunnel",
-            "echo",
+            "many",
             "handshake --connections 4",
         ),
         Unit::Connection,

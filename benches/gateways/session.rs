@@ -119,7 +119,7 @@ async fn measure(options: &Options, world: World) -> (Vec<Done>, [String; 2]) {
             }
         }
     }
-    let configurations = [&both.strait, &both.envoy].map(|one| one.configuration());
+    let configurations = [&both.strait, &both.envoy].map(|one| one.configuration(&world));
     (all, configurations)
 }
 

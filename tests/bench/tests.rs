@@ -163,6 +163,7 @@ fn every_row_has_an_endpoint_that_its_load_needs() {
         let endpoint = match work {
             "up" => "sink",
             "down" | "stall" => "source",
+            "churn" | "handshake" => "many",
             _ => "echo",
         };
         assert_eq!(row.endpoint, endpoint, "{}", row.name);
