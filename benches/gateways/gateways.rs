@@ -107,8 +107,8 @@ impl World {
     fn mesh(&self) -> String {
         self.filled(include_str!("mesh.yaml"), |ip| {
             format!(
-                "  - {{uid: \"many-{ip}\", namespace: app, network: east, workloadIps: [\"{ip}\"],\n     \
-                 protocol: TCP, services: {{app/many.bench: {{80: 9000}}}}}}"
+                "  - {{uid: \"{ip}\", namespace: app, network: east, workloadIps: [\"{ip}\"], \
+                 protocol: TCP,\n     services: {{app/many.bench: {{80: 9000}}}}}}"
             )
         })
     }
