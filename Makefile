@@ -13,6 +13,9 @@ DIR ?= certs
 SECONDS ?= 60
 TARGET  ?= authority identity mesh_file strait_yaml http2
 
+# How often `make bench` measures each row
+ROUNDS ?= 11
+
 # Not empty: `make floods` also measures silent peers, half a minute each
 FULL ?=
 
@@ -20,7 +23,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint envoy certs compare-identity fuzz floods parts
+.PHONY: help demo test check lint envoy certs compare-identity fuzz floods bench parts
 
 help: ## print this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -36,6 +39,9 @@ test: envoy ## run every test, with a real Envoy on both ends
 
 compare-identity: envoy ## print which certificates Strait and Envoy judge differently
 	STRAIT_SHOW=1 cargo test --locked --test identity compare -- --nocapture
+
+bench: envoy ## measure Strait beside Envoy, 5 minutes by ROUNDS=3 (ROUNDS=11, ARGS='--only rr')
+	cargo bench --locked --bench gateways -- --rounds $(ROUNDS) $(ARGS)
 
 floods: SECONDS = 3
 floods: envoy ## flood Strait and Envoy beside a victim, 8 minutes (SECONDS=3 each, FULL=1)

@@ -6,15 +6,13 @@ use std::path::PathBuf;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
+use crate::common::machine::{CPU_OF_GATEWAYS, processors};
+use crate::common::process::Process;
 use crate::envoy::Envoy;
-use crate::process::Process;
 use crate::support::{Endpoint, GATEWAY, Gateway, Net, Settings, identities};
 
 /// A tunnel's first byte to the endpoint: from here on send without an end.
 pub const ENDLESS: u8 = b'f';
-/// Where two processors exist, the gateway has this one, and everything else the other.
-const CPU: &str = "1";
-const CPU_OF_LOAD: &str = "0";
 /// More than all streams of all attackers need.
 const DESCRIPTORS: u32 = 16_384;
 
@@ -79,7 +77,7 @@ impl Running {
         };
         let process = Process::child(&name);
         if processors() > 1 {
-            process.pin(CPU);
+            process.pin(CPU_OF_GATEWAYS);
         }
         Self {
             address: net.address(1, 15008),
@@ -88,26 +86,6 @@ impl Running {
             _gateway: program,
         }
     }
-}
-
-/// Binds this process, which makes all the load, where there is another processor for the gateway.
-/// Returns how that is told.
-pub fn pin_load() -> &'static str {
-    if processors() > 1 {
-        Process::own().pin(CPU_OF_LOAD);
-        "the gateway on CPU 1, all load on CPU 0"
-    } else {
-        "gateway and load on the same CPU"
-    }
-}
-
-/// Of the machine, and not those that this process may use.
-pub fn processors() -> u32 {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    text.lines()
-        .filter(|line| line.starts_with("processor"))
-        .map(|_| 1)
-        .sum()
 }
 
 /// A listener for all attackers' streams at once: one that drops a handshake of TCP makes a gateway

@@ -14,13 +14,14 @@ mod attacker;
 #[cfg(test)]
 mod attacks;
 #[cfg(test)]
+#[path = "../common/mod.rs"]
+mod common;
+#[cfg(test)]
 #[expect(dead_code, reason = "shared with tests/envoy, which uses more of it")]
 #[path = "../../tests/envoy/process.rs"]
 mod envoy;
 #[cfg(test)]
 mod gateway;
-#[cfg(test)]
-mod process;
 #[cfg(test)]
 mod readers;
 #[cfg(test)]

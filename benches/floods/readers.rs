@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 use crate::attacker::Peer;
+use crate::common::process::Peak;
 use crate::gateway::{ENDLESS, Kind, Running};
-use crate::process::Peak;
 use crate::row::{REST, WARM_UP, hurt};
 use crate::victim::{Latency, Victim};
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::attacker::End;
 use crate::attacks::{STREAMS, What};
+use crate::common::table::{head, line};
 use crate::readers::{READERS, Readers, WINDOW};
 use crate::row::Row;
 use crate::victim::Latency;
@@ -54,15 +55,6 @@ the victim loses no request and its median at most doubles. Streams that are ope
 stay: they are bounded by number.
 "
     )
-}
-
-fn line(cells: &[String]) -> String {
-    format!("| {} |\n", cells.join(" | "))
-}
-
-fn head(columns: &[&str]) -> String {
-    let columns: Vec<String> = columns.iter().map(|&column| column.to_owned()).collect();
-    line(&columns) + &line(&vec!["---".to_owned(); columns.len()])
 }
 
 /// The head of a gateway's table of floods.

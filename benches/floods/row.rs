@@ -6,8 +6,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::attacker::{End, Outcome, attack};
 use crate::attacks::{Attack, What};
-use crate::gateway::{Kind, Running, processors};
-use crate::process::{Peak, Process, busy};
+use crate::common::machine::{busy, processors};
+use crate::common::process::{Peak, Process};
+use crate::gateway::{Kind, Running};
 use crate::victim::{Latency, Victim};
 
 /// The bar, by issue 3: memory grown is at most so many times the bytes, and so much for each

@@ -1,13 +1,14 @@
 //! A run of the whole table: what is asked for, what is said meanwhile, and where it is written.
 
 use std::fs;
-use std::io::Write as _;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::attacks::{ATTACKS, What};
+use crate::common::machine::pin_load;
+use crate::common::{commit, say};
 use crate::envoy;
-use crate::gateway::{Kind, pin_load};
+use crate::gateway::Kind;
 use crate::{readers, report, row};
 
 /// Connections that attack at once.
@@ -122,31 +123,4 @@ async fn floods(kind: &Kind, options: &Options) -> (String, usize) {
         }
     }
     (table, missed)
-}
-
-/// The commit of this checkout, marked where files differ from it.
-fn commit() -> String {
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git")
-            .args(["-c", "safe.directory=*"])
-            .args(arguments)
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .output()
-            .expect("git");
-        String::from_utf8_lossy(&output.stdout).trim().to_owned()
-    };
-    let commit = git(&["rev-parse", "--short", "HEAD"]);
-    // Results of an earlier run make nothing differ.
-    let changed = git(&["status", "--porcelain", "--", ".", ":!benches/results"]);
-    if changed.is_empty() {
-        commit
-    } else {
-        format!("{commit}-dirty")
-    }
-}
-
-fn say(text: &str) {
-    let mut terminal = std::io::stdout().lock();
-    let _ = terminal.write_all(text.as_bytes());
-    let _ = terminal.flush();
 }

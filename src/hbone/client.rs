@@ -7,8 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use h2::client::{Builder, SendRequest};
 use http::{Method, Request, StatusCode};
-use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use rustls::{CipherSuite, ClientConfig, NamedGroup};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -24,6 +24,7 @@ use super::Tunnel;
 pub struct Client {
     send: SendRequest<Bytes>,
     driver: Driver,
+    agreed: Option<(NamedGroup, CipherSuite)>,
 }
 
 /// The task that moves the connection, which ends with its owner.
@@ -98,10 +99,16 @@ impl Client {
         let stream = TlsConnector::from(Arc::clone(tls))
             .connect(name, stream)
             .await?;
+        let (_, session) = stream.get_ref();
+        let group = session.negotiated_key_exchange_group();
+        let suite = session.negotiated_cipher_suite();
+        let agreed = group.zip(suite);
+        let agreed = agreed.map(|(group, suite)| (group.name(), suite.suite()));
         let (send, connection) = settings.handshake(stream).await?;
         Ok(Self {
             send,
             driver: Driver(tokio::spawn(connection)),
+            agreed,
         })
     }
 
@@ -150,7 +157,7 @@ impl Client {
     /// # Errors
     /// How it ended, if not cleanly.
     pub async fn close(self) -> Result<(), ConnectError> {
-        let Self { send, driver } = self;
+        let Self { send, driver, .. } = self;
         drop(send);
         driver.ended().await
     }
@@ -158,6 +165,11 @@ impl Client {
     /// How many tunnels the server lets this connection have at once, as far as it has said so.
     pub fn tunnels_max(&self) -> usize {
         self.send.current_max_send_streams()
+    }
+
+    /// The key exchange and the cipher suite that the handshake has agreed on.
+    pub fn agreed(&self) -> Option<(NamedGroup, CipherSuite)> {
+        self.agreed
     }
 
     /// Whether the connection has ended.

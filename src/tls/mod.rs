@@ -12,12 +12,12 @@ mod verifier;
 
 use std::sync::Arc;
 
-use rustls::ClientConfig;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, cipher_suite, kx_group};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{ClientConfig, NamedGroup};
 use rustls::{ServerConfig, version::TLS13};
 
 pub use files::{Material, TlsError, TrustedDomain};
@@ -102,24 +102,32 @@ pub fn client_config(
     material: &Material,
     expected: &[&str],
 ) -> Result<Arc<ClientConfig>, TlsError> {
-    client_config_with(material, server_verifier(material, expected))
+    client_config_with(material, provider(), server_verifier(material, expected))
 }
 
 /// As [`client_config`], for a client that talks to every server under `material`'s roots,
-/// whatever its SPIFFE identity: for tools that are pointed at gateways of any mesh.
+/// whatever its SPIFFE identity: for tools that are pointed at gateways of any mesh. With `group`,
+/// it offers this key exchange alone.
 ///
 /// # Errors
 /// As [`server_config`].
-pub fn client_config_for_any(material: &Material) -> Result<Arc<ClientConfig>, TlsError> {
-    let verifier = verifier::ServerVerifier::of_any(&material.roots, &provider());
-    client_config_with(material, Arc::new(verifier))
+pub fn client_config_for_any(
+    material: &Material,
+    group: Option<NamedGroup>,
+) -> Result<Arc<ClientConfig>, TlsError> {
+    let mut provider = provider();
+    let groups = &mut Arc::make_mut(&mut provider).kx_groups;
+    groups.retain(|one| group.is_none_or(|group| one.name() == group));
+    let verifier = verifier::ServerVerifier::of_any(&material.roots, &provider);
+    client_config_with(material, provider, Arc::new(verifier))
 }
 
 fn client_config_with(
     material: &Material,
+    provider: Arc<CryptoProvider>,
     verifier: Arc<dyn ServerCertVerifier>,
 ) -> Result<Arc<ClientConfig>, TlsError> {
-    let mut config = ClientConfig::builder_with_provider(provider())
+    let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
         .map_err(TlsError::Provider)?
         .dangerous()

@@ -83,6 +83,22 @@ fn requests_are_those_that_the_gateway_carried() {
 }
 
 #[test]
+fn the_key_exchange_is_what_was_offered() {
+    run(async {
+        let world = World::start("echo").await;
+        for (more, agreed) in [
+            ("", "X25519MLKEM768"),
+            ("--key-exchange x25519mlkem768", "X25519MLKEM768"),
+            ("--key-exchange x25519", "X25519"),
+        ] {
+            let done = world.run(&format!("rr --seconds 0.1 {more}")).await;
+            assert_eq!(done.report["key_exchange"], agreed, "{done:?}");
+            assert_eq!(done.report["cipher_suite"], "TLS13_AES_256_GCM_SHA384");
+        }
+    });
+}
+
+#[test]
 fn requests_larger_than_all_windows_come_back_whole() {
     run(async {
         let world = World::start("echo").await;

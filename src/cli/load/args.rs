@@ -4,6 +4,9 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::ValueEnum;
+use rustls::NamedGroup;
+
 use super::units;
 
 /// A kind of work.
@@ -54,9 +57,21 @@ struct Common {
     /// Window of each HTTP/2 stream [default: 4MiB, stall: 64KiB].
     #[arg(long, value_name = "SIZE", value_parser = units::window)]
     window: Option<NonZeroU32>,
+    /// The one key exchange to offer; else those that peers know, the post-quantum one first.
+    #[arg(long, value_enum, value_name = "GROUP")]
+    key_exchange: Option<KeyExchange>,
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
+}
+
+/// A key exchange of TLS. Gateways do not agree by themselves on one, and their costs differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum KeyExchange {
+    X25519,
+    /// The post-quantum hybrid.
+    #[value(name = "x25519mlkem768")]
+    X25519MlKem768,
 }
 
 /// A certificate with its key, and the roots that others are judged by, as PEM files.
@@ -151,7 +166,18 @@ pub(super) struct Plan {
     pub(super) time: Duration,
     /// Bytes of each stream's window.
     window: Option<NonZeroU32>,
+    /// The only one to offer.
+    pub(super) key_exchange: Option<NamedGroup>,
     pub(super) json: bool,
+}
+
+impl KeyExchange {
+    fn group(self) -> NamedGroup {
+        match self {
+            Self::X25519 => NamedGroup::X25519,
+            Self::X25519MlKem768 => NamedGroup::X25519MLKEM768,
+        }
+    }
 }
 
 impl Common {
@@ -181,6 +207,7 @@ impl Common {
             rate,
             time: self.seconds,
             window: self.window,
+            key_exchange: self.key_exchange.map(KeyExchange::group),
             json: self.json,
         }
     }

@@ -74,8 +74,8 @@ enum What {
     Stall(Held),
     /// As rr, beside a bulk and a stalled stream of the same connection; needs `serve --mode echo`.
     ///
-    /// The bulk stream sends and receives as fast as it can; the stalled one sends until nothing
-    /// more fits, and never reads.
+    /// The bulk stream sends and receives as fast as it can; the stalled one sends twice its window
+    /// and never reads, so that the gateway is left with the half that it cannot deliver.
     #[command(after_help = args::example("mixed", "--streams 8 --rate 200"))]
     Mixed(Requests),
     /// Serves an endpoint for the other commands, until Ctrl-C.

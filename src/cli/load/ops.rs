@@ -95,7 +95,12 @@ pub(super) async fn end(tunnel: &mut Tunnel) -> anyhow::Result<()> {
 }
 
 async fn up(run: &Run, tunnel: &mut Tunnel) -> anyhow::Result<()> {
-    let mut left = run.plan.size.map_or(0, NonZeroU64::get);
+    send(run, tunnel, run.plan.size.map_or(0, NonZeroU64::get)).await?;
+    end(tunnel).await
+}
+
+/// Sends so many bytes.
+pub(super) async fn send(run: &Run, tunnel: &mut Tunnel, mut left: u64) -> io::Result<()> {
     while left > 0 {
         let mut part = run.chunk.clone();
         part.truncate(usize::try_from(left).unwrap_or(usize::MAX));
@@ -104,7 +109,7 @@ async fn up(run: &Run, tunnel: &mut Tunnel) -> anyhow::Result<()> {
         add(&run.tally.sent, count);
         left -= count;
     }
-    end(tunnel).await
+    Ok(())
 }
 
 async fn down(run: &Run, tunnel: &mut Tunnel) -> anyhow::Result<()> {

@@ -24,6 +24,8 @@ pub(super) struct Report {
     size_bytes: Option<NonZeroU64>,
     rate_per_second: Option<NonZeroU64>,
     window_bytes: u32,
+    key_exchange: Option<&'static str>,
+    cipher_suite: Option<&'static str>,
     interrupted: bool,
     seconds: f64,
     cpu_seconds: f64,
@@ -64,6 +66,7 @@ impl Report {
         };
         let (operations, sent) = (tally.operations.get(), tally.sent.get());
         let received = tally.received.get();
+        let agreed = counts.agreed.get();
         Self {
             work: plan.work.name(),
             to: plan.to.clone(),
@@ -74,6 +77,8 @@ impl Report {
             size_bytes: plan.size,
             rate_per_second: plan.rate,
             window_bytes: plan.stream_window(),
+            key_exchange: agreed.and_then(|(group, _)| group.as_str()),
+            cipher_suite: agreed.and_then(|(_, suite)| suite.as_str()),
             interrupted: took.interrupted,
             seconds,
             cpu_seconds: took.cpu.as_secs_f64(),

@@ -46,7 +46,7 @@ pub(super) enum Job {
     Stall,
     /// Sends to an echo and reads what comes back, as fast as it goes.
     Pump,
-    /// Sends to an echo and never reads.
+    /// Sends two windows to an echo and never reads.
     Clog,
 }
 

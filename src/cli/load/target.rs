@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use h2::client::Builder;
-use rustls::ClientConfig;
+use rustls::{CipherSuite, ClientConfig, NamedGroup};
 use tokio::io::BufReader;
 use tokio::net::TcpStream;
 
@@ -47,6 +47,8 @@ pub(super) struct Counts {
     pub(super) tunnels: Cell<u64>,
     /// Tunnels that carry inner connections.
     pub(super) outer_tunnels: Cell<u64>,
+    /// What the last connection to the gateway has agreed on.
+    pub(super) agreed: Cell<Option<(NamedGroup, CipherSuite)>>,
 }
 
 pub(super) fn add(count: &Cell<u64>, more: u64) {
@@ -99,7 +101,7 @@ impl Target {
         let address = resolved.next();
         let inner = match &plan.inner {
             Some((files, authorities)) => Some(Inner {
-                tls: client_tls(files)?,
+                tls: client_tls(files, plan.key_exchange)?,
                 authorities: Turns::new(authorities),
             }),
             None => None,
@@ -111,7 +113,7 @@ impl Target {
             .max_frame_size(FRAME_BYTES);
         Ok(Self {
             address: address.with_context(|| format!("`{}` has no address", plan.to))?,
-            tls: client_tls(&plan.files)?,
+            tls: client_tls(&plan.files, plan.key_exchange)?,
             authorities: Turns::new(&plan.authorities).context("no authority")?,
             inner,
             settings,
@@ -131,6 +133,7 @@ impl Target {
         let stream = BufReader::with_capacity(READ_BYTES, stream);
         let outer = Client::with_settings(stream, &self.tls, &self.settings).await?;
         add(&self.counts.connections, 1);
+        self.counts.agreed.set(outer.agreed());
         let Some(inner) = &self.inner else {
             return Ok(Connection {
                 client: outer,
@@ -275,8 +278,8 @@ impl Line {
     }
 }
 
-fn client_tls(files: &Files) -> anyhow::Result<Arc<ClientConfig>> {
-    Ok(tls::client_config_for_any(&material(files)?)?)
+fn client_tls(files: &Files, group: Option<NamedGroup>) -> anyhow::Result<Arc<ClientConfig>> {
+    Ok(tls::client_config_for_any(&material(files)?, group)?)
 }
 
 /// Reads a certificate, its key and the roots.

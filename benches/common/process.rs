@@ -1,4 +1,4 @@
-//! The gateway's process as the kernel sees it: its memory, its processor time, and where it runs.
+//! A process as the kernel sees it: its memory, its processor time, and where it runs.
 
 use std::fs;
 use std::process::Command;
@@ -10,8 +10,6 @@ use crate::support::memory;
 
 /// How often memory is looked at.
 const SAMPLE: Duration = Duration::from_millis(20);
-/// What `/proc/stat` counts in.
-const TICK: Duration = Duration::from_millis(10);
 
 /// A process that we have started.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +30,7 @@ impl Process {
             let read = |name| fs::read_to_string(format!("/proc/{id}/{name}")).unwrap_or_default();
             read("cmdline").contains(text) && read("status").contains(&own)
         };
-        Self(ids.find(is_it).expect("the gateway's process"))
+        Self(ids.find(is_it).expect("a process with this text"))
     }
 
     /// Binds all its threads, and those that it will have, to one processor.
@@ -61,23 +59,14 @@ impl Process {
         Duration::from_nanos(nanoseconds.sum())
     }
 
-    /// Whether it is still there.
+    /// Whether a thread of it is left. While one is, its ports are taken, even if its memory is
+    /// free; where none is, there may be the entry that waits for its parent.
     pub fn lives(self) -> bool {
-        self.private_dirty() > 0
+        let folder = format!("/proc/{}", self.0);
+        let threads = fs::read_dir(format!("{folder}/task")).map_or(0, Iterator::count);
+        let status = fs::read_to_string(format!("{folder}/status")).unwrap_or_default();
+        threads > 1 || (threads == 1 && !status.contains("State:\tZ"))
     }
-}
-
-/// Time that all processors together have been busy, the hypervisor's theft included.
-pub fn busy() -> Duration {
-    let text = fs::read_to_string("/proc/stat").expect("the processors' times");
-    let words = text.lines().next().unwrap_or_default().split_whitespace();
-    let ticks: Vec<u64> = words.skip(1).filter_map(|word| word.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal
-    let busy: u64 = [0, 1, 2, 5, 6, 7]
-        .iter()
-        .filter_map(|&at| ticks.get(at))
-        .sum();
-    TICK * u32::try_from(busy).expect("less than a year")
 }
 
 /// Looks at a process's memory until it is asked for the peak.

@@ -1,0 +1,12 @@
+//! Tables of Markdown.
+
+/// A row.
+pub fn line(cells: &[String]) -> String {
+    format!("| {} |\n", cells.join(" | "))
+}
+
+/// The rows above the first one.
+pub fn head(columns: &[&str]) -> String {
+    let columns: Vec<String> = columns.iter().map(|&column| column.to_owned()).collect();
+    line(&columns) + &line(&vec!["---".to_owned(); columns.len()])
+}

@@ -1,0 +1,80 @@
+//! What `strait load` has reported, as far as a row needs it.
+
+use serde::Deserialize;
+
+/// The key exchange that both gateways are to use: their preferences differ, and so do the costs.
+pub const KEY_EXCHANGE: &str = "X25519";
+
+#[derive(Debug, Deserialize)]
+pub struct Outcome {
+    operations: u64,
+    sent_bytes: u64,
+    received_bytes: u64,
+    failures: u64,
+    failures_by_kind: serde_json::Value,
+    interrupted: bool,
+    key_exchange: Option<String>,
+    cipher_suite: Option<String>,
+    latency_us: Option<Latency>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Latency {
+    p99: f64,
+}
+
+/// What is counted of a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    GbSent,
+    GbReceived,
+    Request,
+    Tunnel,
+    Connection,
+}
+
+impl Outcome {
+    /// Reads a report, of a load that went well and used the key exchange that it was to use.
+    pub fn read(report: &serde_json::Value) -> Result<Self, String> {
+        let outcome = Self::deserialize(report).map_err(|error| format!("no report: {error}"))?;
+        if outcome.interrupted || outcome.failures > 0 {
+            return Err(format!("failures: {}", outcome.failures_by_kind));
+        }
+        match outcome.key_exchange.as_deref() {
+            Some(KEY_EXCHANGE) => Ok(outcome),
+            other => Err(format!("the key exchange was {other:?}")),
+        }
+    }
+
+    /// The cipher suite that TLS has agreed on.
+    pub fn cipher_suite(&self) -> &str {
+        self.cipher_suite.as_deref().unwrap_or("an unknown suite")
+    }
+
+    /// How much was done; none where it was nothing.
+    pub fn units(&self, unit: Unit) -> Option<f64> {
+        let count = match unit {
+            Unit::GbSent => self.sent_bytes as f64 / 1e9,
+            Unit::GbReceived => self.received_bytes as f64 / 1e9,
+            Unit::Request | Unit::Tunnel | Unit::Connection => self.operations as f64,
+        };
+        (count > 0.0).then_some(count)
+    }
+
+    /// The 99th percentile of the latencies, in milliseconds.
+    pub fn p99_ms(&self) -> Option<f64> {
+        Some(self.latency_us.as_ref()?.p99 / 1000.0)
+    }
+}
+
+impl Unit {
+    /// Processor time for one unit: its name, and how many of it make a second.
+    pub fn cost(self) -> (&'static str, f64) {
+        match self {
+            Self::GbSent | Self::GbReceived => ("s/GB", 1.0),
+            Self::Request => ("µs/request", 1e6),
+            Self::Tunnel => ("µs/tunnel", 1e6),
+            Self::Connection => ("µs/connection", 1e6),
+        }
+    }
+}

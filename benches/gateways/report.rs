@@ -1,0 +1,216 @@
+//! The results as Markdown: the table, what it means, and how it was made.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+
+use crate::chart::{Entry, digits};
+use crate::common::table::{head, line};
+use crate::figures::{Bar, Costs, FOREIGN_MAX, Judged, Verdict};
+use crate::rows::Row;
+use crate::sample::{SECONDS, SECONDS_OF_LATENCY};
+use crate::session::TURNS;
+
+/// A row with its rounds.
+pub struct Done {
+    pub row: &'static Row,
+    pub rounds: Vec<Judged>,
+    /// Each gateway with the cipher suites that it has agreed on.
+    pub suites: BTreeSet<String>,
+}
+
+/// How a run was made.
+pub struct Heading<'a> {
+    pub commit: &'a str,
+    pub rounds: u32,
+    pub envoy: &'a str,
+    pub pinned: &'a str,
+    pub minutes: f64,
+}
+
+const COLUMNS: [&str; 8] = [
+    "work",
+    "Strait",
+    "Envoy",
+    "ratio [95 %]",
+    "bar",
+    "(ztunnel)",
+    "verdict",
+    "rounds that count",
+];
+
+/// The whole file.
+pub fn whole(heading: &Heading<'_>, done: &[Done], configurations: &[String; 2]) -> String {
+    let mut text = opening(heading, done);
+    text += &table(done);
+    text += &voids(done);
+    let [strait, envoy] = configurations;
+    let _ = write!(
+        text,
+        "\n## Configurations\n\nStrait:\n\n```yaml\n{}\n```\n\nEnvoy, `--concurrency 1`:\n\n\
+         ```yaml\n{}\n```\n",
+        strait.trim_end(),
+        envoy.trim_end()
+    );
+    text
+}
+
+fn opening(heading: &Heading<'_>, done: &[Done]) -> String {
+    let Heading {
+        commit,
+        rounds,
+        envoy,
+        pinned,
+        minutes,
+    } = heading;
+    let suites: BTreeSet<&str> = done
+        .iter()
+        .flat_map(|done| done.suites.iter().map(String::as_str))
+        .collect();
+    let suites: Vec<&str> = suites.into_iter().collect();
+    format!(
+        "# Gateways, at {commit}
+
+Made by `make bench ROUNDS={rounds}` in {minutes:.0} minutes: Strait and Envoy {envoy} as the same
+gateway, one worker each; {pinned}.
+{machine}.
+Both have the same chain (root, intermediate, P-256 leaf), TLS 1.3 by X25519, which each load has
+verified ({suites}), and write no access log.
+
+A cost is the gateway's processor time, to the nanosecond, from the start of a load's process to
+its end, divided by what the load reports to have done in {SECONDS} s. So it includes opening and
+closing the load's connections and tunnels: some milliseconds in a row that is not about them. Both
+gateways stay up for these rows, and each row begins with a short load that is not counted.
+
+A turn is Strait, Envoy, Envoy, Strait; its ratio is that of the means. A round has {TURNS} turns of
+each row, or one where latency is measured. It is void if the second sample of one gateway differs
+from its first one by more than 7 % (latencies: by more than half), in the median of the turns, or
+if more than {foreign:.0} % of the machine's time went to other processes. The table has medians of
+the turns of all rounds that count, and the 95 % interval of the ratio by the bootstrap. A row of
+which fewer than half of the rounds count is void.
+
+Churn and handshakes go to eight endpoints, as one would be out of ports.
+
+Memory is what private dirty pages grow by in a fresh process, three rounds of Strait, Envoy without
+a control pair. Idle tunnels: 50 connections, the slope between 1,000 and 4,500 tunnels. Stalled
+readers: 100 connections with one tunnel each, the connection included. Latencies are of requests
+at 200 a second for {SECONDS_OF_LATENCY} s, from when each was due, beside a stream that echoes as
+fast as it can and one that has sent 8 MiB to an echo and never reads; gateway, load and echo share
+two processors, so that they are the scheduler's too.
+
+ztunnel's column was measured elsewhere, in the same way beside Envoy, and is no part of this run.
+
+",
+        machine = machine(),
+        suites = suites.join(", "),
+        foreign = 100.0 * FOREIGN_MAX,
+    )
+}
+
+/// The processors, the memory and the kernel.
+fn machine() -> String {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_default()
+            .trim_matches([' ', '\t', ':'])
+            .to_owned()
+    };
+    let processors = crate::common::machine::processors();
+    let model = field(&read("/proc/cpuinfo"), "model name");
+    let memory = field(&read("/proc/meminfo"), "MemTotal");
+    let kernel = read("/proc/sys/kernel/osrelease");
+    format!(
+        "{processors} × {model}, {memory} of memory, Linux {}",
+        kernel.trim()
+    )
+}
+
+/// The table of all rows.
+pub fn table(done: &[Done]) -> String {
+    done.iter()
+        .fold(head(&COLUMNS), |text, done| text + &row(done))
+}
+
+fn row(done: &Done) -> String {
+    let summary = done.summary();
+    let unit = done.row.unit();
+    let or_none = |cell: &dyn Fn(&Costs) -> String| match &summary.costs {
+        Some(costs) => cell(costs),
+        None => "–".to_owned(),
+    };
+    line(&[
+        done.row.name.to_owned(),
+        or_none(&|costs| cost(costs.strait, unit)),
+        or_none(&|costs| cost(costs.envoy, unit)),
+        or_none(&|costs| {
+            let ratio = costs.ratio;
+            let [median, low, high] = [ratio.median, ratio.low, ratio.high].map(digits);
+            format!("{median} [{low}, {high}]")
+        }),
+        match done.row.bar {
+            Bar::Ratio(ratio) => digits(ratio),
+            Bar::Absolute(most) => format!("{most} {unit}"),
+        },
+        format!("({})", done.row.ztunnel),
+        match summary.verdict(done.row.bar) {
+            Verdict::Ok => "ok".to_owned(),
+            Verdict::Miss => "MISS".to_owned(),
+            Verdict::Void => "void".to_owned(),
+        },
+        format!("{} of {}", summary.valid, summary.rounds),
+    ])
+}
+
+/// Three digits.
+fn cost(cost: f64, unit: &str) -> String {
+    let decimals = match cost {
+        ..1.0 => 3,
+        ..10.0 => 2,
+        ..100.0 => 1,
+        _ => 0,
+    };
+    format!("{cost:.decimals$} {unit}")
+}
+
+/// The rounds that do not count.
+fn voids(done: &[Done]) -> String {
+    let mut text = String::new();
+    for done in done {
+        for (index, round) in done.rounds.iter().enumerate() {
+            if let Err(why) = round {
+                let _ = writeln!(text, "- {}, round {}: {why}", done.row.name, index + 1);
+            }
+        }
+    }
+    if text.is_empty() {
+        return "\nNo round is void.\n".to_owned();
+    }
+    format!("\nVoid rounds:\n\n{text}")
+}
+
+/// What the README shows.
+pub fn for_readme(commit: &str, rounds: u32, done: &[Done]) -> String {
+    format!(
+        "![Strait's cost as a part of Envoy's](benches/results/gateways.svg)\n\n{}\n\
+         {rounds} rounds at {commit}; [how, where, and the configurations]\
+         (benches/results/gateways-{commit}.md).",
+        table(done)
+    )
+}
+
+/// The bars of the chart; void rows have none.
+pub fn entries(done: &[Done]) -> Vec<Entry> {
+    let entry = |done: &Done| {
+        let (summary, bar) = (done.summary(), done.row.bar);
+        let costs = summary
+            .costs
+            .filter(|_| summary.verdict(bar) != Verdict::Void)?;
+        Some(Entry {
+            name: done.row.name.to_owned(),
+            ratio: costs.ratio,
+            bar: bar.as_ratio(&costs),
+        })
+    };
+    done.iter().filter_map(entry).collect()
+}

@@ -1,0 +1,24 @@
+//! The arithmetic of benches/gateways: what it makes of samples, before hours are spent on them.
+
+#![expect(
+    unreachable_pub,
+    reason = "a test binary exports nothing, and plain `pub` reads better"
+)]
+
+#[cfg(test)]
+#[path = "../../benches/gateways/chart.rs"]
+mod chart;
+#[cfg(test)]
+#[path = "../../benches/gateways/figures.rs"]
+mod figures;
+#[cfg(test)]
+#[path = "../../benches/gateways/outcome.rs"]
+mod outcome;
+#[cfg(test)]
+#[path = "../../benches/gateways/readme.rs"]
+mod readme;
+#[cfg(test)]
+#[path = "../../benches/gateways/rows.rs"]
+mod rows;
+#[cfg(test)]
+mod tests;

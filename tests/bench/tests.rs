@@ -1,0 +1,190 @@
+//! One test for each rule.
+
+use serde_json::json;
+
+use crate::chart::{self, Entry, escaped};
+use crate::figures::{Bar, Interval, Judged, Round, Summary, Turn, Verdict, interval, median};
+use crate::outcome::{Outcome, Unit};
+use crate::readme;
+use crate::rows::{ROWS, What};
+
+/// A round of one turn.
+fn round(strait: &[f64], envoy: &[f64]) -> Round {
+    let turns = vec![Turn {
+        strait: strait.to_vec(),
+        envoy: envoy.to_vec(),
+    }];
+    Round {
+        turns,
+        foreign: 0.0,
+    }
+}
+
+fn close(one: f64, other: f64) -> bool {
+    (one - other).abs() < 1e-9
+}
+
+#[test]
+fn a_median_is_the_middle_or_between_two() {
+    assert!(close(median(&[3.0, 1.0, 2.0]), 2.0));
+    assert!(close(median(&[4.0, 1.0, 2.0, 3.0]), 2.5));
+    assert!(close(median(&[7.0]), 7.0));
+}
+
+#[test]
+fn an_interval_is_around_its_median_and_always_the_same() {
+    let figures: Vec<f64> = (0..11).map(f64::from).collect();
+    let Interval { median, low, high } = interval(&figures);
+    assert!(close(median, 5.0));
+    // By the binomial distribution, 95 % are between the third and the ninth of eleven.
+    assert!((1.0..=3.0).contains(&low) && (7.0..=9.0).contains(&high));
+    assert_eq!(interval(&figures), interval(&figures));
+    let all_one = interval(&[0.5; 3]);
+    assert!(close(all_one.low, 0.5) && close(all_one.high, 0.5));
+}
+
+#[test]
+fn a_round_counts_if_its_control_pairs_agree_and_nobody_else_was_busy() {
+    let control = 0.93..=1.07;
+    let good = round(&[1.0, 1.05], &[2.0, 1.95]);
+    assert!(close(good.ratio(), 2.05 / 3.95));
+    assert!(good.clone().judged(&control).is_ok());
+    let why = |round: Round| round.judged(&control).unwrap_err();
+    assert_eq!(
+        why(round(&[1.0, 1.2], &[2.0, 2.0])),
+        "control pair of Strait: 1.20"
+    );
+    assert_eq!(
+        why(round(&[1.0, 1.0], &[2.0, 1.8])),
+        "control pair of Envoy: 0.90"
+    );
+    let busy = Round {
+        foreign: 0.06,
+        ..good.clone()
+    };
+    assert_eq!(why(busy), "foreign CPU: 6 %");
+    // One turn in a slow phase of the machine's makes no difference.
+    let turns = [&good, &round(&[1.0, 1.9], &[2.0, 2.0]), &good].map(|one| one.turns[0].clone());
+    let three = Round {
+        turns: turns.to_vec(),
+        foreign: 0.0,
+    };
+    assert!(close(three.ratio(), good.ratio()) && three.judged(&control).is_ok());
+    // Memory has one sample of each, and no pair.
+    assert!(round(&[1.0], &[9.0]).judged(&control).is_ok());
+}
+
+#[test]
+fn a_row_is_void_when_fewer_than_half_of_its_rounds_count() {
+    let good = || Ok(round(&[1.0, 1.0], &[2.0, 2.0]));
+    let void = || Err("control pair of Envoy: 0.50".to_owned());
+    let verdict = |rounds: &[Judged]| Summary::of(rounds).verdict(Bar::Ratio(0.5));
+    assert_eq!(verdict(&[good(), void()]), Verdict::Ok);
+    assert_eq!(verdict(&[good(), void(), void()]), Verdict::Void);
+    assert_eq!(verdict(&[void(), void()]), Verdict::Void);
+    assert_eq!(verdict(&[]), Verdict::Void);
+    let summary = Summary::of(&[good(), void(), void()]);
+    assert_eq!((summary.valid, summary.rounds), (1, 3));
+}
+
+#[test]
+fn the_median_decides_about_the_bar() {
+    let ratios = [0.4, 0.6, 0.9];
+    let rounds: Vec<Judged> = ratios.iter().map(|&x| Ok(round(&[x], &[1.0]))).collect();
+    let summary = Summary::of(&rounds);
+    assert_eq!(summary.verdict(Bar::Ratio(0.6)), Verdict::Ok);
+    assert_eq!(summary.verdict(Bar::Ratio(0.59)), Verdict::Miss);
+    let memory = Summary::of(&[Ok(round(&[2.5], &[18.8]))]);
+    assert_eq!(memory.verdict(Bar::Absolute(2.6)), Verdict::Ok);
+    assert_eq!(memory.verdict(Bar::Absolute(2.4)), Verdict::Miss);
+    let costs = memory.costs.expect("a round");
+    assert!(close(costs.strait, 2.5) && close(costs.envoy, 18.8));
+    assert!(close(Bar::Absolute(9.4).as_ratio(&costs), 0.5));
+}
+
+#[test]
+fn a_report_counts_if_the_load_went_well_and_used_the_right_key_exchange() {
+    let report = |key_exchange: &str, failures: u32| {
+        json!({
+            "work": "up", "operations": 7, "sent_bytes": 2_500_000_000_u64, "received_bytes": 0,
+            "failures": failures, "failures_by_kind": {"no tunnel": failures},
+            "interrupted": false, "key_exchange": key_exchange,
+            "cipher_suite": "TLS13_AES_256_GCM_SHA384", "latency_us": {"p50": 1.0, "p99": 2500.0},
+        })
+    };
+    let outcome = Outcome::read(&report("X25519", 0)).expect("a good one");
+    assert_eq!(outcome.units(Unit::GbSent), Some(2.5));
+    assert_eq!(outcome.units(Unit::GbReceived), None);
+    assert_eq!(outcome.units(Unit::Request), Some(7.0));
+    assert_eq!(outcome.p99_ms(), Some(2.5));
+    assert_eq!(outcome.cipher_suite(), "TLS13_AES_256_GCM_SHA384");
+    let why = |report| Outcome::read(&report).unwrap_err();
+    assert!(why(report("X25519MLKEM768", 0)).contains("X25519MLKEM768"));
+    assert!(why(report("X25519", 3)).contains("no tunnel"));
+    assert!(why(json!(null)).contains("no report"));
+}
+
+#[test]
+fn a_chart_has_a_bar_for_each_row_and_escapes_their_names() {
+    assert_eq!(escaped("a<b & \"c\""), "a&lt;b &amp; &quot;c&quot;");
+    let entry = |name: &str, median| Entry {
+        name: name.to_owned(),
+        ratio: Interval {
+            median,
+            low: 0.4,
+            high: 9.0,
+        },
+        bar: 0.62,
+    };
+    let svg = chart::svg("A & B", &[entry("up < down", 0.5), entry("rr", 0.7)]);
+    assert!(svg.contains("<title>A &amp; B</title>") && svg.contains("up &lt; down"));
+    assert_eq!(svg.matches("<rect").count(), 2);
+    assert_eq!(svg.matches("class=\"over\"").count(), 1);
+    assert!(svg.contains("0.50 (0.62)") && svg.contains("prefers-color-scheme: dark"));
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    assert_eq!(chart::digits(0.00631), "0.006");
+}
+
+#[test]
+fn the_readme_keeps_all_but_the_table() {
+    let text = "one\n<!-- bench -->\nold\n<!-- /bench -->\ntwo\n";
+    assert_eq!(readme::section(text), Ok("old"));
+    let new = readme::replaced(text, "| new |\n").expect("marks");
+    assert_eq!(new, "one\n<!-- bench -->\n| new |\n<!-- /bench -->\ntwo\n");
+    assert!(readme::replaced("one\n<!-- bench -->\n", "new").is_err());
+    let own = include_str!("../../README.md");
+    assert!(readme::section(own).is_ok(), "the README has its marks");
+}
+
+#[test]
+fn every_row_has_an_endpoint_that_its_load_needs() {
+    for row in &ROWS {
+        let work = row.load.split(' ').next().expect("a work");
+        let endpoint = match work {
+            "up" => "sink",
+            "down" | "stall" => "source",
+            "churn" | "handshake" => "many",
+            _ => "echo",
+        };
+        assert_eq!(row.endpoint, endpoint, "{}", row.name);
+        assert!(!row.ztunnel.is_empty(), "{}", row.name);
+        match (row.what, row.bar) {
+            (What::Memory(_), bar) => assert!(matches!(bar, Bar::Absolute(_))),
+            (_, Bar::Ratio(ratio)) => assert!(ratio < 1.0),
+            (_, bar) => panic!("{bar:?} for {}", row.name),
+        }
+        let unit = match row.what {
+            What::Cpu(unit) => unit.cost().0,
+            What::P99 => "ms",
+            What::Memory(_) => "KiB",
+        };
+        assert_eq!(row.unit(), unit);
+        if let What::Memory(held) = row.what {
+            assert!(
+                held.iter().all(|held| held.tunnels() >= 100),
+                "{}",
+                row.name
+            );
+        }
+    }
+}
