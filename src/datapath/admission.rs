@@ -4,6 +4,7 @@
 //! limit is turned away at once, or turns away what has waited longest: a queue would only make
 //! good clients wait behind bad ones.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,8 +31,10 @@ pub struct Admission {
 #[derive(Debug, Default)]
 struct Handshakes {
     all: usize,
-    /// Those of each source, the oldest first.
-    by_source: HashMap<IpAddr, VecDeque<Arc<Notify>>>,
+    /// How many there have been.
+    next: u64,
+    /// Those of each source with their number, the oldest first.
+    by_source: HashMap<IpAddr, VecDeque<(u64, Arc<Notify>)>>,
 }
 
 /// A descriptor that is in use, given back on drop.
@@ -93,8 +96,10 @@ impl Admission {
         if handshakes.all >= HANDSHAKES_MAX {
             handshakes.evict();
         }
+        let number = handshakes.next;
         let own = handshakes.by_source.entry(source).or_default();
-        own.push_back(Arc::clone(&evicted));
+        own.push_back((number, Arc::clone(&evicted)));
+        handshakes.next += 1;
         handshakes.all += 1;
         Some(Handshake {
             handshakes: Arc::clone(&self.handshakes),
@@ -105,14 +110,16 @@ impl Admission {
 }
 
 impl Handshakes {
-    /// Takes its place from the oldest handshake of the source that has most.
+    /// Takes its place from the oldest handshake of the source that has most; among sources that
+    /// have the same number, from the oldest of all.
     fn evict(&mut self) {
-        let fattest = self.by_source.iter().max_by_key(|(_, own)| own.len());
-        let Some(source) = fattest.map(|(&source, _)| source) else {
-            return;
-        };
-        let oldest = self.by_source.get(&source).and_then(VecDeque::front);
-        if let Some(oldest) = oldest.map(Arc::clone) {
+        let fattest = self
+            .by_source
+            .iter()
+            .filter_map(|(&source, own)| Some((source, own.len(), own.front()?)))
+            .max_by_key(|&(_, count, &(number, _))| (count, Reverse(number)));
+        if let Some((source, _, (_, oldest))) = fattest {
+            let oldest = Arc::clone(oldest);
             oldest.notify_one();
             self.remove(source, &oldest);
         }
@@ -124,7 +131,7 @@ impl Handshakes {
             return;
         };
         let before = own.len();
-        own.retain(|other| !Arc::ptr_eq(other, handshake));
+        own.retain(|(_, other)| !Arc::ptr_eq(other, handshake));
         self.all -= before - own.len();
         if own.is_empty() {
             self.by_source.remove(&source);
@@ -210,6 +217,13 @@ mod tests {
         assert!(!thin.iter().chain(&newcomers).any(evicted));
         assert_eq!(lock(&admission.handshakes).all, HANDSHAKES_MAX);
         drop((fat, thin, newcomers));
+
+        let spread = |index: usize| take(&format!("2001:db8:1:{index:x}::1"));
+        let all: Vec<_> = (0..HANDSHAKES_MAX + 100).map(spread).collect();
+        let gone: Vec<_> = all.iter().map(evicted).collect();
+        assert!(gone[..100].iter().all(|&gone| gone), "the oldest of equals");
+        assert!(!gone[100..].contains(&true));
+        drop(all);
         let handshakes = lock(&admission.handshakes);
         assert!(handshakes.all == 0 && handshakes.by_source.is_empty());
     }

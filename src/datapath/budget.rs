@@ -6,6 +6,7 @@
 //! refused, and those that hold most and hardly move are reset until an eighth of it is free.
 
 use std::cmp::Reverse;
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -19,13 +20,14 @@ use tracing::warn;
 
 use super::gate::Gate;
 
-/// A tunnel that never held this much at once is not worth a reset.
-const FAT: usize = 16 * 1024;
 /// What a tunnel may hold without the budget being told, so that small messages cost nothing: no
 /// more than it takes itself.
 const UNTOLD_MAX: usize = 2 * 1024;
 /// A tunnel that moves less than it holds in this time counts as stalled.
 const STALL: Duration = Duration::from_secs(1);
+
+/// Rounds of [`STALL`] in which only stalled tunnels are reset.
+const PATIENT_ROUNDS: u32 = 4;
 
 /// What all tunnels may hold, and what they do.
 #[derive(Debug)]
@@ -33,7 +35,8 @@ pub struct Budget {
     limit: usize,
     held: Gauge,
     pressed: Notify,
-    fat: Mutex<Vec<Weak<Account>>>,
+    /// Tunnels that have held more than a little.
+    listed: Mutex<Vec<Weak<Account>>>,
 }
 
 /// What one tunnel holds.
@@ -49,6 +52,8 @@ pub struct Account {
     moved: AtomicUsize,
     listed: AtomicBool,
     evicted: AtomicBool,
+    /// The task waits until nothing is held.
+    draining: AtomicBool,
     /// What may end the tunnel from outside is behind it.
     gate: Gate,
 }
@@ -78,7 +83,7 @@ impl Budget {
             limit,
             held,
             pressed: Notify::new(),
-            fat: Mutex::default(),
+            listed: Mutex::default(),
         }
     }
 
@@ -101,31 +106,48 @@ impl Budget {
             moved: AtomicUsize::new(0),
             listed: AtomicBool::new(false),
             evicted: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
             gate: Gate::default(),
         })
     }
 
     /// Resets the fattest stalled tunnels whenever the limit is passed. Runs for ever.
+    ///
+    /// Where that is not enough, because all of them move a little or hold ever more, the fattest
+    /// go whether they move or not.
     pub async fn run(&self) {
         loop {
             self.pressed.notified().await;
+            let mut rounds = 0;
             while !self.has_room() {
                 let marks = self.marks();
-                sleep(STALL).await;
-                let reset = self.evict(&marks);
+                let urgent = self.wait().await || rounds >= PATIENT_ROUNDS;
+                let reset = self.evict(&marks, urgent);
                 let (held, limit) = (self.held(), self.limit);
                 warn!(
                     held,
                     limit, reset, "buffers are full: new tunnels are refused"
                 );
+                rounds += 1;
             }
         }
     }
 
+    /// Waits for [`STALL`], or less if it gets urgent: says whether it did.
+    async fn wait(&self) -> bool {
+        for _ in 0..10 {
+            sleep(STALL / 10).await;
+            if self.held() > self.limit.saturating_add(self.limit / 4) {
+                return true;
+            }
+        }
+        false
+    }
+
     fn marks(&self) -> Vec<Mark> {
-        let mut fat = self.fat.lock().unwrap_or_else(PoisonError::into_inner);
-        fat.retain(|account| account.strong_count() > 0);
-        let alive = fat.iter().filter_map(Weak::upgrade);
+        let mut listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
+        listed.retain(|account| account.strong_count() > 0);
+        let alive = listed.iter().filter_map(Weak::upgrade);
         alive
             .map(|account| Mark {
                 moved: account.moved.load(Ordering::Relaxed),
@@ -134,19 +156,27 @@ impl Budget {
             .collect()
     }
 
-    /// Evicts the fattest of the tunnels that have stalled since they were marked; says how many.
-    fn evict(&self, marks: &[Mark]) -> usize {
+    /// Evicts the fattest of the tunnels that have stalled since they were marked, and of all of
+    /// them where it is urgent; says how many.
+    fn evict(&self, marks: &[Mark], urgent: bool) -> usize {
         if self.has_room() {
             return 0;
         }
         let mut excess = self.held().saturating_sub(self.limit / 8 * 7);
-        let mut stalled: Vec<_> = marks
+        let mut order: Vec<_> = marks
             .iter()
-            .filter_map(|mark| Some((mark.stalled()?, &mark.account)))
+            .map(|mark| {
+                (
+                    mark.stalled(),
+                    mark.account.held.load(Ordering::Relaxed),
+                    &mark.account,
+                )
+            })
+            .filter(|&(stalled, held, _)| held > 0 && (stalled || urgent))
             .collect();
-        stalled.sort_unstable_by_key(|&(held, _)| Reverse(held));
+        order.sort_unstable_by_key(|&(stalled, held, _)| Reverse((stalled, held)));
         let mut count = 0;
-        for (held, account) in stalled {
+        for (_, held, account) in order {
             if excess == 0 {
                 break;
             }
@@ -158,20 +188,20 @@ impl Budget {
     }
 
     fn list(&self, account: &Arc<Account>) {
-        let mut fat = self.fat.lock().unwrap_or_else(PoisonError::into_inner);
-        if fat.len() == fat.capacity() {
-            fat.retain(|account| account.strong_count() > 0);
+        let mut listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
+        if listed.len() == listed.capacity() {
+            listed.retain(|account| account.strong_count() > 0);
         }
-        fat.push(Arc::downgrade(account));
+        listed.push(Arc::downgrade(account));
     }
 }
 
 impl Mark {
-    /// What a stalled tunnel holds.
-    fn stalled(&self) -> Option<usize> {
+    /// Whether the tunnel has moved less than it holds.
+    fn stalled(&self) -> bool {
         let held = self.account.held.load(Ordering::Relaxed);
         let moved = self.account.moved.load(Ordering::Relaxed);
-        (moved.wrapping_sub(self.moved) < held).then_some(held)
+        moved.wrapping_sub(self.moved) < held
     }
 }
 
@@ -182,7 +212,7 @@ impl Account {
         self.held.store(held, Ordering::Relaxed);
         if held >= self.told.load(Ordering::Relaxed) + UNTOLD_MAX {
             self.tell(held);
-            if held >= FAT && !self.listed.swap(true, Ordering::Relaxed) {
+            if !self.listed.swap(true, Ordering::Relaxed) {
                 self.budget.list(self);
             }
             if !self.budget.has_room() {
@@ -201,6 +231,27 @@ impl Account {
         if told > 0 && (held == 0 || held + UNTOLD_MAX <= told) {
             self.tell(held);
         }
+        if held == 0 && self.draining.load(Ordering::Relaxed) {
+            self.gate.open();
+        }
+    }
+
+    /// Waits until nothing that counts is held any more. For tunnels that have ended: h2 may hold
+    /// their last bytes for a slow peer, and who holds bytes must be there to be evicted.
+    ///
+    /// # Errors
+    /// The tunnel has to go.
+    pub async fn drained(self: &Arc<Self>) -> Result<(), Evicted> {
+        if self.told.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        self.draining.store(true, Ordering::Relaxed);
+        self.open_gate();
+        let empty = |_: &mut Context<'_>| match self.held.load(Ordering::Relaxed) {
+            0 => Poll::Ready(()),
+            _ => Poll::Pending,
+        };
+        poll_fn(|cx| self.poll_gated(cx, empty)).await
     }
 
     fn tell(&self, held: usize) {
@@ -288,6 +339,8 @@ impl Buf for Charged {
 mod tests {
     use super::*;
 
+    const FAT: usize = 16 * 1024;
+
     fn evicted(account: &Arc<Account>) -> bool {
         let never = |_: &mut Context<'_>| Poll::<()>::Pending;
         let cx = Context::from_waker(Waker::noop());
@@ -335,6 +388,61 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn where_everything_moves_a_little_the_fattest_go_in_the_end() {
+        let budget = budget(10 * FAT);
+        let accounts: Vec<_> = (0..50).map(|_| budget.account()).collect();
+        for account in &accounts {
+            account.take(FAT / 10);
+            account.take(UNTOLD_MAX);
+        }
+        assert!(!budget.has_room());
+        let moving = accounts.clone();
+        tokio::spawn(async move {
+            loop {
+                sleep(STALL / 10).await;
+                for account in &moving {
+                    account.give_back(1000);
+                    account.take(1000);
+                }
+            }
+        });
+        sleep(3 * STALL).await;
+        let count = || accounts.iter().filter(|account| evicted(account)).count();
+        let patient = count();
+        sleep(3 * STALL).await;
+        assert!(patient == 0 && count() > 0, "{patient}, then {}", count());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn far_past_the_limit_nobody_is_waited_for() {
+        let budget = budget(10 * FAT);
+        let account = budget.account();
+        account.take(13 * FAT);
+        sleep(STALL / 5).await;
+        assert!(evicted(&account));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tunnel_that_has_ended_stays_until_its_last_bytes_have_left() {
+        let budget = budget(100 * FAT);
+        let account = budget.account();
+        assert!(account.drained().await.is_ok(), "nothing to wait for");
+        let held = account.hold(Bytes::from(vec![7; FAT]));
+        let waits = Arc::clone(&account);
+        let waits = tokio::spawn(async move { waits.drained().await });
+        sleep(STALL).await;
+        assert!(!waits.is_finished());
+        drop(held);
+        assert!(waits.await.expect("no panic").is_ok());
+
+        let _held = account.hold(Bytes::from(vec![7; 101 * FAT]));
+        assert!(
+            account.drained().await.is_err(),
+            "it is evicted like any other"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_tunnel_that_has_gone_is_forgotten_and_small_ones_are_never_listed() {
         let budget = budget(FAT);
         for _ in 0..1000 {
@@ -343,7 +451,7 @@ mod tests {
             budget.account().take(0);
         }
         assert_eq!(budget.held(), 0);
-        let listed = budget.fat.lock().expect("no panic").len();
+        let listed = budget.listed.lock().expect("no panic").len();
         assert!(listed <= 8, "{listed} are listed");
         assert!(budget.marks().is_empty());
     }

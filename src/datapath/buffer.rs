@@ -1,6 +1,10 @@
-//! Buffers for bytes that pass through: borrowed from the thread, and given back when empty.
+//! Buffers for bytes that pass through, borrowed from the thread and given back when empty; and
+//! bytes that have to wait, without the buffers that they came in.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
+
+use bytes::{Bytes, BytesMut};
 
 /// The size of a buffer: four TLS records.
 pub const BUFFER_BYTES: usize = 64 * 1024;
@@ -41,9 +45,56 @@ impl Drop for Buffer {
     }
 }
 
+/// Pieces of less than this are copied out of their buffers where they have to wait.
+const SMALL: usize = 4 * 1024;
+/// So many pieces may keep their buffers, small or not.
+const PIECES_MAX: usize = 8;
+
+/// Puts small pieces that wait together. Each is a part of a buffer of h2's that is far larger, and
+/// keeps all of it: a byte in a frame of its own would hold 8 KiB.
+pub fn compact(pieces: &mut VecDeque<Bytes>) {
+    if pieces.len() <= PIECES_MAX {
+        return;
+    }
+    let mut together = BytesMut::new();
+    for piece in std::mem::take(pieces) {
+        if piece.len() < SMALL {
+            together.extend_from_slice(&piece);
+            continue;
+        }
+        if !together.is_empty() {
+            pieces.push_back(together.split().freeze());
+        }
+        pieces.push_back(piece);
+    }
+    if !together.is_empty() {
+        pieces.push_back(together.freeze());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_pieces_that_wait_leave_their_buffers_and_keep_their_order() {
+        let whole = Bytes::from(
+            (0..200_000_u32)
+                .map(|at| (at / 3).to_be_bytes()[3])
+                .collect::<Vec<_>>(),
+        );
+        let (mut pieces, mut at) = (VecDeque::new(), 0);
+        for size in [1, 5000, 1, 2, 3, 9000, 4095, 4096, 1, 1, 1, 70_000, 8] {
+            pieces.push_back(whole.slice(at..at + size));
+            at += size;
+        }
+        compact(&mut pieces);
+        assert!(pieces.len() == 9, "{} pieces", pieces.len());
+        assert!(pieces.iter().flatten().eq(whole[..at].iter()));
+        let mut few: VecDeque<_> = (0..PIECES_MAX).map(|_| whole.slice(..1)).collect();
+        compact(&mut few);
+        assert_eq!(few.len(), PIECES_MAX);
+    }
 
     #[test]
     fn a_buffer_is_used_again_and_few_are_kept() {

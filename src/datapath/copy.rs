@@ -25,6 +25,7 @@ use tokio_util::io::poll_read_buf;
 use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
 
+use super::buffer::compact;
 use super::tunnel::Tunnel;
 use super::window::StreamWindow;
 
@@ -36,7 +37,7 @@ const FRAMES_MAX: usize = 32;
 const TURNS_MAX: usize = 8;
 
 /// A read of this much leaves with the buffer that it was made into; less is copied out of it.
-const HANDED_OVER_MIN: usize = READ_BYTES_MAX / 2;
+const HANDED_OVER_MIN: usize = READ_BYTES_MAX / 8 * 7;
 
 thread_local! {
     /// Where endpoints are read into. Few bytes leave it at once, in a buffer of just their size: a
@@ -153,6 +154,7 @@ impl Upload {
             let written = match self.write(upstream) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.unblocked_bytes = 0;
+                    compact(&mut self.pending);
                     ready!(upstream.poll_write_ready(cx)).map_err(|_| Reason::UpstreamReset)?;
                     continue;
                 }

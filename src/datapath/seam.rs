@@ -190,7 +190,11 @@ impl<S: AsyncWrite + Unpin> Crossing<S> {
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(Gathered { buffer, from, to }) = &mut self.gathered {
             let rest = &buffer.bytes()[*from..*to];
-            *from += ready!(Pin::new(&mut self.stream).poll_write(cx, rest))?;
+            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, rest))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            *from += written;
             if from == to {
                 self.gathered = None;
             }

@@ -17,6 +17,7 @@ use crate::reason::Reason;
 use crate::wire::Authority;
 
 use super::budget::{Account, Charged};
+use super::buffer::compact;
 
 /// What a peer may send before it is answered: the first flight of an inner TLS connection.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
@@ -74,6 +75,7 @@ impl Incoming {
         // Its end and its errors are found again once the stream is a tunnel.
         while let Poll::Ready(Ok(Some(bytes))) = self.poll(cx) {
             self.early.push_back(bytes);
+            compact(&mut self.early);
             if self.unreleased > EARLY_BYTES_MAX {
                 return Poll::Ready(Reason::EarlyData);
             }

@@ -22,9 +22,9 @@ const HALF: usize = 512;
 /// - the time: a chain is believed for five minutes, and never past the first end of validity of
 ///   its certificates nor before the time at which it was verified.
 ///
-/// That the peer has the leaf's key is proved in every handshake, whatever is in here. Only chains
-/// that were accepted come in, so a stranger cannot fill it. Who may mint certificates can: then
-/// others' chains are forgotten early, and verified again.
+/// That the peer has the leaf's key is proved in every handshake, whatever is in here, and after a
+/// chain has come in. So whoever knows a good chain can fill the places with variants of it; others'
+/// chains are then forgotten early, and verified again.
 #[derive(Debug, Default)]
 pub(super) struct Chains(Mutex<Halves>);
 
