@@ -23,7 +23,7 @@ const HALF: usize = 512;
 ///   its certificates nor before the time at which it was verified.
 ///
 /// That the peer has the leaf's key is proved in every handshake, whatever is in here, and after a
-/// chain has come in. So whoever knows a good chain can fill the places with variants of it: others'
+/// chain has come in. Whoever knows a good chain can fill the places with variants of it: others'
 /// are then forgotten early, and verified again.
 #[derive(Debug, Default)]
 pub(super) struct Chains(Mutex<Halves>);
