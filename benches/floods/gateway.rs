@@ -3,16 +3,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket};
 
 use crate::common::machine::{CPU_OF_GATEWAYS, processors};
 use crate::common::process::Process;
 use crate::envoy::Envoy;
 use crate::support::{Endpoint, GATEWAY, Gateway, Net, Settings, identities};
 
-/// A tunnel's first byte to the endpoint: from here on send without an end.
-pub const ENDLESS: u8 = b'f';
 /// More than all streams of all attackers need.
 const DESCRIPTORS: u32 = 16_384;
 
@@ -50,7 +47,7 @@ enum Program {
 impl Running {
     pub async fn start(kind: &Kind) -> Self {
         let net = Net::new();
-        let endpoint = Endpoint::new(listen(net.address(11, 9000)), endpoint);
+        let endpoint = Endpoint::echo_or_endless(listen(net.address(11, 9000)));
         let (program, name) = match kind {
             Kind::Strait => {
                 let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
@@ -94,23 +91,4 @@ fn listen(address: SocketAddr) -> TcpListener {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind(address).expect("a free address");
     socket.listen(DESCRIPTORS).expect("a listener")
-}
-
-/// Sends back what it gets, unless the first byte asks for bytes without an end.
-async fn endpoint(mut stream: TcpStream) {
-    let mut first = [0];
-    if stream.read_exact(&mut first).await.is_err() {
-        return;
-    }
-    if first == [ENDLESS] {
-        while stream.write_all(&[0; 16 * 1024]).await.is_ok() {}
-        return;
-    }
-    if stream.write_all(&first).await.is_err() {
-        return;
-    }
-    let (mut read, mut write) = stream.split();
-    if tokio::io::copy(&mut read, &mut write).await.is_ok() {
-        let _ = write.shutdown().await;
-    }
 }

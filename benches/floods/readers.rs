@@ -6,8 +6,9 @@ use tokio::time::sleep;
 
 use crate::attacker::Peer;
 use crate::common::process::Peak;
-use crate::gateway::{ENDLESS, Kind, Running};
+use crate::gateway::{Kind, Running};
 use crate::row::{REST, WARM_UP, hurt};
+use crate::support::ENDLESS;
 use crate::victim::{Latency, Victim};
 
 pub const READERS: u32 = 100;

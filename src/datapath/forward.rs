@@ -303,12 +303,8 @@ fn describe(endpoint: &Endpoint) -> Destination {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::future_size;
     use super::*;
-
-    /// The size of what an async function of two arguments returns.
-    fn future_size<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
-        size_of::<F>()
-    }
 
     #[test]
     fn an_idle_tunnel_stays_small() {

@@ -39,13 +39,11 @@ async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::future_size;
     use super::*;
 
     #[test]
     fn a_connection_stays_small() {
-        fn future_size<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
-            size_of::<F>()
-        }
         // Beside it stand h2's connection and the TLS session, boxed.
         let size = future_size(connection);
         assert!(size <= 2112, "{size}");

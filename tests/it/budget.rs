@@ -2,47 +2,25 @@
 
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 use crate::support::raw::{self, Ending, RawPeer};
-use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, bytes, identities, run, until};
+use crate::support::{
+    ECHO, ENDLESS, Endpoint, Gateway, Net, Settings, bytes, identities, run, until,
+};
 
 const CONNECT: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"echo.global:80")];
 const KIB: u64 = 1024;
-/// A tunnel's first byte to the endpoint: from here on send without an end.
-const ENDLESS: u8 = b'f';
 const STREAMS: u32 = 200;
-
-/// Echoes, unless the first byte asks for bytes without an end.
-async fn serve(mut stream: TcpStream) {
-    let mut first = [0];
-    if stream.read_exact(&mut first).await.is_err() {
-        return;
-    }
-    if first == [ENDLESS] {
-        while stream.write_all(&[0; 16 * 1024]).await.is_ok() {}
-        return;
-    }
-    let _ = stream.write_all(&first).await;
-    let (mut read, mut write) = stream.split();
-    let _ = tokio::io::copy(&mut read, &mut write).await;
-}
 
 /// A peer that asks for bytes on [`STREAMS`] streams with the widest windows, and reads none.
 async fn never_reads(gateway: &Gateway) -> RawPeer {
-    let mut peer = RawPeer::connect(gateway).await;
-    let widest = 0x7fff_ffff_u32.to_be_bytes();
-    let mut window = vec![0, 4];
-    window.extend(widest);
-    let mut hello = raw::frame(raw::SETTINGS, 0, 0, &window);
-    hello.extend(raw::frame(
-        raw::WINDOW_UPDATE,
-        0,
-        0,
-        &0x7fff_0000_u32.to_be_bytes(),
-    ));
+    const WIDEST: u32 = 0x7fff_ffff;
+    // The connection's window has 65,535 already.
+    let more = (WIDEST - 0xffff).to_be_bytes();
+    let mut peer = RawPeer::with_window(gateway, WIDEST).await;
+    let mut hello = raw::frame(raw::WINDOW_UPDATE, 0, 0, &more);
     for stream in (0..STREAMS).map(|index| 1 + 2 * index) {
         hello.extend(raw::headers(stream, &CONNECT));
         hello.extend(raw::frame(raw::DATA, 0, stream, &[ENDLESS]));
@@ -58,7 +36,7 @@ fn past_the_budget_the_fattest_stalled_tunnels_go_and_a_neighbour_notices_nothin
         let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
         settings.more += "limits: {buffers: 4MiB}\n";
         let gateway = Gateway::start(&settings).await;
-        let _endpoint = Endpoint::new(net.listen(11, 9000).await, serve);
+        let _endpoint = Endpoint::echo_or_endless(net.listen(11, 9000).await);
         let max = gateway.metric("strait_buffered_bytes_max").await;
         assert_eq!(max, 4.0 * 1024.0 * 1024.0);
         let neighbour = gateway.client(identities()).await;

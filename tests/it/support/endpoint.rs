@@ -4,8 +4,12 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+
+/// The byte that asks [`Endpoint::echo_or_endless`] to send without an end.
+pub const ENDLESS: u8 = b'f';
 
 /// A running endpoint, gone with all its connections when it is dropped.
 pub struct Endpoint {
@@ -38,10 +42,19 @@ impl Endpoint {
 
     /// An endpoint that sends back what it gets, and ends when its client does.
     pub fn echo(listener: TcpListener) -> Self {
+        Self::new(listener, echo)
+    }
+
+    /// As [`Endpoint::echo`], but a connection that begins with [`ENDLESS`] gets bytes without an
+    /// end.
+    pub fn echo_or_endless(listener: TcpListener) -> Self {
         Self::new(listener, |mut stream| async move {
-            let (mut read, mut write) = stream.split();
-            if tokio::io::copy(&mut read, &mut write).await.is_ok() {
-                let _ = tokio::io::AsyncWriteExt::shutdown(&mut write).await;
+            let mut first = [0];
+            if matches!(stream.peek(&mut first).await, Ok(1)) && first == [ENDLESS] {
+                let _ = stream.read_u8().await;
+                while stream.write_all(&[0; 16 * 1024]).await.is_ok() {}
+            } else {
+                echo(stream).await;
             }
         })
     }
@@ -49,6 +62,13 @@ impl Endpoint {
     /// Connections so far.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
+    }
+}
+
+async fn echo(mut stream: TcpStream) {
+    let (mut read, mut write) = stream.split();
+    if tokio::io::copy(&mut read, &mut write).await.is_ok() {
+        let _ = write.shutdown().await;
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 use strait::hbone::Tunnel;
 use tokio::io::AsyncReadExt;
 
-pub use endpoint::{Endpoint, reset};
+pub use endpoint::{ENDLESS, Endpoint, reset};
 pub use gateway::{Gateway, Settings, replace};
 pub use identities::{CLIENT, ENDPOINT, GATEWAY, Identities, identities};
 pub use net::{Net, endpoint_port};
