@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{PingPong, RecvStream};
 use http::{Method, Request};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::AsyncRead;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
@@ -23,6 +23,7 @@ use super::forward::{self, Asked};
 use super::gate::Gate;
 use super::handshake::{Refused, Session};
 use super::identity::Peer;
+use super::seal::Seal;
 use super::seam::{Owner, Seam};
 use super::tunnel::{Requested, Target};
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
@@ -84,7 +85,7 @@ pub async fn http2<S>(
     peer: Arc<Peer>,
 ) -> Result<Option<S>, Refused>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + Seal,
 {
     let (seam, owner) = Seam::new(stream);
     let handshake = timeout(PREFACE_DEADLINE, settings().handshake(seam));
@@ -149,7 +150,7 @@ struct Server<'a, S> {
     owner: &'a Owner<S>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Server<'_, S> {
+impl<S: AsyncRead + Seal> Server<'_, S> {
     async fn run(self, mut connection: Box<Connection<Seam<S>, budget::Charged>>) {
         let gate = Arc::new(Gate::default());
         let mut events = self.events(connection.ping_pong());

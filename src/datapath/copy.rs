@@ -26,11 +26,11 @@ use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
 
 use super::buffer::compact;
-use super::tunnel::Tunnel;
+use super::tunnel::{RECORD_DATA_BYTES, Tunnel};
 use super::window::StreamWindow;
 
-/// The most that is read from an endpoint at once: four TLS records.
-const READ_BYTES_MAX: usize = 64 * 1024;
+/// The most that is read from an endpoint at once: DATA frames that fill four TLS records.
+const READ_BYTES_MAX: usize = 4 * RECORD_DATA_BYTES;
 /// DATA frames that are written to an endpoint at once, well under the kernel's 1,024 (`IOV_MAX`).
 const FRAMES_MAX: usize = 32;
 /// Reads and writes of one direction in one turn: then other tunnels of the worker have theirs.

@@ -34,6 +34,7 @@ pub mod meter;
 pub mod policy;
 pub mod readahead;
 pub mod route;
+pub mod seal;
 pub mod seam;
 pub mod serve;
 pub mod tunnel;

@@ -19,6 +19,7 @@ use tokio::task::coop;
 
 use super::buffer::{BUFFER_BYTES, Buffer};
 use super::meter::Meter;
+use super::seal::Seal;
 
 /// A TLS stream as h2 sees it.
 #[derive(Debug)]
@@ -43,16 +44,27 @@ struct Crossing<S> {
     closed: bool,
     /// The end of the stream, until it is told.
     end: Option<io::Result<()>>,
+    /// What h2 has written and TLS has not taken.
     gathered: Option<Gathered>,
+    /// Bytes that TLS has taken since all that it had was last sent.
+    sealed: usize,
+    /// The peer takes no more for now.
+    blocked: bool,
 }
 
-/// What h2 has written and TLS has not taken: `from..to` of the buffer.
+/// The first bytes of a buffer.
 #[derive(Debug)]
 struct Gathered {
     buffer: Buffer,
-    from: usize,
-    to: usize,
+    size: usize,
 }
+
+/// More than this is not copied to stand beside other frames in a TLS record.
+const GATHERED_MAX: usize = 2 * 1024;
+/// Bytes for which a turn makes TLS records before they are sent.
+const SEALED_MAX: usize = 256 * 1024;
+/// Slices that are taken at once: h2 writes the head of a frame and its payload.
+const SLICES_MAX: usize = 3;
 
 /// Frames for one unit of the cooperative budget, of which a turn has 128.
 const FRAMES_PER_UNIT: u32 = 4;
@@ -68,6 +80,8 @@ impl<S> Seam<S> {
             closed: false,
             end: None,
             gathered: None,
+            sealed: 0,
+            blocked: false,
         }));
         (
             Self(Arc::clone(&crossing)),
@@ -84,7 +98,7 @@ impl<S> Owner<S> {
     pub async fn run<F>(&self, future: F) -> F::Output
     where
         F: Future,
-        S: AsyncWrite + Unpin,
+        S: Seal,
     {
         let mut future = pin!(future);
         poll_fn(|cx| {
@@ -163,48 +177,65 @@ fn spend(cx: &mut Context<'_>, units: u32) {
     }
 }
 
-impl<S: AsyncWrite + Unpin> Crossing<S> {
-    /// Takes bytes into the buffer; when it is full, TLS has to take it first.
-    fn poll_write(&mut self, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        if self
-            .gathered
-            .as_ref()
-            .is_some_and(|gathered| gathered.to == BUFFER_BYTES)
-        {
-            ready!(self.poll_drain(cx))?;
+impl<S: Seal> Crossing<S> {
+    /// Takes all of it: few bytes into the buffer, more of them into TLS records at once.
+    fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if self.blocked || self.sealed >= SEALED_MAX {
+            ready!(self.poll_flush(cx))?;
         }
+        let slices = &slices[..slices.len().min(SLICES_MAX)];
+        let count = slices.iter().map(|slice| slice.len()).sum();
+        for slice in slices {
+            self.meter.sent(slice);
+        }
+        let gathered = self.gathered.as_ref().map_or(0, |gathered| gathered.size);
+        if count > GATHERED_MAX || gathered + count > BUFFER_BYTES {
+            self.seal(slices)?;
+        } else {
+            self.gather(slices);
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    fn gather(&mut self, slices: &[IoSlice<'_>]) {
         let gathered = self.gathered.get_or_insert_with(|| Gathered {
             buffer: Buffer::borrow(),
-            from: 0,
-            to: 0,
+            size: 0,
         });
-        let room = &mut gathered.buffer.bytes()[gathered.to..];
-        let taken = &data[..data.len().min(room.len())];
-        room[..taken.len()].copy_from_slice(taken);
-        gathered.to += taken.len();
-        self.meter.sent(taken);
-        Poll::Ready(Ok(taken.len()))
-    }
-
-    /// Hands all that was gathered to TLS.
-    fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some(Gathered { buffer, from, to }) = &mut self.gathered {
-            let rest = &buffer.bytes()[*from..*to];
-            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, rest))?;
-            if written == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-            }
-            *from += written;
-            if from == to {
-                self.gathered = None;
-            }
+        for slice in slices {
+            let end = gathered.size + slice.len();
+            gathered.buffer.bytes()[gathered.size..end].copy_from_slice(slice);
+            gathered.size = end;
         }
-        Poll::Ready(Ok(()))
     }
 
+    /// Makes TLS records of what was gathered and what comes after it.
+    fn seal(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()> {
+        let mut all = [IoSlice::new(&[]); SLICES_MAX + 1];
+        let mut gathered = self.gathered.take();
+        if let Some(Gathered { buffer, size }) = &mut gathered {
+            all[0] = IoSlice::new(&buffer.bytes()[..*size]);
+        }
+        all[1..=slices.len()].copy_from_slice(slices);
+        self.sealed += all.iter().map(|slice| slice.len()).sum::<usize>();
+        self.stream.seal(&all[..=slices.len()])
+    }
+
+    /// Sends all that was written.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_drain(cx))?;
-        Pin::new(&mut self.stream).poll_flush(cx)
+        if self.gathered.is_some() {
+            self.seal(&[])?;
+        }
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        self.blocked = flushed.is_pending();
+        if !self.blocked {
+            self.sealed = 0;
+        }
+        flushed
     }
 }
 
@@ -218,13 +249,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Seam<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Seam<S> {
+impl<S: Seal> AsyncWrite for Seam<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        lock(&self.0).poll_write(cx, data)
+        lock(&self.0).poll_write(cx, &[IoSlice::new(data)])
     }
 
     fn poll_write_vectored(
@@ -232,23 +263,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Seam<S> {
         cx: &mut Context<'_>,
         data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let mut crossing = lock(&self.0);
-        let mut written = 0;
-        for slice in data {
-            let mut rest = &slice[..];
-            while !rest.is_empty() {
-                match crossing.poll_write(cx, rest) {
-                    Poll::Ready(Ok(count)) => {
-                        written += count;
-                        rest = &rest[count..];
-                    }
-                    // What was taken so far counts, and an error comes again.
-                    _ if written > 0 => return Poll::Ready(Ok(written)),
-                    other => return other,
-                }
-            }
-        }
-        Poll::Ready(Ok(written))
+        lock(&self.0).poll_write(cx, data)
     }
 
     fn is_write_vectored(&self) -> bool {

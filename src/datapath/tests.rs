@@ -20,6 +20,7 @@ use super::admission::Admission;
 use super::budget::Budget;
 use super::handshake::Refused;
 use super::identity::Peer;
+use super::seal::Plain;
 use super::{Gateway, connect, dial};
 
 const BUFFERS: usize = 1 << 20;
@@ -80,7 +81,7 @@ fn serve_by(
             load: Load::default().add(),
             descriptor: gateway.admission.connection(),
         };
-        let served = connect::http2(&gateway, ours, &held, peer(not_after));
+        let served = connect::http2(&gateway, Plain::new(ours), &held, peer(not_after));
         served.await.map(|_| ())
     });
     (served, theirs)

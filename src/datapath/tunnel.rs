@@ -22,6 +22,10 @@ use super::buffer::compact;
 /// What a peer may send before it is answered: the first flight of an inner TLS connection.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
 
+/// The payload of a DATA frame that fills a TLS record: 16 KiB (RFC 8446 section 5.1) without the
+/// frame's head.
+pub const RECORD_DATA_BYTES: usize = 16 * 1024 - 9;
+
 /// What a tunnel asks for.
 #[derive(Debug)]
 pub struct Target(pub(super) Authority);
@@ -240,11 +244,15 @@ impl Tunnel {
     ///
     /// # Errors
     /// The stream or its connection has broken.
-    pub fn send(&mut self, bytes: Bytes) -> Result<(), Reason> {
-        let bytes = self.incoming.account.hold(bytes);
-        self.send
-            .send_data(bytes, false)
-            .map_err(|error| self.cause(&error))
+    pub fn send(&mut self, mut bytes: Bytes) -> Result<(), Reason> {
+        while !bytes.is_empty() {
+            let frame = bytes.split_to(bytes.len().min(RECORD_DATA_BYTES));
+            let frame = self.incoming.account.hold(frame);
+            self.send
+                .send_data(frame, false)
+                .map_err(|error| self.cause(&error))?;
+        }
+        Ok(())
     }
 
     /// Ends our direction by END_STREAM.

@@ -14,6 +14,7 @@ use strait::datapath::accept::{Held, Load};
 use strait::datapath::admission::Admission;
 use strait::datapath::budget::Budget;
 use strait::datapath::identity::Peer;
+use strait::datapath::seal::Plain;
 use strait::datapath::{Gateway, connect, dial};
 use strait::lifecycle::Lifecycle;
 use strait::snapshot::builder::Change;
@@ -106,7 +107,7 @@ fn serve(gateway: &Arc<Gateway>, stream: DuplexStream, peer: Arc<Peer>) -> JoinH
             descriptor: gateway.admission.connection(),
         };
         // A refusal is as good an end as any other.
-        drop(connect::http2(&gateway, stream, &held, peer).await);
+        drop(connect::http2(&gateway, Plain::new(stream), &held, peer).await);
     })
 }
 
