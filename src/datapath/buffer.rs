@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-/// The size of a buffer: four TLS records.
-pub const BUFFER_BYTES: usize = 64 * 1024;
+/// The size of a buffer: eight TLS records.
+pub const BUFFER_BYTES: usize = 128 * 1024;
 /// Spare buffers of a thread. More connections than these seldom hold one at the same time.
 const SPARES_MAX: usize = 8;
 
@@ -29,6 +29,12 @@ impl Buffer {
     /// The whole buffer.
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.0
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }
 

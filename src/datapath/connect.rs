@@ -40,7 +40,7 @@ const WINDOW_RETRY: Duration = Duration::from_millis(50);
 /// The largest DATA frame that we take. Larger ones would delay other tunnels' bytes.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
 /// Bytes that h2 may hold for a stream whose reader is slow.
-const SEND_BUFFER_BYTES: usize = 128 * 1024;
+const SEND_BUFFER_BYTES: usize = 256 * 1024;
 /// Bytes of a decoded header list. Istio's own headers take under 1 KiB.
 const HEADER_LIST_BYTES: u32 = 16 * 1024;
 /// Fields of a header list: HPACK makes a field of one byte, and each costs an allocation.

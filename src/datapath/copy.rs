@@ -5,45 +5,38 @@
 //! back only when the endpoint took the bytes, and the endpoint is read only as far as the peer's
 //! window reaches. An idle tunnel holds no buffer.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
-use std::mem;
 use std::net::Shutdown;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use socket2::SockRef;
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::ReadHalf;
 use tokio::time::timeout;
-use tokio_util::io::poll_read_buf;
 
 use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
 
-use super::buffer::compact;
+use super::buffer::{Buffer, compact};
 use super::tunnel::{RECORD_DATA_BYTES, Tunnel};
 use super::window::StreamWindow;
 
-/// The most that is read from an endpoint at once: DATA frames that fill four TLS records.
-const READ_BYTES_MAX: usize = 4 * RECORD_DATA_BYTES;
+/// The most that is read from an endpoint at once: DATA frames that fill eight TLS records.
+const READ_BYTES_MAX: usize = 8 * RECORD_DATA_BYTES;
 /// DATA frames that are written to an endpoint at once, well under the kernel's 1,024 (`IOV_MAX`).
 const FRAMES_MAX: usize = 32;
 /// Reads and writes of one direction in one turn: then other tunnels of the worker have theirs.
 const TURNS_MAX: usize = 8;
 
-/// A read of this much leaves with the buffer that it was made into; less is copied out of it.
-const HANDED_OVER_MIN: usize = READ_BYTES_MAX / 8 * 7;
-
-thread_local! {
-    /// Where endpoints are read into. Few bytes leave it at once, in a buffer of just their size: a
-    /// slow peer then holds what it was sent, and not a large buffer for a small message.
-    static SCRATCH: RefCell<BytesMut> = RefCell::default();
-}
+/// A read of this much leaves in the buffer that it was made into. Less is copied out of it: a slow
+/// peer then holds what it was sent, and not a large buffer for a small message.
+const HANDED_OVER_MIN: usize = READ_BYTES_MAX / 2;
 
 /// How a tunnel ended.
 #[derive(Debug)]
@@ -272,15 +265,13 @@ fn poll_read(
     upstream: &mut ReadHalf<'_>,
     most: usize,
 ) -> Poll<io::Result<Bytes>> {
-    SCRATCH.with_borrow_mut(|scratch| {
-        scratch.reserve(READ_BYTES_MAX);
-        let mut room = (&mut *scratch).limit(most.min(READ_BYTES_MAX));
-        let read = ready!(poll_read_buf(Pin::new(upstream), cx, &mut room))?;
-        if read >= HANDED_OVER_MIN {
-            return Poll::Ready(Ok(mem::take(scratch).freeze()));
-        }
-        let bytes = Bytes::copy_from_slice(scratch);
-        scratch.clear();
-        Poll::Ready(Ok(bytes))
-    })
+    let mut buffer = Buffer::borrow();
+    let mut room = ReadBuf::new(&mut buffer.bytes()[..most]);
+    ready!(Pin::new(upstream).poll_read(cx, &mut room))?;
+    let read = room.filled().len();
+    Poll::Ready(Ok(if read >= HANDED_OVER_MIN {
+        Bytes::from_owner(buffer).slice(..read)
+    } else {
+        Bytes::copy_from_slice(room.filled())
+    }))
 }

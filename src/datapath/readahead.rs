@@ -11,6 +11,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::buffer::Buffer;
 
+/// The most that is read at once: what is decrypted while the processor's cache still has it.
+const READ_BYTES_MAX: usize = 64 * 1024;
+
 /// A byte stream that is read in large pieces and written as it is.
 #[derive(Debug)]
 pub struct ReadAhead<S> {
@@ -51,7 +54,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ReadAhead<S> {
             Some(ahead) => ahead,
             None => {
                 let mut buffer = Buffer::borrow();
-                let mut read = ReadBuf::new(buffer.bytes());
+                let mut read = ReadBuf::new(&mut buffer.bytes()[..READ_BYTES_MAX]);
                 ready!(Pin::new(&mut self.stream).poll_read(cx, &mut read))?;
                 let to = read.filled().len();
                 Ahead {
