@@ -96,7 +96,9 @@ pub async fn run(
         // A peer that sent END_STREAM and then went away has been promised delivery (contract 10,
         // Ends). h2 still holds what it sent; without END_STREAM this fails at once.
         let rest = poll_fn(|cx| upload.poll(cx, tunnel, upstream, window, record));
-        if let Ok(Err(Reason::UpstreamReset)) = timeout(DELIVERY_DEADLINE, rest).await {
+        // Boxed: few tunnels end like this, and all would have room for it.
+        let rest = Box::pin(timeout(DELIVERY_DEADLINE, rest));
+        if let Ok(Err(Reason::UpstreamReset)) = rest.await {
             ended = Err(Reason::UpstreamReset);
         }
     }

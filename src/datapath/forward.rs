@@ -50,14 +50,22 @@ pub struct Asked {
 ///
 /// An idle tunnel is what most of a gateway's memory is for: only `Open` and the copy's own
 /// state live as long as it does. What comes before and after is boxed, and freed in between.
-pub async fn run(mut asked: Box<Asked>, target: Result<Target, Reason>) {
+pub fn run(asked: Box<Asked>, target: Result<Target, Reason>) -> impl Future<Output = ()> + Send {
+    let opening = Box::pin(open(asked, target));
+    async move {
+        let Some(mut open) = opening.await else {
+            return;
+        };
+        let outcome = open.copy().await;
+        Box::pin(open.end(outcome)).await;
+    }
+}
+
+/// Resolves, judges, dials and answers.
+async fn open(mut asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<Open>> {
     let generation = asked.gateway.reader.generation();
-    let reached = Box::pin(reach(&mut asked, target)).await;
-    let Some(mut open) = answer(asked, generation, reached) else {
-        return;
-    };
-    let outcome = open.copy().await;
-    Box::pin(open.end(outcome)).await;
+    let reached = reach(&mut asked, target).await;
+    answer(asked, generation, reached)
 }
 
 /// Answers 200, or refuses.
@@ -262,7 +270,7 @@ async fn revoked(
         let snapshot = gateway.reader.load();
         if policy::still_allowed(&snapshot, peer, right).is_err() {
             drop(snapshot);
-            return sleep(REVOKE_JITTER.mul_f64(fastrand::f64())).await;
+            return Box::pin(sleep(REVOKE_JITTER.mul_f64(fastrand::f64()))).await;
         }
     }
     std::future::pending().await
@@ -308,9 +316,9 @@ mod tests {
 
     #[test]
     fn an_idle_tunnel_stays_small() {
-        // A worker's task is a header of 128 bytes more.
+        // A worker's task is a header of 152 bytes more, in steps of 128.
         let task = future_size(run);
         let open = size_of::<Open>();
-        assert!(task <= 864 && open <= 512, "task {task}, open {open}");
+        assert!(task <= 744 && open <= 512, "task {task}, open {open}");
     }
 }

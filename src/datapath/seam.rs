@@ -287,6 +287,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
     use tokio::sync::oneshot;
 
+    use super::super::seal::Plain;
     use super::*;
 
     /// A stream that always has bytes, as TLS has while its buffer is full: a preface, and then
@@ -348,7 +349,7 @@ mod tests {
     #[tokio::test]
     async fn what_one_turn_writes_leaves_together_at_its_end() {
         let (ours, mut theirs) = duplex(1 << 20);
-        let (mut seam, owner) = Seam::new(ours);
+        let (mut seam, owner) = Seam::new(Plain::new(ours));
         let mut read = [0; 8];
         seam.write_all(b"one").await.expect("room");
         seam.flush().await.expect("nothing to do");
@@ -364,7 +365,7 @@ mod tests {
     #[tokio::test]
     async fn more_than_a_buffer_passes_in_order_and_a_full_stream_holds_it_up() {
         let (ours, mut theirs) = duplex(1000);
-        let (mut seam, owner) = Seam::new(ours);
+        let (mut seam, owner) = Seam::new(Plain::new(ours));
         let sent: Vec<u8> = (0..300_000_u32)
             .map(|at| (at / 7).to_be_bytes()[3])
             .collect();
@@ -394,7 +395,7 @@ mod tests {
     async fn a_stream_that_fails_at_the_flush_fails_the_next_read() {
         let (ours, theirs) = duplex(1000);
         drop(theirs);
-        let (mut seam, owner) = Seam::new(ours);
+        let (mut seam, owner) = Seam::new(Plain::new(ours));
         owner
             .run(seam.write_all(b"lost"))
             .await
