@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 use tokio_util::task::TaskTracker;
 
 /// How far the process is on its way out. Phases only ever advance.
@@ -34,6 +35,7 @@ const CLOSE_GRACE: Duration = Duration::from_secs(1);
 pub struct Lifecycle {
     phase: Arc<watch::Sender<Phase>>,
     stops: Arc<watch::Sender<u32>>,
+    closing: CancellationToken,
     tasks: TaskTracker,
 }
 
@@ -43,6 +45,7 @@ impl Lifecycle {
         Self {
             phase: Arc::new(watch::Sender::new(Phase::Running)),
             stops: Arc::new(watch::Sender::new(0)),
+            closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
         }
     }
@@ -61,6 +64,12 @@ impl Lifecycle {
     /// A receiver of the phases.
     pub fn phases(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
+    }
+
+    /// Waits for [`Phase::Closing`]. Every tunnel does: this is a third of what a receiver of the
+    /// phases takes.
+    pub fn closing(&self) -> WaitForCancellationFuture<'_> {
+        self.closing.cancelled()
     }
 
     /// Runs a task that a drain waits for, on the current runtime.
@@ -96,6 +105,7 @@ impl Lifecycle {
             () = tokio::time::sleep(deadline) => {}
         }
         self.phase.send_replace(Phase::Closing);
+        self.closing.cancel();
         let _ = timeout(CLOSE_GRACE, self.tasks.wait()).await;
         self.tasks.len()
     }

@@ -10,7 +10,6 @@ use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use crate::lifecycle::{Phase, reached};
 use crate::reason::Reason;
 use crate::snapshot::Endpoint;
 use crate::telemetry::{Destination, DestinationService, Record};
@@ -134,11 +133,10 @@ async fn reach(asked: &mut Asked, target: Result<Target, Reason>) -> Result<Upst
         });
         policy::run(&snapshot, peer, route)?
     };
-    let mut phases = gateway.lifecycle.phases();
     tokio::select! {
         upstream = connect(gateway, permit, record) => upstream,
         reason = requested.cancelled() => Err(reason),
-        () = reached(&mut phases, Phase::Closing) => Err(Reason::DrainDeadline),
+        () = gateway.lifecycle.closing() => Err(Reason::DrainDeadline),
     }
 }
 
@@ -202,12 +200,11 @@ impl Open {
     async fn copy(&mut self) -> Outcome {
         let account = Arc::clone(self.tunnel.account());
         account.open_gate();
-        let mut phases = self.gateway.lifecycle.phases();
         let Upstream { stream, right, .. } = &mut self.upstream;
         let (tunnel, record) = (&mut self.tunnel, &mut self.record);
         let mut ended = pin!(async {
             tokio::select! {
-                () = reached(&mut phases, Phase::Closing) => Reason::DrainDeadline,
+                () = self.gateway.lifecycle.closing() => Reason::DrainDeadline,
                 () = revoked(&self.gateway, &mut self.generation, &self.peer, right) => {
                     Reason::Revoked
                 }
@@ -319,6 +316,6 @@ mod tests {
         // A worker's task is a header of 152 bytes more, in steps of 128.
         let task = future_size(run);
         let open = size_of::<Open>();
-        assert!(task <= 744 && open <= 512, "task {task}, open {open}");
+        assert!(task <= 616 && open <= 512, "task {task}, open {open}");
     }
 }
