@@ -5,7 +5,8 @@
 //! thousand tiny frames in one of them, could keep its worker to itself.
 //!
 //! It also gathers: h2 flushes after each DATA frame, which would be a TLS record and a system
-//! call each. What a turn of the connection writes leaves together, at the end of the turn.
+//! call each. Small frames share a record, large ones are made into records at once, and what a
+//! turn of the connection writes leaves together, at the end of the turn.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -389,6 +390,29 @@ mod tests {
         theirs.read_to_end(&mut got).await.expect("all of it");
         writer.await.expect("no panic").expect("a write");
         assert!(got == expected);
+    }
+
+    #[tokio::test]
+    async fn what_nobody_reads_is_bounded_and_after_a_stall_nothing_more_is_taken() {
+        let (ours, _silent) = duplex(1000);
+        let (mut seam, owner) = Seam::new(Plain::new(ours));
+        let data = vec![7; 100_000];
+        let mut taken = 0;
+        let first_turn = owner.run(poll_fn(|cx| {
+            while let Poll::Ready(count) = Pin::new(&mut seam).poll_write(cx, &data) {
+                taken += count.expect("an open stream");
+            }
+            Poll::Ready(())
+        }));
+        first_turn.await;
+        assert!(
+            (SEALED_MAX..SEALED_MAX + data.len()).contains(&taken),
+            "{taken}"
+        );
+        let second_turn = owner.run(poll_fn(|cx| {
+            Poll::Ready(Pin::new(&mut seam).poll_write(cx, b"one more").is_pending())
+        }));
+        assert!(second_turn.await);
     }
 
     #[tokio::test]
