@@ -63,7 +63,7 @@ struct Gathered {
 /// More than this is not copied to stand beside other frames in a TLS record.
 const GATHERED_MAX: usize = 2 * 1024;
 /// Bytes for which a turn makes TLS records before they are sent.
-const SEALED_MAX: usize = 512 * 1024;
+const SEALED_MAX: usize = 256 * 1024;
 /// Slices that are taken at once: h2 writes the head of a frame and its payload.
 const SLICES_MAX: usize = 3;
 
