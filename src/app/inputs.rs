@@ -93,10 +93,12 @@ pub fn check(path: &Path) -> Report {
 
 fn complete(path: &Path, examined: Examined) -> Report {
     let mut report = Report::of(&examined.findings);
-    let mesh = examined.discovery.as_ref().and_then(|discovery| {
-        let Discovery::File { path } = discovery;
-        report.keep(xds::file::load(path))
-    });
+    let mesh = match &examined.discovery {
+        Some(Discovery::File { path }) => report.keep(xds::file::load(path)),
+        // It is told while we run.
+        Some(Discovery::Istio(_)) => Some(Mesh::default()),
+        None => None,
+    };
     let certificates = report.certificates(path, &examined);
     if let (Some(config), Some(mesh), Some((material, domains))) =
         (examined.config, mesh, certificates)
@@ -191,9 +193,12 @@ impl Report {
         ));
     }
 
-    /// What only the two files together show.
+    /// What only the two files together show. A control plane's mesh comes and goes, and nobody
+    /// could mend it here.
     pub(super) fn compare(&mut self, config: &Config, mesh: &Mesh) {
-        let Discovery::File { path: mesh_path } = &config.discovery;
+        let Discovery::File { path: mesh_path } = &config.discovery else {
+            return;
+        };
         let known = |host: &str| mesh.services.iter().any(|service| service.hostname == host);
         for exposed in &config.exposure.services {
             let at = format!("{}:{}", config.file.display(), exposed.line);

@@ -5,6 +5,7 @@
 
 mod inputs;
 mod memory;
+mod pod;
 mod reload;
 
 use std::net::{SocketAddr, TcpListener};
@@ -21,7 +22,7 @@ use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
 use crate::admin::{self, AdminState};
-use crate::config::Config;
+use crate::config::{Config, Discovery};
 use crate::datapath::accept::{self, Accepted, Worker};
 use crate::datapath::admission::Admission;
 use crate::datapath::budget::Budget;
@@ -33,6 +34,7 @@ use crate::snapshot::builder::Change;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls;
+use crate::xds::{self, stream::Istio};
 
 use reload::Seen;
 
@@ -118,13 +120,15 @@ impl App {
         if let Some(drops) = log.drops() {
             metrics.count_log_drops(drops);
         }
-        let publisher = Publisher::new();
+        let publisher = Arc::new(Publisher::new());
         publisher.update(Change {
             mesh: Some((inputs.mesh.clone(), inputs.network())),
             trust: Some(inputs::trust_set(&inputs.config)),
             exposure: Some(inputs::exposure_table(&inputs.config)),
         });
-        status.ready(DISCOVERY);
+        if let Discovery::File { .. } = inputs.config.discovery {
+            status.ready(DISCOVERY);
+        }
         let sockets = Sockets::bind(&inputs.config)?;
         let buffers = inputs.config.limits.buffers.unwrap_or_else(memory::half);
         let budget = Arc::new(Budget::new(buffers, metrics.buffers(buffers)));
@@ -149,8 +153,24 @@ impl App {
         app.status.ready(LISTENERS);
         inputs.announce(app.gateway.reader.load().version);
         tokio::spawn(async move { budget.run().await });
+        app.discover(&inputs.config, &publisher);
         tokio::spawn(reload::Reloader::new(&app, inputs, seen, publisher, log).run());
         Ok(app)
+    }
+
+    /// Starts to learn the mesh from a control plane, where that is where it comes from.
+    fn discover(&self, config: &Config, publisher: &Arc<Publisher>) {
+        let Discovery::Istio(plane) = &config.discovery else {
+            return;
+        };
+        tokio::spawn(xds::stream::run(Istio {
+            plane: plane.clone(),
+            pod: pod::of_environment(&config.gateway),
+            publisher: Arc::clone(publisher),
+            status: Arc::clone(&self.status),
+            metrics: Arc::clone(&self.gateway.metrics),
+            pending: DISCOVERY,
+        }));
     }
 
     /// Waits for a signal or `/quitquitquit`, and leads the drain to its end.

@@ -33,7 +33,7 @@ pub(super) struct Reloader {
     config: Arc<ArcSwap<Config>>,
     gateway: Arc<Gateway>,
     status: Arc<Status>,
-    publisher: Publisher,
+    publisher: Arc<Publisher>,
     log: LogHandle,
     material: Arc<Material>,
     seen: Seen,
@@ -50,11 +50,13 @@ impl Reloader {
         app: &App,
         inputs: Inputs,
         seen: Seen,
-        publisher: Publisher,
+        publisher: Arc<Publisher>,
         log: LogHandle,
     ) -> Self {
         for what in What::ALL {
-            app.status.set_reload(what, Ok(()));
+            if !files(&inputs.config, what).is_empty() {
+                app.status.set_reload(what, Ok(()));
+            }
         }
         Self {
             config: Arc::clone(&app.config),
@@ -220,7 +222,9 @@ impl Reloader {
 
     async fn reload_mesh(&mut self) -> anyhow::Result<()> {
         let config = self.config.load_full();
-        let Discovery::File { path } = config.discovery.clone();
+        let Discovery::File { path } = config.discovery.clone() else {
+            return Ok(());
+        };
         let network = config.gateway.network.as_str().into();
         // A large file takes its time, and admin pages live on this thread.
         let mesh = tokio::task::spawn_blocking(move || xds::file::load(&path)).await??;
@@ -277,10 +281,10 @@ fn in_force(old: &Config, new: Config) -> Config {
 fn files(config: &Config, what: What) -> Vec<PathBuf> {
     match what {
         What::Config => vec![config.file.clone()],
-        What::Mesh => {
-            let Discovery::File { path } = &config.discovery;
-            vec![path.clone()]
-        }
+        What::Mesh => match &config.discovery {
+            Discovery::File { path } => vec![path.clone()],
+            Discovery::Istio(_) => Vec::new(),
+        },
         What::Certificates => {
             let Identity::Files(own) = &config.identity;
             let own = [&own.chain, &own.key, &own.roots];

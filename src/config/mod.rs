@@ -180,6 +180,23 @@ pub enum Discovery {
         #[serde(serialize_with = "lossy_path")]
         path: PathBuf,
     },
+    /// From istiod: workloads and services by WDS over delta ADS.
+    Istio(ControlPlane),
+}
+
+/// A control plane that is spoken to by gRPC over TLS.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ControlPlane {
+    /// Its address, with a port. Required.
+    pub address: HostPort,
+    /// The roots that it is verified by, read anew for each connection. Required.
+    #[serde(serialize_with = "lossy_path")]
+    pub roots: PathBuf,
+    /// The file with our token, read anew for each call. Default: none is sent.
+    #[serde(serialize_with = "lossy_path_option")]
+    pub token: Option<PathBuf>,
+    /// The name that its certificate has to have. Default: the host of the address.
+    pub san: Option<String>,
 }
 
 /// How much of this host strangers and slow readers may take.

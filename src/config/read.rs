@@ -12,8 +12,8 @@ use super::fields::{Fields, Value};
 use super::findings::Report;
 use super::yaml::Document;
 use super::{
-    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery, Drain, Examined,
-    Exposure, Gateway, Identity, IdentityFiles, Limits, Listener, Locality, Log, LogFormat,
+    ADMIN, Bind, Config, ControlPlane, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery,
+    Drain, Examined, Exposure, Gateway, HostPort, Identity, IdentityFiles, Limits, Listener, Locality, Log, LogFormat,
     METRICS, READINESS, Trust, TrustDomain,
 };
 
@@ -304,15 +304,49 @@ fn discovery(value: Value<'_>) -> Option<Discovery> {
     let mut fields = value.fields("discovery")?;
     let kind = fields.need("kind", "file")?;
     // As for `identity`: the keys of another kind are none of ours.
-    if kind.is_later(&["istio", "envoy"], "`file`") {
+    if kind.is_later(&["envoy"], "`file` or `istio`") {
         return None;
     }
-    kind.choice(&[("file", ())])?;
+    if kind.choice(&[("file", false), ("istio", true)])? {
+        return control_plane(fields).map(Discovery::Istio);
+    }
     let path = fields
         .need("path", "mesh.yaml")
         .and_then(Value::existing_path);
     fields.finish();
     Some(Discovery::File { path: path? })
+}
+
+fn control_plane(mut fields: Fields<'_>) -> Option<ControlPlane> {
+    fields.later(&["cache"]);
+    let address = fields
+        .need("address", "istiod.istio-system.svc:15012")
+        .and_then(|value| {
+            let wanted = "a host and a port, such as `istiod.istio-system.svc:15012`";
+            value.parsed(wanted, |text| {
+                HostPort::parse(text)
+                    .ok()
+                    .filter(|address| address.port.is_some())
+            })
+        });
+    let roots = fields
+        .need("roots", "/var/run/secrets/istio/root-cert.pem")
+        .and_then(Value::existing_path);
+    let token = match fields.get("token") {
+        Some(value) => value.existing_path().map(Some),
+        None => Some(None),
+    };
+    let san = match fields.get("san") {
+        Some(value) => value.text().map(|text| Some(text.to_owned())),
+        None => Some(None),
+    };
+    fields.finish();
+    Some(ControlPlane {
+        address: address?,
+        roots: roots?,
+        token: token?,
+        san: san?,
+    })
 }
 
 fn dial(value: Value<'_>) -> Option<Dial> {

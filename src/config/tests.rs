@@ -158,8 +158,8 @@ fn what_is_not_built_yet_is_told_from_what_is_unknown() {
         format!("4: error: `trust.crl` {plan}")
     );
     assert_eq!(
-        instead("kind: file,", "kind: istio, address: x,"),
-        "10: error: `discovery.kind: istio` is not built yet; write `file`"
+        instead("kind: file,", "kind: envoy, address: x,"),
+        "10: error: `discovery.kind: envoy` is not built yet; write `file` or `istio`"
     );
     assert_eq!(
         instead("kind: files", "kind: spiffe"),

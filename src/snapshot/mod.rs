@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
 use tokio::sync::watch;
@@ -128,6 +128,8 @@ impl Reader {
 pub struct Publisher {
     current: Arc<ArcSwap<Snapshot>>,
     generation: watch::Sender<u64>,
+    /// Of two changes at once the second is built upon the first.
+    building: Mutex<()>,
 }
 
 impl Publisher {
@@ -136,6 +138,7 @@ impl Publisher {
         Self {
             current: Arc::new(ArcSwap::from_pointee(Snapshot::default())),
             generation: watch::Sender::new(0),
+            building: Mutex::new(()),
         }
     }
 
@@ -151,6 +154,8 @@ impl Publisher {
     ///
     /// Open tunnels are told only after the swap, so that they are judged by the new rules.
     pub fn update(&self, change: builder::Change) {
+        let building = self.building.lock();
+        let _building = building.unwrap_or_else(PoisonError::into_inner);
         let next = builder::build(&self.current.load(), change);
         let generation = next.generation;
         self.current.store(Arc::new(next));

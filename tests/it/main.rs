@@ -27,6 +27,8 @@ mod floods;
 #[cfg(test)]
 mod identity;
 #[cfg(test)]
+mod istio;
+#[cfg(test)]
 mod links;
 #[cfg(test)]
 mod oracle;

@@ -4,6 +4,7 @@ pub mod bytes;
 mod endpoint;
 mod gateway;
 mod identities;
+pub mod istiod;
 pub mod link;
 pub mod memory;
 pub mod mounted;

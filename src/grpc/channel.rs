@@ -1,0 +1,188 @@
+//! The channel to a control plane: TCP, TLS that is verified before anything is said, HTTP/2.
+//!
+//! Roots and token are read anew for each connection and each call: both are replaced while we run.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use socket2::{SockRef, TcpKeepalive};
+use thiserror::Error;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::service_fn;
+
+use crate::config::ControlPlane;
+
+/// The time for TCP and TLS together (contract 3.1).
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+/// A silent connection is asked by PING, and given up (contract 3.1).
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_DEADLINE: Duration = Duration::from_secs(10);
+/// TCP keepalive: idle time, interval, and how many are lost (contract 3.1).
+const KEEPALIVE: (Duration, Duration, u32) =
+    (Duration::from_secs(300), Duration::from_secs(75), 9);
+/// A token longer than this is something else.
+const TOKEN_BYTES_MAX: u64 = 64 * 1024;
+
+/// Why there is no channel, or no call on it.
+#[derive(Debug, Error)]
+pub enum ChannelError {
+    /// A file that is needed cannot be used.
+    #[error("{}: {what}", file.display())]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The name to verify the server by is none.
+    #[error("`{0}` is no name to verify a server by")]
+    Name(String),
+    /// TCP, TLS or HTTP/2 failed.
+    #[error("{0}")]
+    Transport(String),
+}
+
+/// Connects to the control plane.
+///
+/// # Errors
+/// The roots cannot be read, the server cannot be reached, or it is not who it should be.
+pub async fn connect(plane: &ControlPlane) -> Result<Channel, ChannelError> {
+    let tls = tls(plane).await?;
+    let name = plane.san.as_deref().unwrap_or(&plane.address.host);
+    let name = ServerName::try_from(name.to_owned())
+        .map_err(|_| ChannelError::Name(name.to_owned()))?;
+    let authority = plane.address.to_string();
+    let connector = service_fn({
+        let authority = authority.clone();
+        move |_: Uri| {
+            let connected = handshake(authority.clone(), TlsConnector::from(tls.clone()), name.clone());
+            async move { connected.await.map(TokioIo::new) }
+        }
+    });
+    let uri = |scheme| Uri::try_from(format!("{scheme}://{authority}"));
+    let (Ok(target), Ok(origin)) = (uri("http"), uri("https")) else {
+        return Err(ChannelError::Name(authority));
+    };
+    Endpoint::from(target)
+        .origin(origin)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_DEADLINE)
+        .keep_alive_while_idle(true)
+        .connect_timeout(CONNECT_DEADLINE)
+        .connect_with_connector(connector)
+        .await
+        .map_err(|error| ChannelError::Transport(chain(&error)))
+}
+
+/// The metadata `authorization` of a call: the token as it is in its file now.
+///
+/// # Errors
+/// The file cannot be read, or holds no token.
+pub async fn authorization(
+    plane: &ControlPlane,
+) -> Result<Option<MetadataValue<Ascii>>, ChannelError> {
+    let Some(file) = &plane.token else {
+        return Ok(None);
+    };
+    let token = read(file.clone()).await?;
+    let token = String::from_utf8_lossy(&token);
+    let value = MetadataValue::try_from(format!("Bearer {}", token.trim()));
+    match value {
+        Ok(mut value) if !token.trim().is_empty() => {
+            value.set_sensitive(true);
+            Ok(Some(value))
+        }
+        _ => Err(ChannelError::File {
+            file: file.clone(),
+            what: "holds no token".to_owned(),
+        }),
+    }
+}
+
+/// Reads a small file away from this thread, where a mount that hangs would stop admin pages.
+async fn read(file: PathBuf) -> Result<Vec<u8>, ChannelError> {
+    let path = file.clone();
+    let read = tokio::task::spawn_blocking(move || {
+        let metadata = fs::metadata(&path)?;
+        match metadata.is_file() && metadata.len() <= TOKEN_BYTES_MAX.max(ROOTS_BYTES_MAX) {
+            true => fs::read(&path),
+            false => Err(io::Error::other("is no file of a sensible size")),
+        }
+    });
+    let failed = |what: String| ChannelError::File { file, what };
+    match read.await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// Roots beyond this are something else: a mesh's bundle has a few KiB for each.
+const ROOTS_BYTES_MAX: u64 = 1024 * 1024;
+
+async fn tls(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
+    let failed = |what: String| ChannelError::File {
+        file: plane.roots.clone(),
+        what,
+    };
+    let pem = read(plane.roots.clone()).await?;
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let certificate = certificate.map_err(|error| failed(format!("is not PEM: {error}")))?;
+        let added = roots.add(certificate);
+        added.map_err(|error| failed(format!("holds a root that cannot be used: {error}")))?;
+    }
+    if roots.is_empty() {
+        return Err(failed("holds no certificate".to_owned()));
+    }
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let mut tls = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| ChannelError::Transport(error.to_string()))?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(tls))
+}
+
+async fn handshake(
+    authority: String,
+    tls: TlsConnector,
+    name: ServerName<'static>,
+) -> io::Result<TlsStream<TcpStream>> {
+    let stream = TcpStream::connect(authority).await?;
+    stream.set_nodelay(true)?;
+    let (time, interval, retries) = KEEPALIVE;
+    let keepalive = TcpKeepalive::new()
+        .with_time(time)
+        .with_interval(interval)
+        .with_retries(retries);
+    SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+    tls.connect(name, stream).await
+}
+
+/// An error with its causes: those of the transport say nothing by themselves.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,314 @@
+//! The gRPC stream under the delta ADS machine: connect, talk, publish, wait, connect again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost_types::value::Kind;
+use prost_types::{Struct, Value};
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status as GrpcStatus, Streaming};
+use tracing::{info, warn};
+
+use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
+use super::store::{ADDRESS, AUTHORIZATION, Store};
+use crate::config::ControlPlane;
+use crate::grpc::channel::{self, ChannelError};
+use crate::grpc::core::Node;
+use crate::grpc::discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
+use crate::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+use crate::grpc::rpc;
+use crate::snapshot::mesh::Mesh;
+use crate::snapshot::{Publisher, builder::Change};
+use crate::status::{Status, What};
+use crate::telemetry::Metrics;
+
+/// The largest message that is taken (contract 3.1).
+const MESSAGE_BYTES_MAX: usize = 200 * 1024 * 1024;
+/// Requests that may wait for the server to take them. Each response has one answer.
+const REQUESTS_MAX: usize = 16;
+/// The time for the server to take the call, and each request.
+const CALL_DEADLINE: Duration = Duration::from_secs(30);
+/// Messages that follow each other within this time make one snapshot,
+const QUIET: Duration = Duration::from_millis(5);
+/// and those of no more than so many.
+const MESSAGES_MAX: usize = 64;
+/// gRPC's `INVALID_ARGUMENT`, the code of a NACK.
+const INVALID_ARGUMENT: i32 = 3;
+
+/// Who we are to the control plane, as a pod knows it (contract 2.5 and 3.1).
+#[derive(Clone, Debug)]
+pub struct Pod {
+    /// The pod's name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its address.
+    pub ip: String,
+    /// Its service account.
+    pub service_account: String,
+    /// The cluster that it runs in.
+    pub cluster: String,
+    /// The network that its endpoints are in.
+    pub network: String,
+}
+
+/// Everything that the stream needs, and where it tells what it learns.
+#[derive(Debug)]
+pub struct Istio {
+    /// Where and how.
+    pub plane: ControlPlane,
+    /// Who asks.
+    pub pod: Pod,
+    /// Where snapshots go.
+    pub publisher: Arc<Publisher>,
+    /// Where people look.
+    pub status: Arc<Status>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// What readiness waits for until the first state is complete.
+    pub pending: &'static str,
+}
+
+/// Why a stream ended.
+struct Ended {
+    end: End,
+    why: String,
+}
+
+impl From<ChannelError> for Ended {
+    fn from(error: ChannelError) -> Self {
+        Self {
+            end: End::Connect,
+            why: error.to_string(),
+        }
+    }
+}
+
+impl From<GrpcStatus> for Ended {
+    fn from(status: GrpcStatus) -> Self {
+        Self {
+            end: End::of_status(status.code().into(), status.message()),
+            why: format!("{}: {}", status.code(), status.message()),
+        }
+    }
+}
+
+/// Keeps the mesh as the control plane tells it. Runs for ever; what was told stays in force while
+/// the control plane is away.
+pub async fn run(istio: Istio) {
+    let wildcard = |type_url| Subscription {
+        type_url,
+        mode: Mode::Wildcard,
+    };
+    let mut client = Client::new(vec![wildcard(ADDRESS), wildcard(AUTHORIZATION)]);
+    let mut store = Store::default();
+    loop {
+        let ended = istio.stream(&mut client, &mut store).await;
+        let Ended { end, why } = ended;
+        let wait = client.disconnected(end);
+        let wait = wait.mul_f64(0.8 + 0.4 * fastrand::f64());
+        warn!(address = %istio.plane.address, ?wait, %why, "no stream to the control plane");
+        sleep(wait).await;
+    }
+}
+
+impl Istio {
+    /// One stream from its beginning to its end.
+    async fn stream(&self, client: &mut Client, store: &mut Store) -> Ended {
+        match self.talk(client, store).await {
+            Ok(()) => Ended {
+                end: End::Clean,
+                why: "the control plane ended the stream".to_owned(),
+            },
+            Err(ended) => ended,
+        }
+    }
+
+    async fn talk(&self, client: &mut Client, store: &mut Store) -> Result<(), Ended> {
+        let channel = channel::connect(&self.plane).await?;
+        let mut service = AggregatedDiscoveryServiceClient::new(channel)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let (requests, outgoing) = mpsc::channel(REQUESTS_MAX);
+        for request in client.connected() {
+            self.send(&requests, request).await?;
+        }
+        let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
+        if let Some(token) = channel::authorization(&self.plane).await? {
+            call.metadata_mut().insert("authorization", token);
+        }
+        if let Ok(cluster) = self.pod.cluster.parse() {
+            call.metadata_mut().insert("clusterid", cluster);
+        }
+        let late = || GrpcStatus::deadline_exceeded("the call was not answered in time");
+        let called = timeout(CALL_DEADLINE, service.delta_aggregated_resources(call)).await;
+        let mut responses = called.map_err(|_| late())??.into_inner();
+        info!(address = %self.plane.address, "connected to the control plane");
+        while let Some(response) = responses.message().await? {
+            let (mut next, mut count) = (Some(response), 0);
+            while let Some(response) = next.take() {
+                for request in client.received(response.into(), store) {
+                    self.send(&requests, request).await?;
+                }
+                count += 1;
+                if count < MESSAGES_MAX {
+                    next = soon(&mut responses).await?;
+                }
+            }
+            self.publish(client, store).await;
+        }
+        Ok(())
+    }
+
+    async fn send(
+        &self,
+        requests: &mpsc::Sender<DeltaDiscoveryRequest>,
+        request: Request,
+    ) -> Result<(), Ended> {
+        if let Some(why) = &request.error {
+            warn!(type_url = %request.type_url, %why, "rejected what the control plane sent");
+        }
+        let request = self.message(request);
+        let sent = timeout(CALL_DEADLINE, requests.send(request)).await;
+        match sent {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(GrpcStatus::cancelled("the control plane takes no requests").into()),
+        }
+    }
+
+    /// Publishes what has changed, and tells people and the probe where things stand.
+    async fn publish(&self, client: &Client, store: &mut Store) {
+        if let Some(mesh) = store.take_change() {
+            self.update(mesh).await;
+        }
+        let rejected = client.rejected().map(|(_, name, why, _)| format!("{name}: {why}"));
+        let rejected: Vec<_> = rejected.take(REJECTED_SHOWN).collect();
+        let result = match rejected.is_empty() {
+            true => Ok(()),
+            false => Err(rejected.join("; ")),
+        };
+        self.metrics.reload(What::Mesh, result.is_ok());
+        self.status.set_reload(What::Mesh, result);
+        if client.is_synced() {
+            self.status.ready(self.pending);
+        }
+    }
+
+    /// A large mesh takes its time, and admin pages live on this thread.
+    async fn update(&self, mesh: Mesh) {
+        let publisher = Arc::clone(&self.publisher);
+        let network: Arc<str> = self.pod.network.as_str().into();
+        let change = Change {
+            mesh: Some((mesh, network)),
+            ..Change::default()
+        };
+        let built = tokio::task::spawn_blocking(move || publisher.update(change));
+        // It fails only where the process ends.
+        drop(built.await);
+    }
+
+    fn message(&self, request: Request) -> DeltaDiscoveryRequest {
+        DeltaDiscoveryRequest {
+            node: request.with_node.then(|| self.pod.node()),
+            type_url: request.type_url.into_owned(),
+            resource_names_subscribe: request.subscribe,
+            resource_names_unsubscribe: request.unsubscribe,
+            initial_resource_versions: request.initial_versions.into_iter().collect(),
+            response_nonce: request.nonce,
+            error_detail: request.error.map(|message| rpc::Status {
+                code: INVALID_ARGUMENT,
+                message,
+                ..rpc::Status::default()
+            }),
+        }
+    }
+}
+
+/// How many rejected resources the status page has.
+const REJECTED_SHOWN: usize = 20;
+
+/// The next message, if it comes at once.
+async fn soon(
+    responses: &mut Streaming<DeltaDiscoveryResponse>,
+) -> Result<Option<DeltaDiscoveryResponse>, GrpcStatus> {
+    match timeout(QUIET, responses.message()).await {
+        // The end of the stream is told again by the next call.
+        Ok(message) => message,
+        Err(_) => Ok(None),
+    }
+}
+
+impl From<DeltaDiscoveryResponse> for Response {
+    fn from(message: DeltaDiscoveryResponse) -> Self {
+        let resources = message.resources.into_iter().map(|resource| {
+            let (body_type, body) = match resource.resource {
+                Some(any) => (any.type_url, Some(any.value.into())),
+                None => (String::new(), None),
+            };
+            Resource {
+                name: resource.name,
+                version: resource.version,
+                aliases: resource.aliases,
+                body,
+                body_type,
+            }
+        });
+        Self {
+            type_url: message.type_url,
+            nonce: message.nonce,
+            resources: resources.collect(),
+            removed: message.removed_resources,
+        }
+    }
+}
+
+impl Pod {
+    /// The node of the first requests: an `istio-east-west` gateway, to istiod a waypoint with the
+    /// label of the controller that manages it (contract 2.5).
+    fn node(&self) -> Node {
+        let Self {
+            name,
+            namespace,
+            ip,
+            ..
+        } = self;
+        let labels = [
+            ("gateway.istio.io/managed", "istio.io-eastwest-controller"),
+            ("topology.istio.io/network", &self.network),
+        ];
+        let labels = labels.map(|(key, value)| (key.to_owned(), text(value)));
+        let fields = [
+            ("NAME", text(name)),
+            ("NAMESPACE", text(namespace)),
+            ("SERVICE_ACCOUNT", text(&self.service_account)),
+            ("CLUSTER_ID", text(&self.cluster)),
+            ("NETWORK", text(&self.network)),
+            ("REQUESTED_NETWORK_VIEW", text(&self.network)),
+            ("INSTANCE_IPS", text(ip)),
+            ("LABELS", value(Kind::StructValue(fields_of(labels)))),
+        ];
+        Node {
+            id: format!("waypoint~{ip}~{name}.{namespace}~{namespace}.svc.cluster.local"),
+            metadata: Some(fields_of(fields.map(|(key, value)| (key.to_owned(), value)))),
+            user_agent_name: "strait".to_owned(),
+            user_agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            ..Node::default()
+        }
+    }
+}
+
+fn fields_of<const N: usize>(fields: [(String, Value); N]) -> Struct {
+    Struct {
+        fields: BTreeMap::from(fields),
+    }
+}
+
+fn text(text: &str) -> Value {
+    value(Kind::StringValue(text.to_owned()))
+}
+
+fn value(kind: Kind) -> Value {
+    Value { kind: Some(kind) }
+}

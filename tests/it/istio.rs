@@ -1,0 +1,204 @@
+//! A gateway that a control plane programs.
+
+use std::net::IpAddr;
+
+use prost::Message as _;
+use strait::grpc::workload::{
+    Address, NetworkAddress, Port, PortList, Service, TunnelProtocol, Workload, address,
+};
+use strait::xds::store::ADDRESS;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::istiod::{Istiod, NAME, TOKEN};
+use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
+
+const HOSTNAME: &str = "echo.app.svc.cluster.local";
+const SERVICE: &str = "app/echo.app.svc.cluster.local";
+
+fn bytes(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().into(),
+        IpAddr::V6(ip) => ip.octets().into(),
+    }
+}
+
+fn ports() -> Vec<Port> {
+    vec![Port {
+        service_port: 80,
+        target_port: 8080,
+        ..Port::default()
+    }]
+}
+
+fn service() -> Address {
+    let service = Service {
+        name: "echo".into(),
+        namespace: "app".into(),
+        hostname: HOSTNAME.into(),
+        addresses: vec![NetworkAddress {
+            network: "east".into(),
+            address: vec![240, 0, 0, 1],
+            ..NetworkAddress::default()
+        }],
+        ports: ports(),
+        ..Service::default()
+    };
+    Address {
+        r#type: Some(address::Type::Service(service)),
+    }
+}
+
+fn workload(uid: &str, address: Vec<u8>) -> Address {
+    let services = [(SERVICE.to_owned(), PortList { ports: ports() })];
+    let workload = Workload {
+        uid: uid.into(),
+        name: uid.into(),
+        namespace: "app".into(),
+        addresses: vec![address],
+        network: "east".into(),
+        tunnel_protocol: TunnelProtocol::Hbone.into(),
+        trust_domain: "east.local".into(),
+        services: services.into_iter().collect(),
+        ..Workload::default()
+    };
+    Address {
+        r#type: Some(address::Type::Workload(workload)),
+    }
+}
+
+/// A gateway of cluster east whose control plane is at host 2 of its net, by this name.
+fn gateway(net: Net, name: &str) -> Gateway {
+    let settings = Settings::new(net, identities());
+    Gateway::spawn(&settings, |folder| {
+        std::fs::write(folder.join("token"), TOKEN).expect("a token");
+        let file = folder.join("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let discovery = format!(
+            "{{kind: istio, address: \"{}\", roots: root.crt, token: token, san: {name}}}",
+            net.address(2, 15012)
+        );
+        let text = text.replace("{kind: file, path: mesh.yaml}", &discovery);
+        assert!(text.contains(name));
+        std::fs::write(file, text).expect("a configuration");
+    })
+}
+
+async fn asks(gateway: &Gateway) -> Result<(), String> {
+    let client = gateway.client(identities()).await;
+    let mut tunnel = client.tunnel(ECHO).await.map_err(|error| error.to_string())?;
+    tunnel.write_all(b"hello").await.expect("a request");
+    let mut answer = [0; 5];
+    tunnel.read_exact(&mut answer).await.expect("an answer");
+    assert_eq!(&answer, b"hello");
+    Ok(())
+}
+
+#[test]
+fn endpoints_come_and_go_as_the_control_plane_says() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net, NAME);
+        until("readiness", async || gateway.readiness().await, |(status, says)| {
+            *status == 500 && says.contains("discovery")
+        })
+        .await;
+        let istiod = Istiod::default();
+        istiod.put(ADDRESS, SERVICE, &service());
+        istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        let first = Endpoint::echo(net.listen(11, 15008).await);
+        let second = Endpoint::echo(net.listen(12, 15008).await);
+        asks(&gateway).await.expect("a tunnel");
+        assert_eq!((first.accepted(), second.accepted()), (1, 0));
+
+        istiod.put(ADDRESS, "b", &workload("b", bytes(net.ip(12))));
+        istiod.remove(ADDRESS, "a");
+        until("the second endpoint", async || asks(&gateway).await.map(|()| second.accepted()), |asked| {
+            asked.as_ref().is_ok_and(|&accepted| accepted > 0)
+        })
+        .await;
+        let before = first.accepted();
+        asks(&gateway).await.expect("a tunnel");
+        assert_eq!(first.accepted(), before, "the first endpoint is gone");
+        let nodes = istiod.requests().into_iter().filter_map(|request| request.node);
+        assert!(nodes.count() >= 1, "the first requests say who asks");
+        assert_eq!(istiod.rejections(), [""; 0]);
+    });
+}
+
+#[test]
+fn what_is_rejected_is_named_and_the_rest_of_the_push_is_live() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net, NAME);
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = Istiod::default();
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        istiod.put_all(
+            ADDRESS,
+            &[
+                (SERVICE, service().encode_to_vec()),
+                ("bad", workload("bad", vec![1; 5]).encode_to_vec()),
+                ("good", workload("good", bytes(net.ip(11))).encode_to_vec()),
+            ],
+        );
+        let rejections = async || istiod.rejections();
+        let rejections = until("a NACK", rejections, |rejections| !rejections.is_empty()).await;
+        assert!(
+            rejections[0].contains("bad: ") && rejections[0].contains("address"),
+            "{rejections:?}"
+        );
+        asks(&gateway).await.expect("the good ones are live");
+        let dump = gateway.http(15000, "GET", "/config_dump").await.1;
+        assert!(dump.contains("bad: "), "{dump}");
+
+        istiod.put(ADDRESS, "bad", &workload("bad", bytes(net.ip(11))));
+        let rejected = async || gateway.http(15000, "GET", "/config_dump").await.1;
+        until("the status", rejected, |dump| !dump.contains("bad: ")).await;
+        assert_eq!(istiod.rejections().len(), 1);
+    });
+}
+
+#[test]
+fn what_was_told_stays_in_force_while_the_control_plane_is_away() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net, NAME);
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = Istiod::default();
+        istiod.put(ADDRESS, SERVICE, &service());
+        istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        asks(&gateway).await.expect("a tunnel");
+        drop(serving);
+        gateway.logged("no stream to the control plane").await;
+        asks(&gateway).await.expect("a tunnel without control plane");
+        assert_eq!(gateway.readiness().await.0, 200);
+
+        let (sent, asked) = (istiod.sent(), istiod.requests().len());
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        // Two first requests and the answers to what they are told.
+        until("its return", async || istiod.requests().len(), |&now| now >= asked + 4).await;
+        assert_eq!(istiod.sent(), sent, "nothing is sent again");
+        let first = &istiod.requests()[asked];
+        assert_eq!(first.initial_resource_versions.len(), 2, "{first:?}");
+        asks(&gateway).await.expect("a tunnel");
+    });
+}
+
+#[test]
+fn a_control_plane_with_another_name_is_shown_no_token() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net, "other.svc");
+        let istiod = Istiod::default();
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.logged("no stream to the control plane").await;
+        gateway.logged("NotValidForName").await;
+        assert!(istiod.requests().is_empty());
+        assert_eq!(gateway.readiness().await.0, 500);
+    });
+}

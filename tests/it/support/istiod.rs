@@ -1,0 +1,288 @@
+//! A control plane: delta ADS over TLS, with a token to show, as istiod has it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll};
+
+use prost::Message;
+use rcgen::SanType;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use strait::grpc::discovery::aggregated_discovery_service_server::{
+    AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
+};
+use strait::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Server;
+use tonic::transport::server::Connected;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::Identities;
+
+/// The name in its certificate.
+pub const NAME: &str = "istiod.istio-system.svc";
+/// The token that it wants to see.
+pub const TOKEN: &str = "a-token-of-the-pod";
+
+/// What it knows, whom it tells, and what it was told. It outlives the server.
+#[derive(Clone, Default)]
+pub struct Istiod(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// By type and name: the version and the body.
+    resources: BTreeMap<(String, String), (u64, Vec<u8>)>,
+    version: u64,
+    nonce: u64,
+    streams: Vec<Stream>,
+    requests: Vec<DeltaDiscoveryRequest>,
+    sent: usize,
+}
+
+type Pushes = mpsc::Sender<Result<DeltaDiscoveryResponse, Status>>;
+
+struct Stream {
+    pushes: Pushes,
+    types: Vec<String>,
+}
+
+/// A running server. Dropped, it is gone with all its connections.
+pub struct Serving(#[expect(dead_code, reason = "its drop ends the tasks")] JoinSet<()>);
+
+impl Istiod {
+    /// Serves at `address` with a certificate of `identities`.
+    pub async fn serve(&self, address: SocketAddr, identities: &Identities) -> Serving {
+        let listener = TcpListener::bind(address).await.expect("a listener");
+        let acceptor = TlsAcceptor::from(Arc::new(tls(identities)));
+        let (connections, incoming) = mpsc::channel(16);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                // A client that refuses our certificate is no concern of the others.
+                if let Ok(stream) = acceptor.accept(stream).await {
+                    let _ = connections.send(io::Result::Ok(Connection(stream))).await;
+                }
+            }
+        });
+        let service = AggregatedDiscoveryServiceServer::new(self.clone());
+        tasks.spawn(async move {
+            let server = Server::builder().add_service(service);
+            let _ = server.serve_with_incoming(ReceiverStream::new(incoming)).await;
+        });
+        Serving(tasks)
+    }
+
+    /// Puts a resource in and tells those who are connected.
+    pub fn put(&self, type_url: &str, name: &str, body: &impl Message) {
+        self.put_all(type_url, &[(name, body.encode_to_vec())]);
+    }
+
+    /// Puts resources in and tells of all of them by one push.
+    pub fn put_all(&self, type_url: &str, resources: &[(&str, Vec<u8>)]) {
+        let mut state = self.state();
+        state.version += 1;
+        let version = state.version;
+        for (name, body) in resources {
+            let key = (type_url.to_owned(), (*name).to_owned());
+            state.resources.insert(key, (version, body.clone()));
+        }
+        let names = resources.iter().map(|(name, _)| (*name).to_owned());
+        state.push(type_url, &names.collect::<Vec<_>>(), &[]);
+    }
+
+    /// Takes a resource out and tells those who are connected.
+    pub fn remove(&self, type_url: &str, name: &str) {
+        let mut state = self.state();
+        state.resources.remove(&(type_url.to_owned(), name.to_owned()));
+        state.push(type_url, &[], &[name.to_owned()]);
+    }
+
+    /// Everything that clients have said so far.
+    pub fn requests(&self) -> Vec<DeltaDiscoveryRequest> {
+        self.state().requests.clone()
+    }
+
+    /// The messages of all NACKs so far.
+    pub fn rejections(&self) -> Vec<String> {
+        let requests = self.requests().into_iter();
+        let errors = requests.filter_map(|request| request.error_detail);
+        errors.map(|error| error.message).collect()
+    }
+
+    /// How many resources were sent so far.
+    pub fn sent(&self) -> usize {
+        self.state().sent
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("no panic with the lock held")
+    }
+}
+
+impl State {
+    fn push(&mut self, type_url: &str, names: &[String], removed: &[String]) {
+        self.streams.retain(|stream| !stream.pushes.is_closed());
+        let is_wanted = |stream: &&Stream| stream.types.iter().any(|of| of == type_url);
+        let streams = self.streams.iter().filter(is_wanted);
+        let pushes: Vec<_> = streams.map(|stream| stream.pushes.clone()).collect();
+        for to in pushes {
+            let response = self.response(type_url, names, removed.to_vec());
+            to.try_send(Ok(response)).expect("room for a push");
+        }
+    }
+
+    fn response(
+        &mut self,
+        type_url: &str,
+        names: &[String],
+        removed: Vec<String>,
+    ) -> DeltaDiscoveryResponse {
+        self.nonce += 1;
+        self.sent += names.len();
+        let resources = names.iter().map(|name| {
+            let (version, body) = &self.resources[&(type_url.to_owned(), name.clone())];
+            Resource {
+                name: name.clone(),
+                version: version.to_string(),
+                resource: Some(prost_types::Any {
+                    type_url: type_url.to_owned(),
+                    value: body.clone(),
+                }),
+                ..Resource::default()
+            }
+        });
+        DeltaDiscoveryResponse {
+            type_url: type_url.to_owned(),
+            nonce: self.nonce.to_string(),
+            resources: resources.collect(),
+            removed_resources: removed,
+            ..DeltaDiscoveryResponse::default()
+        }
+    }
+
+    /// What a client does not have yet, and what it has that is gone.
+    fn first(&mut self, type_url: &str, has: &HashMap<String, String>) -> DeltaDiscoveryResponse {
+        let known = self.resources.iter();
+        let known = known.filter(|((of, _), _)| of == type_url);
+        let new = known.filter(|((_, name), (version, _))| has.get(name) != Some(&version.to_string()));
+        let new: Vec<_> = new.map(|((_, name), _)| name.clone()).collect();
+        let is_gone = |name: &&String| {
+            !self.resources.contains_key(&(type_url.to_owned(), (*name).clone()))
+        };
+        let gone = has.keys().filter(is_gone).cloned().collect();
+        self.response(type_url, &new, gone)
+    }
+
+    fn received(&mut self, request: DeltaDiscoveryRequest, index: usize) {
+        let is_first = request.response_nonce.is_empty();
+        if is_first {
+            let of = request.type_url.clone();
+            let has = request.initial_resource_versions.clone().into_iter().collect();
+            let response = self.first(&of, &has);
+            let stream = &mut self.streams[index];
+            stream.types.push(of);
+            stream.pushes.try_send(Ok(response)).expect("room for a push");
+        }
+        self.requests.push(request);
+    }
+}
+
+#[tonic::async_trait]
+impl AggregatedDiscoveryService for Istiod {
+    type DeltaAggregatedResourcesStream = ReceiverStream<Result<DeltaDiscoveryResponse, Status>>;
+
+    async fn delta_aggregated_resources(
+        &self,
+        call: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
+        let token = call.metadata().get("authorization");
+        if token.and_then(|token| token.to_str().ok()) != Some(&format!("Bearer {TOKEN}")) {
+            return Err(Status::unauthenticated("this is not the token"));
+        }
+        let (pushes, responses) = mpsc::channel(64);
+        let gone = pushes.clone();
+        let mut stream = Some(Stream {
+            pushes,
+            types: Vec::new(),
+        });
+        let mut requests = call.into_inner();
+        let istiod = self.clone();
+        tokio::spawn(async move {
+            while let Ok(Some(request)) = requests.message().await {
+                let mut state = istiod.state();
+                state.streams.extend(stream.take());
+                let mut streams = state.streams.iter();
+                let own = streams.position(|stream| stream.pushes.same_channel(&gone));
+                state.received(request, own.expect("our own stream"));
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(responses)))
+    }
+}
+
+fn tls(identities: &Identities) -> ServerConfig {
+    let leaf = identities.east.leaf_with(|parameters| {
+        let name = NAME.try_into().expect("a name");
+        parameters.subject_alt_names = vec![SanType::DnsName(name)];
+    });
+    let leaf = leaf.expect("a leaf");
+    let chain = CertificateDer::pem_slice_iter(leaf.chain_pem.as_bytes());
+    let chain = chain.collect::<Result<Vec<_>, _>>().expect("a chain");
+    let key = PrivateKeyDer::from_pem_slice(leaf.key_pem.as_bytes()).expect("a key");
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut tls = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .expect("a certificate");
+    tls.alpn_protocols = vec![b"h2".to_vec()];
+    tls
+}
+
+/// A TLS stream as the server wants it.
+struct Connection(TlsStream<TcpStream>);
+
+impl Connected for Connection {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
