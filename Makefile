@@ -11,7 +11,7 @@ ARGS ?=
 DIR ?= certs
 # For how long `make fuzz` runs each target, and which ones: make fuzz SECONDS=600 TARGET=http2
 SECONDS ?= 60
-TARGET  ?= authority identity mesh_file strait_yaml http2
+TARGET  ?= authority identity mesh_file strait_yaml http2 wds
 
 # How often `make bench` measures each row
 ROUNDS ?= 11
@@ -23,7 +23,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint envoy certs compare-identity fuzz floods bench parts
+.PHONY: help demo test check lint envoy certs compare-identity fuzz floods bench parts protos
 
 help: ## print this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -36,6 +36,9 @@ demo: ## build the gateway and watch it work (ARGS='--json' or ARGS='--keep')
 
 test: envoy ## run every test, with a real Envoy on both ends
 	cargo test --locked
+
+protos: ## generate src/grpc/generated anew, after a change of src/grpc/proto
+	STRAIT_UPDATE=1 cargo test --locked --test proto generated
 
 compare-identity: envoy ## print which certificates Strait and Envoy judge differently
 	STRAIT_SHOW=1 cargo test --locked --test identity compare -- --nocapture

@@ -19,6 +19,7 @@ pub mod wire;
 pub mod datapath;
 pub mod hbone;
 
+pub mod grpc;
 pub mod snapshot;
 pub mod xds;
 

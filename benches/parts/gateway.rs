@@ -180,8 +180,8 @@ fn endpoints() -> Mesh {
         ..Workload::default()
     };
     Mesh {
-        services: vec![service],
-        workloads: vec![workload],
-        policies: 0,
+        services: vec![Arc::new(service)],
+        workloads: vec![Arc::new(workload)],
+        ..Mesh::default()
     }
 }

@@ -21,11 +21,13 @@ pub fn hostname(index: usize) -> String {
 /// `services` services of port 80, each with `each` workloads, and VIPs from 240.0.0.0 on.
 pub fn mesh(services: usize, each: usize) -> Mesh {
     Mesh {
-        services: (0..services).map(service).collect(),
-        workloads: (0..services * each)
-            .map(|index| workload(index, index / each.max(1)))
+        services: (0..services)
+            .map(|index| Arc::new(service(index)))
             .collect(),
-        policies: 0,
+        workloads: (0..services * each)
+            .map(|index| Arc::new(workload(index, index / each.max(1))))
+            .collect(),
+        ..Mesh::default()
     }
 }
 

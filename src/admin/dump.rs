@@ -139,7 +139,12 @@ impl Dump {
                 .iter()
                 .map(|service| Service::of(service, snapshot, now))
                 .collect(),
-            workloads: snapshot.mesh.workloads.iter().map(Workload::of).collect(),
+            workloads: snapshot
+                .mesh
+                .workloads
+                .iter()
+                .map(|workload| Workload::of(workload))
+                .collect(),
             policies: [],
             certificates: status
                 .certificates()
@@ -161,7 +166,7 @@ impl Service {
             vips: service.vips.iter().map(vip).collect(),
             ports: service.ports.clone(),
             subject_alt_names: service.subject_alt_names.clone(),
-            waypoint: service.waypoint,
+            waypoint: !service.waypoints.is_empty(),
             allow_unhealthy: service.allow_unhealthy,
             passthrough: service.passthrough,
             canonical: service.canonical,
@@ -241,7 +246,7 @@ impl Workload {
             hostname: workload.hostname.clone(),
             capacity: workload.capacity,
             host_network: workload.host_network,
-            is_network_gateway: workload.network_gateway,
+            is_network_gateway: workload.network_gateway.is_some(),
             services: workload.services.keys().cloned().collect(),
         }
     }

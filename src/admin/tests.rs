@@ -244,9 +244,9 @@ fn mesh() -> Mesh {
         ..Service::default()
     };
     Mesh {
-        services: vec![service],
-        workloads: vec![workload],
-        policies: 0,
+        services: vec![Arc::new(service)],
+        workloads: vec![Arc::new(workload)],
+        ..Mesh::default()
     }
 }
 

@@ -13,7 +13,7 @@ use crate::config::{
 };
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder;
-use crate::snapshot::mesh::Mesh;
+use crate::snapshot::mesh::{self, Mesh};
 use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
@@ -218,7 +218,8 @@ impl Report {
             }
         }
         self.warn_of_dead_ends(config, mesh);
-        for service in mesh.services.iter().filter(|service| service.waypoint) {
+        let behind = |service: &&Arc<mesh::Service>| !service.waypoints.is_empty();
+        for service in mesh.services.iter().filter(behind) {
             self.warnings.push(format!(
                 "{}: warning: {} has a waypoint, which is not built yet: its tunnels are refused",
                 mesh_path.display(),

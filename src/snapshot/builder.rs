@@ -85,6 +85,7 @@ impl<'a> Endpoints<'a> {
             .workloads
             .iter()
             .filter(|workload| is_local(workload, network))
+            .filter(|workload| !mesh.hbone_only || workload.protocol == Protocol::Hbone)
         {
             if let Some(&ip) = workload.addresses.first() {
                 endpoints.add(workload, ip.to_canonical(), old);
@@ -130,7 +131,7 @@ impl<'a> Endpoints<'a> {
 /// for another network's gateway, and never what has no address.
 fn is_local(workload: &mesh::Workload, network: &str) -> bool {
     (workload.network.is_empty() || workload.network == network)
-        && !workload.network_gateway
+        && workload.network_gateway.is_none()
         && !workload.uid.starts_with("NetworkGateway/")
         && !workload.uid.contains("/SplitHorizonWorkload/")
 }
@@ -194,7 +195,7 @@ fn services(mesh: &Mesh, network: &str, endpoints: &Endpoints<'_>) -> Tables {
 /// A service behind a waypoint has none: to go past the waypoint would skip the policies that it
 /// enforces. Nor has a pass-through service, which names no endpoint at all.
 fn endpoint_set(service: &mesh::Service, endpoints: &[Served<'_>]) -> EndpointSet {
-    if service.waypoint || service.passthrough {
+    if !service.waypoints.is_empty() || service.passthrough {
         return EndpointSet::default();
     }
     let usable = |workload: &mesh::Workload| workload.healthy || service.allow_unhealthy;
@@ -236,9 +237,20 @@ mod tests {
             ..mesh::Service::default()
         };
         Mesh {
-            services: vec![service],
-            workloads,
-            policies: 0,
+            services: vec![Arc::new(service)],
+            workloads: workloads.into_iter().map(Arc::new).collect(),
+            ..Mesh::default()
+        }
+    }
+
+    fn service(mesh: &mut Mesh) -> &mut mesh::Service {
+        Arc::get_mut(&mut mesh.services[0]).expect("a service of our own")
+    }
+
+    fn gateway() -> mesh::GatewayAddress {
+        mesh::GatewayAddress {
+            place: mesh::Place::Name("app/gateway.app".into()),
+            port: HBONE_PORT,
         }
     }
 
@@ -273,7 +285,7 @@ mod tests {
         let mut here = workload("here", "10.0.0.6");
         here.network = "east".into();
         let mut through = workload("through", "10.0.0.7");
-        through.network_gateway = true;
+        through.network_gateway = Some(gateway());
         let mut nowhere = workload("nowhere", "10.0.0.8");
         nowhere.addresses.clear();
         let workloads = vec![
@@ -299,11 +311,21 @@ mod tests {
     }
 
     #[test]
+    fn endpoints_without_hbone_are_passed_over_where_the_source_says_so() {
+        let mut plain = workload("plain", "10.0.0.2");
+        plain.protocol = Protocol::Tcp;
+        let mut mesh = mesh(vec![workload("hbone", "10.0.0.1"), plain]);
+        mesh.hbone_only = true;
+        let snapshot = built(&Snapshot::default(), mesh);
+        assert_eq!(addresses(&snapshot), ["10.0.0.1:15008"]);
+    }
+
+    #[test]
     fn unhealthy_endpoints_serve_where_the_service_allows_it() {
         let mut unhealthy = workload("unhealthy", "10.0.0.4");
         unhealthy.healthy = false;
         let mut mesh = mesh(vec![unhealthy]);
-        mesh.services[0].allow_unhealthy = true;
+        service(&mut mesh).allow_unhealthy = true;
         assert_eq!(
             addresses(&built(&Snapshot::default(), mesh)),
             ["10.0.0.4:15008"]
@@ -313,7 +335,10 @@ mod tests {
     #[test]
     fn nothing_goes_past_a_waypoint() {
         let mut mesh = mesh(vec![workload("a", "10.0.0.1")]);
-        mesh.services[0].waypoint = true;
+        service(&mut mesh).waypoints = vec![mesh::Waypoint {
+            gateway: gateway(),
+            weight: 1,
+        }];
         assert!(addresses(&built(&Snapshot::default(), mesh)).is_empty());
     }
 

@@ -2,23 +2,32 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::authorization::Policy;
+
 /// Everything that a discovery source knows.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+///
+/// What is in it is shared: a source that tells of changes keeps what it knows beside each mesh.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mesh {
     /// The services.
-    pub services: Vec<Service>,
+    pub services: Vec<Arc<Service>>,
     /// The workloads, local and remote.
-    pub workloads: Vec<Workload>,
+    pub workloads: Vec<Arc<Workload>>,
     /// How many authorization policies the source has.
     pub policies: usize,
+    /// The policies themselves, where the source is one whose policies we read.
+    pub authorization: Vec<Arc<Policy>>,
+    /// Whether endpoints without HBONE are passed over, as under Istio (contract 10, Dialling):
+    /// there a peer's bytes are for a ztunnel and mean nothing to the application.
+    pub hbone_only: bool,
 }
 
 /// A service (Istio's WDS `Service`).
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Service {
     /// The service's name.
     pub name: String,
@@ -32,19 +41,72 @@ pub struct Service {
     pub ports: BTreeMap<u16, u16>,
     /// Identities to accept at the endpoints besides the workloads' own.
     pub subject_alt_names: Vec<String>,
-    /// Whether traffic has to go through a waypoint.
-    pub waypoint: bool,
+    /// The waypoints that traffic has to go through, if there are any.
+    pub waypoints: Vec<Waypoint>,
+    /// Whether traffic that comes from an ingress gateway has to do so too.
+    pub ingress_use_waypoint: bool,
+    /// What endpoints are preferred for, the first preference first; empty where the mode of
+    /// balancing ranks nothing.
+    pub preferences: Vec<Scope>,
+    /// Whether endpoints that miss a preference are not used at all (mode STRICT), instead of
+    /// only when there is no other.
+    pub strict: bool,
     /// Whether unhealthy endpoints may be used (`healthPolicy: AllowAll`).
     pub allow_unhealthy: bool,
     /// Whether the service only passes original destinations through.
     pub passthrough: bool,
     /// Whether this definition wins over others of the same hostname.
     pub canonical: bool,
+    /// Whether only clients of its namespace see it.
+    pub private: bool,
+}
+
+/// A waypoint of a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waypoint {
+    /// Where it is.
+    pub gateway: GatewayAddress,
+    /// Its share of the sum of all; 0 is never picked.
+    pub weight: u32,
+}
+
+/// A gateway or a waypoint: where it is, and its port of HBONE.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatewayAddress {
+    /// Where it is.
+    pub place: Place,
+    /// Its port of HBONE.
+    pub port: u16,
+}
+
+/// Where a gateway is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At a service or at a workload with a DNS name: `namespace/hostname`.
+    Name(String),
+    /// At an address in a network.
+    Address(String, IpAddr),
+}
+
+/// What a gateway and an endpoint can have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The region.
+    Region,
+    /// The zone.
+    Zone,
+    /// The subzone.
+    Subzone,
+    /// The node.
+    Node,
+    /// The cluster.
+    Cluster,
+    /// The network.
+    Network,
 }
 
 /// A workload (Istio's WDS `Workload`).
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Workload {
     /// The unique id within the mesh.
     pub uid: String,
@@ -84,8 +146,10 @@ pub struct Workload {
     pub canonical_revision: String,
     /// Whether it shares its node's address.
     pub host_network: bool,
-    /// Whether it is reached through another network's gateway.
-    pub network_gateway: bool,
+    /// The gateway of another network through which it is reached.
+    pub network_gateway: Option<GatewayAddress>,
+    /// The names, `namespace/name`, of the policies that select it.
+    pub policies: Vec<String>,
     /// For each `namespace/hostname`, service port to target port.
     pub services: BTreeMap<String, BTreeMap<u16, u16>>,
 }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::{ArcSwap, Guard};
 use tokio::sync::watch;
 
+pub mod authorization;
 pub mod builder;
 mod endpoint;
 mod exposure;

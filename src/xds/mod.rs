@@ -2,4 +2,10 @@
 //!
 //! Owns how each source is read. It never knows the data path: `app` publishes what it returns.
 
+pub mod authorization;
+pub mod client;
 pub mod file;
+mod names;
+pub mod store;
+pub mod stream;
+pub mod wds;

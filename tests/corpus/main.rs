@@ -125,6 +125,11 @@ mod replay {
     }
 
     #[test]
+    fn discovery_resources() {
+        replay("wds", targets::wds, 1000);
+    }
+
+    #[test]
     fn connections() {
         replay("http2", targets::http2, 50);
     }

@@ -3,6 +3,7 @@
 //! Every key of that shape is read or knowingly passed over, and any other is an error: a mesh
 //! that is understood in part would be routed in part. All findings come at once.
 
+mod gateways;
 mod policies;
 #[cfg(test)]
 mod tests;
@@ -10,7 +11,10 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::Arc;
 
+use self::gateways::Balancer;
+use super::names::{normal_hostname, service_key};
 use crate::config::fields::{Fields, Value};
 use crate::config::yaml::Document;
 use crate::config::{Findings, Report};
@@ -57,9 +61,13 @@ fn read(mut top: Fields<'_>) -> Mesh {
     let (workloads, claims): (Vec<_>, Vec<_>) = workloads.into_iter().map(workload).unzip();
     services_are_known(claims.iter().flatten(), &services, &declared);
     Mesh {
-        services: services.into_iter().map(|(service, _)| service).collect(),
-        workloads: workloads.into_iter().flatten().collect(),
+        services: services
+            .into_iter()
+            .map(|(service, _)| Arc::new(service))
+            .collect(),
+        workloads: workloads.into_iter().flatten().map(Arc::new).collect(),
         policies: policies.into_iter().filter_map(policies::policy).count(),
+        ..Mesh::default()
     }
 }
 
@@ -120,10 +128,10 @@ fn workload_fields(
     let locality = fields
         .get("locality")
         .map_or_else(|| Some(Locality::default()), locality);
-    let gateway = fields
-        .get("networkGateway")
-        .map(|v| gateway_address(v, "workloads[].networkGateway"));
-    passed_over(fields);
+    let gateway = fields.get("networkGateway").map_or(Some(None), |v| {
+        gateways::address(v, "workloads[].networkGateway").map(Some)
+    });
+    let policies = policies_and_passed_over(fields);
     Some(Workload {
         uid: uid?.to_owned(),
         name: name?.to_owned(),
@@ -144,20 +152,24 @@ fn workload_fields(
         canonical_name: canonical_name?,
         canonical_revision: canonical_revision?,
         host_network: host_network?,
-        network_gateway: gateway.is_some(),
+        network_gateway: gateway?,
+        policies: policies?,
         services: services?,
     })
 }
 
-/// Keys of a workload that must be well formed, but that a gateway has no use for.
-fn passed_over(fields: &mut Fields<'_>) {
+/// The policies that select a workload, among keys that must be well formed, but that a gateway
+/// has no use for.
+fn policies_and_passed_over(fields: &mut Fields<'_>) -> Option<Vec<String>> {
     fields
         .get("waypoint")
-        .map(|v| gateway_address(v, "workloads[].waypoint"));
+        .map(|v| gateways::address(v, "workloads[].waypoint"));
     fields.get("nativeTunnel").map(Value::flag);
-    fields
+    let policies = fields
         .get("authorizationPolicies")
-        .map(|list| all(list, |name| name.text().map(drop)));
+        .map_or(Some(Vec::new()), |list| {
+            all(list, |name| name.text().map(str::to_owned))
+        });
     if let Some(mut tunnel) = fields
         .get("applicationTunnel")
         .and_then(|v| v.fields("workloads[].applicationTunnel"))
@@ -168,6 +180,7 @@ fn passed_over(fields: &mut Fields<'_>) {
         tunnel.get("port").map(Value::port);
         tunnel.finish();
     }
+    policies
 }
 
 /// Reads `{"namespace/hostname": {servicePort: targetPort}}`.
@@ -265,15 +278,10 @@ fn service(value: Value<'_>) -> Option<Service> {
     let sans = fields
         .get("subjectAltNames")
         .map_or(Some(Vec::new()), |list| all(list, text));
-    let waypoint = fields
-        .get("waypoint")
-        .map(|v| gateway_address(v, "services[].waypoint"));
-    let weighted = fields
-        .get("weightedWaypoints")
-        .map(|list| all(list, weighted_waypoint));
+    let waypoints = gateways::waypoints(&mut fields);
     let balancer = fields
         .get("loadBalancer")
-        .map_or(Some((false, false)), load_balancer);
+        .map_or_else(|| Some(Balancer::default()), gateways::balancer);
     fields
         .get("cidrVips")
         .map(|list| all(list, |v| v.text().map(drop)));
@@ -281,12 +289,11 @@ fn service(value: Value<'_>) -> Option<Service> {
     fields
         .get("ipFamilies")
         .map(|v| v.choice(&[("IPv4", ()), ("IPv6", ()), ("Dual", ())]));
-    fields
-        .get("visibility")
-        .map(|v| v.choice(&[("Public", ()), ("Namespace", ())]));
+    let words = [("Public", false), ("Namespace", true)];
+    let private = choice_or(&mut fields, "visibility", false, &words);
     let canonical = fields.get("canonical").map_or(Some(false), Value::flag);
     fields.finish();
-    let (allow_unhealthy, passthrough) = balancer?;
+    let balancer = balancer?;
     let ports = ports?
         .into_iter()
         .map(|(port, (target, _))| (port, target))
@@ -298,59 +305,15 @@ fn service(value: Value<'_>) -> Option<Service> {
         vips: vips?,
         ports,
         subject_alt_names: sans?,
-        waypoint: waypoint.is_some() || weighted.flatten().is_some_and(|list| !list.is_empty()),
-        allow_unhealthy,
-        passthrough,
+        waypoints: waypoints?,
+        ingress_use_waypoint: false,
+        preferences: balancer.preferences,
+        strict: balancer.strict,
+        allow_unhealthy: balancer.allow_unhealthy,
+        passthrough: balancer.passthrough,
         canonical: canonical?,
+        private: private?,
     })
-}
-
-/// Whether unhealthy endpoints may be used, and whether the service only passes through.
-fn load_balancer(value: Value<'_>) -> Option<(bool, bool)> {
-    let mut fields = value.fields("services[].loadBalancer")?;
-    let scopes = ["Region", "Zone", "Subzone", "Node", "Cluster", "Network"].map(|s| (s, ()));
-    fields
-        .get("routingPreferences")
-        .map(|list| all(list, |v| v.choice(&scopes)));
-    let modes = [
-        ("Standard", false),
-        ("Strict", false),
-        ("Failover", false),
-        ("Passthrough", true),
-    ];
-    let passthrough = choice_or(&mut fields, "mode", false, &modes);
-    let policies = [("OnlyHealthy", false), ("AllowAll", true)];
-    let allow_unhealthy = choice_or(&mut fields, "healthPolicy", false, &policies);
-    fields.finish();
-    Some((allow_unhealthy?, passthrough?))
-}
-
-fn weighted_waypoint(value: Value<'_>) -> Option<()> {
-    let mut fields = value.fields("services[].weightedWaypoints[]")?;
-    fields
-        .need("destination", "{destination: app/waypoint}")
-        .and_then(|v| gateway_address(v, "services[].weightedWaypoints[].destination"));
-    fields
-        .get("weight")
-        .map(|weight| weight.number(0, u32::MAX));
-    fields.finish();
-    Some(())
-}
-
-/// `{destination: NETWORK/IP or NAMESPACE/HOSTNAME, hboneMtlsPort: PORT}`.
-fn gateway_address(value: Value<'_>, place: &'static str) -> Option<()> {
-    let mut fields = value.fields(place)?;
-    let wanted = "`NETWORK/IP` or `NAMESPACE/HOSTNAME`";
-    let good = |text: &str| {
-        let (_, name) = text.split_once('/')?;
-        (!name.is_empty()).then_some(())
-    };
-    fields
-        .need("destination", "east/10.0.0.1")
-        .map(|v| v.parsed(wanted, good));
-    fields.get("hboneMtlsPort").map(Value::port);
-    fields.finish();
-    Some(())
 }
 
 fn locality(value: Value<'_>) -> Option<Locality> {
@@ -423,25 +386,11 @@ fn hostname(value: Value<'_>) -> Option<String> {
     )
 }
 
-/// Lower case, without the last dot, as the authorities of peers are before they are looked up.
-fn normal_hostname(text: &str) -> Option<String> {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.*:".contains(&byte);
-    let name = text.strip_suffix('.').unwrap_or(text);
-    let good = !name.is_empty() && name.len() <= 253 && name.bytes().all(allowed);
-    good.then(|| name.to_ascii_lowercase())
-}
-
 /// What a service is called, also when the rest of it cannot be read.
 fn key_of(service: Value<'_>) -> Option<String> {
     let namespace = service.peek("namespace")?;
     let hostname = normal_hostname(service.peek("hostname")?)?;
     Some(format!("{namespace}/{hostname}"))
-}
-
-fn service_key(text: &str) -> Option<String> {
-    let (namespace, hostname) = text.split_once('/')?;
-    let hostname = normal_hostname(hostname)?;
-    (!namespace.is_empty()).then(|| format!("{namespace}/{hostname}"))
 }
 
 fn uids_are_unique(workloads: &[Value<'_>]) {

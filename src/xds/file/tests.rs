@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::{Config, Discovery};
+use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Waypoint};
 
 fn read(text: &str) -> Result<Mesh, String> {
     parse(Path::new("m.yaml"), text).map_err(|findings| findings.to_string())
@@ -51,7 +52,7 @@ fn what_is_left_out_has_the_default_of_the_contract() {
         capacity: 1,
         ..Workload::default()
     };
-    assert_eq!(*workload, want);
+    assert_eq!(**workload, want);
     assert_eq!(mesh.services[0].ports, BTreeMap::from([(80, 0)]));
 }
 
@@ -123,15 +124,30 @@ fn every_key_of_the_shape_is_read() {
     );
     assert_eq!(workload.protocol, Protocol::Hbone);
     assert_eq!(workload.canonical_revision, "1.10");
-    assert!(workload.host_network && workload.network_gateway && !workload.healthy);
+    assert!(workload.host_network && !workload.healthy);
+    let gateway = |name: &str| GatewayAddress {
+        place: Place::Name(name.to_owned()),
+        port: 15008,
+    };
+    assert_eq!(workload.network_gateway, Some(gateway("a/gw.c")));
+    assert_eq!(workload.policies, ["a/p"]);
     assert_eq!(workload.locality.subzone, "s");
     assert_eq!(service.hostname, "b.c");
     assert_eq!(
         service.vips[1],
         (String::new(), "2001:db8::2".parse().unwrap())
     );
-    assert!(service.waypoint && service.allow_unhealthy && service.passthrough);
-    assert!(service.canonical);
+    let waypoint = Waypoint {
+        gateway: gateway("a/w.c"),
+        weight: 3,
+    };
+    assert_eq!(service.waypoints, [waypoint]);
+    assert!(service.allow_unhealthy && service.passthrough && !service.strict);
+    assert_eq!(service.preferences, [], "this mode has none");
+    let failover = read(&EVERY_KEY.replace("mode: Passthrough", "mode: Failover")).unwrap();
+    let preferences = &failover.services[0].preferences;
+    assert_eq!(*preferences, [Scope::Network, Scope::Region]);
+    assert!(service.canonical && service.private);
     assert_eq!(mesh.policies, 1);
 }
 

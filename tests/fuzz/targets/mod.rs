@@ -6,6 +6,7 @@ mod certificate;
 mod frames;
 mod http2;
 mod script;
+mod wds;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use strait::xds;
 
 pub use certificate::identity;
 pub use http2::http2;
+pub use wds::wds;
 
 /// An authority that is accepted reads the same when it is printed.
 pub fn authority(data: &[u8]) {

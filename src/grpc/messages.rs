@@ -1,0 +1,44 @@
+//! Generated code, in modules that are nested as the packages are.
+
+pub(crate) mod envoy {
+    pub(crate) mod config {
+        pub(crate) mod core {
+            /// Who asks for configuration.
+            pub mod v3 {
+                include!("generated/envoy.config.core.v3.rs");
+            }
+        }
+    }
+    pub(crate) mod service {
+        pub(crate) mod discovery {
+            /// Delta ADS.
+            pub mod v3 {
+                include!("generated/envoy.service.discovery.v3.rs");
+            }
+        }
+    }
+}
+
+pub(crate) mod google {
+    /// Errors.
+    pub mod rpc {
+        include!("generated/google.rpc.rs");
+    }
+}
+
+pub(crate) mod istio {
+    /// L4 authorization.
+    pub mod security {
+        include!("generated/istio.security.rs");
+    }
+    pub(crate) mod v1 {
+        /// The certificate authority.
+        pub mod auth {
+            include!("generated/istio.v1.auth.rs");
+        }
+    }
+    /// WDS.
+    pub mod workload {
+        include!("generated/istio.workload.rs");
+    }
+}

@@ -1,0 +1,354 @@
+//! From Istio's authorization messages to policies.
+//!
+//! A policy that is understood in part would allow what it should not, so whatever is unknown in
+//! one rejects all of it: enum values, kinds of conditions, extensions, addresses of no length
+//! that exists. ztunnel drops such addresses, which can leave a list empty, and an empty list
+//! asks for nothing (contract 5).
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::wds::{ip, namespace, number};
+use crate::grpc::security as proto;
+use crate::grpc::security::string_match::MatchType;
+use crate::snapshot::authorization::{
+    Action, Clause, Condition, Match, Policy, Rule, Scope, StringMatch,
+};
+
+/// Reads a policy.
+pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
+    if from.name.is_empty() {
+        return Err("authorization.name: empty".to_owned());
+    }
+    let namespace =
+        namespace(from.namespace).map_err(|why| format!("authorization.namespace: {why}"))?;
+    let scope = scope(from.scope)
+        .ok_or_else(|| format!("authorization.scope: {} is unknown", from.scope))?;
+    let action = match proto::Action::try_from(from.action) {
+        Ok(proto::Action::Allow) => Action::Allow,
+        Ok(proto::Action::Deny) => Action::Deny,
+        Err(_) => return Err(format!("authorization.action: {} is unknown", from.action)),
+    };
+    no_extension(&from.extensions).map_err(|why| format!("authorization.{why}"))?;
+    let rules = each("authorization.rules", from.rules, |rule| {
+        let clauses = each("clauses", rule.clauses, |clause| {
+            let matches = each("matches", clause.matches, one_match)?;
+            Ok(Clause { matches })
+        })?;
+        Ok(Rule { clauses })
+    })?;
+    Ok(Policy {
+        name: from.name,
+        namespace,
+        scope,
+        action,
+        rules,
+        dry_run: from.dry_run,
+        unreadable: false,
+    })
+}
+
+/// What a policy covers, if we know the value.
+pub(super) fn scope(from: i32) -> Option<Scope> {
+    Some(match proto::Scope::try_from(from).ok()? {
+        proto::Scope::Global => Scope::Global,
+        proto::Scope::Namespace => Scope::Namespace,
+        proto::Scope::WorkloadSelector => Scope::Selected,
+    })
+}
+
+fn one_match(from: proto::Match) -> Result<Match, String> {
+    no_extension(&from.extensions)?;
+    let texts = |field, list| each(field, list, string_match);
+    let nets = |field, list| each(field, list, net);
+    let ports = |field, list| each(field, list, |port| number(port, 1).map_err(at_itself));
+    let accounts = |field, list| each(field, list, account);
+    Ok(Match {
+        namespaces: Condition {
+            any: texts("namespaces", from.namespaces)?,
+            none: texts("not_namespaces", from.not_namespaces)?,
+        },
+        principals: Condition {
+            any: texts("principals", from.principals)?,
+            none: texts("not_principals", from.not_principals)?,
+        },
+        service_accounts: Condition {
+            any: accounts("service_accounts", from.service_accounts)?,
+            none: accounts("not_service_accounts", from.not_service_accounts)?,
+        },
+        source_ips: Condition {
+            any: nets("source_ips", from.source_ips)?,
+            none: nets("not_source_ips", from.not_source_ips)?,
+        },
+        destination_ips: Condition {
+            any: nets("destination_ips", from.destination_ips)?,
+            none: nets("not_destination_ips", from.not_destination_ips)?,
+        },
+        destination_ports: Condition {
+            any: ports("destination_ports", from.destination_ports)?,
+            none: ports("not_destination_ports", from.not_destination_ports)?,
+        },
+    })
+}
+
+fn string_match(from: proto::StringMatch) -> Result<StringMatch, String> {
+    Ok(match from.match_type {
+        Some(MatchType::Exact(text)) => StringMatch::Exact(text),
+        Some(MatchType::Prefix(text)) => StringMatch::Prefix(text),
+        Some(MatchType::Suffix(text)) => StringMatch::Suffix(text),
+        Some(MatchType::Presence(())) => StringMatch::Presence,
+        None => return Err(": of an unknown kind".to_owned()),
+    })
+}
+
+fn account(from: proto::ServiceAccountMatch) -> Result<(String, String), String> {
+    if from.namespace.is_empty() {
+        return Err(".namespace: empty".to_owned());
+    }
+    if from.service_account.is_empty() {
+        return Err(".service_account: empty".to_owned());
+    }
+    Ok((from.namespace, from.service_account))
+}
+
+/// A range. One of IPv4 inside IPv6 becomes one of IPv4, as the addresses do that are looked for.
+fn net(from: proto::Address) -> Result<IpNet, String> {
+    /// The length of `::ffff:0:0/96`.
+    const MAPPED_BITS: u32 = 96;
+    let mut ip = ip(&from.address).map_err(|why| format!(".address: {why}"))?;
+    let mut length = from.length;
+    if from.address.len() == 16 && ip.is_ipv4() {
+        match length.checked_sub(MAPPED_BITS) {
+            Some(rest) => length = rest,
+            None => ip = as_it_came(ip),
+        }
+    }
+    u8::try_from(length)
+        .ok()
+        .and_then(|length| IpNet::new(ip, length).ok())
+        .ok_or_else(|| format!(".length: {}, want at most the address has", from.length))
+}
+
+/// A range that is wider than all of IPv4 stays one of IPv6.
+fn as_it_came(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(ip) => IpAddr::V6(ip.to_ipv6_mapped()),
+        IpAddr::V6(_) => ip,
+    }
+}
+
+fn no_extension(from: &[proto::Extension]) -> Result<(), String> {
+    let Some(first) = from.first() else {
+        return Ok(());
+    };
+    let name = super::wds::shown(&first.name);
+    Err(format!("extensions[0]: {name} is not understood"))
+}
+
+fn at_itself(why: String) -> String {
+    format!(": {why}")
+}
+
+/// Reads every entry of a list. What is wrong with one begins with `.` and a field of it, or with
+/// `:` where the entry itself is wrong.
+fn each<T, U>(
+    field: &str,
+    list: Vec<T>,
+    read: impl Fn(T) -> Result<U, String>,
+) -> Result<Vec<U>, String> {
+    let mut all = Vec::with_capacity(list.len());
+    for (index, one) in list.into_iter().enumerate() {
+        all.push(read(one).map_err(|why| {
+            let dot = if why.starts_with(['.', ':']) { "" } else { "." };
+            format!("{field}[{index}]{dot}{why}")
+        })?);
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn text(kind: MatchType) -> Vec<proto::StringMatch> {
+        vec![proto::StringMatch {
+            match_type: Some(kind),
+        }]
+    }
+
+    fn range(bytes: &'static [u8], length: u32) -> Vec<proto::Address> {
+        vec![proto::Address {
+            address: Bytes::from_static(bytes),
+            length,
+        }]
+    }
+
+    fn account(namespace: &str, name: &str) -> Vec<proto::ServiceAccountMatch> {
+        vec![proto::ServiceAccountMatch {
+            namespace: namespace.into(),
+            service_account: name.into(),
+        }]
+    }
+
+    fn with(one: proto::Match) -> proto::Authorization {
+        let clause = proto::Clause { matches: vec![one] };
+        proto::Authorization {
+            name: "p".into(),
+            namespace: "app".into(),
+            rules: vec![
+                proto::Rule::default(),
+                proto::Rule {
+                    clauses: vec![clause],
+                },
+            ],
+            ..proto::Authorization::default()
+        }
+    }
+
+    #[test]
+    fn every_field_of_a_policy_is_read() {
+        let one = proto::Match {
+            namespaces: text(MatchType::Exact("a".into())),
+            not_namespaces: text(MatchType::Prefix("b".into())),
+            principals: text(MatchType::Suffix("c".into())),
+            not_principals: text(MatchType::Presence(())),
+            source_ips: range(&[10, 0, 0, 0], 8),
+            not_source_ips: range(&[0xfd; 16], 128),
+            destination_ips: range(b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x01\0\0", 112),
+            not_destination_ips: range(b"\0\0\0\0\0\0\0\0\0\0\xff\xff\0\0\0\0", 95),
+            destination_ports: vec![80],
+            not_destination_ports: vec![81],
+            service_accounts: account("a", "b"),
+            not_service_accounts: account("c", "d"),
+            extensions: vec![],
+        };
+        let from = proto::Authorization {
+            scope: proto::Scope::WorkloadSelector.into(),
+            action: proto::Action::Deny.into(),
+            dry_run: true,
+            ..with(one)
+        };
+        let got = policy(from).expect("a policy");
+        assert_eq!((got.name.as_str(), got.namespace.as_str()), ("p", "app"));
+        assert_eq!((got.scope, got.action), (Scope::Selected, Action::Deny));
+        assert!(got.dry_run && !got.unreadable && got.rules[0].clauses.is_empty());
+        let one = &got.rules[1].clauses[0].matches[0];
+        assert_eq!(one.namespaces.any, [StringMatch::Exact("a".into())]);
+        assert_eq!(one.namespaces.none, [StringMatch::Prefix("b".into())]);
+        assert_eq!(one.principals.any, [StringMatch::Suffix("c".into())]);
+        assert_eq!(one.principals.none, [StringMatch::Presence]);
+        let nets = [
+            &one.source_ips.any,
+            &one.source_ips.none,
+            &one.destination_ips.any,
+            &one.destination_ips.none,
+        ];
+        let nets = nets.map(|list| list[0].to_string());
+        assert_eq!(
+            (nets[0].as_str(), nets[2].as_str()),
+            ("10.0.0.0/8", "10.1.0.0/16")
+        );
+        assert!(
+            nets[1].starts_with("fdfd:") && nets[3].ends_with("/95"),
+            "{nets:?}"
+        );
+        assert_eq!(
+            (one.destination_ports.any[0], one.destination_ports.none[0]),
+            (80, 81)
+        );
+        assert_eq!(one.service_accounts.any, [("a".to_owned(), "b".to_owned())]);
+        assert_eq!(
+            one.service_accounts.none,
+            [("c".to_owned(), "d".to_owned())]
+        );
+    }
+
+    /// A change of something good, and what is wrong with it then.
+    type Wrong<T> = (fn(&mut T), &'static str);
+
+    fn extension() -> Vec<proto::Extension> {
+        vec![proto::Extension {
+            name: "x".into(),
+            config: None,
+        }]
+    }
+
+    const WRONG_POLICIES: [Wrong<proto::Authorization>; 6] = [
+        (|p| p.name.clear(), "authorization.name: empty"),
+        (|p| p.namespace.clear(), "authorization.namespace: empty"),
+        (
+            |p| p.namespace = "a/b".into(),
+            "authorization.namespace: `a/b` has a slash",
+        ),
+        (|p| p.scope = 9, "authorization.scope: 9 is unknown"),
+        (|p| p.action = -1, "authorization.action: -1 is unknown"),
+        (
+            |p| p.extensions = extension(),
+            "authorization.extensions[0]: `x` is not understood",
+        ),
+    ];
+
+    const WRONG_MATCHES: [Wrong<proto::Match>; 10] = [
+        (
+            |m| m.extensions = extension(),
+            ".extensions[0]: `x` is not understood",
+        ),
+        (
+            |m| m.principals = vec![proto::StringMatch::default()],
+            ".principals[0]: of an unknown kind",
+        ),
+        (
+            |m| m.source_ips = range(&[1; 5], 8),
+            ".source_ips[0].address: 5 bytes, want 4 or 16",
+        ),
+        (
+            |m| m.not_source_ips = range(&[], 0),
+            ".not_source_ips[0].address: 0 bytes, want 4 or 16",
+        ),
+        (
+            |m| m.destination_ips = range(&[1; 4], 33),
+            ".destination_ips[0].length: 33, want at most the address has",
+        ),
+        (
+            |m| m.not_destination_ips = range(&[1; 16], 300),
+            ".not_destination_ips[0].length: 300, want at most the address has",
+        ),
+        (
+            |m| m.destination_ports = vec![80, 0],
+            ".destination_ports[1]: 0, want 1 to 65535",
+        ),
+        (
+            |m| m.not_destination_ports = vec![65536],
+            ".not_destination_ports[0]: 65536, want 1 to 65535",
+        ),
+        (
+            |m| m.service_accounts = account("", "b"),
+            ".service_accounts[0].namespace: empty",
+        ),
+        (
+            |m| m.not_service_accounts = account("a", ""),
+            ".not_service_accounts[0].service_account: empty",
+        ),
+    ];
+
+    #[test]
+    fn a_policy_that_is_wrong_is_rejected_by_its_field() {
+        for (change, want) in WRONG_POLICIES {
+            let mut from = with(proto::Match::default());
+            change(&mut from);
+            assert_eq!(policy(from).expect_err(want), want);
+        }
+        for (change, want) in WRONG_MATCHES {
+            let mut one = proto::Match::default();
+            change(&mut one);
+            let why = policy(with(one)).expect_err(want);
+            assert_eq!(
+                why,
+                format!("authorization.rules[1].clauses[0].matches[0]{want}")
+            );
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Waypoints, network gateways and the balancing of a service in the mesh file.
+
+use super::{all, choice_or, ip};
+use crate::config::fields::{Fields, Value};
+use crate::snapshot::builder::HBONE_PORT;
+use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Waypoint};
+
+/// Which endpoints of a service are used.
+#[derive(Debug, Default)]
+pub(super) struct Balancer {
+    pub(super) preferences: Vec<Scope>,
+    pub(super) strict: bool,
+    pub(super) allow_unhealthy: bool,
+    pub(super) passthrough: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    Standard,
+    Strict,
+    Failover,
+    Passthrough,
+}
+
+/// `{routingPreferences, mode, healthPolicy}`.
+pub(super) fn balancer(value: Value<'_>) -> Option<Balancer> {
+    let mut fields = value.fields("services[].loadBalancer")?;
+    let scopes = [
+        ("Region", Scope::Region),
+        ("Zone", Scope::Zone),
+        ("Subzone", Scope::Subzone),
+        ("Node", Scope::Node),
+        ("Cluster", Scope::Cluster),
+        ("Network", Scope::Network),
+    ];
+    let preferences = fields
+        .get("routingPreferences")
+        .map_or(Some(Vec::new()), |list| all(list, |v| v.choice(&scopes)));
+    let modes = [
+        ("Standard", Mode::Standard),
+        ("Strict", Mode::Strict),
+        ("Failover", Mode::Failover),
+        ("Passthrough", Mode::Passthrough),
+    ];
+    let mode = choice_or(&mut fields, "mode", Mode::Standard, &modes);
+    let policies = [("OnlyHealthy", false), ("AllowAll", true)];
+    let allow_unhealthy = choice_or(&mut fields, "healthPolicy", false, &policies);
+    fields.finish();
+    let (mode, mut preferences) = (mode?, preferences?);
+    // Contract 7: the other modes rank nothing.
+    if !matches!(mode, Mode::Strict | Mode::Failover) {
+        preferences.clear();
+    }
+    Some(Balancer {
+        preferences,
+        strict: mode == Mode::Strict,
+        allow_unhealthy: allow_unhealthy?,
+        passthrough: mode == Mode::Passthrough,
+    })
+}
+
+/// The waypoints of a service. Those with weights win over the one without, as in WDS.
+pub(super) fn waypoints(fields: &mut Fields<'_>) -> Option<Vec<Waypoint>> {
+    let one = fields.get("waypoint").map_or(Some(Vec::new()), |value| {
+        let gateway = address(value, "services[].waypoint")?;
+        Some(vec![Waypoint { gateway, weight: 1 }])
+    });
+    let weighted = fields
+        .get("weightedWaypoints")
+        .map_or(Some(Vec::new()), |list| all(list, weighted_waypoint));
+    let (one, weighted) = (one?, weighted?);
+    Some(if weighted.is_empty() { one } else { weighted })
+}
+
+fn weighted_waypoint(value: Value<'_>) -> Option<Waypoint> {
+    let mut fields = value.fields("services[].weightedWaypoints[]")?;
+    let gateway = fields
+        .need("destination", "{destination: app/waypoint}")
+        .and_then(|v| address(v, "services[].weightedWaypoints[].destination"));
+    let weight = fields
+        .get("weight")
+        .map_or(Some(1), |weight| weight.number(0, u32::MAX));
+    fields.finish();
+    Some(Waypoint {
+        gateway: gateway?,
+        weight: weight?,
+    })
+}
+
+/// `{destination: NETWORK/IP or NAMESPACE/HOSTNAME, hboneMtlsPort: PORT}`.
+pub(super) fn address(value: Value<'_>, place: &'static str) -> Option<GatewayAddress> {
+    let mut fields = value.fields(place)?;
+    let wanted = "`NETWORK/IP` or `NAMESPACE/HOSTNAME`";
+    let destination = fields
+        .need("destination", "east/10.0.0.1")
+        .and_then(|v| v.parsed(wanted, destination));
+    let port = fields
+        .get("hboneMtlsPort")
+        .map_or(Some(HBONE_PORT), Value::port);
+    fields.finish();
+    Some(GatewayAddress {
+        place: destination?,
+        port: port?,
+    })
+}
+
+fn destination(text: &str) -> Option<Place> {
+    let (first, second) = text.split_once('/')?;
+    Some(match (ip(second), second.is_empty()) {
+        (Some(ip), _) => Place::Address(first.to_owned(), ip),
+        (None, false) => Place::Name(text.to_owned()),
+        (None, true) => return None,
+    })
+}

@@ -1,0 +1,362 @@
+//! The resources of Istio's discovery, decoded, and the mesh that they make.
+//!
+//! A workload may come before its service, and a service without workloads: the builder joins
+//! them. Of several services with one hostname it lets the canonical one answer. A resource that
+//! is rejected leaves its last good version where it was.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::Arc;
+
+use prost::Message;
+
+use super::client::{Resource, Resources};
+use super::{authorization, wds};
+use crate::grpc::{security, workload as proto};
+use crate::snapshot::authorization::{Policy, Scope};
+use crate::snapshot::mesh::{Mesh, Service, Workload};
+
+/// The type of services and workloads.
+pub const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
+/// The type of authorization policies.
+pub const AUTHORIZATION: &str = "type.googleapis.com/istio.security.Authorization";
+
+/// What discovery has told, by the names of the resources.
+#[derive(Debug, Default)]
+pub struct Store {
+    services: BTreeMap<String, Arc<Service>>,
+    workloads: BTreeMap<String, Arc<Workload>>,
+    policies: BTreeMap<String, Arc<Policy>>,
+    changed: bool,
+}
+
+impl Store {
+    /// The mesh, if it has changed since this was called last.
+    pub fn take_change(&mut self) -> Option<Mesh> {
+        mem::take(&mut self.changed).then(|| self.mesh())
+    }
+
+    /// The mesh, each part in the order of the resources' names.
+    pub fn mesh(&self) -> Mesh {
+        Mesh {
+            services: self.services.values().cloned().collect(),
+            workloads: self.workloads.values().cloned().collect(),
+            policies: self.policies.len(),
+            authorization: self.policies.values().cloned().collect(),
+            hbone_only: true,
+        }
+    }
+
+    fn upsert_address(&mut self, resource: &Resource) -> Result<(), String> {
+        let address: proto::Address = decode(ADDRESS, resource)?;
+        match address.r#type {
+            Some(proto::address::Type::Workload(from)) => {
+                is_named(resource, "workload.uid", &from.uid)?;
+                let workload = wds::workload(from)?;
+                self.changed |= self.services.remove(&resource.name).is_some();
+                self.changed |= put(&mut self.workloads, &resource.name, workload);
+            }
+            Some(proto::address::Type::Service(from)) => {
+                let name = format!("{}/{}", from.namespace, from.hostname);
+                let service = wds::service(from)?;
+                is_named(resource, "service.hostname", &name)?;
+                self.changed |= self.workloads.remove(&resource.name).is_some();
+                self.changed |= put(&mut self.services, &resource.name, service);
+            }
+            None => return Err("address.type: neither workload nor service".to_owned()),
+        }
+        Ok(())
+    }
+
+    /// A policy that cannot be read and has no last good version is known by what stands in for
+    /// it, which refuses all that it covers: everything, where not even that can be read.
+    fn upsert_policy(&mut self, resource: &Resource) -> Result<(), String> {
+        let message = decode::<security::Authorization>(AUTHORIZATION, resource);
+        let covers = message.as_ref().ok().map(|message| {
+            let scope = authorization::scope(message.scope).unwrap_or(Scope::Global);
+            (scope, message.dry_run)
+        });
+        let policy = message.and_then(|message| {
+            let name = format!("{}/{}", message.namespace, message.name);
+            let policy = authorization::policy(message)?;
+            is_named(resource, "authorization.name", &name)?;
+            Ok(policy)
+        });
+        let has_good = || {
+            let known = self.policies.get(&resource.name);
+            known.is_some_and(|known| !known.unreadable)
+        };
+        let (policy, result) = match policy {
+            Ok(policy) => (policy, Ok(())),
+            Err(why) if has_good() => return Err(why),
+            Err(why) => {
+                let (namespace, name) = resource.name.split_once('/').unwrap_or_default();
+                let (scope, dry_run) = covers.unwrap_or((Scope::Global, false));
+                let (namespace, name) = (namespace.to_owned(), name.to_owned());
+                let stand_in = Policy::unreadable(namespace, name, scope, dry_run);
+                (stand_in, Err(why))
+            }
+        };
+        self.changed |= put(&mut self.policies, &resource.name, policy);
+        result
+    }
+}
+
+impl Resources for Store {
+    fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
+        match type_url {
+            ADDRESS => self.upsert_address(resource),
+            AUTHORIZATION => self.upsert_policy(resource),
+            _ => Err(format!("resources of type {type_url} are not kept here")),
+        }
+    }
+
+    fn remove(&mut self, type_url: &'static str, name: &str) {
+        self.changed |= match type_url {
+            ADDRESS => {
+                self.workloads.remove(name).is_some() || self.services.remove(name).is_some()
+            }
+            AUTHORIZATION => self.policies.remove(name).is_some(),
+            _ => false,
+        };
+    }
+}
+
+fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, String> {
+    if resource.body_type != wanted {
+        let got = wds::shown(&resource.body_type);
+        return Err(format!("resource.type_url: {got}, want `{wanted}`"));
+    }
+    let body = resource.body.clone().ok_or("resource: missing")?;
+    T::decode(body).map_err(|error| error.to_string())
+}
+
+/// A resource is removed by its name, so the name has to be that of what is in it.
+fn is_named(resource: &Resource, field: &str, name: &str) -> Result<(), String> {
+    if resource.name == name {
+        return Ok(());
+    }
+    let (name, own) = (wds::shown(name), wds::shown(&resource.name));
+    Err(format!("{field}: {name} is named {own}"))
+}
+
+/// Puts a resource in; says whether that made a difference.
+fn put<T: PartialEq>(map: &mut BTreeMap<String, Arc<T>>, name: &str, value: T) -> bool {
+    if map.get(name).is_some_and(|old| **old == value) {
+        return false;
+    }
+    map.insert(name.to_owned(), Arc::new(value));
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::authorization::Action;
+
+    fn resource(name: &str, body_type: &str, message: &impl Message) -> Resource {
+        Resource {
+            name: name.into(),
+            version: "1".into(),
+            body: Some(message.encode_to_vec().into()),
+            body_type: body_type.into(),
+            ..Resource::default()
+        }
+    }
+
+    fn workload(uid: &str, node: &str) -> Resource {
+        let list = proto::PortList {
+            ports: vec![proto::Port {
+                service_port: 80,
+                target_port: 8080,
+                app_protocol: 0,
+            }],
+        };
+        let workload = proto::Workload {
+            uid: uid.into(),
+            namespace: "app".into(),
+            node: node.into(),
+            services: [("app/echo.app".to_owned(), list)].into(),
+            ..proto::Workload::default()
+        };
+        let message = proto::Address {
+            r#type: Some(proto::address::Type::Workload(workload)),
+        };
+        resource(uid, ADDRESS, &message)
+    }
+
+    fn service(namespace: &str, canonical: bool) -> Resource {
+        let service = proto::Service {
+            name: "echo".into(),
+            namespace: namespace.into(),
+            hostname: "Echo.app".into(),
+            canonical,
+            ..proto::Service::default()
+        };
+        let message = proto::Address {
+            r#type: Some(proto::address::Type::Service(service)),
+        };
+        resource(&format!("{namespace}/Echo.app"), ADDRESS, &message)
+    }
+
+    fn policy(scope: i32, port: u32) -> Resource {
+        let one = security::Match {
+            destination_ports: vec![port],
+            ..security::Match::default()
+        };
+        let clause = security::Clause { matches: vec![one] };
+        let message = security::Authorization {
+            name: "p".into(),
+            namespace: "app".into(),
+            scope,
+            rules: vec![security::Rule {
+                clauses: vec![clause],
+            }],
+            dry_run: port == 0,
+            ..security::Authorization::default()
+        };
+        resource("app/p", AUTHORIZATION, &message)
+    }
+
+    fn uids(mesh: &Mesh) -> Vec<&str> {
+        mesh.workloads.iter().map(|one| one.uid.as_str()).collect()
+    }
+
+    #[test]
+    fn the_mesh_is_given_once_for_each_change_in_the_order_of_names() {
+        let mut store = Store::default();
+        assert_eq!(store.take_change(), None);
+        for one in [workload("b", ""), workload("a", ""), service("app", false)] {
+            store.upsert(ADDRESS, &one).unwrap();
+        }
+        let mesh = store.take_change().unwrap();
+        assert_eq!(uids(&mesh), ["a", "b"]);
+        assert_eq!(mesh.services[0].hostname, "echo.app");
+        assert!(mesh.hbone_only);
+        store.upsert(ADDRESS, &workload("a", "")).unwrap();
+        store.remove(ADDRESS, "c");
+        assert_eq!(store.take_change(), None, "nothing is different");
+        store.upsert(ADDRESS, &workload("a", "n")).unwrap();
+        let next = store.take_change().unwrap();
+        assert_eq!(next.workloads[0].node, "n");
+        assert!(
+            Arc::ptr_eq(&next.workloads[1], &mesh.workloads[1]),
+            "shared"
+        );
+    }
+
+    #[test]
+    fn resources_go_by_uid_and_by_namespace_and_hostname() {
+        let mut store = Store::default();
+        store.upsert(ADDRESS, &workload("a", "")).unwrap();
+        store.upsert(ADDRESS, &service("app", false)).unwrap();
+        store.upsert(ADDRESS, &service("other", true)).unwrap();
+        store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap();
+        let mesh = store.take_change().unwrap();
+        let sizes = (mesh.workloads.len(), mesh.services.len(), mesh.policies);
+        assert_eq!(sizes, (1, 2, 1));
+        store.remove(ADDRESS, "a");
+        assert!(store.take_change().unwrap().workloads.is_empty());
+        store.remove(ADDRESS, "app/Echo.app");
+        let mesh = store.take_change().unwrap();
+        assert_eq!(mesh.services[0].namespace, "other");
+        store.remove(AUTHORIZATION, "app/p");
+        assert!(store.take_change().unwrap().authorization.is_empty());
+    }
+
+    #[test]
+    fn what_was_a_service_and_is_a_workload_is_only_that() {
+        let mut store = Store::default();
+        store.upsert(ADDRESS, &service("app", false)).unwrap();
+        store
+            .upsert(ADDRESS, &workload("app/Echo.app", ""))
+            .unwrap();
+        let mesh = store.take_change().unwrap();
+        assert_eq!((mesh.services.len(), mesh.workloads.len()), (0, 1));
+        store.upsert(ADDRESS, &service("app", false)).unwrap();
+        let mesh = store.take_change().unwrap();
+        assert_eq!((mesh.services.len(), mesh.workloads.len()), (1, 0));
+    }
+
+    #[test]
+    fn a_rejected_resource_says_why_and_leaves_its_last_good_version() {
+        let mut store = Store::default();
+        store.upsert(ADDRESS, &workload("a", "good")).unwrap();
+        store.take_change().unwrap();
+        let named = |name: &str, one: Resource| Resource {
+            name: name.into(),
+            ..one
+        };
+        let without_body = Resource {
+            body: None,
+            ..workload("a", "")
+        };
+        let of_another_type = Resource {
+            body_type: AUTHORIZATION.into(),
+            ..workload("a", "")
+        };
+        let cut_off = Resource {
+            body: Some(vec![0x0a, 0x7f].into()),
+            ..workload("a", "")
+        };
+        let table = [
+            (
+                named("a", workload("b", "")),
+                "workload.uid: `b` is named `a`",
+            ),
+            (
+                named("a", service("app", true)),
+                "service.hostname: `app/Echo.app` is named `a`",
+            ),
+            (without_body, "resource: missing"),
+            (
+                of_another_type,
+                "resource.type_url: `type.googleapis.com/istio.security.Authorization`, want \
+                 `type.googleapis.com/istio.workload.Address`",
+            ),
+            (
+                resource("a", ADDRESS, &proto::Address::default()),
+                "address.type: neither workload nor service",
+            ),
+        ];
+        for (one, want) in table {
+            assert_eq!(store.upsert(ADDRESS, &one), Err(want.to_owned()));
+        }
+        let why = store.upsert(ADDRESS, &cut_off).unwrap_err();
+        assert!(why.contains("Address"), "{why}");
+        let why = store.upsert("x", &workload("a", "")).unwrap_err();
+        assert_eq!(why, "resources of type x are not kept here");
+        assert_eq!(store.take_change(), None);
+        assert_eq!(store.mesh().workloads[0].node, "good");
+    }
+
+    #[test]
+    fn a_policy_that_was_never_readable_refuses_what_it_covers() {
+        const NAMESPACE: i32 = 1;
+        let mut store = Store::default();
+        let mut judge = |one: &Resource| {
+            let result = store.upsert(AUTHORIZATION, one);
+            let mesh = store.mesh();
+            (result.is_ok(), Policy::clone(&mesh.authorization[0]))
+        };
+        let broken = Resource {
+            body: Some(vec![0xff].into()),
+            ..policy(NAMESPACE, 80)
+        };
+        for (one, scope, dry_run) in [
+            (policy(NAMESPACE, 65536), Scope::Namespace, false),
+            (policy(NAMESPACE, 0), Scope::Namespace, true),
+            (policy(9, 80), Scope::Global, false),
+            (broken.clone(), Scope::Global, false),
+        ] {
+            let (is_good, stands_in) = judge(&one);
+            assert!(!is_good && stands_in.unreadable);
+            assert_eq!((stands_in.scope, stands_in.dry_run), (scope, dry_run));
+            assert_eq!(stands_in.action, Action::Deny);
+            assert_eq!((&*stands_in.namespace, &*stands_in.name), ("app", "p"));
+        }
+        let (is_good, first) = judge(&policy(NAMESPACE, 80));
+        assert!(is_good && !first.unreadable);
+        assert_eq!(judge(&broken), (false, first), "the last good one stays");
+    }
+}

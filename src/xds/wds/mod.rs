@@ -1,0 +1,307 @@
+//! From the messages of WDS to services and workloads, by the ingestion rules of contract 3.
+//!
+//! What is wrong in a resource rejects all of it, and the error names the field: a mesh that is
+//! understood in part would be routed in part. A value of an enum that we do not know is no
+//! mistake, because istiod may be newer than we are; it means what is safe:
+//!
+//! | field | an unknown value means |
+//! |---|---|
+//! | `tunnel_protocol` | not HBONE, as `LEGACY_ISTIO_MTLS` does |
+//! | `status` | unhealthy |
+//! | `network_mode` | host network: the address is not this workload's alone |
+//! | `workload_type` | no type, which only labels have |
+//! | `visibility` | public (contract 3) |
+//! | `load_balancing.mode` | no ranking |
+//! | `load_balancing.routing_preference` | the preferences end before it |
+//! | `load_balancing.health_policy` | healthy endpoints only |
+//!
+//! Passed over are `extensions`, `ip_families`, `app_protocol` and `native_tunnel`, which say
+//! nothing to a gateway; a workload's `waypoint` and `application_tunnel` are checked for their
+//! form. Special records of remote networks are workloads like others: the builder tells them by
+//! their uid. So are endpoints without HBONE, which it skips where the mesh says so.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::names::{normal_hostname, service_key};
+use crate::grpc::workload as proto;
+use crate::grpc::workload::gateway_address::Destination;
+use crate::grpc::workload::load_balancing;
+use crate::snapshot::builder::HBONE_PORT;
+use crate::snapshot::mesh::{
+    GatewayAddress, Locality, Place, Protocol, Scope, Service, Waypoint, Workload,
+};
+
+/// Reads a service.
+pub fn service(from: proto::Service) -> Result<Service, String> {
+    let namespace = namespace(from.namespace).map_err(|why| format!("service.namespace: {why}"))?;
+    let hostname = hostname(&from.hostname).map_err(|why| format!("service.hostname: {why}"))?;
+    let ports = ports(&from.ports, 0).map_err(|why| format!("service.{why}"))?;
+    let balancing = from.load_balancing.unwrap_or_default();
+    let health = load_balancing::HealthPolicy::AllowAll;
+    let mode = load_balancing::Mode::try_from(balancing.mode);
+    let (strict, failover, passthrough) = match mode {
+        Ok(load_balancing::Mode::Strict) => (true, false, false),
+        Ok(load_balancing::Mode::Failover) => (false, true, false),
+        Ok(load_balancing::Mode::Passthrough) => (false, false, true),
+        Ok(load_balancing::Mode::UnspecifiedMode) | Err(_) => (false, false, false),
+    };
+    let preferences = if strict || failover {
+        preferences(&balancing.routing_preference)
+    } else {
+        Vec::new()
+    };
+    Ok(Service {
+        name: from.name,
+        namespace,
+        hostname,
+        vips: vips(from.addresses)?,
+        ports,
+        subject_alt_names: from.subject_alt_names,
+        waypoints: waypoints(from.waypoint, from.weighted_waypoints)?,
+        ingress_use_waypoint: from.ingress_use_waypoint,
+        preferences,
+        strict,
+        allow_unhealthy: balancing.health_policy == i32::from(health),
+        passthrough,
+        canonical: from.canonical,
+        private: from.visibility == i32::from(proto::Visibility::Namespace),
+    })
+}
+
+/// Virtual addresses. Ranges are passed over: an authority is looked up by its address.
+fn vips(from: Vec<proto::NetworkAddress>) -> Result<Vec<(String, IpAddr)>, String> {
+    let mut vips = Vec::with_capacity(from.len());
+    for (index, one) in from.into_iter().enumerate() {
+        let at = |why| format!("service.addresses[{index}].{why}");
+        let (ip, is_range) = network_address(&one).map_err(at)?;
+        if !is_range {
+            vips.push((one.network, ip));
+        }
+    }
+    Ok(vips)
+}
+
+/// The address, and whether it stands for more than itself.
+fn network_address(from: &proto::NetworkAddress) -> Result<(IpAddr, bool), String> {
+    let ip = ip(&from.address).map_err(|why| format!("address: {why}"))?;
+    let bits = from.address.len() * 8;
+    match from.length {
+        Some(length) if length as usize > bits => {
+            Err(format!("length: {length}, want at most {bits}"))
+        }
+        Some(length) => Ok((ip, (length as usize) < bits)),
+        None => Ok((ip, false)),
+    }
+}
+
+/// The waypoints of a service. Those with weights win over the one without.
+fn waypoints(
+    one: Option<proto::GatewayAddress>,
+    weighted: Vec<proto::WeightedWaypoint>,
+) -> Result<Vec<Waypoint>, String> {
+    let one = one
+        .map(|one| gateway(one).map_err(|why| format!("service.waypoint.{why}")))
+        .transpose()?
+        .map(|gateway| Waypoint { gateway, weight: 1 });
+    let mut waypoints = Vec::with_capacity(weighted.len());
+    for (index, from) in weighted.into_iter().enumerate() {
+        let at = |why| format!("service.weighted_waypoints[{index}].destination{why}");
+        let destination = from.destination.ok_or_else(|| at(": missing".to_owned()))?;
+        waypoints.push(Waypoint {
+            gateway: gateway(destination).map_err(|why| at(format!(".{why}")))?,
+            weight: from.weight,
+        });
+    }
+    if waypoints.is_empty() {
+        waypoints.extend(one);
+    }
+    Ok(waypoints)
+}
+
+fn preferences(from: &[i32]) -> Vec<Scope> {
+    let known = |scope: &i32| match load_balancing::Scope::try_from(*scope) {
+        Ok(load_balancing::Scope::Region) => Some(Scope::Region),
+        Ok(load_balancing::Scope::Zone) => Some(Scope::Zone),
+        Ok(load_balancing::Scope::Subzone) => Some(Scope::Subzone),
+        Ok(load_balancing::Scope::Node) => Some(Scope::Node),
+        Ok(load_balancing::Scope::Cluster) => Some(Scope::Cluster),
+        Ok(load_balancing::Scope::Network) => Some(Scope::Network),
+        Ok(load_balancing::Scope::UnspecifiedScope) | Err(_) => None,
+    };
+    from.iter().map_while(known).collect()
+}
+
+/// Reads a workload.
+pub fn workload(from: proto::Workload) -> Result<Workload, String> {
+    if from.uid.is_empty() {
+        return Err("workload.uid: empty".to_owned());
+    }
+    let namespace =
+        namespace(from.namespace).map_err(|why| format!("workload.namespace: {why}"))?;
+    let mut addresses = Vec::with_capacity(from.addresses.len());
+    for (index, bytes) in from.addresses.iter().enumerate() {
+        addresses.push(ip(bytes).map_err(|why| format!("workload.addresses[{index}]: {why}"))?);
+    }
+    let gateway = |field, from: Option<proto::GatewayAddress>| {
+        from.map(|from| gateway(from).map_err(|why| format!("workload.{field}.{why}")))
+            .transpose()
+    };
+    gateway("waypoint", from.waypoint)?;
+    if let Some(tunnel) = from.application_tunnel {
+        number(tunnel.port, 0).map_err(|why| format!("workload.application_tunnel.port: {why}"))?;
+    }
+    Ok(Workload {
+        uid: from.uid,
+        name: from.name,
+        namespace,
+        service_account: or(from.service_account, "default"),
+        trust_domain: or(from.trust_domain, "cluster.local"),
+        cluster: or(from.cluster_id, "Kubernetes"),
+        network: from.network,
+        node: from.node,
+        hostname: from.hostname,
+        addresses,
+        protocol: protocol(from.tunnel_protocol),
+        healthy: from.status == i32::from(proto::WorkloadStatus::Healthy),
+        capacity: from.capacity.unwrap_or(1),
+        locality: from.locality.map(locality).unwrap_or_default(),
+        workload_name: from.workload_name,
+        workload_type: workload_type(from.workload_type).to_owned(),
+        canonical_name: from.canonical_name,
+        canonical_revision: from.canonical_revision,
+        host_network: from.network_mode != i32::from(proto::NetworkMode::Standard),
+        network_gateway: gateway("network_gateway", from.network_gateway)?,
+        policies: from.authorization_policies,
+        services: services(from.services)?,
+    })
+}
+
+/// The ports of a workload by service. A service that is not known yet may come later.
+fn services(
+    from: BTreeMap<String, proto::PortList>,
+) -> Result<BTreeMap<String, BTreeMap<u16, u16>>, String> {
+    let mut services: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
+    for (name, list) in from {
+        let at = |why| format!("workload.services[{}]{why}", shown(&name));
+        let key = service_key(&name).ok_or_else(|| at(": want NAMESPACE/HOSTNAME".to_owned()))?;
+        let ports = ports(&list.ports, 1).map_err(|why| at(format!(".{why}")))?;
+        services.entry(key).or_default().extend(ports);
+    }
+    Ok(services)
+}
+
+/// Service port to target port. A target below `target_min` is an error: 0 means a port that each
+/// workload names, so only a service may say it. Of two with one service port the last one counts.
+fn ports(from: &[proto::Port], target_min: u16) -> Result<BTreeMap<u16, u16>, String> {
+    let mut ports = BTreeMap::new();
+    for (index, port) in from.iter().enumerate() {
+        let at = |field, why| format!("ports[{index}].{field}: {why}");
+        let service = number(port.service_port, 1).map_err(|why| at("service_port", why))?;
+        let target = number(port.target_port, target_min).map_err(|why| at("target_port", why))?;
+        ports.insert(service, target);
+    }
+    Ok(ports)
+}
+
+/// A gateway or a waypoint. Port 0, which istiod leaves where a gateway does not say its own,
+/// means the port of HBONE.
+fn gateway(from: proto::GatewayAddress) -> Result<GatewayAddress, String> {
+    let place = match from.destination {
+        Some(Destination::Hostname(name)) => {
+            let namespace = namespace(name.namespace)
+                .map_err(|why| format!("destination.hostname.namespace: {why}"))?;
+            let hostname = hostname(&name.hostname)
+                .map_err(|why| format!("destination.hostname.hostname: {why}"))?;
+            Place::Name(format!("{namespace}/{hostname}"))
+        }
+        Some(Destination::Address(address)) => {
+            let (ip, _) =
+                network_address(&address).map_err(|why| format!("destination.address.{why}"))?;
+            Place::Address(address.network, ip)
+        }
+        None => return Err("destination: neither hostname nor address".to_owned()),
+    };
+    let port = number(from.hbone_mtls_port, 0).map_err(|why| format!("hbone_mtls_port: {why}"))?;
+    Ok(GatewayAddress {
+        place,
+        port: if port == 0 { HBONE_PORT } else { port },
+    })
+}
+
+fn protocol(from: i32) -> Protocol {
+    match proto::TunnelProtocol::try_from(from) {
+        Ok(proto::TunnelProtocol::Hbone) => Protocol::Hbone,
+        Ok(proto::TunnelProtocol::None | proto::TunnelProtocol::LegacyIstioMtls) | Err(_) => {
+            Protocol::Tcp
+        }
+    }
+}
+
+fn workload_type(from: i32) -> &'static str {
+    match proto::WorkloadType::try_from(from) {
+        Ok(proto::WorkloadType::Deployment) => "deployment",
+        Ok(proto::WorkloadType::Cronjob) => "cronjob",
+        Ok(proto::WorkloadType::Pod) => "pod",
+        Ok(proto::WorkloadType::Job) => "job",
+        Err(_) => "",
+    }
+}
+
+fn locality(from: proto::Locality) -> Locality {
+    Locality {
+        region: from.region,
+        zone: from.zone,
+        subzone: from.subzone,
+    }
+}
+
+/// An address of 4 or 16 bytes. IPv4 inside IPv6 becomes IPv4, or look-ups would miss it.
+pub(super) fn ip(bytes: &[u8]) -> Result<IpAddr, String> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    let v6 = || <[u8; 16]>::try_from(bytes).map(|bytes| IpAddr::from(bytes).to_canonical());
+    v4.or_else(|_| v6())
+        .map_err(|_| format!("{} bytes, want 4 or 16", bytes.len()))
+}
+
+/// A port.
+pub(super) fn number(value: u32, min: u16) -> Result<u16, String> {
+    u16::try_from(value)
+        .ok()
+        .filter(|port| *port >= min)
+        .ok_or_else(|| format!("{value}, want {min} to 65535"))
+}
+
+/// A namespace, which is a part of names such as `namespace/hostname`.
+pub(super) fn namespace(text: String) -> Result<String, String> {
+    match text {
+        text if text.is_empty() => Err("empty".to_owned()),
+        text if text.contains('/') => Err(format!("{} has a slash", shown(&text))),
+        text => Ok(text),
+    }
+}
+
+fn hostname(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("empty".to_owned());
+    }
+    normal_hostname(text).ok_or_else(|| format!("{} is not a host name", shown(text)))
+}
+
+fn or(text: String, default: &str) -> String {
+    if text.is_empty() {
+        return default.to_owned();
+    }
+    text
+}
+
+/// What a message shows of a text that may be anything.
+pub(super) fn shown(text: &str) -> String {
+    const CHARS_MAX: usize = 80;
+    let short: String = text.chars().take(CHARS_MAX).collect();
+    let dots = if short.len() < text.len() { "…" } else { "" };
+    format!("`{}{dots}`", short.escape_debug())
+}

@@ -1,0 +1,102 @@
+//! Resources of Istio's discovery: services, workloads and policies.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use prost::Message;
+use strait::grpc::security::Authorization;
+use strait::grpc::workload::{Address, address::Type};
+use strait::snapshot::Snapshot;
+use strait::snapshot::authorization::{Attributes, PeerIdentity};
+use strait::snapshot::builder::{Change, build};
+use strait::snapshot::mesh::Mesh;
+use strait::xds::client::{Resource, Resources};
+use strait::xds::store::{ADDRESS, AUTHORIZATION, Store};
+
+/// The first byte chooses the type, the rest is the message. What is accepted makes a snapshot,
+/// and is gone when it is removed; what is not says why.
+pub fn wds(data: &[u8]) {
+    let Some((kind, body)) = data.split_first() else {
+        return;
+    };
+    let is_policy = kind & 1 == 1;
+    let (type_url, name) = if is_policy {
+        (AUTHORIZATION, policy_name(body))
+    } else {
+        (ADDRESS, address_name(body))
+    };
+    let name = name.unwrap_or_else(|| "app/cut-off".to_owned());
+    let resource = Resource {
+        name: name.clone(),
+        body: Some(Bytes::copy_from_slice(body)),
+        body_type: type_url.to_owned(),
+        ..Resource::default()
+    };
+    let mut store = Store::default();
+    let accepted = store.upsert(type_url, &resource);
+    if let Err(why) = &accepted {
+        assert!(why.contains(": ") && why.len() < 2048, "{why}");
+    }
+    let change = store.take_change();
+    // Of a policy that cannot be read something stays, and refuses.
+    assert_eq!(
+        change.is_some(),
+        accepted.is_ok() || is_policy,
+        "{accepted:?}"
+    );
+    if let Some(mesh) = change {
+        assert_eq!(
+            mesh.authorization.iter().any(|one| one.unreadable),
+            accepted.is_err()
+        );
+        used(mesh);
+    }
+    assert_eq!(
+        store.upsert(type_url, &resource),
+        accepted,
+        "twice the same"
+    );
+    assert!(store.take_change().is_none(), "nothing has changed");
+    store.remove(type_url, &name);
+    let mesh = store.mesh();
+    assert!(mesh.services.is_empty() && mesh.workloads.is_empty() && mesh.policies == 0);
+}
+
+/// Names a workload by its uid and a service by namespace and hostname.
+fn address_name(body: &[u8]) -> Option<String> {
+    Some(match Address::decode(body).ok()?.r#type? {
+        Type::Workload(workload) => workload.uid,
+        Type::Service(service) => format!("{}/{}", service.namespace, service.hostname),
+    })
+}
+
+fn policy_name(body: &[u8]) -> Option<String> {
+    let policy = Authorization::decode(body).ok()?;
+    Some(format!("{}/{}", policy.namespace, policy.name))
+}
+
+fn used(mesh: Mesh) {
+    let peer = PeerIdentity {
+        principal: "spiffe://west.local/ns/shop/sa/checkout",
+        namespace: "shop",
+        service_account: "checkout",
+    };
+    for policy in &mesh.authorization {
+        for peer in [Some(peer), None] {
+            let matches = policy.matches(&Attributes {
+                peer,
+                source: IpAddr::V6(Ipv6Addr::LOCALHOST),
+                destination: IpAddr::V4(Ipv4Addr::LOCALHOST),
+                port: 80,
+            });
+            assert!(matches || !policy.unreadable);
+        }
+    }
+    let change = Change {
+        mesh: Some((mesh, Arc::from("east"))),
+        ..Change::default()
+    };
+    let snapshot = build(&Snapshot::default(), change);
+    assert!(snapshot.services.len() <= 1);
+}
