@@ -13,8 +13,8 @@ use super::findings::Report;
 use super::yaml::Document;
 use super::{
     ADMIN, Bind, Config, ControlPlane, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery,
-    Drain, Examined, Exposure, Gateway, HostPort, Identity, IdentityFiles, Limits, Listener, Locality, Log, LogFormat,
-    METRICS, READINESS, Trust, TrustDomain,
+    Drain, Examined, Exposure, Gateway, HostPort, Identity, IdentityFiles, Limits, Listener,
+    Locality, Log, LogFormat, METRICS, READINESS, Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.

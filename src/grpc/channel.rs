@@ -30,8 +30,7 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_DEADLINE: Duration = Duration::from_secs(10);
 /// TCP keepalive: idle time, interval, and how many are lost (contract 3.1).
-const KEEPALIVE: (Duration, Duration, u32) =
-    (Duration::from_secs(300), Duration::from_secs(75), 9);
+const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(300), Duration::from_secs(75), 9);
 /// A token longer than this is something else.
 const TOKEN_BYTES_MAX: u64 = 64 * 1024;
 
@@ -61,13 +60,17 @@ pub enum ChannelError {
 pub async fn connect(plane: &ControlPlane) -> Result<Channel, ChannelError> {
     let tls = tls(plane).await?;
     let name = plane.san.as_deref().unwrap_or(&plane.address.host);
-    let name = ServerName::try_from(name.to_owned())
-        .map_err(|_| ChannelError::Name(name.to_owned()))?;
+    let name =
+        ServerName::try_from(name.to_owned()).map_err(|_| ChannelError::Name(name.to_owned()))?;
     let authority = plane.address.to_string();
     let connector = service_fn({
         let authority = authority.clone();
         move |_: Uri| {
-            let connected = handshake(authority.clone(), TlsConnector::from(tls.clone()), name.clone());
+            let connected = handshake(
+                authority.clone(),
+                TlsConnector::from(tls.clone()),
+                name.clone(),
+            );
             async move { connected.await.map(TokioIo::new) }
         }
     });

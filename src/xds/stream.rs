@@ -183,7 +183,9 @@ impl Istio {
         if let Some(mesh) = store.take_change() {
             self.update(mesh).await;
         }
-        let rejected = client.rejected().map(|(_, name, why, _)| format!("{name}: {why}"));
+        let rejected = client
+            .rejected()
+            .map(|(_, name, why, _)| format!("{name}: {why}"));
         let rejected: Vec<_> = rejected.take(REJECTED_SHOWN).collect();
         let result = match rejected.is_empty() {
             true => Ok(()),
@@ -291,7 +293,9 @@ impl Pod {
         ];
         Node {
             id: format!("waypoint~{ip}~{name}.{namespace}~{namespace}.svc.cluster.local"),
-            metadata: Some(fields_of(fields.map(|(key, value)| (key.to_owned(), value)))),
+            metadata: Some(fields_of(
+                fields.map(|(key, value)| (key.to_owned(), value)),
+            )),
             user_agent_name: "strait".to_owned(),
             user_agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             ..Node::default()

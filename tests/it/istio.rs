@@ -37,7 +37,7 @@ fn service() -> Address {
         hostname: HOSTNAME.into(),
         addresses: vec![NetworkAddress {
             network: "east".into(),
-            address: vec![240, 0, 0, 1],
+            address: vec![240, 0, 0, 1].into(),
             ..NetworkAddress::default()
         }],
         ports: ports(),
@@ -54,7 +54,7 @@ fn workload(uid: &str, address: Vec<u8>) -> Address {
         uid: uid.into(),
         name: uid.into(),
         namespace: "app".into(),
-        addresses: vec![address],
+        addresses: vec![address.into()],
         network: "east".into(),
         tunnel_protocol: TunnelProtocol::Hbone.into(),
         trust_domain: "east.local".into(),
@@ -85,7 +85,10 @@ fn gateway(net: Net, name: &str) -> Gateway {
 
 async fn asks(gateway: &Gateway) -> Result<(), String> {
     let client = gateway.client(identities()).await;
-    let mut tunnel = client.tunnel(ECHO).await.map_err(|error| error.to_string())?;
+    let mut tunnel = client
+        .tunnel(ECHO)
+        .await
+        .map_err(|error| error.to_string())?;
     tunnel.write_all(b"hello").await.expect("a request");
     let mut answer = [0; 5];
     tunnel.read_exact(&mut answer).await.expect("an answer");
@@ -98,9 +101,11 @@ fn endpoints_come_and_go_as_the_control_plane_says() {
     run(async {
         let net = Net::new();
         let mut gateway = gateway(net, NAME);
-        until("readiness", async || gateway.readiness().await, |(status, says)| {
-            *status == 500 && says.contains("discovery")
-        })
+        until(
+            "readiness",
+            async || gateway.readiness().await,
+            |(status, says)| *status == 500 && says.contains("discovery"),
+        )
         .await;
         let istiod = Istiod::default();
         istiod.put(ADDRESS, SERVICE, &service());
@@ -114,14 +119,19 @@ fn endpoints_come_and_go_as_the_control_plane_says() {
 
         istiod.put(ADDRESS, "b", &workload("b", bytes(net.ip(12))));
         istiod.remove(ADDRESS, "a");
-        until("the second endpoint", async || asks(&gateway).await.map(|()| second.accepted()), |asked| {
-            asked.as_ref().is_ok_and(|&accepted| accepted > 0)
-        })
+        until(
+            "the second endpoint",
+            async || asks(&gateway).await.map(|()| second.accepted()),
+            |asked| asked.as_ref().is_ok_and(|&accepted| accepted > 0),
+        )
         .await;
         let before = first.accepted();
         asks(&gateway).await.expect("a tunnel");
         assert_eq!(first.accepted(), before, "the first endpoint is gone");
-        let nodes = istiod.requests().into_iter().filter_map(|request| request.node);
+        let nodes = istiod
+            .requests()
+            .into_iter()
+            .filter_map(|request| request.node);
         assert!(nodes.count() >= 1, "the first requests say who asks");
         assert_eq!(istiod.rejections(), [""; 0]);
     });
@@ -175,13 +185,20 @@ fn what_was_told_stays_in_force_while_the_control_plane_is_away() {
         asks(&gateway).await.expect("a tunnel");
         drop(serving);
         gateway.logged("no stream to the control plane").await;
-        asks(&gateway).await.expect("a tunnel without control plane");
+        asks(&gateway)
+            .await
+            .expect("a tunnel without control plane");
         assert_eq!(gateway.readiness().await.0, 200);
 
         let (sent, asked) = (istiod.sent(), istiod.requests().len());
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         // Two first requests and the answers to what they are told.
-        until("its return", async || istiod.requests().len(), |&now| now >= asked + 4).await;
+        until(
+            "its return",
+            async || istiod.requests().len(),
+            |&now| now >= asked + 4,
+        )
+        .await;
         assert_eq!(istiod.sent(), sent, "nothing is sent again");
         let first = &istiod.requests()[asked];
         assert_eq!(first.initial_resource_versions.len(), 2, "{first:?}");

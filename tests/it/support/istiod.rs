@@ -77,7 +77,9 @@ impl Istiod {
         let service = AggregatedDiscoveryServiceServer::new(self.clone());
         tasks.spawn(async move {
             let server = Server::builder().add_service(service);
-            let _ = server.serve_with_incoming(ReceiverStream::new(incoming)).await;
+            let _ = server
+                .serve_with_incoming(ReceiverStream::new(incoming))
+                .await;
         });
         Serving(tasks)
     }
@@ -103,7 +105,9 @@ impl Istiod {
     /// Takes a resource out and tells those who are connected.
     pub fn remove(&self, type_url: &str, name: &str) {
         let mut state = self.state();
-        state.resources.remove(&(type_url.to_owned(), name.to_owned()));
+        state
+            .resources
+            .remove(&(type_url.to_owned(), name.to_owned()));
         state.push(type_url, &[], &[name.to_owned()]);
     }
 
@@ -174,10 +178,13 @@ impl State {
     fn first(&mut self, type_url: &str, has: &HashMap<String, String>) -> DeltaDiscoveryResponse {
         let known = self.resources.iter();
         let known = known.filter(|((of, _), _)| of == type_url);
-        let new = known.filter(|((_, name), (version, _))| has.get(name) != Some(&version.to_string()));
+        let new =
+            known.filter(|((_, name), (version, _))| has.get(name) != Some(&version.to_string()));
         let new: Vec<_> = new.map(|((_, name), _)| name.clone()).collect();
         let is_gone = |name: &&String| {
-            !self.resources.contains_key(&(type_url.to_owned(), (*name).clone()))
+            !self
+                .resources
+                .contains_key(&(type_url.to_owned(), (*name).clone()))
         };
         let gone = has.keys().filter(is_gone).cloned().collect();
         self.response(type_url, &new, gone)
@@ -187,11 +194,18 @@ impl State {
         let is_first = request.response_nonce.is_empty();
         if is_first {
             let of = request.type_url.clone();
-            let has = request.initial_resource_versions.clone().into_iter().collect();
+            let has = request
+                .initial_resource_versions
+                .clone()
+                .into_iter()
+                .collect();
             let response = self.first(&of, &has);
             let stream = &mut self.streams[index];
             stream.types.push(of);
-            stream.pushes.try_send(Ok(response)).expect("room for a push");
+            stream
+                .pushes
+                .try_send(Ok(response))
+                .expect("room for a push");
         }
         self.requests.push(request);
     }
