@@ -2,4 +2,5 @@
 //!
 //! Owns how each source is read. It never knows the data path: `app` publishes what it returns.
 
+pub mod client;
 pub mod file;
