@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
@@ -12,6 +13,7 @@ use rcgen::SanType;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use socket2::Socket;
 use strait::grpc::discovery::aggregated_discovery_service_server::{
     AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
 };
@@ -57,7 +59,19 @@ struct Stream {
 }
 
 /// A running server. Dropped, it is gone with all its connections.
-pub struct Serving(#[expect(dead_code, reason = "its drop ends the tasks")] JoinSet<()>);
+pub struct Serving {
+    sockets: Arc<Mutex<Vec<Socket>>>,
+    _tasks: JoinSet<()>,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        for socket in self.sockets.lock().expect("no panic").drain(..) {
+            // It may have ended by itself.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
 
 impl Istiod {
     /// Serves at `address` with a certificate of `identities`.
@@ -65,9 +79,13 @@ impl Istiod {
         let listener = TcpListener::bind(address).await.expect("a listener");
         let acceptor = TlsAcceptor::from(Arc::new(tls(identities)));
         let (connections, incoming) = mpsc::channel(16);
+        let sockets = Arc::<Mutex<Vec<Socket>>>::default();
+        let accepted = Arc::clone(&sockets);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
+                let socket = stream.as_fd().try_clone_to_owned().expect("a descriptor");
+                accepted.lock().expect("no panic").push(socket.into());
                 // A client that refuses our certificate is no concern of the others.
                 if let Ok(stream) = acceptor.accept(stream).await {
                     let _ = connections.send(io::Result::Ok(Connection(stream))).await;
@@ -81,7 +99,10 @@ impl Istiod {
                 .serve_with_incoming(ReceiverStream::new(incoming))
                 .await;
         });
-        Serving(tasks)
+        Serving {
+            sockets,
+            _tasks: tasks,
+        }
     }
 
     /// Puts a resource in and tells those who are connected.

@@ -1,0 +1,298 @@
+//! What is known of one type: what is held, wanted and rejected.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use super::messages::{ALL, Mode, Request, Resource, Resources, Response, Subscription};
+use super::rejected::{Nack, Rejected, clip, has_use};
+use super::usage::{Usage, cost};
+
+/// Bytes of a wrong type URL that are repeated in a reason.
+const TYPE_BYTES_MAX: usize = 128;
+
+/// One type, from its first request on; streams come and go.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    pub(super) subscription: Subscription,
+    /// Every resource in its last accepted version.
+    held: HashMap<Arc<str>, Held>,
+    /// Who has an alias, the latest last. Wildcard types have none: nobody asks by alias.
+    owners: HashMap<Arc<str>, Vec<Arc<str>>>,
+    /// Names and aliases that were asked for.
+    wanted: BTreeSet<Arc<str>>,
+    pub(super) rejected: Rejected,
+    /// A response was accepted as a whole, on this stream or before.
+    pub(super) synced: bool,
+    /// No response came on this stream yet.
+    fresh: bool,
+}
+
+/// What is kept of an accepted resource.
+#[derive(Clone, Debug)]
+struct Held {
+    version: Box<str>,
+    aliases: Vec<Arc<str>>,
+}
+
+impl Known {
+    pub(super) fn new(subscription: Subscription) -> Self {
+        Self {
+            subscription,
+            held: HashMap::new(),
+            owners: HashMap::new(),
+            wanted: BTreeSet::new(),
+            rejected: Rejected::default(),
+            synced: false,
+            fresh: true,
+        }
+    }
+
+    fn on_demand(&self) -> bool {
+        self.subscription.mode == Mode::OnDemand
+    }
+
+    /// The first request of a stream.
+    ///
+    /// What is wanted is subscribed to by name, and what is held stands in the versions: Istio takes
+    /// both for names that we want, others only the first.
+    pub(super) fn first_request(&mut self) -> Request {
+        self.fresh = true;
+        let held = self.held.iter();
+        let mut versions: BTreeMap<String, String> = held
+            .map(|(name, held)| (name.to_string(), held.version.to_string()))
+            .collect();
+        let missing = self
+            .wanted
+            .iter()
+            .filter(|name| self.resolve(name).is_none());
+        versions.extend(missing.map(|name| (name.to_string(), String::new())));
+        let (mut subscribe, mut unsubscribe) = (Vec::new(), Vec::new());
+        if self.on_demand() {
+            subscribe.extend(self.wanted.iter().map(|name| name.to_string()));
+            if subscribe.is_empty() {
+                // Nothing: an empty list would be everything.
+                subscribe.push(ALL.to_owned());
+                unsubscribe.push(ALL.to_owned());
+            }
+        }
+        Request {
+            type_url: Cow::Borrowed(self.subscription.type_url),
+            subscribe,
+            unsubscribe,
+            initial_versions: versions,
+            with_node: true,
+            ..Request::default()
+        }
+    }
+
+    /// Applies what is good of a response, and returns what the NACK says of the rest.
+    pub(super) fn apply(
+        &mut self,
+        response: &Response,
+        usage: &mut Usage,
+        resources: &mut impl Resources,
+    ) -> Option<String> {
+        match std::mem::take(&mut self.fresh) {
+            true => self.rejected.clear_all(),
+            false => self.rejected.clear_nameless(),
+        }
+        let contradictions = contradictions(response);
+        let mut nack = Nack::default();
+        for (name, (version, reason)) in &contradictions {
+            nack.add(name, reason);
+            self.rejected.put(name, version, reason);
+        }
+        // Removals first: an address may go from a resource that is removed to one that is new.
+        for name in &response.removed {
+            if !contradictions.contains_key(&**name) {
+                self.rejected.clear(name);
+                self.remove(name, usage, resources);
+            }
+        }
+        for resource in &response.resources {
+            let name = &*resource.name;
+            if contradictions.contains_key(name) {
+                continue;
+            }
+            match self.accept(resource, usage, resources) {
+                Ok(()) => self.rejected.clear(name),
+                Err(reason) => {
+                    nack.add(name, &reason);
+                    self.rejected.put(name, &resource.version, &reason);
+                }
+            }
+        }
+        let error = nack.message();
+        self.synced |= error.is_none();
+        error
+    }
+
+    fn accept(
+        &mut self,
+        resource: &Resource,
+        usage: &mut Usage,
+        resources: &mut impl Resources,
+    ) -> Result<(), String> {
+        let type_url = self.subscription.type_url;
+        has_use(&resource.name)?;
+        if resource.body.is_none() {
+            return Err("it has no body".to_owned());
+        }
+        if resource.body_type != type_url {
+            let other = clip(&resource.body_type, TYPE_BYTES_MAX);
+            return Err(format!("its body is of the type {other:?}"));
+        }
+        let old = self.held.get(&*resource.name);
+        let old = old.map(|held| held.cost(&resource.name));
+        let aliases = match self.subscription.mode {
+            Mode::Wildcard => &[],
+            Mode::OnDemand => &*resource.aliases,
+        };
+        let aliases: BTreeSet<&str> = aliases.iter().map(String::as_str).collect();
+        let new = cost(&resource.name, &resource.version, aliases.iter().copied());
+        let before = usage.clone();
+        usage.put(old, new)?;
+        if let Err(reason) = resources.upsert(type_url, resource) {
+            *usage = before;
+            return Err(reason);
+        }
+        self.hold(&resource.name, &resource.version, &aliases);
+        Ok(())
+    }
+
+    /// Holds a resource, in place of what was held under its name.
+    fn hold(&mut self, name: &str, version: &str, aliases: &BTreeSet<&str>) {
+        let aliases = aliases.iter().map(|&alias| Arc::from(alias)).collect();
+        let held = Held {
+            version: version.into(),
+            aliases,
+        };
+        let name = match self.held.get_key_value(name) {
+            Some((name, _)) => Arc::clone(name),
+            None => Arc::from(name),
+        };
+        let new = held.aliases.clone();
+        if let Some(old) = self.held.insert(Arc::clone(&name), held) {
+            self.disown(&name, &old);
+        }
+        for alias in new {
+            self.owners
+                .entry(alias)
+                .or_default()
+                .push(Arc::clone(&name));
+        }
+    }
+
+    /// Takes its aliases from a resource.
+    fn disown(&mut self, name: &str, held: &Held) {
+        for alias in &held.aliases {
+            if let Some(owners) = self.owners.get_mut(alias) {
+                owners.retain(|owner| **owner != *name);
+                if owners.is_empty() {
+                    self.owners.remove(alias);
+                }
+            }
+        }
+    }
+
+    fn remove(&mut self, name: &str, usage: &mut Usage, resources: &mut impl Resources) {
+        if let Some(held) = self.held.remove(name) {
+            self.disown(name, &held);
+            usage.drop(held.cost(name));
+            resources.remove(self.subscription.type_url, name);
+        }
+    }
+
+    /// The name of the held resource that has this name or alias; of several with the alias, the
+    /// one that came last.
+    pub(super) fn resolve(&self, name: &str) -> Option<&str> {
+        if let Some((name, _)) = self.held.get_key_value(name) {
+            return Some(name);
+        }
+        self.owners.get(name)?.last().map(|name| &**name)
+    }
+
+    /// Wants a name or alias; says whether that is new.
+    pub(super) fn want(&mut self, name: &str, usage: &mut Usage) -> bool {
+        let new = self.on_demand() && has_use(name).is_ok() && !self.wanted.contains(name);
+        let new = new && usage.put(None, cost(name, "", std::iter::empty())).is_ok();
+        new && self.wanted.insert(Arc::from(name))
+    }
+
+    /// Wants a name or alias no more, nor what nobody wants by another one; says whether it was
+    /// wanted.
+    pub(super) fn forget(
+        &mut self,
+        name: &str,
+        usage: &mut Usage,
+        resources: &mut impl Resources,
+    ) -> bool {
+        if !self.wanted.remove(name) {
+            return false;
+        }
+        usage.drop(cost(name, "", std::iter::empty()));
+        self.rejected.clear(name);
+        let by_name = self.held.get_key_value(name).map(|(name, _)| name);
+        let by_alias = self.owners.get(name).into_iter().flatten();
+        let answers: Vec<_> = by_name.into_iter().chain(by_alias).cloned().collect();
+        for name in answers {
+            if !self.is_wanted(&name) {
+                self.rejected.clear(&name);
+                self.remove(&name, usage, resources);
+            }
+        }
+        true
+    }
+
+    /// Whether somebody wants this resource, by name or by alias.
+    fn is_wanted(&self, name: &str) -> bool {
+        let held = self.held.get(name);
+        let mut aliases = held.into_iter().flat_map(|held| &held.aliases);
+        self.wanted.contains(name) || aliases.any(|alias| self.wanted.contains(alias))
+    }
+
+    /// Holds what was accepted by another run; says whether there was room.
+    pub(super) fn restore(&mut self, name: &str, version: &str, usage: &mut Usage) -> bool {
+        let old = self.held.get(name).map(|held| held.cost(name));
+        let new = cost(name, version, std::iter::empty());
+        if has_use(name).is_err() || usage.put(old, new).is_err() {
+            return false;
+        }
+        self.hold(name, version, &BTreeSet::new());
+        // Nobody else keeps it alive on the server.
+        self.want(name, usage);
+        true
+    }
+
+    /// How many resources are held.
+    pub(super) fn len(&self) -> usize {
+        self.held.len()
+    }
+}
+
+impl Held {
+    fn cost(&self, name: &str) -> usize {
+        let aliases = self.aliases.iter().map(|alias| &**alias);
+        cost(name, &self.version, aliases)
+    }
+}
+
+/// The names that a response says two things about, each with a version and what is wrong. Which of
+/// the two is meant cannot be known, so what is held under the name stays.
+fn contradictions(response: &Response) -> BTreeMap<&str, (&str, &'static str)> {
+    let removed: HashSet<&str> = response.removed.iter().map(String::as_str).collect();
+    let mut seen = HashSet::with_capacity(response.resources.len());
+    let mut found = BTreeMap::new();
+    for Resource { name, version, .. } in &response.resources {
+        if has_use(name).is_err() {
+            continue;
+        }
+        if removed.contains(&**name) {
+            found.insert(&**name, (&**version, "it is both sent and removed"));
+        } else if !seen.insert(&**name) {
+            found.insert(&**name, (&**version, "it is sent twice"));
+        }
+    }
+    found
+}

@@ -1,0 +1,190 @@
+//! The delta ADS client as a machine without I/O: events in, requests and changes out.
+//!
+//! A caller owns the stream. It tells when one is [`connected`](Client::connected), what was
+//! [`received`](Client::received) and how it was [`disconnected`](Client::disconnected), and sends
+//! the requests that each of these returns, in their order. Accepted resources go to a
+//! [`Resources`]. What is held outlives the stream: only the server's removals and
+//! [`forget`](Client::forget) take something away. The rules are `contract.md` 3.1.
+
+mod backoff;
+mod known;
+mod messages;
+#[cfg(test)]
+mod model;
+mod rejected;
+#[cfg(test)]
+mod tests;
+mod usage;
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use self::backoff::Backoff;
+use self::known::Known;
+use self::usage::{Limits, Usage};
+
+pub use self::backoff::End;
+pub use self::messages::{Mode, Request, Resource, Resources, Response, Subscription};
+
+/// The machine: what is held of each type, and what the server has to be told.
+///
+/// It holds at most 1,000,000 resources and wanted names, with 256 MiB of names, versions and
+/// aliases; what is beyond is rejected. Nonces are not kept: an answer is made at once or never.
+#[derive(Clone, Debug)]
+pub struct Client {
+    known: Vec<Known>,
+    usage: Usage,
+    connected: bool,
+    backoff: Backoff,
+}
+
+impl Client {
+    /// A machine that holds nothing and is not connected. Of two subscriptions to one type the
+    /// first counts.
+    pub fn new(subscriptions: Vec<Subscription>) -> Self {
+        Self::with_limits(subscriptions, Limits::default())
+    }
+
+    fn with_limits(subscriptions: Vec<Subscription>, limits: Limits) -> Self {
+        let mut known: Vec<Known> = Vec::with_capacity(subscriptions.len());
+        for new in subscriptions {
+            let same = |known: &Known| known.subscription.type_url == new.type_url;
+            if !known.iter().any(same) {
+                known.push(Known::new(new));
+            }
+        }
+        Self {
+            known,
+            usage: Usage::new(limits),
+            connected: false,
+            backoff: Backoff::default(),
+        }
+    }
+
+    /// A stream is there. Returns its first requests, one for each type: with the node, and with
+    /// the version of everything that is held.
+    pub fn connected(&mut self) -> Vec<Request> {
+        self.connected = true;
+        self.known.iter_mut().map(Known::first_request).collect()
+    }
+
+    /// A response came on the stream. Returns the one answer to it: an ACK, or a NACK that names
+    /// each rejected resource while the others apply.
+    ///
+    /// Removals are applied before new versions. A resource is rejected if the [`Resources`] says
+    /// so, if the response says two things about it, if it has no usable name, no body or one of
+    /// another type, or if it is beyond the limits. A type that we did not subscribe to is NACKed
+    /// as a whole. There is no answer to a response without a nonce, which applies all the same,
+    /// nor to one that comes while we are disconnected, which does not.
+    pub fn received(&mut self, response: Response, resources: &mut impl Resources) -> Vec<Request> {
+        if !self.connected {
+            return Vec::new();
+        }
+        let (type_url, error) = match find(&mut self.known, &response.type_url) {
+            Some(known) => {
+                let error = known.apply(&response, &mut self.usage, resources);
+                (Cow::Borrowed(known.subscription.type_url), error)
+            }
+            None => {
+                let error = "we did not subscribe to this type".to_owned();
+                (Cow::Owned(response.type_url), Some(error))
+            }
+        };
+        if response.nonce.is_empty() {
+            return Vec::new();
+        }
+        vec![Request::answer(type_url, response.nonce, error)]
+    }
+
+    /// Wants a resource of an on-demand type, by its name or an alias. While there is no stream it
+    /// is remembered for the next one. Nothing happens if it is wanted already, if the name cannot
+    /// be used, or at the limits.
+    pub fn want(&mut self, type_url: &str, name: &str) -> Vec<Request> {
+        let Some(known) = find(&mut self.known, type_url) else {
+            return Vec::new();
+        };
+        if !known.want(name, &mut self.usage) || !self.connected {
+            return Vec::new();
+        }
+        let type_url = known.subscription.type_url;
+        vec![Request::change(type_url, vec![name.to_owned()], Vec::new())]
+    }
+
+    /// Wants a name or an alias no more. What is held for it is removed from the `Resources`,
+    /// unless it is wanted by another name too: nobody would tell us of its end.
+    pub fn forget(
+        &mut self,
+        type_url: &str,
+        name: &str,
+        resources: &mut impl Resources,
+    ) -> Vec<Request> {
+        let Some(known) = find(&mut self.known, type_url) else {
+            return Vec::new();
+        };
+        if !known.forget(name, &mut self.usage, resources) || !self.connected {
+            return Vec::new();
+        }
+        let type_url = known.subscription.type_url;
+        vec![Request::change(type_url, Vec::new(), vec![name.to_owned()])]
+    }
+
+    /// The stream ended, or none came about. Returns how long to wait before the next try: 10 ms
+    /// at first, twice as long after each failure up to 15 s, and 10 ms again after an end that
+    /// contract 3.1 calls harmless. Jitter is the caller's. Everything that is held stays.
+    pub fn disconnected(&mut self, end: End) -> Duration {
+        self.connected = false;
+        self.backoff.wait(end)
+    }
+
+    /// Holds what another run accepted, in which version: to be called before the first stream for
+    /// each resource that was read from the disk. Says whether it is held; what is not has no place
+    /// in the `Resources` either. A resource of an on-demand type is wanted by this name.
+    pub fn restore(&mut self, type_url: &str, name: &str, version: &str) -> bool {
+        find(&mut self.known, type_url)
+            .is_some_and(|known| known.restore(name, version, &mut self.usage))
+    }
+
+    /// Whether each wildcard type had a response that was accepted as a whole, on any stream.
+    pub fn is_synced(&self) -> bool {
+        self.pending().next().is_none()
+    }
+
+    /// The wildcard types that had no such response yet.
+    pub fn pending(&self) -> impl Iterator<Item = &'static str> {
+        let known = self.known.iter();
+        known
+            .filter(|known| known.subscription.mode == Mode::Wildcard && !known.synced)
+            .map(|known| known.subscription.type_url)
+    }
+
+    /// What is rejected, as type, name, reason and version: until a good version or a removal
+    /// comes, or another stream has told anew. At most 1,000 of each type. The name is empty where
+    /// it cannot be used.
+    pub fn rejected(&self) -> impl Iterator<Item = (&'static str, &str, &str, &str)> {
+        self.known.iter().flat_map(|known| {
+            let type_url = known.subscription.type_url;
+            let rejected = known.rejected.iter();
+            rejected.map(move |(name, reason, version)| (type_url, name, reason, version))
+        })
+    }
+
+    /// The name of the held resource that answers to a name or, in an on-demand type, to an alias.
+    pub fn resolve(&self, type_url: &str, name: &str) -> Option<&str> {
+        self.known(type_url)?.resolve(name)
+    }
+
+    /// How many resources of a type are held.
+    pub fn held(&self, type_url: &str) -> usize {
+        self.known(type_url).map_or(0, Known::len)
+    }
+
+    fn known(&self, type_url: &str) -> Option<&Known> {
+        let mut known = self.known.iter();
+        known.find(|known| known.subscription.type_url == type_url)
+    }
+}
+
+fn find<'a>(known: &'a mut [Known], type_url: &str) -> Option<&'a mut Known> {
+    let mut known = known.iter_mut();
+    known.find(|known| known.subscription.type_url == type_url)
+}

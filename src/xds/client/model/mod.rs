@@ -1,0 +1,175 @@
+//! The machine against a model of the server, in schedules that a seed draws.
+//!
+//! After each step the machine must hold what a plain reading of the rules holds, and each request
+//! must be the one that the rules ask for. When the server is quiet at last, the machine holds what
+//! the server has. No clock is needed: waits are values that are compared.
+
+mod reference;
+mod server;
+mod world;
+mod wrong;
+
+use std::collections::BTreeMap;
+
+use self::world::World;
+use self::wrong::Fault;
+use super::{Mode, Resource, Resources, Subscription};
+
+const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
+const POLICY: &str = "type.googleapis.com/istio.security.Authorization";
+const DEMAND: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
+
+/// What the machine subscribes to.
+const TYPES: [Subscription; 3] = [
+    Subscription {
+        type_url: ADDRESS,
+        mode: Mode::Wildcard,
+    },
+    Subscription {
+        type_url: POLICY,
+        mode: Mode::Wildcard,
+    },
+    Subscription {
+        type_url: DEMAND,
+        mode: Mode::OnDemand,
+    },
+];
+
+const SEEDS: u64 = 256;
+/// How often each kind of event happens over all seeds, at least.
+const EACH_MIN: usize = 1_000;
+
+fn subscription(type_url: &str) -> Option<Subscription> {
+    TYPES.into_iter().find(|one| one.type_url == type_url)
+}
+
+/// Declares the kinds of events, and a list of all of them.
+macro_rules! events {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        enum Event {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Event {
+            const ALL: &[Self] = &[$(Self::$name,)*];
+        }
+    };
+}
+
+events! {
+    // At the server.
+    Added,
+    Updated,
+    Spoilt,
+    RolledBack,
+    Deleted,
+    /// It reads and says nothing for a while.
+    Silent,
+    // What a response has in it that came.
+    FirstOfItsType,
+    Empty,
+    Good,
+    HalfBad,
+    WithRemovals,
+    RemovesUnknown,
+    UnknownType,
+    SentTwice,
+    SentAndRemoved,
+    NoName,
+    NameOfAll,
+    LongName,
+    NoBody,
+    OtherBody,
+    /// More than 64 resources.
+    Huge,
+    /// It was under way for long.
+    Slow,
+    /// A nonce that another stream has seen.
+    NonceReused,
+    Acked,
+    Nacked,
+    /// A NACK that leaves some names out.
+    NackCut,
+    // The stream.
+    Connected,
+    ConnectFailed,
+    EndedCleanly,
+    EndedByStatus,
+    EndedIdle,
+    RequestLost,
+    AnswerLost,
+    ResponseLost,
+    ReceivedAfterTheEnd,
+    // On demand.
+    Wanted,
+    WantedByAlias,
+    WantedWithoutStream,
+    WantedAgain,
+    Forgotten,
+    ForgottenWithoutStream,
+    /// A new process that knows what the last one wrote to the disk.
+    Restarted,
+}
+
+type Counts = BTreeMap<Event, usize>;
+
+/// Where accepted resources go: names and versions.
+#[derive(Clone, Debug, Default)]
+struct Store {
+    held: BTreeMap<&'static str, BTreeMap<String, String>>,
+}
+
+impl Resources for Store {
+    fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
+        judge(resource)?;
+        let held = self.held.entry(type_url).or_default();
+        held.insert(resource.name.clone(), resource.version.clone());
+        Ok(())
+    }
+
+    fn remove(&mut self, type_url: &'static str, name: &str) {
+        let held = self.held.entry(type_url).or_default();
+        assert!(held.remove(name).is_some(), "{name} was never taken");
+    }
+}
+
+/// What a decoder would say of a resource.
+fn judge(resource: &Resource) -> Result<(), String> {
+    match resource.body.as_deref() {
+        Some(b"good") => Ok(()),
+        _ => {
+            let name = &resource.name;
+            Err(format!(
+                "workload.capacity: {name} is no number from 0 to 4294967295; write 1"
+            ))
+        }
+    }
+}
+
+#[test]
+fn whatever_happens_the_machine_holds_what_the_server_has() {
+    let mut counts = Counts::new();
+    for seed in 0..SEEDS {
+        let mut world = World::new(seed, Fault::Nothing, &mut counts);
+        if let Err(error) = world.run() {
+            panic!("seed {seed}, {}: {error}", world.place());
+        }
+    }
+    let count = |event: &&Event| counts.get(event).copied().unwrap_or(0);
+    let rare: Vec<_> = Event::ALL
+        .iter()
+        .filter(|event| count(event) < EACH_MIN)
+        .map(|event| (event, count(&event)))
+        .collect();
+    assert!(rare.is_empty(), "too rare: {rare:?}");
+}
+
+#[test]
+fn each_wrong_machine_is_caught_by_the_same_schedules() {
+    for fault in Fault::WRONG {
+        let mut counts = Counts::new();
+        let caught = (0..SEEDS).any(|seed| World::new(seed, fault, &mut counts).run().is_err());
+        assert!(caught, "{fault:?} passes for right");
+    }
+}

@@ -1,0 +1,260 @@
+//! What must be so: the machine's rules once more, in the plainest way, and what each request of it
+//! has to look like.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+
+use super::{DEMAND, Store, TYPES, judge, subscription};
+use crate::xds::client::{Client, End, Mode, Request, Resource, Response};
+
+/// What must be held of a resource.
+#[derive(Clone, Debug)]
+pub(super) struct Kept {
+    pub(super) version: String,
+    aliases: Vec<String>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Reference {
+    pub(super) held: BTreeMap<&'static str, BTreeMap<String, Kept>>,
+    /// Names of the on-demand type.
+    pub(super) wanted: BTreeSet<String>,
+    rejected: BTreeMap<&'static str, BTreeSet<String>>,
+    /// Types that had no response on this stream.
+    fresh: BTreeSet<&'static str>,
+    synced: BTreeSet<&'static str>,
+    failures: u32,
+}
+
+impl Reference {
+    /// A new process has what its predecessor wrote to the disk: names and versions.
+    pub(super) fn restart(&mut self) {
+        let held = std::mem::take(&mut self.held);
+        *self = Self::default();
+        self.held = held;
+        for kept in self.held.values_mut().flat_map(BTreeMap::values_mut) {
+            kept.aliases.clear();
+        }
+        let demand = self.held.get(DEMAND).into_iter().flatten();
+        self.wanted = demand.map(|(name, _)| name.clone()).collect();
+    }
+
+    fn answers(&self, name: &str) -> bool {
+        let mut demand = self.held.get(DEMAND).into_iter().flatten();
+        demand.any(|(own, kept)| own == name || kept.aliases.iter().any(|alias| alias == name))
+    }
+
+    /// Checks the first requests of a stream.
+    pub(super) fn check_first(&mut self, requests: &[Request]) -> Result<()> {
+        ensure!(requests.len() == TYPES.len(), "{} requests", requests.len());
+        for (request, subscription) in requests.iter().zip(TYPES) {
+            let type_url = subscription.type_url;
+            let held = self.held.get(type_url).into_iter().flatten();
+            let mut versions: BTreeMap<String, String> = held
+                .map(|(name, kept)| (name.clone(), kept.version.clone()))
+                .collect();
+            let (mut subscribe, mut unsubscribe) = (Vec::new(), Vec::new());
+            if subscription.mode == Mode::OnDemand {
+                let missing = self.wanted.iter().filter(|name| !self.answers(name));
+                versions.extend(missing.map(|name| (name.clone(), String::new())));
+                subscribe = self.wanted.iter().cloned().collect();
+                if subscribe.is_empty() {
+                    (subscribe, unsubscribe) = (vec!["*".into()], vec!["*".into()]);
+                }
+            }
+            let expected = Request {
+                type_url: type_url.into(),
+                nonce: String::new(),
+                subscribe,
+                unsubscribe,
+                initial_versions: versions,
+                error: None,
+                with_node: true,
+            };
+            ensure!(*request == expected, "{request:?}\ninstead of {expected:?}");
+        }
+        self.fresh = TYPES.iter().map(|one| one.type_url).collect();
+        Ok(())
+    }
+
+    /// Takes a response. Returns the names of what is rejected; none if that is its type.
+    pub(super) fn deliver(&mut self, response: &Response) -> Option<BTreeSet<String>> {
+        let type_url = subscription(&response.type_url)?.type_url;
+        let held = self.held.entry(type_url).or_default();
+        let rejected = self.rejected.entry(type_url).or_default();
+        if self.fresh.remove(type_url) {
+            rejected.clear();
+        }
+        rejected.remove("");
+        let mut now = BTreeSet::new();
+        for resource in &response.resources {
+            let name = &resource.name;
+            if is_good(response, resource) {
+                rejected.remove(name);
+                let (version, mut aliases) = (resource.version.clone(), resource.aliases.clone());
+                if type_url != DEMAND {
+                    aliases.clear();
+                }
+                held.insert(name.clone(), Kept { version, aliases });
+            } else {
+                now.insert(name.clone());
+                let usable = name != "*" && name.len() <= 2048;
+                let name = if usable { name.as_str() } else { "" };
+                rejected.insert(name.to_owned());
+            }
+        }
+        for name in &response.removed {
+            if !now.contains(name) {
+                held.remove(name);
+                rejected.remove(name);
+            }
+        }
+        if now.is_empty() {
+            self.synced.insert(type_url);
+        }
+        Some(now)
+    }
+
+    /// A name is forgotten, and what is held for it and for no other name.
+    pub(super) fn forget(&mut self, name: &str) {
+        let rejected = self.rejected.entry(DEMAND).or_default();
+        rejected.remove(name);
+        self.wanted.remove(name);
+        let wanted = &self.wanted;
+        let held = self.held.entry(DEMAND).or_default();
+        held.retain(|own, kept| {
+            let asked = own == name || kept.aliases.iter().any(|alias| alias == name);
+            let names = kept.aliases.iter().chain([own]);
+            let keep = !asked || names.into_iter().any(|name| wanted.contains(name));
+            if !keep {
+                rejected.remove(own);
+            }
+            keep
+        });
+    }
+
+    /// Whether a response of the type came on this stream.
+    pub(super) fn has_heard(&self, type_url: &str) -> bool {
+        !self.fresh.contains(type_url)
+    }
+
+    /// How long to wait after this end.
+    pub(super) fn wait(&mut self, end: End) -> Duration {
+        if !matches!(end, End::Connect | End::Status) {
+            self.failures = 0;
+        }
+        let wait = Duration::from_millis(10) * 2_u32.pow(self.failures.min(20));
+        self.failures += 1;
+        wait.min(Duration::from_secs(15))
+    }
+
+    /// Compares the whole state.
+    pub(super) fn check_state(&self, client: &Client, store: &Store) -> Result<()> {
+        for subscription in TYPES {
+            let type_url = subscription.type_url;
+            let (held, expected) = (store.held.get(type_url), self.held.get(type_url));
+            let versions = expected.into_iter().flatten();
+            let versions = versions.map(|(name, kept)| (name, &kept.version));
+            let same = held.into_iter().flatten().eq(versions);
+            ensure!(same, "{held:?} instead of {expected:?}");
+            let count = expected.map_or(0, BTreeMap::len);
+            ensure!(client.held(type_url) == count, "held by the machine");
+        }
+        let rejected = client.rejected().map(|(url, name, ..)| (url, name));
+        let expected = TYPES.iter().flat_map(|one| {
+            let names = self.rejected.get(one.type_url).into_iter().flatten();
+            names.map(|name| (one.type_url, name.as_str()))
+        });
+        let same = rejected.eq(expected);
+        ensure!(
+            same,
+            "rejected: {:?}",
+            client.rejected().collect::<Vec<_>>()
+        );
+        let pending: Vec<_> = client.pending().collect();
+        let wildcard = TYPES.iter().filter(|one| one.mode == Mode::Wildcard);
+        let expected = wildcard.map(|one| one.type_url);
+        let expected: Vec<_> = expected.filter(|url| !self.synced.contains(url)).collect();
+        ensure!(pending == expected, "{pending:?} are pending");
+        ensure!(client.is_synced() == expected.is_empty(), "synced");
+        ensure!(client.usage.held() == self.usage(), "usage");
+        self.check_names(client)
+    }
+
+    /// Entries and bytes that count against the limits.
+    fn usage(&self) -> (usize, usize) {
+        let mut sum = (self.wanted.len(), 0);
+        sum.1 += self
+            .wanted
+            .iter()
+            .map(|name| name.len() + 64)
+            .sum::<usize>();
+        for (name, kept) in self.held.values().flatten() {
+            sum.0 += 1;
+            sum.1 += name.len() + kept.version.len() + 64;
+            sum.1 += kept.aliases.iter().map(|one| one.len() + 64).sum::<usize>();
+        }
+        sum
+    }
+
+    fn check_names(&self, client: &Client) -> Result<()> {
+        for name in &self.wanted {
+            let found = client.resolve(DEMAND, name);
+            ensure!(found.is_some() == self.answers(name), "{name} is {found:?}");
+            let Some(found) = found else { continue };
+            let kept = self.held.get(DEMAND).and_then(|held| held.get(found));
+            let fits = |kept: &Kept| found == name || kept.aliases.contains(name);
+            ensure!(kept.is_some_and(fits), "{name} is {found}");
+        }
+        Ok(())
+    }
+}
+
+/// Whether a resource of a response has to be taken.
+fn is_good(response: &Response, resource: &Resource) -> bool {
+    let name = &resource.name;
+    let same = response.resources.iter().filter(|one| one.name == *name);
+    same.count() == 1
+        && !response.removed.contains(name)
+        && !["", "*"].contains(&name.as_str())
+        && name.len() <= 2048
+        && resource.body.is_some()
+        && resource.body_type == response.type_url
+        && judge(resource).is_ok()
+}
+
+/// Checks the answer to a response of which these names are rejected. Says whether it is an ACK.
+pub(super) fn check_answer(
+    response: &Response,
+    requests: &[Request],
+    rejected: Option<&BTreeSet<String>>,
+) -> Result<bool> {
+    let [answer] = requests else {
+        bail!("{} answers to one response", requests.len());
+    };
+    let expected = Request {
+        type_url: response.type_url.clone().into(),
+        nonce: response.nonce.clone(),
+        error: answer.error.clone(),
+        ..Request::default()
+    };
+    ensure!(*answer == expected, "{answer:?} instead of {expected:?}");
+    let good = rejected.is_some_and(BTreeSet::is_empty);
+    ensure!(answer.error.is_none() == good, "{answer:?} on {response:?}");
+    let (Some(error), Some(rejected)) = (&answer.error, rejected) else {
+        return Ok(good);
+    };
+    ensure!(error.len() <= 4096, "{} bytes in a NACK", error.len());
+    let more = error.rsplit_once("; and ");
+    let more = more.and_then(|(_, more)| more.strip_suffix(" more")?.parse().ok());
+    let named = |name: &&String| match name.as_str() {
+        "" => error.contains("(no name): "),
+        name => error.contains(&format!("{}: ", name.get(..2048).unwrap_or(name))),
+    };
+    let named = rejected.iter().filter(named).count();
+    let left: usize = more.unwrap_or(0);
+    ensure!(named + left >= rejected.len(), "{rejected:?} in {error}");
+    Ok(good)
+}

@@ -1,0 +1,272 @@
+//! A server as istiod is one: it answers wildcard and on-demand subscriptions, skips what the
+//! client has, does not send again after a NACK, and holds the client to the protocol.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Result, ensure};
+use bytes::Bytes;
+
+use super::{DEMAND, POLICY, subscription};
+use crate::xds::client::{Mode, Request, Resource, Response};
+
+/// A resource of the server.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) version: String,
+    /// Whether a client can use it.
+    pub(super) good: bool,
+    pub(super) aliases: Vec<String>,
+    /// The last version that was good.
+    good_version: Option<String>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Server {
+    items: BTreeMap<&'static str, BTreeMap<String, Item>>,
+    versions: u64,
+    nonces: u64,
+    stream: Option<Stream>,
+}
+
+/// What the server knows of one stream.
+#[derive(Debug, Default)]
+struct Stream {
+    watches: BTreeMap<&'static str, Watch>,
+    /// Responses that wait for their answer: nonce and type.
+    open: BTreeMap<String, String>,
+}
+
+/// What it knows of one type on a stream.
+#[derive(Debug)]
+struct Watch {
+    wildcard: bool,
+    names: BTreeSet<String>,
+    /// Names whose answer is due, be it that there is nothing.
+    asked: BTreeSet<String>,
+    /// What the client has, as far as the server knows.
+    told: BTreeMap<String, String>,
+    answered: bool,
+}
+
+impl Server {
+    pub(super) fn items(&self, type_url: &str) -> impl Iterator<Item = (&String, &Item)> {
+        self.items.get(type_url).into_iter().flatten()
+    }
+
+    pub(super) fn get(&self, type_url: &str, name: &str) -> Option<&Item> {
+        self.items.get(type_url)?.get(name)
+    }
+
+    /// A new version of a resource, or a new one.
+    pub(super) fn put(&mut self, type_url: &'static str, name: &str, good: bool, alias: &str) {
+        self.versions += 1;
+        let version = format!("v{}", self.versions);
+        let items = self.items.entry(type_url).or_default();
+        let before = items.get(name).and_then(|item| item.good_version.clone());
+        let good_version = if good { Some(version.clone()) } else { before };
+        let aliases = vec![alias.to_owned(), format!("own/{name}")];
+        let item = Item {
+            version,
+            good,
+            aliases,
+            good_version,
+        };
+        items.insert(name.to_owned(), item);
+    }
+
+    /// Takes a bad version back; says whether there was one before that was good.
+    pub(super) fn roll_back(&mut self, type_url: &str, name: &str) -> bool {
+        let item = self.items.get_mut(type_url).and_then(|i| i.get_mut(name));
+        let Some(item) = item.filter(|item| !item.good) else {
+            return false;
+        };
+        let Some(version) = &item.good_version else {
+            return false;
+        };
+        (item.version, item.good) = (version.clone(), true);
+        true
+    }
+
+    pub(super) fn delete(&mut self, type_url: &str, name: &str) -> bool {
+        let items = self.items.get_mut(type_url);
+        items.is_some_and(|items| items.remove(name).is_some())
+    }
+
+    /// A stream begins; nonces may start anew with it.
+    pub(super) fn open(&mut self, nonces_anew: bool) {
+        self.stream = Some(Stream::default());
+        if nonces_anew {
+            self.nonces = 0;
+        }
+    }
+
+    pub(super) fn close(&mut self) {
+        self.stream = None;
+    }
+
+    /// Responses that have no answer yet.
+    pub(super) fn unanswered(&self) -> usize {
+        self.stream.as_ref().map_or(0, |stream| stream.open.len())
+    }
+
+    /// Takes a request, unless it breaks the protocol.
+    pub(super) fn take(&mut self, request: &Request) -> Result<()> {
+        let Some(stream) = &mut self.stream else {
+            return Ok(());
+        };
+        let names = request.subscribe.len() + request.unsubscribe.len();
+        let first = request.with_node || !request.initial_versions.is_empty();
+        if !request.nonce.is_empty() {
+            let response = stream.open.remove(&request.nonce);
+            let same = response.is_some_and(|type_url| type_url == request.type_url);
+            ensure!(same, "it answers nothing: {request:?}");
+            ensure!(names == 0 && !first, "an answer with more: {request:?}");
+            return Ok(());
+        }
+        let subscription = subscription(&request.type_url);
+        let Some(subscription) = subscription else {
+            anyhow::bail!("a request for no type of ours: {request:?}");
+        };
+        let items = self.items.entry(subscription.type_url).or_default();
+        match stream.watches.get_mut(subscription.type_url) {
+            Some(watch) => {
+                ensure!(!first && names > 0, "a request for nothing: {request:?}");
+                watch.change(request, items);
+            }
+            None => {
+                ensure!(request.with_node, "the node is missing: {request:?}");
+                let watch = Watch::new(request);
+                let wildcard = subscription.mode == Mode::Wildcard;
+                ensure!(watch.wildcard == wildcard, "the other mode: {request:?}");
+                stream.watches.insert(subscription.type_url, watch);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the client has to be told of a type, if anything.
+    pub(super) fn respond(&mut self, type_url: &'static str) -> Option<Response> {
+        let watch = self.stream.as_mut()?.watches.get_mut(type_url)?;
+        let items = self.items.entry(type_url).or_default();
+        let (resources, removed) = watch.news(type_url, items);
+        let first = !std::mem::replace(&mut watch.answered, true);
+        if resources.is_empty() && removed.is_empty() && !first {
+            return None;
+        }
+        self.response(type_url, resources, removed)
+    }
+
+    /// A response that nothing asked for.
+    pub(super) fn response(
+        &mut self,
+        type_url: &str,
+        resources: Vec<Resource>,
+        removed: Vec<String>,
+    ) -> Option<Response> {
+        let stream = self.stream.as_mut()?;
+        self.nonces += 1;
+        let nonce = format!("n{}", self.nonces);
+        stream.open.insert(nonce.clone(), type_url.to_owned());
+        let type_url = type_url.to_owned();
+        Some(Response {
+            type_url,
+            nonce,
+            resources,
+            removed,
+        })
+    }
+}
+
+impl Watch {
+    fn new(request: &Request) -> Self {
+        let versions = &request.initial_versions;
+        let mut names: BTreeSet<_> = request.subscribe.iter().chain(versions.keys()).collect();
+        for name in &request.unsubscribe {
+            names.remove(name);
+        }
+        let names: BTreeSet<String> = names.into_iter().cloned().collect();
+        // The names count everywhere, the versions not for policies: those are sent again.
+        let skips = request.type_url != POLICY;
+        let told = versions.iter().filter(|(_, version)| !version.is_empty());
+        let told = told.map(|(name, version)| {
+            let version = if skips { version.as_str() } else { "" };
+            (name.clone(), version.to_owned())
+        });
+        Self {
+            wildcard: request.subscribe.is_empty() || names.contains("*"),
+            told: told.collect(),
+            asked: names.clone(),
+            names,
+            answered: false,
+        }
+    }
+
+    fn wants(&self, name: &str, item: &Item) -> bool {
+        let mut aliases = item.aliases.iter();
+        self.wildcard
+            || self.names.contains(name)
+            || aliases.any(|alias| self.names.contains(alias))
+    }
+
+    fn change(&mut self, request: &Request, items: &BTreeMap<String, Item>) {
+        for name in &request.subscribe {
+            self.names.insert(name.clone());
+            self.asked.insert(name.clone());
+            // Who asks has nothing, whatever was told.
+            self.told.retain(|told, _| {
+                let item = items.get(told);
+                told != name && !item.is_some_and(|item| item.aliases.contains(name))
+            });
+        }
+        for name in &request.unsubscribe {
+            self.names.remove(name);
+            self.asked.remove(name);
+        }
+        let mut told = std::mem::take(&mut self.told);
+        told.retain(|name, _| items.get(name).is_none_or(|item| self.wants(name, item)));
+        self.told = told;
+    }
+
+    /// New resources and names that are gone, which count as told from now on.
+    fn news(
+        &mut self,
+        type_url: &str,
+        items: &BTreeMap<String, Item>,
+    ) -> (Vec<Resource>, Vec<String>) {
+        let mut resources = Vec::new();
+        for (name, item) in items {
+            let told = self.told.get(name);
+            let wanted = told.is_some() || self.wants(name, item);
+            if wanted && told != Some(&item.version) {
+                resources.push(resource(type_url, name, item));
+            }
+        }
+        let gone = |name: &&String| !items.contains_key(*name);
+        let mut removed: Vec<String> = self.told.keys().filter(gone).cloned().collect();
+        for name in std::mem::take(&mut self.asked) {
+            let has = |(own, item): (&String, &Item)| *own == name || item.aliases.contains(&name);
+            if type_url == DEMAND && !items.iter().any(has) && !removed.contains(&name) {
+                removed.push(name);
+            }
+        }
+        for name in &removed {
+            self.told.remove(name);
+        }
+        let sent = resources.iter();
+        self.told
+            .extend(sent.map(|sent| (sent.name.clone(), sent.version.clone())));
+        (resources, removed)
+    }
+}
+
+/// A resource as it is sent. What begins with `bad` cannot be used.
+pub(super) fn resource(type_url: &str, name: &str, item: &Item) -> Resource {
+    let word = if item.good { "good" } else { "bad" };
+    Resource {
+        name: name.to_owned(),
+        version: item.version.clone(),
+        aliases: item.aliases.clone(),
+        body: Some(Bytes::from(word)),
+        body_type: type_url.to_owned(),
+    }
+}

@@ -1,0 +1,502 @@
+//! One schedule: a server, a machine, and a link that loses what is under way when it breaks.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use fastrand::Rng;
+
+use super::reference::{Reference, check_answer};
+use super::server::Server;
+use super::wrong::{Fault, Machine};
+use super::{ADDRESS, Counts, DEMAND, Event, Store, TYPES, subscription};
+use crate::xds::client::{End, Mode, Request, Resource, Response};
+
+const STEPS: usize = 850;
+/// Names of one type, but for those of a huge push.
+const NAMES: usize = 10;
+/// Resources of a huge push.
+const HUGE: usize = 80;
+/// Steps after which a response is slow.
+const SLOW: usize = 10;
+
+pub(super) struct World<'a> {
+    rng: Rng,
+    step: usize,
+    server: Server,
+    machine: Machine,
+    store: Store,
+    reference: Reference,
+    connected: bool,
+    /// Steps that the server is silent for.
+    silent: usize,
+    /// Steps that responses do not arrive for.
+    slow: usize,
+    up: VecDeque<Request>,
+    /// With the step in which they were sent.
+    down: VecDeque<(usize, Response)>,
+    /// Nonces of this stream, and of those before.
+    nonces: (BTreeSet<String>, BTreeSet<String>),
+    counts: &'a mut Counts,
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(seed: u64, fault: Fault, counts: &'a mut Counts) -> Self {
+        Self {
+            rng: Rng::with_seed(seed),
+            step: 0,
+            server: Server::default(),
+            machine: Machine::new(fault),
+            store: Store::default(),
+            reference: Reference::default(),
+            connected: false,
+            silent: 0,
+            slow: 0,
+            up: VecDeque::new(),
+            down: VecDeque::new(),
+            nonces: Default::default(),
+            counts,
+        }
+    }
+
+    /// Where in the schedule it is.
+    pub(super) fn place(&self) -> String {
+        format!("step {}", self.step)
+    }
+
+    pub(super) fn run(&mut self) -> Result<()> {
+        while self.step < STEPS {
+            self.step += 1;
+            self.take_step()?;
+        }
+        self.settle().context("at the end")
+    }
+
+    fn count(&mut self, event: Event) {
+        *self.counts.entry(event).or_default() += 1;
+    }
+
+    fn take_step(&mut self) -> Result<()> {
+        self.silent = self.silent.saturating_sub(1);
+        self.slow = self.slow.saturating_sub(1);
+        if !self.connected && self.rng.u8(..5) == 0 {
+            return self.connect();
+        }
+        let quiet = self.connected && self.silent == 0 && self.slow == 0;
+        match self.rng.u8(..100) {
+            0..20 => self.change(),
+            20..36 if self.silent == 0 => {
+                for _ in 0..self.rng.u8(1..4) {
+                    self.serve()?;
+                }
+            }
+            36..58 if self.silent == 0 => self.push(),
+            58..78 if self.slow == 0 => self.receive()?,
+            78..85 => self.want()?,
+            85..89 => self.forget()?,
+            89 if quiet => {
+                self.silent = self.rng.usize(5..20);
+                self.count(Event::Silent);
+            }
+            90..92 if quiet => self.slow = self.rng.usize(SLOW..2 * SLOW),
+            92..97 if self.connected => self.end()?,
+            97 => self.restart()?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn name(&mut self) -> String {
+        format!("pod-{}", self.rng.usize(..NAMES))
+    }
+
+    fn alias(&mut self) -> String {
+        format!("net/10.0.0.{}", self.rng.usize(..NAMES))
+    }
+
+    fn type_url(&mut self) -> &'static str {
+        TYPES[self.rng.usize(..TYPES.len())].type_url
+    }
+
+    /// Something changes at the server.
+    fn change(&mut self) {
+        let (type_url, name, alias) = (self.type_url(), self.name(), self.alias());
+        match self.rng.u8(..20) {
+            0..7 => {
+                let new = self.server.get(type_url, &name).is_none();
+                self.server.put(type_url, &name, true, &alias);
+                self.count(if new { Event::Added } else { Event::Updated });
+            }
+            7..11 => {
+                self.server.put(type_url, &name, false, &alias);
+                self.count(Event::Spoilt);
+            }
+            11..15 => {
+                let mut names = (0..NAMES).map(|at| format!("pod-{at}"));
+                if names.any(|name| self.server.roll_back(type_url, &name)) {
+                    self.count(Event::RolledBack);
+                }
+            }
+            15..19 => {
+                if self.server.delete(type_url, &name) {
+                    self.count(Event::Deleted);
+                }
+            }
+            _ => {
+                // Comes at once, and goes at once the next time.
+                for at in 0..HUGE {
+                    let name = format!("huge-{at}");
+                    if !self.server.delete(ADDRESS, &name) {
+                        self.server.put(ADDRESS, &name, at % 8 == 0, &alias);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The server takes a request.
+    fn serve(&mut self) -> Result<()> {
+        match self.up.pop_front() {
+            Some(request) => self.server.take(&request),
+            None => Ok(()),
+        }
+    }
+
+    /// The server sends what is new, and sometimes what it should not.
+    fn push(&mut self) {
+        let type_url = self.type_url();
+        let response = match self.rng.u8(..14) {
+            0 => {
+                let strange = "type.googleapis.com/istio.workload.Unheard";
+                self.server.response(strange, Vec::new(), Vec::new())
+            }
+            1 | 2 => self.server.response(type_url, Vec::new(), Vec::new()),
+            _ => self.server.respond(type_url),
+        };
+        let Some(mut response) = response else { return };
+        for _ in 0..self.rng.u8(..3) {
+            self.spoil(&mut response);
+        }
+        self.down.push_back((self.step, response));
+    }
+
+    /// Makes a mistake in a response; the server does not know.
+    fn spoil(&mut self, response: &mut Response) {
+        let type_url = response.type_url.clone();
+        let good = |name: &str| Resource {
+            name: name.to_owned(),
+            version: "v0".to_owned(),
+            body: Some(Bytes::from("good")),
+            body_type: type_url.clone(),
+            ..Resource::default()
+        };
+        let sent = &mut response.resources;
+        let mistake = self.rng.u8(..8);
+        if mistake < 4 && sent.is_empty() {
+            sent.push(good("invented"));
+        }
+        let at = self.rng.usize(..sent.len().max(1));
+        match mistake {
+            0 => {
+                let twice = sent[at].clone();
+                sent.insert(self.rng.usize(..=sent.len()), twice);
+            }
+            1 => response.removed.push(sent[at].name.clone()),
+            2 => sent[at].body = None,
+            3 => sent[at].body_type.push_str("Other"),
+            4 => sent.push(good("")),
+            5 => sent.push(good("*")),
+            6 => sent.push(good(&"long".repeat(600))),
+            _ => response.removed.push("never-heard-of".to_owned()),
+        }
+    }
+
+    /// The machine gets a response.
+    fn receive(&mut self) -> Result<()> {
+        let Some((sent, response)) = self.down.pop_front() else {
+            return Ok(());
+        };
+        if sent + SLOW <= self.step {
+            self.count(Event::Slow);
+        }
+        if self.nonces.1.contains(&response.nonce) {
+            self.count(Event::NonceReused);
+        }
+        self.nonces.0.insert(response.nonce.clone());
+        self.classify(&response);
+        let answers = self.machine.received(response.clone(), &mut self.store);
+        let rejected = self.reference.deliver(&response);
+        let good = check_answer(&response, &answers, rejected.as_ref())?;
+        self.count(if good { Event::Acked } else { Event::Nacked });
+        let mut errors = answers.iter().filter_map(|answer| answer.error.as_ref());
+        if errors.any(|error| error.ends_with(" more")) {
+            self.count(Event::NackCut);
+        }
+        self.up.extend(answers);
+        self.check()
+    }
+
+    /// Counts what a response is.
+    fn classify(&mut self, response: &Response) {
+        let sent = &response.resources;
+        let names: BTreeSet<&str> = sent.iter().map(|one| one.name.as_str()).collect();
+        let bad = |one: &&Resource| one.body.as_deref() == Some(b"bad");
+        let bad = sent.iter().filter(bad).count();
+        let held = self.store.held.get(response.type_url.as_str());
+        let is_held = |name: &String| held.is_some_and(|held| held.contains_key(name));
+        let removed = &response.removed;
+        let is_known = subscription(&response.type_url).is_some();
+        let other = |one: &Resource| one.body_type != response.type_url;
+        for (event, happened) in [
+            (
+                Event::FirstOfItsType,
+                is_known && !self.reference.has_heard(&response.type_url),
+            ),
+            (
+                Event::Empty,
+                is_known && sent.is_empty() && removed.is_empty(),
+            ),
+            (Event::Good, !sent.is_empty() && bad == 0),
+            (Event::HalfBad, bad > 0 && bad < sent.len()),
+            (Event::WithRemovals, removed.iter().any(is_held)),
+            (Event::RemovesUnknown, !removed.iter().all(is_held)),
+            (Event::UnknownType, !is_known),
+            (Event::SentTwice, names.len() < sent.len()),
+            (
+                Event::SentAndRemoved,
+                removed.iter().any(|name| names.contains(name.as_str())),
+            ),
+            (Event::NoName, names.contains("")),
+            (Event::NameOfAll, names.contains("*")),
+            (Event::LongName, names.iter().any(|name| name.len() > 2048)),
+            (Event::NoBody, sent.iter().any(|one| one.body.is_none())),
+            (Event::OtherBody, sent.iter().any(other)),
+            (Event::Huge, sent.len() > 64),
+        ] {
+            if happened {
+                self.count(event);
+            }
+        }
+    }
+
+    fn want(&mut self) -> Result<()> {
+        let by_alias = self.rng.bool();
+        let name = if by_alias { self.alias() } else { self.name() };
+        if by_alias {
+            self.count(Event::WantedByAlias);
+        }
+        let new = self.reference.wanted.insert(name.clone());
+        self.count(match (new, self.connected) {
+            (false, _) => Event::WantedAgain,
+            (true, true) => Event::Wanted,
+            (true, false) => Event::WantedWithoutStream,
+        });
+        let requests = self.machine.want(DEMAND, &name);
+        let change = Request {
+            subscribe: vec![name],
+            ..Request::default()
+        };
+        self.change_of_names(requests, new, change)
+    }
+
+    fn forget(&mut self) -> Result<()> {
+        let wanted = self.reference.wanted.len();
+        let was_wanted = wanted > 0;
+        let name = match was_wanted {
+            true => self.reference.wanted.iter().nth(self.rng.usize(..wanted)),
+            false => None,
+        };
+        let name = name.cloned().unwrap_or_else(|| "nobody".to_owned());
+        self.count(match self.connected {
+            true => Event::Forgotten,
+            false => Event::ForgottenWithoutStream,
+        });
+        let client = &mut self.machine.client;
+        let requests = client.forget(DEMAND, &name, &mut self.store);
+        if was_wanted {
+            self.reference.forget(&name);
+        }
+        let change = Request {
+            unsubscribe: vec![name],
+            ..Request::default()
+        };
+        self.change_of_names(requests, was_wanted, change)
+    }
+
+    /// Checks that a change of the subscription is sent if it is one and somebody is there.
+    fn change_of_names(&mut self, sent: Vec<Request>, new: bool, change: Request) -> Result<()> {
+        let mut expected = Vec::new();
+        if new && self.connected {
+            let type_url = DEMAND.into();
+            expected.push(Request { type_url, ..change });
+        }
+        ensure!(sent == expected, "{sent:?} instead of {expected:?}");
+        self.up.extend(sent);
+        self.check()
+    }
+
+    fn connect(&mut self) -> Result<()> {
+        if self.rng.u8(..4) == 0 {
+            self.count(Event::ConnectFailed);
+            return self.ended(End::Connect);
+        }
+        self.count(Event::Connected);
+        let requests = self.machine.connected();
+        self.reference.check_first(&requests)?;
+        self.up.extend(requests);
+        self.connected = true;
+        let anew = self.rng.bool();
+        self.server.open(anew);
+        Ok(())
+    }
+
+    /// The stream ends, and what is under way is lost.
+    fn end(&mut self) -> Result<()> {
+        let (end, event) = match self.rng.u8(..8) {
+            0 => (End::Clean, Event::EndedCleanly),
+            1 => (End::GoAway, Event::EndedCleanly),
+            2 => (End::TransportClosing, Event::EndedCleanly),
+            3 => (End::Cancelled, Event::EndedCleanly),
+            4 => (End::Unknown, Event::EndedCleanly),
+            _ => (End::Status, Event::EndedByStatus),
+        };
+        self.count(event);
+        let is_answer = |request: &Request| !request.nonce.is_empty();
+        let answer = self.up.iter().any(is_answer);
+        let request = !self.up.iter().all(is_answer);
+        let response = !self.down.is_empty();
+        for (event, happened) in [
+            (Event::AnswerLost, answer),
+            (Event::RequestLost, request),
+            (Event::ResponseLost, response),
+            (Event::EndedIdle, !(answer || request || response)),
+        ] {
+            if happened {
+                self.count(event);
+            }
+        }
+        self.server.close();
+        self.ended(end)
+    }
+
+    fn ended(&mut self, end: End) -> Result<()> {
+        let wait = self.machine.disconnected(end);
+        let expected = self.reference.wait(end);
+        ensure!(wait == expected, "{wait:?} instead of {expected:?}");
+        self.connected = false;
+        self.up.clear();
+        (self.silent, self.slow) = (0, 0);
+        let late = self.down.pop_front();
+        self.down.clear();
+        let (here, before) = (&mut self.nonces.0, &mut self.nonces.1);
+        before.append(here);
+        if let Some((_, response)) = late {
+            self.count(Event::ReceivedAfterTheEnd);
+            let client = &mut self.machine.client;
+            let answers = client.received(response, &mut self.store);
+            ensure!(answers.is_empty(), "{answers:?} after the end");
+        }
+        self.check()
+    }
+
+    /// The process starts anew with what its predecessor wrote.
+    fn restart(&mut self) -> Result<()> {
+        if self.connected {
+            self.end()?;
+        }
+        self.count(Event::Restarted);
+        self.reference.restart();
+        self.machine.restart();
+        for (type_url, held) in &self.reference.held {
+            for (name, kept) in held {
+                let client = &mut self.machine.client;
+                ensure!(client.restore(type_url, name, &kept.version), "no room");
+            }
+        }
+        self.check()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.reference
+            .check_state(&self.machine.client, &self.store)
+    }
+
+    /// The server makes no more mistakes: in the end the machine holds what it has.
+    fn settle(&mut self) -> Result<()> {
+        (self.silent, self.slow) = (0, 0);
+        if self.connected {
+            self.quiet()?;
+            ensure!(self.server.unanswered() == 0, "a response has no answer");
+            self.end()?;
+        }
+        for again in [false, true] {
+            self.reconnect()?;
+            let sent = self.quiet()?;
+            let good = |one: &Resource| one.body.as_deref() == Some(b"good");
+            let sent = sent.iter().filter(|sent| sent.type_url == ADDRESS);
+            let twice = sent.flat_map(|sent| &sent.resources).any(good);
+            ensure!(!(again && twice), "what is held was sent again");
+            ensure!(self.server.unanswered() == 0, "a response has no answer");
+            self.check_server()?;
+            self.end()?;
+        }
+        Ok(())
+    }
+
+    fn reconnect(&mut self) -> Result<()> {
+        while !self.connected {
+            self.connect()?;
+        }
+        Ok(())
+    }
+
+    /// Lets everything arrive, and returns what the server sent for it.
+    fn quiet(&mut self) -> Result<Vec<Response>> {
+        let mut sent = Vec::new();
+        for _ in 0..20 {
+            let before = sent.len();
+            while !self.up.is_empty() {
+                self.serve()?;
+            }
+            for one in TYPES {
+                let response = self.server.respond(one.type_url);
+                sent.extend(response.clone());
+                self.down
+                    .extend(response.map(|response| (self.step, response)));
+            }
+            if self.down.is_empty() && before == sent.len() {
+                return Ok(sent);
+            }
+            while !self.down.is_empty() {
+                self.receive()?;
+            }
+        }
+        bail!("it never gets quiet")
+    }
+
+    /// Every good resource is held in its version, every bad one in the last good version that
+    /// came, and nothing else.
+    fn check_server(&self) -> Result<()> {
+        for one in TYPES {
+            let held = self.store.held.get(one.type_url);
+            let held = |name: &String| held.and_then(|held| held.get(name));
+            for (name, item) in self.server.items(one.type_url) {
+                let mut names = item.aliases.iter().chain([name]);
+                let wanted = one.mode == Mode::Wildcard
+                    || names.any(|name| self.reference.wanted.contains(name));
+                let (held, version) = (held(name), &item.version);
+                let right = match (item.good, held) {
+                    (true, None) => !wanted,
+                    (true, Some(held)) => held == version,
+                    (false, held) => held != Some(version),
+                };
+                ensure!(right, "{name} is {held:?}, and {item:?} at the server");
+            }
+            for name in self.store.held.get(one.type_url).into_iter().flatten() {
+                let there = self.server.get(one.type_url, name.0).is_some();
+                ensure!(there, "{} is gone at the server", name.0);
+            }
+        }
+        Ok(())
+    }
+}

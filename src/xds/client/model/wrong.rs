@@ -1,0 +1,159 @@
+//! Machines that are wrong on purpose, to see that the model tells.
+//!
+//! Each does what a real client could do by mistake: around the right machine, what goes in, comes
+//! out or is kept is changed.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use super::{Store, TYPES};
+use crate::xds::client::{Client, End, Request, Response};
+
+/// What is wrong with a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    Nothing,
+    /// The first requests of a stream carry the last nonce of the stream before.
+    KeepsTheNonce,
+    /// An answer that was made too late is sent on the next stream.
+    AnswersLate,
+    /// A rejected version is claimed to be held.
+    ClaimsWhatItRejected,
+    /// One bad resource keeps the others of its push from applying.
+    AllOrNothing,
+    /// Removals that come with resources are passed over.
+    MissesRemovals,
+    /// New names ride on the next answer.
+    NamesInAnAnswer,
+    /// A type that nobody subscribed to is accepted.
+    AcceptsAnyType,
+    /// What is held is not claimed on the next stream.
+    ForgetsVersions,
+    /// What is wanted while there is no stream is not remembered.
+    ForgetsWants,
+    /// The wait is not doubled.
+    NeverBacksOff,
+}
+
+impl Fault {
+    pub(super) const WRONG: [Self; 10] = [
+        Self::KeepsTheNonce,
+        Self::AnswersLate,
+        Self::ClaimsWhatItRejected,
+        Self::AllOrNothing,
+        Self::MissesRemovals,
+        Self::NamesInAnAnswer,
+        Self::AcceptsAnyType,
+        Self::ForgetsVersions,
+        Self::ForgetsWants,
+        Self::NeverBacksOff,
+    ];
+}
+
+/// The machine, with its fault.
+pub(super) struct Machine {
+    pub(super) client: Client,
+    fault: Fault,
+    connected: bool,
+    last: Option<Request>,
+    names: Vec<String>,
+}
+
+impl Machine {
+    pub(super) fn new(fault: Fault) -> Self {
+        Self {
+            client: Client::new(TYPES.to_vec()),
+            fault,
+            connected: false,
+            last: None,
+            names: Vec::new(),
+        }
+    }
+
+    /// A new process: nothing is known any more.
+    pub(super) fn restart(&mut self) {
+        *self = Self::new(self.fault);
+    }
+
+    pub(super) fn connected(&mut self) -> Vec<Request> {
+        self.connected = true;
+        let mut requests = self.client.connected();
+        let last = self.last.take();
+        match (self.fault, last) {
+            (Fault::KeepsTheNonce, Some(last)) => {
+                for request in &mut requests {
+                    request.nonce.clone_from(&last.nonce);
+                }
+            }
+            (Fault::AnswersLate, Some(last)) => requests.push(last),
+            (Fault::ForgetsVersions, _) => {
+                for request in &mut requests {
+                    request.initial_versions.clear();
+                }
+            }
+            (Fault::ClaimsWhatItRejected, _) => {
+                for (type_url, name, _, version) in self.client.rejected() {
+                    let same = |request: &&mut Request| request.type_url == type_url;
+                    if let Some(request) = requests.iter_mut().find(same) {
+                        let versions = &mut request.initial_versions;
+                        versions.insert(name.to_owned(), version.to_owned());
+                    }
+                }
+            }
+            _ => {}
+        }
+        requests
+    }
+
+    pub(super) fn received(&mut self, mut response: Response, store: &mut Store) -> Vec<Request> {
+        let has_resources = !response.resources.is_empty();
+        if self.fault == Fault::MissesRemovals && has_resources {
+            response.removed.clear();
+        }
+        let mut requests = self.apply(response, store);
+        for request in &mut requests {
+            match self.fault {
+                Fault::NamesInAnAnswer => request.subscribe = std::mem::take(&mut self.names),
+                Fault::AcceptsAnyType if matches!(request.type_url, Cow::Owned(_)) => {
+                    request.error = None;
+                }
+                _ => {}
+            }
+        }
+        self.last = requests.last().cloned();
+        requests
+    }
+
+    fn apply(&mut self, response: Response, store: &mut Store) -> Vec<Request> {
+        if self.fault != Fault::AllOrNothing {
+            return self.client.received(response, store);
+        }
+        let (client, held) = (self.client.clone(), store.clone());
+        let requests = self.client.received(response, store);
+        if requests.iter().any(|request| request.error.is_some()) {
+            (self.client, *store) = (client, held);
+        }
+        requests
+    }
+
+    pub(super) fn want(&mut self, type_url: &str, name: &str) -> Vec<Request> {
+        if self.fault == Fault::ForgetsWants && !self.connected {
+            return Vec::new();
+        }
+        let requests = self.client.want(type_url, name);
+        if self.fault == Fault::NamesInAnAnswer && !requests.is_empty() {
+            self.names.push(name.to_owned());
+            return Vec::new();
+        }
+        requests
+    }
+
+    pub(super) fn disconnected(&mut self, end: End) -> Duration {
+        self.connected = false;
+        let wait = self.client.disconnected(end);
+        match self.fault {
+            Fault::NeverBacksOff => Duration::from_millis(10),
+            _ => wait,
+        }
+    }
+}

@@ -1,0 +1,576 @@
+//! Each rule by an example; `model` has them all at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::rejected::{LISTED_MAX, NACK_BYTES_MAX, NAME_BYTES_MAX};
+use super::usage::Limits;
+use super::{Client, End, Mode, Request, Resource, Resources, Response, Subscription};
+
+const ALL: &str = "type.googleapis.com/all";
+const SOME: &str = "type.googleapis.com/some";
+
+/// Takes what does not say `bad`, and writes down what it is told.
+#[derive(Default)]
+struct Taken {
+    names: BTreeSet<String>,
+    log: Vec<String>,
+}
+
+impl Resources for Taken {
+    fn upsert(&mut self, _: &'static str, resource: &Resource) -> Result<(), String> {
+        let name = &resource.name;
+        match resource.body.as_deref() {
+            Some(b"bad") => return Err("weight: -1 is no weight; write 0 or more".to_owned()),
+            Some(reason) if reason.starts_with(b"long") => {
+                return Err(String::from_utf8_lossy(reason).into_owned());
+            }
+            _ => {}
+        }
+        self.names.insert(name.clone());
+        self.log.push(format!("+{name}"));
+        Ok(())
+    }
+
+    fn remove(&mut self, _: &'static str, name: &str) {
+        self.names.remove(name);
+        self.log.push(format!("-{name}"));
+    }
+}
+
+const SUBSCRIPTIONS: [Subscription; 2] = [
+    Subscription {
+        type_url: ALL,
+        mode: Mode::Wildcard,
+    },
+    Subscription {
+        type_url: SOME,
+        mode: Mode::OnDemand,
+    },
+];
+
+fn client() -> (Client, Taken) {
+    (Client::new(SUBSCRIPTIONS.to_vec()), Taken::default())
+}
+
+fn connected() -> (Client, Taken) {
+    let (mut client, taken) = client();
+    assert_eq!(client.connected().len(), 2);
+    (client, taken)
+}
+
+fn resource(type_url: &str, name: &str, version: &str) -> Resource {
+    Resource {
+        name: name.to_owned(),
+        version: version.to_owned(),
+        aliases: Vec::new(),
+        body: Some(Bytes::from_static(b"good")),
+        body_type: type_url.to_owned(),
+    }
+}
+
+fn bad(type_url: &str, name: &str, version: &str) -> Resource {
+    Resource {
+        body: Some(Bytes::from_static(b"bad")),
+        ..resource(type_url, name, version)
+    }
+}
+
+fn with_alias(name: &str, alias: &str) -> Resource {
+    Resource {
+        aliases: vec![alias.to_owned()],
+        ..resource(SOME, name, "1")
+    }
+}
+
+fn response<const N: usize>(type_url: &str, resources: [Resource; N]) -> Response {
+    Response {
+        type_url: type_url.to_owned(),
+        nonce: "n".to_owned(),
+        resources: resources.into(),
+        removed: Vec::new(),
+    }
+}
+
+fn removal(type_url: &str, name: &str) -> Response {
+    Response {
+        removed: vec![name.to_owned()],
+        ..response(type_url, [])
+    }
+}
+
+/// The message of the one NACK, if it is one.
+fn error(answers: &[Request]) -> Option<&str> {
+    assert_eq!(answers.len(), 1);
+    answers[0].error.as_deref()
+}
+
+fn versions(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    let pairs = pairs.iter();
+    pairs
+        .map(|(name, version)| ((*name).to_owned(), (*version).to_owned()))
+        .collect()
+}
+
+#[test]
+fn first_requests_carry_the_node_and_what_was_accepted() {
+    let (mut client, mut taken) = connected();
+    let sent = [
+        resource(ALL, "a", "1"),
+        resource(ALL, "b", "1"),
+        bad(ALL, "never-good", "1"),
+    ];
+    client.received(response(ALL, sent), &mut taken);
+    let sent = [bad(ALL, "a", "2"), resource(ALL, "b", "2")];
+    client.received(response(ALL, sent), &mut taken);
+    client.disconnected(End::Clean);
+    let expected = Request {
+        type_url: ALL.into(),
+        initial_versions: versions(&[("a", "1"), ("b", "2")]),
+        with_node: true,
+        ..Request::default()
+    };
+    assert_eq!(client.connected()[0], expected);
+}
+
+#[test]
+fn nothing_is_a_star_that_comes_and_goes() {
+    let expected = Request {
+        type_url: SOME.into(),
+        subscribe: vec!["*".to_owned()],
+        unsubscribe: vec!["*".to_owned()],
+        with_node: true,
+        ..Request::default()
+    };
+    assert_eq!(client().0.connected()[1], expected);
+}
+
+#[test]
+fn each_response_has_one_answer_with_its_own_nonce() {
+    let (mut client, mut taken) = connected();
+    for (nonce, sent) in [("7", resource(ALL, "a", "1")), ("3", bad(ALL, "a", "2"))] {
+        let nonce = nonce.to_owned();
+        let response = Response {
+            nonce: nonce.clone(),
+            ..response(ALL, [sent])
+        };
+        let [answer] = &client.received(response, &mut taken)[..] else {
+            panic!("one answer");
+        };
+        let expected = Request {
+            type_url: ALL.into(),
+            nonce,
+            error: answer.error.clone(),
+            ..Request::default()
+        };
+        assert_eq!(*answer, expected);
+    }
+    client.disconnected(End::Status);
+    assert!(
+        client
+            .connected()
+            .iter()
+            .all(|first| first.nonce.is_empty())
+    );
+}
+
+#[test]
+fn a_response_without_a_nonce_applies_and_has_no_answer() {
+    let (mut client, mut taken) = connected();
+    let response = Response {
+        nonce: String::new(),
+        ..response(ALL, [resource(ALL, "a", "1")])
+    };
+    assert_eq!(client.received(response, &mut taken), []);
+    assert_eq!(taken.log, ["+a"]);
+}
+
+#[test]
+fn a_nack_names_each_rejected_resource_while_the_others_apply() {
+    let (mut client, mut taken) = connected();
+    let sent = [
+        bad(ALL, "x", "4"),
+        resource(ALL, "a", "1"),
+        bad(ALL, "y", "5"),
+    ];
+    let answers = client.received(response(ALL, sent), &mut taken);
+    let why = "weight: -1 is no weight; write 0 or more";
+    let both = format!("x: {why}; y: {why}");
+    assert_eq!(error(&answers), Some(&*both));
+    assert_eq!(taken.log, ["+a"]);
+    let rejected: Vec<_> = client.rejected().collect();
+    assert_eq!(rejected, [(ALL, "x", why, "4"), (ALL, "y", why, "5")]);
+}
+
+#[test]
+fn what_a_response_gets_wrong_is_rejected_by_name() {
+    let good = || resource(ALL, "a", "2");
+    let no_body = Resource {
+        body: None,
+        ..good()
+    };
+    let other = Resource {
+        body_type: "type.googleapis.com/x".to_owned(),
+        ..good()
+    };
+    let long = "l".repeat(NAME_BYTES_MAX + 1);
+    let both = Response {
+        removed: vec!["a".to_owned()],
+        ..response(ALL, [good()])
+    };
+    for (sent, named, reason) in [
+        (response(ALL, [good(), good()]), "a", "it is sent twice"),
+        (both, "a", "it is both sent and removed"),
+        (response(ALL, [no_body]), "a", "it has no body"),
+        (
+            response(ALL, [other]),
+            "a",
+            "its body is of the type \"type.googleapis.com/x\"",
+        ),
+        (
+            response(ALL, [resource(ALL, "", "2")]),
+            "(no name)",
+            "it has no name",
+        ),
+        (
+            response(ALL, [resource(ALL, "*", "2")]),
+            "*",
+            "this name stands for all resources",
+        ),
+        (
+            response(ALL, [resource(ALL, &long, "2")]),
+            &long[1..],
+            "its name has 2049 bytes, and at most 2048 are taken",
+        ),
+    ] {
+        let (mut client, mut taken) = connected();
+        client.received(response(ALL, [resource(ALL, "a", "1")]), &mut taken);
+        let answers = client.received(sent, &mut taken);
+        assert_eq!(error(&answers), Some(&*format!("{named}: {reason}")));
+        assert_eq!(client.rejected().count(), 1);
+        assert_eq!(taken.log, ["+a"], "{reason}");
+        client.disconnected(End::Clean);
+        let held = &client.connected()[0].initial_versions;
+        assert_eq!(*held, versions(&[("a", "1")]), "{reason}");
+    }
+}
+
+#[test]
+fn a_nack_is_bounded_and_says_how_many_it_leaves_out() {
+    let (mut client, mut taken) = connected();
+    let long = |at: usize| Resource {
+        body: Some(Bytes::from(format!("long{}", "ä".repeat(4000)))),
+        ..resource(ALL, &format!("r{at}"), "1")
+    };
+    let sent = (0..100).map(long).collect();
+    let sent = Response {
+        resources: sent,
+        ..response(ALL, [])
+    };
+    let answers = client.received(sent, &mut taken);
+    let error = error(&answers).expect("a NACK");
+    assert!(error.len() <= NACK_BYTES_MAX && error.len() > NACK_BYTES_MAX / 2);
+    let named = error.matches(": long").count();
+    assert!(error.ends_with(&format!("; and {} more", 100 - named)));
+    assert_eq!(client.rejected().count(), 100);
+}
+
+#[test]
+fn rejections_are_kept_for_people_up_to_a_limit() {
+    let (mut client, mut taken) = connected();
+    let sent = (0..LISTED_MAX + 10).map(|at| bad(ALL, &format!("r{at}"), "1"));
+    let sent = Response {
+        resources: sent.collect(),
+        ..response(ALL, [])
+    };
+    client.received(sent, &mut taken);
+    assert_eq!(client.rejected().count(), LISTED_MAX);
+    client.received(response(ALL, [resource(ALL, "r0", "2")]), &mut taken);
+    client.received(response(ALL, [bad(ALL, "r1", "7")]), &mut taken);
+    assert_eq!(client.rejected().count(), LISTED_MAX - 1);
+    let (.., version) = client.rejected().next().expect("many");
+    assert_eq!(version, "7", "r1 is first");
+}
+
+#[test]
+fn a_good_version_a_removal_or_a_new_stream_clears_a_rejection() {
+    let rejecting = || {
+        let (mut client, mut taken) = connected();
+        client.received(response(ALL, [bad(ALL, "a", "1")]), &mut taken);
+        assert_eq!(client.rejected().count(), 1);
+        (client, taken)
+    };
+    for sent in [response(ALL, [resource(ALL, "a", "2")]), removal(ALL, "a")] {
+        let (mut client, mut taken) = rejecting();
+        client.received(response(ALL, []), &mut taken);
+        assert_eq!(client.rejected().count(), 1);
+        client.received(sent, &mut taken);
+        assert_eq!(client.rejected().count(), 0);
+    }
+    let (mut client, mut taken) = rejecting();
+    client.disconnected(End::Clean);
+    client.connected();
+    assert_eq!(client.rejected().count(), 1, "nothing came yet");
+    client.received(response(ALL, []), &mut taken);
+    assert_eq!(client.rejected().count(), 0);
+}
+
+#[test]
+fn the_removal_of_what_is_not_held_is_fine() {
+    let (mut client, mut taken) = connected();
+    assert_eq!(error(&client.received(removal(ALL, "a"), &mut taken)), None);
+    assert!(taken.log.is_empty());
+}
+
+#[test]
+fn removals_come_before_what_is_new() {
+    let (mut client, mut taken) = connected();
+    client.received(response(ALL, [resource(ALL, "old", "1")]), &mut taken);
+    let sent = Response {
+        removed: vec!["old".to_owned()],
+        ..response(ALL, [resource(ALL, "new", "1")])
+    };
+    client.received(sent, &mut taken);
+    assert_eq!(taken.log, ["+old", "-old", "+new"]);
+}
+
+#[test]
+fn a_type_that_we_did_not_subscribe_to_is_nacked_and_changes_nothing() {
+    let (mut client, mut taken) = connected();
+    let other = "type.googleapis.com/other";
+    let sent = response(other, [resource(other, "a", "1")]);
+    let answers = client.received(sent, &mut taken);
+    assert_eq!(error(&answers), Some("we did not subscribe to this type"));
+    assert_eq!((&*answers[0].type_url, &*answers[0].nonce), (other, "n"));
+    assert!(taken.log.is_empty());
+}
+
+#[test]
+fn nothing_is_dropped_because_a_stream_ended() {
+    let (mut client, mut taken) = connected();
+    client.received(response(ALL, [resource(ALL, "a", "1")]), &mut taken);
+    client.disconnected(End::Status);
+    let late = client.received(removal(ALL, "a"), &mut taken);
+    assert_eq!(late, [], "its stream is over");
+    assert_eq!(
+        (client.held(ALL), &taken.log[..]),
+        (1, &["+a".to_owned()][..])
+    );
+    client.connected();
+    client.received(removal(ALL, "a"), &mut taken);
+    assert_eq!((client.held(ALL), taken.log.len()), (0, 2));
+}
+
+#[test]
+fn synced_is_after_the_first_ack_of_each_wildcard_type() {
+    let (mut client, mut taken) = connected();
+    assert_eq!(client.pending().collect::<Vec<_>>(), [ALL]);
+    client.received(response(SOME, []), &mut taken);
+    client.received(response(ALL, [bad(ALL, "a", "1")]), &mut taken);
+    assert!(!client.is_synced());
+    client.received(response(ALL, [resource(ALL, "a", "2")]), &mut taken);
+    assert!(client.is_synced() && client.pending().next().is_none());
+    client.received(response(ALL, [bad(ALL, "a", "3")]), &mut taken);
+    client.disconnected(End::Connect);
+    assert!(client.is_synced());
+}
+
+#[test]
+fn names_are_wanted_by_requests_of_their_own() {
+    let (mut client, mut taken) = connected();
+    let change = |subscribe: &[&str], unsubscribe: &[&str]| Request {
+        type_url: SOME.into(),
+        subscribe: subscribe.iter().map(|name| (*name).to_owned()).collect(),
+        unsubscribe: unsubscribe.iter().map(|name| (*name).to_owned()).collect(),
+        ..Request::default()
+    };
+    assert_eq!(client.want(SOME, "a"), [change(&["a"], &[])]);
+    assert_eq!(client.want(SOME, "a"), [], "it is wanted already");
+    for (type_url, name) in [(SOME, "*"), (SOME, ""), (ALL, "a"), ("other", "a")] {
+        assert_eq!(client.want(type_url, name), [], "{type_url} {name}");
+        assert_eq!(client.forget(type_url, name, &mut taken), []);
+    }
+    let answers = client.received(response(SOME, [resource(SOME, "a", "1")]), &mut taken);
+    assert!(answers[0].subscribe.is_empty());
+    assert_eq!(client.forget(SOME, "a", &mut taken), [change(&[], &["a"])]);
+    assert_eq!(client.forget(SOME, "a", &mut taken), []);
+    assert_eq!(taken.log, ["+a", "-a"]);
+}
+
+#[test]
+fn what_is_wanted_without_a_stream_is_asked_for_on_the_next_one() {
+    let (mut client, mut taken) = client();
+    for name in ["a", "b", "net/10.0.0.1", "d"] {
+        assert_eq!(client.want(SOME, name), []);
+    }
+    client.connected();
+    let sent = [resource(SOME, "a", "1"), with_alias("c", "net/10.0.0.1")];
+    client.received(response(SOME, sent), &mut taken);
+    client.disconnected(End::Clean);
+    assert_eq!(client.forget(SOME, "d", &mut taken), []);
+    let expected = Request {
+        type_url: SOME.into(),
+        subscribe: ["a", "b", "net/10.0.0.1"].map(str::to_owned).into(),
+        initial_versions: versions(&[("a", "1"), ("b", ""), ("c", "1")]),
+        with_node: true,
+        ..Request::default()
+    };
+    assert_eq!(client.connected()[1], expected);
+}
+
+#[test]
+fn an_alias_answers_as_long_as_its_resource_is_there() {
+    let (mut client, mut taken) = connected();
+    let sent = [with_alias("old", "ip"), with_alias("other", "else")];
+    client.received(response(SOME, sent), &mut taken);
+    assert_eq!(client.resolve(SOME, "ip"), Some("old"));
+    // The address goes to a new pod before the old one is gone.
+    client.received(response(SOME, [with_alias("new", "ip")]), &mut taken);
+    assert_eq!(client.resolve(SOME, "ip"), Some("new"));
+    client.received(removal(SOME, "old"), &mut taken);
+    assert_eq!(client.resolve(SOME, "ip"), Some("new"));
+    client.received(response(SOME, [with_alias("new", "ip2")]), &mut taken);
+    assert_eq!(client.resolve(SOME, "ip"), None);
+    assert_eq!(client.resolve(SOME, "ip2"), Some("new"));
+    assert_eq!(client.resolve(SOME, "new"), Some("new"));
+    client.received(removal(SOME, "ip2"), &mut taken);
+    assert_eq!(
+        client.resolve(SOME, "ip2"),
+        Some("new"),
+        "names are removed"
+    );
+    client.received(removal(SOME, "new"), &mut taken);
+    assert_eq!(client.resolve(SOME, "ip2"), None);
+    client.received(response(ALL, [resource(ALL, "a", "1")]), &mut taken);
+    assert_eq!(client.resolve(ALL, "ip"), None);
+}
+
+#[test]
+fn what_is_forgotten_by_one_name_stays_for_another() {
+    let (mut client, mut taken) = connected();
+    client.want(SOME, "ip");
+    client.want(SOME, "pod");
+    client.received(response(SOME, [with_alias("pod", "ip")]), &mut taken);
+    client.forget(SOME, "pod", &mut taken);
+    assert_eq!(client.held(SOME), 1);
+    client.forget(SOME, "ip", &mut taken);
+    assert_eq!((client.held(SOME), client.resolve(SOME, "ip")), (0, None));
+    assert_eq!(taken.log, ["+pod", "-pod"]);
+}
+
+#[test]
+fn what_was_read_from_the_disk_is_claimed_and_can_be_removed() {
+    let (mut client, mut taken) = client();
+    assert!(client.restore(ALL, "a", "1") && client.restore(SOME, "b", "2"));
+    assert!(!client.restore("other", "a", "1") && !client.restore(ALL, "*", "1"));
+    assert!(!client.is_synced());
+    let first = client.connected();
+    assert_eq!(first[0].initial_versions, versions(&[("a", "1")]));
+    assert_eq!(first[1].initial_versions, versions(&[("b", "2")]));
+    assert_eq!(first[1].subscribe, ["b"]);
+    client.received(removal(ALL, "a"), &mut taken);
+    assert_eq!(taken.log, ["-a"]);
+}
+
+#[test]
+fn what_is_beyond_the_limits_is_rejected_and_what_is_held_can_change() {
+    let limits = Limits {
+        entries: 2,
+        bytes: 1000,
+    };
+    let mut client = Client::with_limits(SUBSCRIPTIONS.to_vec(), limits);
+    let mut taken = Taken::default();
+    client.connected();
+    client.want(SOME, "wanted");
+    let sent = [
+        bad(ALL, "bad", "1"),
+        resource(ALL, "a", "1"),
+        resource(ALL, "b", "1"),
+    ];
+    let answers = client.received(response(ALL, sent), &mut taken);
+    let error_text = error(&answers).expect("a NACK");
+    assert!(error_text.ends_with("b: 2 resources are held, which is the limit"));
+    assert_eq!(client.want(SOME, "another"), []);
+    assert!(!client.restore(ALL, "b", "1"));
+    let sent = response(ALL, [resource(ALL, "a", "2")]);
+    assert_eq!(error(&client.received(sent, &mut taken)), None);
+    client.received(removal(ALL, "a"), &mut taken);
+    let long = "v".repeat(900);
+    let sent = response(ALL, [resource(ALL, "b", &long)]);
+    let answers = client.received(sent, &mut taken);
+    assert!(error(&answers).is_some_and(|text| text.contains("over the limit of 1000")));
+    let sent = response(ALL, [resource(ALL, "b", "1")]);
+    assert_eq!(error(&client.received(sent, &mut taken)), None);
+    assert_eq!(taken.log, ["+a", "+a", "-a", "+b"]);
+    client.forget(SOME, "wanted", &mut taken);
+    client.received(removal(ALL, "b"), &mut taken);
+    assert_eq!(client.usage.held(), (0, 0));
+}
+
+#[test]
+fn many_aliases_count_and_the_same_one_counts_once() {
+    let limits = Limits {
+        entries: 9,
+        bytes: 1000,
+    };
+    let mut client = Client::with_limits(SUBSCRIPTIONS.to_vec(), limits);
+    let mut taken = Taken::default();
+    client.connected();
+    let mut sent = with_alias("a", "alias");
+    sent.aliases = vec!["alias".to_owned(); 1000];
+    let answers = client.received(response(SOME, [sent.clone()]), &mut taken);
+    assert_eq!(error(&answers), None);
+    sent.aliases = (0..20).map(|at| at.to_string()).collect();
+    let answers = client.received(response(SOME, [sent]), &mut taken);
+    assert!(error(&answers).is_some_and(|text| text.contains("over the limit")));
+    assert_eq!(client.resolve(SOME, "alias"), Some("a"));
+}
+
+#[test]
+fn a_type_is_subscribed_to_once() {
+    let twice = [SUBSCRIPTIONS, SUBSCRIPTIONS].concat();
+    assert_eq!(Client::new(twice).connected().len(), 2);
+}
+
+#[test]
+fn waits_double_up_to_15_s_until_an_end_is_harmless() {
+    let (mut client, _) = client();
+    let mut wait = |end| u64::try_from(client.disconnected(end).as_millis()).unwrap();
+    let growing: Vec<_> = (0..13).map(|_| wait(End::Connect)).collect();
+    let expected = [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120, 10_240];
+    assert_eq!(growing[..11], expected);
+    assert_eq!(growing[11..], [15_000; 2]);
+    for end in [
+        End::Cancelled,
+        End::Unknown,
+        End::DeadlineExceeded,
+        End::TransportClosing,
+        End::GoAway,
+        End::Clean,
+    ] {
+        assert_eq!([wait(end), wait(end), wait(End::Status)], [10, 10, 20]);
+        assert_eq!(wait(End::Connect), 40);
+    }
+    // A stream that came about and was of use does not count by itself (contract 3.1).
+    client.connected();
+    assert_eq!(client.disconnected(End::Status), Duration::from_millis(80));
+}
+
+#[test]
+fn a_grpc_status_is_an_end_by_its_code_and_message() {
+    for (code, message, end) in [
+        (0, "", End::Clean),
+        (1, "", End::Cancelled),
+        (2, "", End::Unknown),
+        (4, "", End::DeadlineExceeded),
+        (14, "x: transport is closing", End::TransportClosing),
+        (14, "received prior goaway: NO_ERROR", End::GoAway),
+        (14, "no such host", End::Status),
+        (16, "transport is closing", End::Status),
+        (99, "", End::Status),
+    ] {
+        assert_eq!(End::of_status(code, message), end, "{code} {message}");
+    }
+}

@@ -1,0 +1,82 @@
+//! How much may be held, so that no server can fill the memory.
+
+/// Resources and wanted names, of all types together. A mesh of 100,000 workloads has a tenth.
+const ENTRIES_MAX: usize = 1_000_000;
+/// Bytes of their names, versions and aliases. A million with 60-byte names have 140 MB.
+const BYTES_MAX: usize = 256 * 1024 * 1024;
+/// What a name or an alias takes beside its own bytes, in the map where it is.
+const OVERHEAD_BYTES: usize = 64;
+
+/// How much may be held.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) entries: usize,
+    pub(super) bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            entries: ENTRIES_MAX,
+            bytes: BYTES_MAX,
+        }
+    }
+}
+
+/// How much is held, and how much may be.
+#[derive(Clone, Debug)]
+pub(super) struct Usage {
+    limits: Limits,
+    entries: usize,
+    bytes: usize,
+}
+
+impl Usage {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            entries: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Notes an entry of so many bytes in place of another one, if there was one.
+    ///
+    /// # Errors
+    /// It is too much. What gets smaller never is.
+    pub(super) fn put(&mut self, old: Option<usize>, new: usize) -> Result<(), String> {
+        let entries = self.entries + usize::from(old.is_none());
+        let bytes = (self.bytes + new).saturating_sub(old.unwrap_or(0));
+        let Limits {
+            entries: most,
+            bytes: most_bytes,
+        } = self.limits;
+        if entries > self.entries && entries > most {
+            return Err(format!("{most} resources are held, which is the limit"));
+        }
+        if bytes > self.bytes && bytes > most_bytes {
+            return Err(format!(
+                "names, versions and aliases would take {bytes} bytes, over the limit of {most_bytes}"
+            ));
+        }
+        (self.entries, self.bytes) = (entries, bytes);
+        Ok(())
+    }
+
+    /// Notes that an entry is gone.
+    pub(super) fn drop(&mut self, bytes: usize) {
+        self.entries = self.entries.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    #[cfg(test)]
+    pub(super) fn held(&self) -> (usize, usize) {
+        (self.entries, self.bytes)
+    }
+}
+
+/// What a name with its version and aliases counts.
+pub(super) fn cost<'a>(name: &str, version: &str, aliases: impl Iterator<Item = &'a str>) -> usize {
+    let aliases: usize = aliases.map(|alias| alias.len() + OVERHEAD_BYTES).sum();
+    name.len() + OVERHEAD_BYTES + version.len() + aliases
+}
