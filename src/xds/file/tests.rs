@@ -415,7 +415,9 @@ fn the_examples_for_a_laptop_load() {
     let (config, findings) = Config::check(&copy.join("strait.yaml"));
     assert_eq!(findings.to_string(), "");
     let config = config.unwrap();
-    let Discovery::File { path } = config.discovery;
+    let Discovery::File { path } = config.discovery else {
+        panic!("a mesh file, and not {:?}", config.discovery);
+    };
     let mesh = load(&path).unwrap();
     assert_eq!(
         mesh.workloads
