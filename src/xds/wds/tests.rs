@@ -93,39 +93,41 @@ fn what_is_left_out_has_the_default_of_the_contract() {
     assert_eq!(read_service(|_| ()), want);
 }
 
+fn fill(from: &mut proto::Workload) {
+    from.name = "echo-1".into();
+    from.addresses.push(Bytes::from_static(&[0xfd; 16]));
+    let mapped = b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\0\0\x02";
+    from.addresses.push(Bytes::from_static(mapped));
+    from.network = "east".into();
+    from.tunnel_protocol = proto::TunnelProtocol::Hbone.into();
+    from.trust_domain = "td".into();
+    from.service_account = "echo".into();
+    from.node = "node".into();
+    from.canonical_name = "cn".into();
+    from.canonical_revision = "v1".into();
+    from.workload_type = proto::WorkloadType::Job.into();
+    from.workload_name = "wn".into();
+    from.authorization_policies = vec!["app/p".into()];
+    from.status = proto::WorkloadStatus::Unhealthy.into();
+    from.cluster_id = "c".into();
+    from.network_gateway = Some(by_address(&[192, 0, 2, 1], 15443));
+    from.hostname = "h".into();
+    let list = proto::PortList {
+        ports: vec![port(80, 8080)],
+    };
+    from.services.insert("app/Echo.App.".into(), list);
+    from.locality = Some(proto::Locality {
+        region: "r".into(),
+        zone: "z".into(),
+        subzone: "s".into(),
+    });
+    from.network_mode = proto::NetworkMode::HostNetwork.into();
+    from.capacity = Some(0);
+}
+
 #[test]
 fn every_field_of_a_workload_is_read() {
-    let got = read(|from| {
-        from.name = "echo-1".into();
-        from.addresses.push(Bytes::from_static(&[0xfd; 16]));
-        let mapped = b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\0\0\x02";
-        from.addresses.push(Bytes::from_static(mapped));
-        from.network = "east".into();
-        from.tunnel_protocol = proto::TunnelProtocol::Hbone.into();
-        from.trust_domain = "td".into();
-        from.service_account = "echo".into();
-        from.node = "node".into();
-        from.canonical_name = "cn".into();
-        from.canonical_revision = "v1".into();
-        from.workload_type = proto::WorkloadType::Job.into();
-        from.workload_name = "wn".into();
-        from.authorization_policies = vec!["app/p".into()];
-        from.status = proto::WorkloadStatus::Unhealthy.into();
-        from.cluster_id = "c".into();
-        from.network_gateway = Some(by_address(&[192, 0, 2, 1], 15443));
-        from.hostname = "h".into();
-        let list = proto::PortList {
-            ports: vec![port(80, 8080)],
-        };
-        from.services.insert("app/Echo.App.".into(), list);
-        from.locality = Some(proto::Locality {
-            region: "r".into(),
-            zone: "z".into(),
-            subzone: "s".into(),
-        });
-        from.network_mode = proto::NetworkMode::HostNetwork.into();
-        from.capacity = Some(0);
-    });
+    let got = read(fill);
     let ips: Vec<_> = got.addresses.iter().map(IpAddr::to_string).collect();
     assert_eq!(ips[0], "10.0.0.1");
     assert!(
