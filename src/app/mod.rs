@@ -125,6 +125,7 @@ impl App {
             mesh: Some((inputs.mesh.clone(), inputs.network())),
             trust: Some(inputs::trust_set(&inputs.config)),
             exposure: Some(inputs::exposure_table(&inputs.config)),
+            exports: None,
         });
         if let Discovery::File { .. } = inputs.config.discovery {
             status.ready(DISCOVERY);

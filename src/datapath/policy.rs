@@ -39,7 +39,8 @@ pub struct Right {
     port: u16,
 }
 
-/// Judges the peer's use of the route by the snapshot's exposure rules.
+/// Judges the peer's use of the route by the snapshot's exposure rules, and by the control plane's
+/// exports where they say nothing.
 ///
 /// # Errors
 /// [`Reason::NotExposed`] or [`Reason::NotForPeer`], which are alike to the peer.
@@ -74,6 +75,7 @@ fn judge(
         .judge(peer.caller(), &snapshot.trust, asked, host, port)
     {
         Verdict::Allowed => Ok(()),
+        Verdict::NotExposed if snapshot.exports_to(peer.caller(), host, port) => Ok(()),
         Verdict::NotForPeer => Err(Reason::NotForPeer),
         Verdict::NotExposed => Err(Reason::NotExposed),
     }

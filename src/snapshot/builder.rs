@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use super::endpoint::States;
 use super::mesh::{self, Mesh, Protocol};
-use super::{Endpoint, EndpointSet, EndpointState, ExposureTable, Service, Snapshot, TrustSet};
+use super::{
+    Endpoint, EndpointSet, EndpointState, ExportSet, ExposureTable, Service, Snapshot, TrustSet,
+};
 use crate::status::WorkloadLabels;
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
@@ -21,18 +23,22 @@ pub struct Change {
     pub trust: Option<TrustSet>,
     /// The exposure table.
     pub exposure: Option<ExposureTable>,
+    /// What the control plane exports.
+    pub exports: Option<ExportSet>,
 }
 
 /// Makes the next snapshot. Endpoints that stay keep their state.
 pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     let trust = replaced(&old.trust, change.trust);
     let exposure = replaced(&old.exposure, change.exposure);
-    let moved = trust != old.trust || exposure != old.exposure;
+    let exports = replaced(&old.exports, change.exports);
+    let moved = trust != old.trust || exposure != old.exposure || exports != old.exports;
     let mut next = Snapshot {
         version: old.version + 1,
         generation: old.generation + u64::from(moved),
         trust,
         exposure,
+        exports,
         ..Snapshot::default()
     };
     match change.mesh {

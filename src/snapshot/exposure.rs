@@ -29,6 +29,27 @@ struct Alias {
     port: Option<u16>,
 }
 
+/// What a control plane exports to every peer of the trust set: services and their ports.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExportSet(HashMap<Box<str>, Vec<u16>>);
+
+impl ExportSet {
+    /// Whether a port of a service is exported.
+    pub fn contains(&self, host: &str, port: u16) -> bool {
+        self.0.get(host).is_some_and(|ports| ports.contains(&port))
+    }
+}
+
+impl<'a> FromIterator<(&'a str, u16)> for ExportSet {
+    fn from_iter<T: IntoIterator<Item = (&'a str, u16)>>(exports: T) -> Self {
+        let mut set = Self::default();
+        for (host, port) in exports {
+            set.0.entry(host.into()).or_default().push(port);
+        }
+        set
+    }
+}
+
 /// One entry of the exposure list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exposure {
@@ -105,6 +126,11 @@ impl ExposureTable {
             .entry(host.into())
             .or_default()
             .push(exposure.clone());
+    }
+
+    /// Whether a service has an entry, which then says alone to whom it is exposed.
+    pub fn has_entry(&self, host: &str) -> bool {
+        self.services.contains_key(host)
     }
 
     /// The service and port that an alias stands for.

@@ -21,7 +21,7 @@ pub mod mesh;
 mod trust;
 
 pub use endpoint::{Endpoint, EndpointState, InFlight, States};
-pub use exposure::{Audience, Caller, Exposure, ExposureTable, Verdict};
+pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
 pub use mesh::{Locality, Protocol};
 pub use trust::TrustSet;
 
@@ -32,12 +32,14 @@ use lots::Lots;
 pub struct Snapshot {
     /// Counts every change.
     pub version: u64,
-    /// Moves only when trust or exposure change: open tunnels are judged anew when it does.
+    /// Moves only when trust, exposure or exports change: open tunnels are judged anew when it does.
     pub generation: u64,
     /// The trust domains and the clusters that they stand for.
     pub trust: Arc<TrustSet>,
     /// Who may reach which service under which name.
     pub exposure: Arc<ExposureTable>,
+    /// What the control plane exports; empty where there is none.
+    pub exports: Arc<ExportSet>,
     /// The mesh as the source told it, for the admin pages.
     pub mesh: Arc<mesh::Mesh>,
     /// Services by hostname.
@@ -46,6 +48,16 @@ pub struct Snapshot {
     pub vips: HashMap<IpAddr, Arc<Service>>,
     /// Endpoint state by (uid, address), for the builder to carry over.
     pub endpoints: States,
+}
+
+impl Snapshot {
+    /// Whether `caller` may reach a service though the configuration says nothing of it: because
+    /// the control plane exports it to the whole trust set (contract 10, Exposure).
+    pub fn exports_to(&self, caller: Caller<'_>, host: &str, port: u16) -> bool {
+        self.exports.contains(host, port)
+            && !self.exposure.has_entry(host)
+            && self.trust.cluster(caller.trust_domain).is_some()
+    }
 }
 
 /// A service and the endpoints that this gateway may dial for it.
@@ -116,7 +128,7 @@ impl Reader {
         self.current.load()
     }
 
-    /// A receiver that changes whenever trust or exposure does from now on.
+    /// A receiver that changes whenever trust, exposure or exports do from now on.
     pub fn generation(&self) -> watch::Receiver<u64> {
         let mut receiver = self.generation.clone();
         receiver.mark_unchanged();

@@ -4,15 +4,17 @@
 //! them. Of several services with one hostname it lets the canonical one answer. A resource that
 //! is rejected leaves its last good version where it was.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::Arc;
 
 use prost::Message;
 
 use super::client::{Resource, Resources};
+use super::names::normal_hostname;
 use super::{authorization, wds};
 use crate::grpc::{security, workload as proto};
+use crate::snapshot::ExportSet;
 use crate::snapshot::authorization::{Policy, Scope};
 use crate::snapshot::mesh::{Mesh, Service, Workload};
 
@@ -21,6 +23,9 @@ pub const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
 /// The type of authorization policies.
 pub const AUTHORIZATION: &str = "type.googleapis.com/istio.security.Authorization";
 
+/// The type of clusters, of which only the names are read: under Istio they are the export set.
+pub const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
+
 /// What discovery has told, by the names of the resources.
 #[derive(Debug, Default)]
 pub struct Store {
@@ -28,12 +33,25 @@ pub struct Store {
     workloads: BTreeMap<String, Arc<Workload>>,
     policies: BTreeMap<String, Arc<Policy>>,
     changed: bool,
+    /// The hostnames and ports of clusters that export a service.
+    exports: BTreeSet<(String, u16)>,
+    exports_changed: bool,
 }
 
 impl Store {
     /// The mesh, if it has changed since this was called last.
     pub fn take_change(&mut self) -> Option<Mesh> {
         mem::take(&mut self.changed).then(|| self.mesh())
+    }
+
+    /// The export set, if it has changed since this was called last.
+    pub fn take_exports(&mut self) -> Option<ExportSet> {
+        let exports = || {
+            self.exports
+                .iter()
+                .map(|(host, port)| (host.as_str(), *port))
+        };
+        mem::take(&mut self.exports_changed).then(|| exports().collect())
     }
 
     /// The mesh, each part in the order of the resources' names.
@@ -107,11 +125,22 @@ impl Resources for Store {
         match type_url {
             ADDRESS => self.upsert_address(resource),
             AUTHORIZATION => self.upsert_policy(resource),
+            CLUSTER => {
+                // Clusters that export nothing, as the one for what is blocked, are no concern.
+                let export = exported(&resource.name);
+                self.exports_changed |= export.is_some_and(|export| self.exports.insert(export));
+                Ok(())
+            }
             _ => Err(format!("resources of type {type_url} are not kept here")),
         }
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {
+        if type_url == CLUSTER {
+            let export = exported(name);
+            self.exports_changed |= export.is_some_and(|export| self.exports.remove(&export));
+            return;
+        }
         self.changed |= match type_url {
             ADDRESS => {
                 self.workloads.remove(name).is_some() || self.services.remove(name).is_some()
@@ -119,6 +148,16 @@ impl Resources for Store {
             AUTHORIZATION => self.policies.remove(name).is_some(),
             _ => false,
         };
+    }
+}
+
+/// What a cluster exports by its name, `inbound-vip|PORT|tcp|HOST` (contract 2.5).
+fn exported(name: &str) -> Option<(String, u16)> {
+    let mut parts = name.split('|');
+    let parts = [parts.next()?, parts.next()?, parts.next()?, parts.next()?];
+    match parts {
+        ["inbound-vip", port, "tcp", host] => Some((normal_hostname(host)?, port.parse().ok()?)),
+        _ => None,
     }
 }
 

@@ -13,14 +13,13 @@ use tonic::{Status as GrpcStatus, Streaming};
 use tracing::{info, warn};
 
 use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
-use super::store::{ADDRESS, AUTHORIZATION, Store};
+use super::store::{ADDRESS, AUTHORIZATION, CLUSTER, Store};
 use crate::config::ControlPlane;
 use crate::grpc::channel::{self, ChannelError};
 use crate::grpc::core::Node;
 use crate::grpc::discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use crate::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use crate::grpc::rpc;
-use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Publisher, builder::Change};
 use crate::status::{Status, What};
 use crate::telemetry::Metrics;
@@ -103,7 +102,7 @@ pub async fn run(istio: Istio) {
         type_url,
         mode: Mode::Wildcard,
     };
-    let mut client = Client::new(vec![wildcard(ADDRESS), wildcard(AUTHORIZATION)]);
+    let mut client = Client::new([ADDRESS, AUTHORIZATION, CLUSTER].map(wildcard).into());
     let mut store = Store::default();
     loop {
         let ended = istio.stream(&mut client, &mut store).await;
@@ -118,16 +117,23 @@ pub async fn run(istio: Istio) {
 impl Istio {
     /// One stream from its beginning to its end.
     async fn stream(&self, client: &mut Client, store: &mut Store) -> Ended {
-        match self.talk(client, store).await {
+        let mut useful = false;
+        match self.talk(client, store, &mut useful).await {
+            // One that says nothing before it ends would be asked a hundred times a second.
             Ok(()) => Ended {
-                end: End::Clean,
+                end: if useful { End::Clean } else { End::Status },
                 why: "the control plane ended the stream".to_owned(),
             },
             Err(ended) => ended,
         }
     }
 
-    async fn talk(&self, client: &mut Client, store: &mut Store) -> Result<(), Ended> {
+    async fn talk(
+        &self,
+        client: &mut Client,
+        store: &mut Store,
+        useful: &mut bool,
+    ) -> Result<(), Ended> {
         let channel = channel::connect(&self.plane).await?;
         let mut service = AggregatedDiscoveryServiceClient::new(channel)
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
@@ -158,6 +164,7 @@ impl Istio {
                 }
             }
             self.publish(client, store).await;
+            *useful = true;
         }
         Ok(())
     }
@@ -180,9 +187,7 @@ impl Istio {
 
     /// Publishes what has changed, and tells people and the probe where things stand.
     async fn publish(&self, client: &Client, store: &mut Store) {
-        if let Some(mesh) = store.take_change() {
-            self.update(mesh).await;
-        }
+        self.update(store).await;
         let rejected = client
             .rejected()
             .map(|(_, name, why, _)| format!("{name}: {why}"));
@@ -198,14 +203,19 @@ impl Istio {
         }
     }
 
-    /// A large mesh takes its time, and admin pages live on this thread.
-    async fn update(&self, mesh: Mesh) {
-        let publisher = Arc::clone(&self.publisher);
+    /// Makes what has changed the next snapshot.
+    async fn update(&self, store: &mut Store) {
         let network: Arc<str> = self.pod.network.as_str().into();
         let change = Change {
-            mesh: Some((mesh, network)),
+            mesh: store.take_change().map(|mesh| (mesh, network)),
+            exports: store.take_exports(),
             ..Change::default()
         };
+        if change.mesh.is_none() && change.exports.is_none() {
+            return;
+        }
+        let publisher = Arc::clone(&self.publisher);
+        // A large mesh takes its time, and admin pages live on this thread.
         let built = tokio::task::spawn_blocking(move || publisher.update(change));
         // It fails only where the process ends.
         drop(built.await);

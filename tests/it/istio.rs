@@ -6,11 +6,11 @@ use prost::Message as _;
 use strait::grpc::workload::{
     Address, NetworkAddress, Port, PortList, Service, TunnelProtocol, Workload, address,
 };
-use strait::xds::store::ADDRESS;
+use strait::xds::store::{ADDRESS, CLUSTER};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::istiod::{Istiod, NAME, TOKEN};
-use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
+use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, broken, identities, run, until};
 
 const HOSTNAME: &str = "echo.app.svc.cluster.local";
 const SERVICE: &str = "app/echo.app.svc.cluster.local";
@@ -68,8 +68,12 @@ fn workload(uid: &str, address: Vec<u8>) -> Address {
 
 /// A gateway of cluster east whose control plane is at host 2 of its net, by this name.
 fn gateway(net: Net, name: &str) -> Gateway {
-    let settings = Settings::new(net, identities());
-    Gateway::spawn(&settings, |folder| {
+    spawn(&Settings::new(net, identities()), name)
+}
+
+fn spawn(settings: &Settings<'_>, name: &str) -> Gateway {
+    let net = settings.net;
+    Gateway::spawn(settings, |folder| {
         std::fs::write(folder.join("token"), TOKEN).expect("a token");
         let file = folder.join("strait.yaml");
         let text = std::fs::read_to_string(&file).expect("a configuration");
@@ -172,6 +176,40 @@ fn what_is_rejected_is_named_and_the_rest_of_the_push_is_live() {
 }
 
 #[test]
+fn what_the_control_plane_exports_is_exposed_until_it_is_taken_back() {
+    run(async {
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities());
+        settings.exposure = "    []\n".to_owned();
+        let mut gateway = spawn(&settings, NAME);
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = Istiod::default();
+        istiod.put(ADDRESS, SERVICE, &service());
+        istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
+        istiod.put(CLUSTER, "BlackHoleCluster", &());
+        istiod.put(CLUSTER, &format!("inbound-vip|81|tcp|{HOSTNAME}"), &());
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        let refused = asks(&gateway)
+            .await
+            .expect_err("only another port is exported");
+        assert!(refused.contains("503"), "{refused}");
+
+        let cluster = format!("inbound-vip|80|tcp|{HOSTNAME}");
+        istiod.put(CLUSTER, &cluster, &());
+        until("the export", async || asks(&gateway).await, Result::is_ok)
+            .await
+            .expect("a tunnel");
+        let client = gateway.client(identities()).await;
+        let mut open = client.tunnel(ECHO).await.expect("a tunnel");
+        istiod.remove(CLUSTER, &cluster);
+        assert_eq!(broken(&mut open).await, Some(h2::Reason::INTERNAL_ERROR));
+        asks(&gateway).await.expect_err("the export was taken back");
+        assert!((gateway.tunnels("revoked").await - 1.0).abs() < 0.5);
+    });
+}
+
+#[test]
 fn what_was_told_stays_in_force_while_the_control_plane_is_away() {
     run(async {
         let net = Net::new();
@@ -192,11 +230,11 @@ fn what_was_told_stays_in_force_while_the_control_plane_is_away() {
 
         let (sent, asked) = (istiod.sent(), istiod.requests().len());
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
-        // Two first requests and the answers to what they are told.
+        // Three first requests and the answers to what they are told.
         until(
             "its return",
             async || istiod.requests().len(),
-            |&now| now >= asked + 4,
+            |&now| now >= asked + 6,
         )
         .await;
         assert_eq!(istiod.sent(), sent, "nothing is sent again");

@@ -54,8 +54,8 @@ impl Known {
 
     /// The first request of a stream.
     ///
-    /// What is wanted is subscribed to by name, and what is held stands in the versions: Istio takes
-    /// both for names that we want, others only the first.
+    /// What is wanted is subscribed to by name, and what is held stands in the versions: Istio
+    /// takes both for names that we want, others only the first.
     pub(super) fn first_request(&mut self) -> Request {
         self.fresh = true;
         let held = self.held.iter();

@@ -56,7 +56,7 @@ impl Usage {
         }
         if bytes > self.bytes && bytes > most_bytes {
             return Err(format!(
-                "names, versions and aliases would take {bytes} bytes, over the limit of {most_bytes}"
+                "names and aliases would take {bytes} bytes, over the limit of {most_bytes}"
             ));
         }
         (self.entries, self.bytes) = (entries, bytes);
