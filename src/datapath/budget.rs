@@ -259,9 +259,9 @@ impl Account {
         self.budget.held.inc_by(signed(held) - signed(told));
     }
 
-    /// Takes bytes for the peer into account.
-    pub fn hold(self: &Arc<Self>, bytes: Bytes) -> Charged {
-        let size = bytes.len();
+    /// Takes bytes for the peer into account, as the `size` bytes of memory that live as long as
+    /// they do.
+    pub fn hold(self: &Arc<Self>, bytes: Bytes, size: usize) -> Charged {
         self.take(size);
         Charged {
             bytes,
@@ -427,7 +427,7 @@ mod tests {
         let budget = budget(100 * FAT);
         let account = budget.account();
         assert!(account.drained().await.is_ok(), "nothing to wait for");
-        let held = account.hold(Bytes::from(vec![7; FAT]));
+        let held = account.hold(Bytes::from(vec![7; FAT]), FAT);
         let waits = Arc::clone(&account);
         let waits = tokio::spawn(async move { waits.drained().await });
         sleep(STALL).await;
@@ -435,7 +435,7 @@ mod tests {
         drop(held);
         assert!(waits.await.expect("no panic").is_ok());
 
-        let _held = account.hold(Bytes::from(vec![7; 101 * FAT]));
+        let _held = account.hold(Bytes::from(vec![7; 101 * FAT]), 101 * FAT);
         assert!(
             account.drained().await.is_err(),
             "it is evicted like any other"
@@ -447,7 +447,7 @@ mod tests {
         let budget = budget(FAT);
         for _ in 0..1000 {
             let account = budget.account();
-            drop(account.hold(Bytes::from(vec![0; FAT])));
+            drop(account.hold(Bytes::from(vec![0; FAT]), FAT));
             budget.account().take(0);
         }
         assert_eq!(budget.held(), 0);
@@ -460,7 +460,7 @@ mod tests {
     fn what_h2_has_written_or_dropped_is_given_back_once() {
         let budget = Arc::new(Budget::new(100, Gauge::default()));
         let bytes = Bytes::from(vec![7; FAT]);
-        let mut held = budget.account().hold(bytes);
+        let mut held = budget.account().hold(bytes, FAT);
         held.advance(FAT - 1);
         assert_eq!((held.chunk(), held.remaining()), (&[7][..], 1));
         assert_eq!(budget.held(), FAT, "the buffer is there as a whole");

@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
 
-use super::buffer::{Buffer, compact};
+use super::buffer::{BUFFER_BYTES, Buffer, compact};
 use super::tunnel::{RECORD_DATA_BYTES, Tunnel};
 use super::window::StreamWindow;
 
@@ -242,13 +242,13 @@ impl Download {
             self.reserved = true;
             let capacity = ready!(tunnel.poll_capacity(cx, READ_BYTES_MAX))?;
             match poll_read(cx, upstream, capacity) {
-                Poll::Ready(Ok(bytes)) if bytes.is_empty() => {
+                Poll::Ready(Ok((bytes, _))) if bytes.is_empty() => {
                     tunnel.finish()?;
                     self.done = true;
                 }
-                Poll::Ready(Ok(bytes)) => {
+                Poll::Ready(Ok((bytes, size))) => {
                     record.sent(bytes.len() as u64);
-                    tunnel.send(bytes)?;
+                    tunnel.send(bytes, size)?;
                 }
                 // It was readable no more; the next round gives the reservation up.
                 Poll::Pending => {}
@@ -260,20 +260,20 @@ impl Download {
     }
 }
 
-/// Reads once. By `poll_read`, as it knows from a short read that there is no more for now, which
-/// would otherwise be a system call.
+/// Reads once; gives the bytes, and how much memory they keep. By `poll_read`, as it knows from a
+/// short read that there is no more for now, which would otherwise be a system call.
 fn poll_read(
     cx: &mut Context<'_>,
     upstream: &mut ReadHalf<'_>,
     most: usize,
-) -> Poll<io::Result<Bytes>> {
+) -> Poll<io::Result<(Bytes, usize)>> {
     let mut buffer = Buffer::borrow();
     let mut room = ReadBuf::new(&mut buffer.bytes()[..most]);
     ready!(Pin::new(upstream).poll_read(cx, &mut room))?;
     let read = room.filled().len();
     Poll::Ready(Ok(if read >= HANDED_OVER_MIN {
-        Bytes::from_owner(buffer).slice(..read)
+        (Bytes::from_owner(buffer).slice(..read), BUFFER_BYTES)
     } else {
-        Bytes::copy_from_slice(room.filled())
+        (Bytes::copy_from_slice(room.filled()), read)
     }))
 }

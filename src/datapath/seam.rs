@@ -185,7 +185,7 @@ impl<S: Seal> Crossing<S> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.blocked || self.sealed >= SEALED_MAX {
+        if self.blocked || self.sealed + self.gathered() >= SEALED_MAX {
             ready!(self.poll_flush(cx))?;
         }
         let slices = &slices[..slices.len().min(SLICES_MAX)];
@@ -193,13 +193,17 @@ impl<S: Seal> Crossing<S> {
         for slice in slices {
             self.meter.sent(slice);
         }
-        let gathered = self.gathered.as_ref().map_or(0, |gathered| gathered.size);
-        if count > GATHERED_MAX || gathered + count > BUFFER_BYTES {
+        if count > GATHERED_MAX || self.gathered() + count > BUFFER_BYTES {
             self.seal(slices)?;
         } else {
             self.gather(slices);
         }
         Poll::Ready(Ok(count))
+    }
+
+    /// Bytes that were gathered.
+    fn gathered(&self) -> usize {
+        self.gathered.as_ref().map_or(0, |gathered| gathered.size)
     }
 
     fn gather(&mut self, slices: &[IoSlice<'_>]) {

@@ -240,14 +240,17 @@ impl Tunnel {
         self.send.reserve_capacity(0);
     }
 
-    /// Sends bytes for which [`Tunnel::poll_capacity`] found capacity.
+    /// Sends bytes for which [`Tunnel::poll_capacity`] found capacity. They keep `size` bytes of
+    /// memory, which is charged until the last of them is written.
     ///
     /// # Errors
     /// The stream or its connection has broken.
-    pub fn send(&mut self, mut bytes: Bytes) -> Result<(), Reason> {
+    pub fn send(&mut self, mut bytes: Bytes, size: usize) -> Result<(), Reason> {
         while !bytes.is_empty() {
             let frame = bytes.split_to(bytes.len().min(RECORD_DATA_BYTES));
-            let frame = self.incoming.account.hold(frame);
+            // Frames leave in their order, and all of them keep the one buffer.
+            let size = if bytes.is_empty() { size } else { 0 };
+            let frame = self.incoming.account.hold(frame, size);
             self.send
                 .send_data(frame, false)
                 .map_err(|error| self.cause(&error))?;
@@ -261,7 +264,7 @@ impl Tunnel {
     /// The stream or its connection has broken.
     pub fn finish(&mut self) -> Result<(), Reason> {
         self.send.reserve_capacity(0);
-        let end = self.incoming.account.hold(Bytes::new());
+        let end = self.incoming.account.hold(Bytes::new(), 0);
         self.send
             .send_data(end, true)
             .map_err(|error| self.cause(&error))?;

@@ -16,6 +16,7 @@ use rustls::{ClientConfig, RootCertStore};
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -99,7 +100,7 @@ pub async fn authorization(
     let Some(file) = &plane.token else {
         return Ok(None);
     };
-    let token = read(file.clone()).await?;
+    let token = read(file.clone(), TOKEN_BYTES_MAX).await?;
     let token = String::from_utf8_lossy(&token);
     let value = MetadataValue::try_from(format!("Bearer {}", token.trim()));
     match value {
@@ -115,20 +116,21 @@ pub async fn authorization(
 }
 
 /// Reads a small file away from this thread, where a mount that hangs would stop admin pages.
-async fn read(file: PathBuf) -> Result<Vec<u8>, ChannelError> {
+async fn read(file: PathBuf, most: u64) -> Result<Vec<u8>, ChannelError> {
     let path = file.clone();
     let read = tokio::task::spawn_blocking(move || {
         let metadata = fs::metadata(&path)?;
-        match metadata.is_file() && metadata.len() <= TOKEN_BYTES_MAX.max(ROOTS_BYTES_MAX) {
+        match metadata.is_file() && metadata.len() <= most {
             true => fs::read(&path),
             false => Err(io::Error::other("is no file of a sensible size")),
         }
     });
     let failed = |what: String| ChannelError::File { file, what };
-    match read.await {
-        Ok(Ok(bytes)) => Ok(bytes),
+    match timeout(CONNECT_DEADLINE, read).await {
+        Ok(Ok(Ok(bytes))) => Ok(bytes),
+        Ok(Ok(Err(error))) => Err(failed(error.to_string())),
         Ok(Err(error)) => Err(failed(error.to_string())),
-        Err(error) => Err(failed(error.to_string())),
+        Err(_) => Err(failed("cannot be read in time".to_owned())),
     }
 }
 
@@ -140,7 +142,7 @@ async fn tls(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
         file: plane.roots.clone(),
         what,
     };
-    let pem = read(plane.roots.clone()).await?;
+    let pem = read(plane.roots.clone(), ROOTS_BYTES_MAX).await?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         let certificate = certificate.map_err(|error| failed(format!("is not PEM: {error}")))?;

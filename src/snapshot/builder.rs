@@ -164,7 +164,8 @@ type Tables = (
 );
 
 fn services(mesh: &Mesh, network: &str, endpoints: &Endpoints<'_>) -> Tables {
-    let (mut by_name, mut by_vip): Tables = Default::default();
+    let mut by_name: HashMap<Arc<str>, (&mesh::Service, Arc<Service>)> = HashMap::new();
+    let mut by_vip = HashMap::new();
     for service in &mesh.services {
         let key = format!("{}/{}", service.namespace, service.hostname);
         let ports = service.ports.keys().map(|&port| {
@@ -181,18 +182,20 @@ fn services(mesh: &Mesh, network: &str, endpoints: &Endpoints<'_>) -> Tables {
             hostname: Arc::clone(&hostname),
             ports: ports.collect(),
         });
-        for (_, vip) in service
-            .vips
-            .iter()
-            .filter(|(of, _)| of.is_empty() || of == network)
-        {
-            by_vip.insert(vip.to_canonical(), Arc::clone(&built));
-        }
         // Of two services with one hostname the canonical one answers to it (contract 3).
         if service.canonical || !by_name.contains_key(&hostname) {
-            by_name.insert(hostname, built);
+            by_name.insert(hostname, (service, built));
         }
     }
+    // Exposure goes by hostname: a namesake that does not answer to it has no VIP here either.
+    for (service, built) in by_name.values() {
+        let here = service.vips.iter();
+        for (_, vip) in here.filter(|(of, _)| of.is_empty() || of == network) {
+            by_vip.insert(vip.to_canonical(), Arc::clone(built));
+        }
+    }
+    let by_name = by_name.into_iter();
+    let by_name = by_name.map(|(name, (_, built))| (name, built)).collect();
     (by_name, by_vip)
 }
 
@@ -336,6 +339,22 @@ mod tests {
             addresses(&built(&Snapshot::default(), mesh)),
             ["10.0.0.4:15008"]
         );
+    }
+
+    #[test]
+    fn a_namesake_of_a_canonical_service_has_neither_its_name_nor_a_vip() {
+        let mut mesh = mesh(vec![workload("a", "10.0.0.1")]);
+        let mut namesake = mesh::Service::clone(&mesh.services[0]);
+        namesake.namespace = "zeta".into();
+        namesake
+            .vips
+            .push((String::new(), "240.0.0.9".parse().expect("an address")));
+        service(&mut mesh).canonical = true;
+        mesh.services.push(Arc::new(namesake));
+        let snapshot = built(&Snapshot::default(), mesh);
+        let namespaces = snapshot.vips.values().map(|service| &*service.namespace);
+        assert_eq!(namespaces.collect::<Vec<_>>(), ["app"]);
+        assert_eq!(&*snapshot.services["echo.app"].namespace, "app");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status as GrpcStatus, Streaming};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
 use super::store::{ADDRESS, AUTHORIZATION, CLUSTER, Store};
@@ -34,6 +34,8 @@ const CALL_DEADLINE: Duration = Duration::from_secs(30);
 const QUIET: Duration = Duration::from_millis(5);
 /// and those of no more than so many.
 const MESSAGES_MAX: usize = 64;
+/// A nonce or a type longer than this is no word.
+const WORD_BYTES_MAX: usize = 1024;
 /// gRPC's `INVALID_ARGUMENT`, the code of a NACK.
 const INVALID_ARGUMENT: i32 = 3;
 
@@ -118,14 +120,18 @@ impl Istio {
     /// One stream from its beginning to its end.
     async fn stream(&self, client: &mut Client, store: &mut Store) -> Ended {
         let mut useful = false;
-        match self.talk(client, store, &mut useful).await {
-            // One that says nothing before it ends would be asked a hundred times a second.
+        let mut ended = match self.talk(client, store, &mut useful).await {
             Ok(()) => Ended {
-                end: if useful { End::Clean } else { End::Status },
+                end: End::Clean,
                 why: "the control plane ended the stream".to_owned(),
             },
             Err(ended) => ended,
+        };
+        // A stream that said nothing before it ended would be asked for a hundred times a second.
+        if !useful {
+            ended.end = End::Status;
         }
+        ended
     }
 
     async fn talk(
@@ -153,18 +159,38 @@ impl Istio {
         let mut responses = called.map_err(|_| late())??.into_inner();
         info!(address = %self.plane.address, "connected to the control plane");
         while let Some(response) = responses.message().await? {
-            let (mut next, mut count) = (Some(response), 0);
-            while let Some(response) = next.take() {
-                for request in client.received(response.into(), store) {
-                    self.send(&requests, request).await?;
-                }
-                count += 1;
-                if count < MESSAGES_MAX {
-                    next = soon(&mut responses).await?;
-                }
-            }
+            let row = self.row(response, &mut responses, &requests, (client, store));
+            let row = row.await;
+            // What was accepted is published though the stream has broken: the version that we
+            // will claim says that it is in force.
             self.publish(client, store).await;
+            row?;
             *useful = true;
+        }
+        Ok(())
+    }
+
+    /// Takes a message and those that follow at once.
+    async fn row(
+        &self,
+        first: DeltaDiscoveryResponse,
+        responses: &mut Streaming<DeltaDiscoveryResponse>,
+        requests: &mpsc::Sender<DeltaDiscoveryRequest>,
+        (client, store): (&mut Client, &mut Store),
+    ) -> Result<(), Ended> {
+        let (mut next, mut count) = (Some(first), 0);
+        while let Some(response) = next.take() {
+            // Both come back in the answer.
+            if response.nonce.len().max(response.type_url.len()) > WORD_BYTES_MAX {
+                return Err(GrpcStatus::internal("a nonce or a type is too long").into());
+            }
+            for request in client.received(response.into(), store) {
+                self.send(requests, request).await?;
+            }
+            count += 1;
+            if count < MESSAGES_MAX {
+                next = soon(responses).await?;
+            }
         }
         Ok(())
     }
@@ -218,8 +244,9 @@ impl Istio {
         let publisher = Arc::clone(&self.publisher);
         // A large mesh takes its time, and admin pages live on this thread.
         let built = tokio::task::spawn_blocking(move || publisher.update(change));
-        // It fails only where the process ends.
-        drop(built.await);
+        if let Err(error) = built.await {
+            error!(%error, "a change of the mesh could not be built; the next one may bring it");
+        }
     }
 
     fn message(&self, request: Request) -> DeltaDiscoveryRequest {

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::messages::{ALL, Mode, Request, Resource, Resources, Response, Subscription};
 use super::rejected::{Nack, Rejected, clip, has_use};
 use super::usage::{Usage, cost};
@@ -33,6 +35,8 @@ pub(super) struct Known {
 struct Held {
     version: Box<str>,
     aliases: Vec<Arc<str>>,
+    /// Bytes of the body, which others keep in another form.
+    body: usize,
 }
 
 impl Known {
@@ -136,9 +140,9 @@ impl Known {
     ) -> Result<(), String> {
         let type_url = self.subscription.type_url;
         has_use(&resource.name)?;
-        if resource.body.is_none() {
+        let Some(body) = resource.body.as_ref().map(Bytes::len) else {
             return Err("it has no body".to_owned());
-        }
+        };
         if resource.body_type != type_url {
             let other = clip(&resource.body_type, TYPE_BYTES_MAX);
             return Err(format!("its body is of the type {other:?}"));
@@ -150,23 +154,24 @@ impl Known {
             Mode::OnDemand => &*resource.aliases,
         };
         let aliases: BTreeSet<&str> = aliases.iter().map(String::as_str).collect();
-        let new = cost(&resource.name, &resource.version, aliases.iter().copied());
+        let new = body + cost(&resource.name, &resource.version, aliases.iter().copied());
         let before = usage.clone();
         usage.put(old, new)?;
         if let Err(reason) = resources.upsert(type_url, resource) {
             *usage = before;
             return Err(reason);
         }
-        self.hold(&resource.name, &resource.version, &aliases);
+        self.hold(&resource.name, &resource.version, &aliases, body);
         Ok(())
     }
 
     /// Holds a resource, in place of what was held under its name.
-    fn hold(&mut self, name: &str, version: &str, aliases: &BTreeSet<&str>) {
+    fn hold(&mut self, name: &str, version: &str, aliases: &BTreeSet<&str>, body: usize) {
         let aliases = aliases.iter().map(|&alias| Arc::from(alias)).collect();
         let held = Held {
             version: version.into(),
             aliases,
+            body,
         };
         let name = match self.held.get_key_value(name) {
             Some((name, _)) => Arc::clone(name),
@@ -259,7 +264,7 @@ impl Known {
         if has_use(name).is_err() || usage.put(old, new).is_err() {
             return false;
         }
-        self.hold(name, version, &BTreeSet::new());
+        self.hold(name, version, &BTreeSet::new(), 0);
         // Nobody else keeps it alive on the server.
         self.want(name, usage);
         true
@@ -274,7 +279,7 @@ impl Known {
 impl Held {
     fn cost(&self, name: &str) -> usize {
         let aliases = self.aliases.iter().map(|alias| &**alias);
-        cost(name, &self.version, aliases)
+        self.body + cost(name, &self.version, aliases)
     }
 }
 

@@ -28,8 +28,8 @@ pub use self::messages::{Mode, Request, Resource, Resources, Response, Subscript
 
 /// The machine: what is held of each type, and what the server has to be told.
 ///
-/// It holds at most 1,000,000 resources and wanted names, with 256 MiB of names, versions and
-/// aliases; what is beyond is rejected. Nonces are not kept: an answer is made at once or never.
+/// It holds at most 1,000,000 resources and wanted names, with 512 MiB of names, versions, aliases
+/// and bodies; what is beyond is rejected. Nonces are not kept: an answer is made at once or never.
 #[derive(Clone, Debug)]
 pub struct Client {
     known: Vec<Known>,

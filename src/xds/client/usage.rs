@@ -2,8 +2,8 @@
 
 /// Resources and wanted names, of all types together. A mesh of 100,000 workloads has a tenth.
 const ENTRIES_MAX: usize = 1_000_000;
-/// Bytes of their names, versions and aliases. A million with 60-byte names have 140 MB.
-const BYTES_MAX: usize = 256 * 1024 * 1024;
+/// Bytes of their names, versions, aliases and bodies. A workload of 60-byte names has some 500.
+const BYTES_MAX: usize = 512 * 1024 * 1024;
 /// What a name or an alias takes beside its own bytes, in the map where it is.
 const OVERHEAD_BYTES: usize = 64;
 
@@ -56,7 +56,7 @@ impl Usage {
         }
         if bytes > self.bytes && bytes > most_bytes {
             return Err(format!(
-                "names and aliases would take {bytes} bytes, over the limit of {most_bytes}"
+                "names and bodies would take {bytes} bytes, over the limit of {most_bytes}"
             ));
         }
         (self.entries, self.bytes) = (entries, bytes);
