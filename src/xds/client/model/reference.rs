@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use bytes::Bytes;
 
 use super::{DEMAND, Store, TYPES, judge, subscription};
 use crate::xds::client::{Client, End, Mode, Request, Resource, Response};
@@ -14,6 +15,8 @@ use crate::xds::client::{Client, End, Mode, Request, Resource, Response};
 pub(super) struct Kept {
     pub(super) version: String,
     aliases: Vec<String>,
+    /// Bytes of the body, which one that was read from the disk does not count.
+    body: usize,
 }
 
 #[derive(Debug, Default)]
@@ -36,6 +39,7 @@ impl Reference {
         self.held = held;
         for kept in self.held.values_mut().flat_map(BTreeMap::values_mut) {
             kept.aliases.clear();
+            kept.body = 0;
         }
         let demand = self.held.get(DEMAND).into_iter().flatten();
         self.wanted = demand.map(|(name, _)| name.clone()).collect();
@@ -97,7 +101,13 @@ impl Reference {
                 if type_url != DEMAND {
                     aliases.clear();
                 }
-                held.insert(name.clone(), Kept { version, aliases });
+                let body = resource.body.as_ref().map_or(0, Bytes::len);
+                let kept = Kept {
+                    version,
+                    aliases,
+                    body,
+                };
+                held.insert(name.clone(), kept);
             } else {
                 now.insert(name.clone());
                 let usable = name != "*" && name.len() <= 2048;
@@ -193,8 +203,7 @@ impl Reference {
             .sum::<usize>();
         for (name, kept) in self.held.values().flatten() {
             sum.0 += 1;
-            // What is accepted has the body `good`.
-            sum.1 += name.len() + kept.version.len() + 64 + b"good".len();
+            sum.1 += name.len() + kept.version.len() + 64 + kept.body;
             sum.1 += kept.aliases.iter().map(|one| one.len() + 64).sum::<usize>();
         }
         sum
