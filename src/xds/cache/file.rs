@@ -74,9 +74,10 @@ pub(super) fn write(path: &Path, header: &Header, entries: &[Arc<[u8]>]) -> io::
     {
         return Err(error);
     }
+    let head = head(length);
     let parts = entries.iter().map(|entry| &**entry);
-    let written = fill(&new, length, [&*header].into_iter().chain(parts))
-        .and_then(|()| fs::rename(&new, path));
+    let parts = [&*head, &*header].into_iter().chain(parts);
+    let written = fill(&new, parts).and_then(|()| fs::rename(&new, path));
     if written.is_err() {
         // What is left of it would only be in the way, and the next write removes it anyway.
         drop(fs::remove_file(&new));
@@ -94,7 +95,7 @@ fn beside(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn fill<'a>(path: &Path, length: usize, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
+fn fill<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let file = options
         .write(true)
@@ -103,8 +104,7 @@ fn fill<'a>(path: &Path, length: usize, parts: impl Iterator<Item = &'a [u8]>) -
         .open(path)?;
     let mut file = BufWriter::with_capacity(256 * 1024, file);
     let mut context = Context::new(&SHA256);
-    let head = head(length);
-    for part in [&*head].into_iter().chain(parts) {
+    for part in parts {
         context.update(part);
         file.write_all(part)?;
     }

@@ -185,7 +185,7 @@ fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
         assert!(why(&bytes).contains(want), "{at}: {}", why(&bytes));
     }
     assert!(why(&[&*good, b"x"].concat()).contains("too long"));
-    let mut newer = good.clone();
+    let mut newer = good;
     newer[8] = 2;
     assert_eq!(why(&newer), "it has format 2, this build reads 1");
 
