@@ -298,6 +298,60 @@ fn a_start_without_a_control_plane_serves_the_cached_state_and_says_so() {
 }
 
 #[test]
+fn ten_thousand_services_are_served_from_the_cache() {
+    run(async {
+        const COUNT: usize = 10_000;
+        let net = Net::new();
+        let mut first = cached(net, b"");
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = Istiod::default();
+        let other = |index: usize| {
+            let name = format!("s{index}.app.svc.cluster.local");
+            let service = Service {
+                namespace: "app".into(),
+                hostname: name.clone(),
+                ports: ports(),
+                ..Service::default()
+            };
+            let service = Address {
+                r#type: Some(address::Type::Service(service)),
+            };
+            (format!("app/{name}"), service.encode_to_vec())
+        };
+        let mut all: Vec<_> = (1..COUNT).map(other).collect();
+        all.push((SERVICE.to_owned(), service().encode_to_vec()));
+        all.extend((0..COUNT).map(|index| {
+            let uid = format!("w{index}");
+            let body = workload(&uid, bytes(net.ip(11))).encode_to_vec();
+            (uid, body)
+        }));
+        let all: Vec<_> = all
+            .iter()
+            .map(|(name, body)| (&**name, body.clone()))
+            .collect();
+        istiod.put_all(ADDRESS, &all);
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        first.ready().await;
+        let size = async || {
+            std::fs::metadata(first.file("state"))
+                .expect("the cache")
+                .len()
+        };
+        until("the cache", size, |&size| size > 0).await;
+        let state = std::fs::read(first.file("state")).expect("the cache");
+        drop(serving);
+        first.signal(rustix::process::Signal::KILL);
+        first.exited().await;
+
+        let mut second = cached(net, &state);
+        second.ready().await;
+        asks(&second).await.expect("a tunnel without control plane");
+        let count = 2 * COUNT;
+        second.logged(&format!("resources={count} ")).await;
+    });
+}
+
+#[test]
 fn a_damaged_cache_is_named_and_ignored() {
     run(async {
         let gateway = cached(Net::new(), b"not a state");
