@@ -1,3 +1,5 @@
+//! Tests of the cache: what comes back, what is refused, and when it is written.
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
