@@ -84,6 +84,7 @@ impl Running {
             mesh: Some((endpoints(), mesh::NETWORK.into())),
             trust: Some(TrustSet::new([("west.local", "west")])),
             exposure: Some(exposure),
+            ..Change::default()
         });
         let socket = accept::bind(([127, 0, 0, 1], 0).into()).expect("a port");
         let address = socket.local_addr().expect("an address");

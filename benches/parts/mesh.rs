@@ -86,6 +86,7 @@ pub fn snapshot(mesh: Mesh) -> Snapshot {
         mesh: Some((mesh, NETWORK.into())),
         trust: Some(trust),
         exposure: Some(exposure),
+        ..Change::default()
     };
     build(&Snapshot::default(), change)
 }

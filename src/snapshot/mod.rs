@@ -32,7 +32,7 @@ use lots::Lots;
 pub struct Snapshot {
     /// Counts every change.
     pub version: u64,
-    /// Moves only when trust, exposure or exports change: open tunnels are judged anew when it does.
+    /// Moves only when trust, exposure or exports change: open tunnels are judged anew then.
     pub generation: u64,
     /// The trust domains and the clusters that they stand for.
     pub trust: Arc<TrustSet>,

@@ -209,7 +209,8 @@ impl Istio {
         request: Request,
     ) -> Result<(), Ended> {
         if let Some(why) = &request.error {
-            warn!(type_url = %request.type_url, %why, "rejected what the control plane sent");
+            // Quoted: names and reasons are the server's words.
+            warn!(type_url = ?request.type_url, ?why, "rejected what the control plane sent");
         }
         let request = self.message(request);
         let sent = timeout(CALL_DEADLINE, requests.send(request)).await;

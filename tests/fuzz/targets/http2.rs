@@ -177,6 +177,7 @@ fn gateway() -> Arc<Gateway> {
         mesh: Some((mesh().clone(), "east".into())),
         trust: Some(TrustSet::new([("west.local", "west")])),
         exposure: Some(exposure),
+        ..Change::default()
     });
     let loopback = "127.0.0.0/8".parse().expect("a network");
     let metrics = Arc::new(Metrics::new());

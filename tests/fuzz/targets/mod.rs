@@ -57,6 +57,7 @@ pub fn mesh_file(data: &[u8]) {
         mesh: Some((mesh, Arc::from("east"))),
         trust: Some(TrustSet::new([("west.local", "west")])),
         exposure: Some(ExposureTable::new(true)),
+        ..Change::default()
     };
     let snapshot = build(&Snapshot::default(), change);
     assert!(snapshot.services.len() <= services);
