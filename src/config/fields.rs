@@ -354,6 +354,27 @@ impl<'a> Value<'a> {
         Some(path)
     }
 
+    /// A path, relative to the file that names it, of a file that we write ourselves: its folder
+    /// exists. It is not watched.
+    pub fn new_path(self) -> Option<PathBuf> {
+        let text = self.text()?;
+        let folder = self.document.file.parent().unwrap_or_else(|| Path::new(""));
+        let path = folder.join(text);
+        let shown = shortened(&path.to_string_lossy());
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
+        let wrong = match parent.unwrap_or_else(|| Path::new(".")).metadata() {
+            _ if path.is_dir() => format!("is `{shown}`, a folder"),
+            Ok(parent) if parent.is_dir() => return Some(path),
+            Ok(_) => format!("is `{shown}`, which is in no folder"),
+            Err(error) => format!("is `{shown}`, whose folder cannot be used: {error}"),
+        };
+        let how = "the path of a file in an existing folder, relative to the folder of this one";
+        self.error(wrong, how);
+        None
+    }
+
     fn not<T>(self, wanted: &str) -> Option<T> {
         let found = match &self.node.kind {
             Kind::Null => "has no value".to_owned(),

@@ -197,6 +197,10 @@ pub struct ControlPlane {
     pub token: Option<PathBuf>,
     /// The name that its certificate has to have. Default: the host of the address.
     pub san: Option<String>,
+    /// The file that its last good state is kept in, for a start without it. Default: none is
+    /// kept.
+    #[serde(serialize_with = "lossy_path_option")]
+    pub cache: Option<PathBuf>,
 }
 
 /// How much of this host strangers and slow readers may take.

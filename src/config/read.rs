@@ -318,7 +318,6 @@ fn discovery(value: Value<'_>) -> Option<Discovery> {
 }
 
 fn control_plane(mut fields: Fields<'_>) -> Option<ControlPlane> {
-    fields.later(&["cache"]);
     let address = fields
         .need("address", "istiod.istio-system.svc:15012")
         .and_then(|value| {
@@ -340,12 +339,17 @@ fn control_plane(mut fields: Fields<'_>) -> Option<ControlPlane> {
         Some(value) => value.text().map(|text| Some(text.to_owned())),
         None => Some(None),
     };
+    let cache = match fields.get("cache") {
+        Some(value) => value.new_path().map(Some),
+        None => Some(None),
+    };
     fields.finish();
     Some(ControlPlane {
         address: address?,
         roots: roots?,
         token: token?,
         san: san?,
+        cache: cache?,
     })
 }
 

@@ -127,6 +127,34 @@ log: {level: "info, h2=warn", format: json}
 }
 
 #[test]
+fn the_cache_is_a_file_in_an_existing_folder_that_is_not_watched() {
+    let istio = |cache: &str| {
+        let discovery = format!(
+            "discovery: {{kind: istio, address: \"a.b:1\", roots: Cargo.toml, cache: {cache}}}"
+        );
+        check(&GOOD.replace("discovery: {kind: file, path: Cargo.toml}", &discovery))
+    };
+    let (config, findings) = istio("src/no-such-file");
+    assert_eq!(findings, "");
+    let Discovery::Istio(plane) = config.unwrap().discovery else {
+        panic!("another kind");
+    };
+    assert!(plane.cache.unwrap().ends_with("src/no-such-file"));
+    for (cache, want) in [
+        ("src", "src`, a folder"),
+        (
+            "none/file",
+            "none/file`, whose folder cannot be used: No such",
+        ),
+        ("Cargo.toml/file", "Cargo.toml/file`, which is in no folder"),
+    ] {
+        let findings = istio(cache).1;
+        assert!(findings.contains(want), "{findings}");
+        assert!(findings.contains("discovery.cache"), "{findings}");
+    }
+}
+
+#[test]
 fn an_unknown_key_is_named_with_its_line() {
     assert_eq!(
         instead("west.local, cluster: west", "west.local, clutser: west"),

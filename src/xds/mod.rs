@@ -3,6 +3,7 @@
 //! Owns how each source is read. It never knows the data path: `app` publishes what it returns.
 
 pub mod authorization;
+pub mod cache;
 pub mod client;
 pub mod file;
 mod names;

@@ -65,6 +65,12 @@ impl Store {
         }
     }
 
+    /// Whether what is known by this name only stands in for a policy that cannot be read.
+    pub fn has_stand_in(&self, type_url: &str, name: &str) -> bool {
+        let policy = self.policies.get(name);
+        type_url == AUTHORIZATION && policy.is_some_and(|policy| policy.unreadable)
+    }
+
     fn upsert_address(&mut self, resource: &Resource) -> Result<(), String> {
         let address: proto::Address = decode(ADDRESS, resource)?;
         match address.r#type {

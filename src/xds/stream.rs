@@ -12,8 +12,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status as GrpcStatus, Streaming};
 use tracing::{error, info, warn};
 
+use super::cache::{Cache, Recorder};
 use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
-use super::store::{ADDRESS, AUTHORIZATION, CLUSTER, Store};
+use super::store::{ADDRESS, AUTHORIZATION, CLUSTER};
 use crate::config::ControlPlane;
 use crate::grpc::channel::{self, ChannelError};
 use crate::grpc::core::Node;
@@ -100,12 +101,7 @@ impl From<GrpcStatus> for Ended {
 /// Keeps the mesh as the control plane tells it. Runs for ever; what was told stays in force while
 /// the control plane is away.
 pub async fn run(istio: Istio) {
-    let wildcard = |type_url| Subscription {
-        type_url,
-        mode: Mode::Wildcard,
-    };
-    let mut client = Client::new([ADDRESS, AUTHORIZATION, CLUSTER].map(wildcard).into());
-    let mut store = Store::default();
+    let (mut client, mut store) = istio.start().await;
     loop {
         let ended = istio.stream(&mut client, &mut store).await;
         let Ended { end, why } = ended;
@@ -116,9 +112,47 @@ pub async fn run(istio: Istio) {
     }
 }
 
+/// A machine that has been told nothing.
+fn client() -> Client {
+    let wildcard = |type_url| Subscription {
+        type_url,
+        mode: Mode::Wildcard,
+    };
+    Client::new([ADDRESS, AUTHORIZATION, CLUSTER].map(wildcard).into())
+}
+
 impl Istio {
+    /// What there is before the first stream: the cached state, published, or nothing.
+    async fn start(&self) -> (Client, Recorder) {
+        let Some(file) = self.plane.cache.clone() else {
+            return (client(), Recorder::default());
+        };
+        let cache = Cache {
+            file,
+            cluster: self.pod.cluster.clone(),
+            network: self.pod.network.clone(),
+        };
+        let restore = move || {
+            let mut client = client();
+            let store = Recorder::restore(cache, &mut client);
+            (client, store)
+        };
+        let Ok((client, mut store)) = tokio::task::spawn_blocking(restore).await else {
+            // It fails only where the process ends.
+            return (client(), Recorder::default());
+        };
+        tokio::spawn(store.writer());
+        if let Some(notice) = store.restored().map(ToOwned::to_owned) {
+            self.update(&mut store).await;
+            store.save();
+            self.status.set_reload(What::Mesh, Err(notice));
+            self.status.ready(self.pending);
+        }
+        (client, store)
+    }
+
     /// One stream from its beginning to its end.
-    async fn stream(&self, client: &mut Client, store: &mut Store) -> Ended {
+    async fn stream(&self, client: &mut Client, store: &mut Recorder) -> Ended {
         let mut useful = false;
         let mut ended = match self.talk(client, store, &mut useful).await {
             Ok(()) => Ended {
@@ -137,7 +171,7 @@ impl Istio {
     async fn talk(
         &self,
         client: &mut Client,
-        store: &mut Store,
+        store: &mut Recorder,
         useful: &mut bool,
     ) -> Result<(), Ended> {
         let channel = channel::connect(&self.plane).await?;
@@ -176,7 +210,7 @@ impl Istio {
         first: DeltaDiscoveryResponse,
         responses: &mut Streaming<DeltaDiscoveryResponse>,
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
-        (client, store): (&mut Client, &mut Store),
+        (client, store): (&mut Client, &mut Recorder),
     ) -> Result<(), Ended> {
         let (mut next, mut count) = (Some(first), 0);
         while let Some(response) = next.take() {
@@ -213,7 +247,7 @@ impl Istio {
     }
 
     /// Publishes what has changed, and tells people and the probe where things stand.
-    async fn publish(&self, client: &Client, store: &mut Store) {
+    async fn publish(&self, client: &Client, store: &mut Recorder) {
         self.update(store).await;
         let rejected = client
             .rejected()
@@ -224,18 +258,24 @@ impl Istio {
             false => Err(rejected.join("; ")),
         };
         self.metrics.reload(What::Mesh, result.is_ok());
+        let notice = store.restored().filter(|_| !client.is_synced());
+        let result = result.and_then(|()| notice.map_or(Ok(()), |notice| Err(notice.to_owned())));
         self.status.set_reload(What::Mesh, result);
         if client.is_synced() {
             self.status.ready(self.pending);
         }
+        // Half of a first state would be served as if it were all: without its policies, say.
+        if client.is_synced() || store.restored().is_some() {
+            store.save();
+        }
     }
 
     /// Makes what has changed the next snapshot.
-    async fn update(&self, store: &mut Store) {
+    async fn update(&self, store: &mut Recorder) {
         let network: Arc<str> = self.pod.network.as_str().into();
         let change = Change {
-            mesh: store.take_change().map(|mesh| (mesh, network)),
-            exports: store.take_exports(),
+            mesh: store.store.take_change().map(|mesh| (mesh, network)),
+            exports: store.store.take_exports(),
             ..Change::default()
         };
         if change.mesh.is_none() && change.exports.is_none() {

@@ -1,6 +1,7 @@
 //! A gateway that a control plane programs.
 
 use std::net::IpAddr;
+use std::path::Path;
 
 use prost::Message as _;
 use strait::grpc::workload::{
@@ -72,6 +73,18 @@ fn gateway(net: Net, name: &str) -> Gateway {
 }
 
 fn spawn(settings: &Settings<'_>, name: &str) -> Gateway {
+    spawn_with(settings, name, |_| {})
+}
+
+/// The same with a cache, that starts with `state` in it.
+fn cached(net: Net, state: &[u8]) -> Gateway {
+    let settings = Settings::new(net, identities());
+    spawn_with(&settings, &format!("{NAME}, cache: state"), |folder| {
+        std::fs::write(folder.join("state"), state).expect("a cache");
+    })
+}
+
+fn spawn_with(settings: &Settings<'_>, name: &str, prepare: impl FnOnce(&Path)) -> Gateway {
     let net = settings.net;
     Gateway::spawn(settings, |folder| {
         std::fs::write(folder.join("token"), TOKEN).expect("a token");
@@ -84,6 +97,7 @@ fn spawn(settings: &Settings<'_>, name: &str) -> Gateway {
         let text = text.replace("{kind: file, path: mesh.yaml}", &discovery);
         assert!(text.contains(name));
         std::fs::write(file, text).expect("a configuration");
+        prepare(folder);
     })
 }
 
@@ -241,6 +255,116 @@ fn what_was_told_stays_in_force_while_the_control_plane_is_away() {
         let first = &istiod.requests()[asked];
         assert_eq!(first.initial_resource_versions.len(), 2, "{first:?}");
         asks(&gateway).await.expect("a tunnel");
+    });
+}
+
+#[test]
+fn a_start_without_a_control_plane_serves_the_cached_state_and_says_so() {
+    run(async {
+        let net = Net::new();
+        let mut first = cached(net, b"half of one");
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = Istiod::default();
+        istiod.put(ADDRESS, SERVICE, &service());
+        istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        first.ready().await;
+        let state = async || std::fs::read(first.file("state")).expect("the cache");
+        let state = until("the cache", state, |state| state != b"half of one").await;
+        drop(serving);
+        first.signal(rustix::process::Signal::KILL);
+        first.exited().await;
+
+        let mut second = cached(net, &state);
+        second.ready().await;
+        second.logged("serving the cached state").await;
+        asks(&second).await.expect("a tunnel without control plane");
+        let dump = async || second.http(15000, "GET", "/config_dump").await.1;
+        assert!(dump().await.contains("no control plane yet; serving"));
+
+        let sent = istiod.sent();
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        until("its return", dump, |dump| {
+            !dump.contains("no control plane yet")
+        })
+        .await;
+        assert_eq!(istiod.sent(), sent, "nothing is sent again");
+        istiod.remove(ADDRESS, "a");
+        until("the removal", async || asks(&second).await, Result::is_err)
+            .await
+            .expect_err("no endpoint is left");
+        assert_eq!(istiod.rejections(), [""; 0]);
+    });
+}
+
+#[test]
+fn ten_thousand_services_are_served_from_the_cache() {
+    run(async {
+        const COUNT: usize = 10_000;
+        let net = Net::new();
+        let mut first = cached(net, b"");
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = Istiod::default();
+        let other = |index: usize| {
+            let name = format!("s{index}.app.svc.cluster.local");
+            let service = Service {
+                namespace: "app".into(),
+                hostname: name.clone(),
+                ports: ports(),
+                ..Service::default()
+            };
+            let service = Address {
+                r#type: Some(address::Type::Service(service)),
+            };
+            (format!("app/{name}"), service.encode_to_vec())
+        };
+        let mut all: Vec<_> = (1..COUNT).map(other).collect();
+        all.push((SERVICE.to_owned(), service().encode_to_vec()));
+        all.extend((0..COUNT).map(|index| {
+            let uid = format!("w{index}");
+            let body = workload(&uid, bytes(net.ip(11))).encode_to_vec();
+            (uid, body)
+        }));
+        let all: Vec<_> = all
+            .iter()
+            .map(|(name, body)| (&**name, body.clone()))
+            .collect();
+        istiod.put_all(ADDRESS, &all);
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        first.ready().await;
+        let size = async || {
+            std::fs::metadata(first.file("state"))
+                .expect("the cache")
+                .len()
+        };
+        until("the cache", size, |&size| size > 0).await;
+        let state = std::fs::read(first.file("state")).expect("the cache");
+        drop(serving);
+        first.signal(rustix::process::Signal::KILL);
+        first.exited().await;
+
+        let mut second = cached(net, &state);
+        second.ready().await;
+        asks(&second).await.expect("a tunnel without control plane");
+        let count = 2 * COUNT;
+        second.logged(&format!("resources={count} ")).await;
+    });
+}
+
+#[test]
+fn a_damaged_cache_is_named_and_ignored() {
+    run(async {
+        let gateway = cached(Net::new(), b"not a state");
+        gateway.logged("the cached state cannot be used").await;
+        assert!(
+            gateway
+                .log()
+                .contains(&*gateway.file("state").to_string_lossy())
+        );
+        gateway.logged("no stream to the control plane").await;
+        let (status, pending) = gateway.readiness().await;
+        assert_eq!(status, 500);
+        assert!(pending.contains("discovery"), "{pending}");
     });
 }
 

@@ -1,0 +1,192 @@
+//! The file of the last good state: what is in it, how it is replaced, and why one is refused.
+//!
+//! Its parts are a head (magic, format, length of the payload), the payload (a [`Header`] and so
+//! many [`Entry`], each a length-delimited message) and the SHA-256 digest of all that.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use aws_lc_rs::digest::{Context, SHA256, digest};
+use prost::Message;
+
+const MAGIC: [u8; 8] = *b"\xf5strait\n";
+/// The format that this build writes, and the only one that it reads.
+const FORMAT: u32 = 1;
+/// The magic, the format and the length of the payload.
+const HEAD_BYTES: usize = 8 + 4 + 8;
+const DIGEST_BYTES: usize = 32;
+/// The largest file that is written or read.
+const FILE_BYTES_MAX: usize = 1 << 30;
+/// As many as the client holds.
+const RESOURCES_MAX: u64 = 1_000_000;
+
+/// What the file says of itself.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Header {
+    /// The cluster and the network of the gateway that it was told to.
+    #[prost(string, tag = "1")]
+    pub(super) cluster: String,
+    #[prost(string, tag = "2")]
+    pub(super) network: String,
+    /// Seconds since 1970.
+    #[prost(uint64, tag = "3")]
+    pub(super) saved: u64,
+    /// How many entries follow.
+    #[prost(uint64, tag = "4")]
+    pub(super) resources: u64,
+}
+
+/// A resource as the control plane sent it.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Entry {
+    #[prost(string, tag = "1")]
+    pub(super) type_url: String,
+    #[prost(string, tag = "2")]
+    pub(super) name: String,
+    #[prost(string, tag = "3")]
+    pub(super) version: String,
+    #[prost(bytes = "bytes", tag = "4")]
+    pub(super) body: bytes::Bytes,
+    #[prost(string, repeated, tag = "5")]
+    pub(super) aliases: Vec<String>,
+}
+
+impl Entry {
+    /// As it stands in the file.
+    pub(super) fn encode(&self) -> Arc<[u8]> {
+        self.encode_length_delimited_to_vec().into()
+    }
+}
+
+/// Puts a new file in the place of the old one, which stays as it is if that fails.
+pub(super) fn write(path: &Path, header: &Header, entries: &[Arc<[u8]>]) -> io::Result<()> {
+    let header = header.encode_length_delimited_to_vec();
+    let length = header.len() + entries.iter().map(|entry| entry.len()).sum::<usize>();
+    if length > FILE_BYTES_MAX - HEAD_BYTES - DIGEST_BYTES {
+        return Err(ErrorKind::FileTooLarge.into());
+    }
+    let new = beside(path);
+    if let Err(error) = fs::remove_file(&new)
+        && error.kind() != ErrorKind::NotFound
+    {
+        return Err(error);
+    }
+    let head = head(length);
+    let parts = entries.iter().map(|entry| &**entry);
+    let parts = [&*head, &*header].into_iter().chain(parts);
+    let written = fill(&new, parts).and_then(|()| fs::rename(&new, path));
+    if written.is_err() {
+        // What is left of it would only be in the way, and the next write removes it anyway.
+        drop(fs::remove_file(&new));
+        return written;
+    }
+    // The file is whole with or without this; only a crash of the machine could bring back the old.
+    let folder = path.parent().and_then(|folder| File::open(folder).ok());
+    drop(folder.map(|folder| folder.sync_all()));
+    Ok(())
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    name.into()
+}
+
+fn fill<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    let mut file = BufWriter::with_capacity(256 * 1024, file);
+    let mut context = Context::new(&SHA256);
+    for part in parts {
+        context.update(part);
+        file.write_all(part)?;
+    }
+    file.write_all(context.finish().as_ref())?;
+    file.into_inner()?.sync_all()
+}
+
+fn head(length: usize) -> Vec<u8> {
+    let length = u64::try_from(length).unwrap_or(u64::MAX);
+    let parts: [&[u8]; 3] = [&MAGIC, &FORMAT.to_le_bytes(), &length.to_le_bytes()];
+    parts.concat()
+}
+
+/// Reads a file; `None` if there is none.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn read(path: &Path) -> Result<Option<(Header, Vec<Entry>)>, String> {
+    let metadata = match path.metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        metadata => metadata.map_err(|error| error.to_string())?,
+    };
+    if !metadata.is_file() {
+        return Err("it is not a file".to_owned());
+    }
+    let limit = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX);
+    if metadata.len() > limit {
+        return Err(format!("it has more than {FILE_BYTES_MAX} bytes"));
+    }
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
+    read.map_err(|error| error.to_string())?;
+    parse(&bytes).map(Some)
+}
+
+/// What is in a file.
+pub(super) fn parse(bytes: &[u8]) -> Result<(Header, Vec<Entry>), String> {
+    let Some((magic, rest)) = bytes.split_first_chunk() else {
+        return Err("it is too short".to_owned());
+    };
+    if *magic != MAGIC {
+        return Err("it is not a file of Strait's".to_owned());
+    }
+    let Some((format, rest)) = rest.split_first_chunk() else {
+        return Err("it is too short".to_owned());
+    };
+    match u32::from_le_bytes(*format) {
+        FORMAT => {}
+        other => return Err(format!("it has format {other}, this build reads {FORMAT}")),
+    }
+    let Some((length, rest)) = rest.split_first_chunk() else {
+        return Err("it is too short".to_owned());
+    };
+    let want = u64::from_le_bytes(*length).saturating_add(DIGEST_BYTES as u64);
+    let have = rest.len() as u64;
+    if want != have {
+        let what = if have < want { "cut off" } else { "too long" };
+        return Err(format!(
+            "it is {what}: {have} bytes after its head, not {want}"
+        ));
+    }
+    let Some((summed, sum)) = bytes.split_last_chunk::<DIGEST_BYTES>() else {
+        return Err("it is too short".to_owned());
+    };
+    if digest(&SHA256, summed).as_ref() != sum {
+        return Err("it is damaged: its checksum is another".to_owned());
+    }
+    payload(&summed[HEAD_BYTES..])
+}
+
+fn payload(mut bytes: &[u8]) -> Result<(Header, Vec<Entry>), String> {
+    let wrong = |error: prost::DecodeError| format!("it cannot be decoded: {error}");
+    let header = Header::decode_length_delimited(&mut bytes).map_err(wrong)?;
+    if header.resources > RESOURCES_MAX {
+        return Err(format!("it has more than {RESOURCES_MAX} resources"));
+    }
+    let mut entries = Vec::new();
+    for _ in 0..header.resources {
+        entries.push(Entry::decode_length_delimited(&mut bytes).map_err(wrong)?);
+    }
+    if !bytes.is_empty() {
+        return Err(format!("{} bytes follow its last resource", bytes.len()));
+    }
+    Ok((header, entries))
+}

@@ -1,0 +1,278 @@
+//! The last good state of the control plane on disk, for a start while there is none.
+//!
+//! A [`Recorder`] stands in front of the [`Store`] and remembers each accepted resource as it was
+//! sent, where a file is configured. A task of its own writes the file, at most every five seconds.
+
+mod file;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+use tracing::{info, warn};
+
+use self::file::{Entry, Header};
+use super::client::{Client, Resource, Resources};
+use super::store::{ADDRESS, AUTHORIZATION, CLUSTER, Store};
+
+/// The time from the end of one write to the next.
+const EVERY: Duration = Duration::from_secs(5);
+/// How long further changes are waited for: the first state comes in several messages.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// The file, and whose state it has: that of another cluster or network is refused.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    /// Where it is.
+    pub file: PathBuf,
+    /// The cluster of the gateway that it is told to.
+    pub cluster: String,
+    /// Its network.
+    pub network: String,
+}
+
+/// A store that remembers what it was given, if there is a file for it.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    /// What was accepted, decoded.
+    pub store: Store,
+    kept: Option<Arc<Kept>>,
+    restored: Option<String>,
+}
+
+/// What the file will have, and the one who writes it is told by.
+#[derive(Debug)]
+struct Kept {
+    cache: Cache,
+    state: Mutex<State>,
+    told: Notify,
+}
+
+/// By type and name, each resource as it stands in the file.
+#[derive(Debug, Default)]
+struct State {
+    entries: BTreeMap<&'static str, BTreeMap<Box<str>, Arc<[u8]>>>,
+    changed: bool,
+}
+
+impl Recorder {
+    /// A recorder for a file, with what is in it, which the client holds then too. A file that
+    /// cannot be used is ignored, and the log says why. Reads and decodes: not for a runtime.
+    pub fn restore(cache: Cache, client: &mut Client) -> Self {
+        let path = cache.file.clone();
+        let read = file::read(&path).and_then(|read| match read {
+            Some((header, _))
+                if (&header.cluster, &header.network) != (&cache.cluster, &cache.network) =>
+            {
+                Err(format!(
+                    "it is of cluster {:?} and network {:?}",
+                    header.cluster, header.network
+                ))
+            }
+            read => Ok(read),
+        });
+        let mut recorder = Self {
+            kept: Some(Arc::new(Kept {
+                cache,
+                state: Mutex::default(),
+                told: Notify::new(),
+            })),
+            ..Self::default()
+        };
+        match read {
+            Ok(Some((header, entries))) => recorder.fill(&path, &header, entries, client),
+            Ok(None) => info!(file = %path.display(), "no state is cached yet"),
+            Err(why) => {
+                let file = path.display();
+                warn!(%file, %why, "the cached state cannot be used and is ignored");
+            }
+        }
+        recorder
+    }
+
+    fn fill(&mut self, path: &Path, header: &Header, entries: Vec<Entry>, client: &mut Client) {
+        let began = Instant::now();
+        let (total, mut held) = (entries.len(), 0);
+        for entry in entries {
+            held += usize::from(self.take(entry, client));
+        }
+        let file = path.display();
+        if held == 0 && total > 0 {
+            warn!(%file, total, "nothing of the cached state can be used, and it is ignored");
+            return;
+        }
+        if let Some(kept) = &self.kept {
+            kept.state().changed = held < total;
+        }
+        let saved = UNIX_EPOCH + Duration::from_secs(header.saved.min(LAST_SECOND));
+        let age = SystemTime::now().duration_since(saved).unwrap_or_default();
+        let age = Duration::from_secs(age.as_secs());
+        let took = began.elapsed();
+        info!(%file, ?age, resources = held, left_out = total - held, ?took,
+            "no control plane yet; serving the cached state");
+        let age = humantime::format_duration(age);
+        let saved = humantime::format_rfc3339_seconds(saved);
+        self.restored = Some(format!(
+            "no control plane yet; serving the state of {saved} from {file}, {age} old at the start"
+        ));
+    }
+
+    /// Takes a resource from the file; says whether it is in use.
+    fn take(&mut self, entry: Entry, client: &mut Client) -> bool {
+        let mut types = [ADDRESS, AUTHORIZATION, CLUSTER].into_iter();
+        let Some(type_url) = types.find(|known| *known == entry.type_url) else {
+            return false;
+        };
+        let resource = Resource {
+            name: entry.name,
+            version: entry.version,
+            aliases: entry.aliases,
+            body: Some(entry.body),
+            body_type: entry.type_url,
+        };
+        let name = &resource.name;
+        let version = match self.upsert(type_url, &resource) {
+            Ok(()) => &resource.version,
+            // It is to be sent again, or to be said to be gone.
+            Err(_) if self.store.has_stand_in(type_url, name) => "",
+            Err(_) => return false,
+        };
+        let holds = client.restore(type_url, name, version);
+        if !holds {
+            self.remove(type_url, name);
+        }
+        holds
+    }
+
+    /// What is served without a control plane having told it to this process.
+    pub fn restored(&self) -> Option<&str> {
+        self.restored.as_deref()
+    }
+
+    /// The state is complete and in force: if it has changed, the file is to follow.
+    pub fn save(&self) {
+        if let Some(kept) = &self.kept
+            && kept.state().changed
+        {
+            kept.told.notify_one();
+        }
+    }
+
+    /// What writes the file, for ever. There is nothing to do without one.
+    pub fn writer(&self) -> impl Future<Output = ()> + Send + 'static {
+        let kept = self.kept.clone();
+        async move {
+            if let Some(kept) = kept {
+                kept.run().await;
+            }
+        }
+    }
+}
+
+/// The last that RFC 3339 can say: the end of the year 9999.
+const LAST_SECOND: u64 = 253_402_300_799;
+
+impl Resources for Recorder {
+    fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
+        let result = self.store.upsert(type_url, resource);
+        if let Some(kept) = &self.kept {
+            // What stands in for a policy refuses what it covers, after a restart too.
+            if result.is_ok() || self.store.has_stand_in(type_url, &resource.name) {
+                kept.put(type_url, resource);
+            }
+        }
+        result
+    }
+
+    fn remove(&mut self, type_url: &'static str, name: &str) {
+        self.store.remove(type_url, name);
+        if let Some(kept) = &self.kept {
+            let state = &mut *kept.state();
+            let entries = state.entries.get_mut(type_url);
+            state.changed |= entries.is_some_and(|entries| entries.remove(name).is_some());
+        }
+    }
+}
+
+impl Kept {
+    fn put(&self, type_url: &'static str, resource: &Resource) {
+        let body = match type_url {
+            // Nobody reads it, and it is large.
+            CLUSTER => Bytes::new(),
+            _ => resource.body.clone().unwrap_or_default(),
+        };
+        let entry = Entry {
+            type_url: type_url.to_owned(),
+            name: resource.name.clone(),
+            version: resource.version.clone(),
+            body,
+            aliases: resource.aliases.clone(),
+        };
+        let entry = entry.encode();
+        let state = &mut *self.state();
+        let entries = state.entries.entry(type_url).or_default();
+        match entries.get_mut(&*resource.name) {
+            Some(old) if *old == entry => return,
+            Some(old) => *old = entry,
+            None => drop(entries.insert(resource.name.as_str().into(), entry)),
+        }
+        state.changed = true;
+    }
+
+    async fn run(self: Arc<Self>) {
+        let (mut next, mut failed) = (Instant::now(), None);
+        loop {
+            self.told.notified().await;
+            sleep_until(next.max(Instant::now() + SETTLE)).await;
+            let kept = Arc::clone(&self);
+            // It fails only where the process ends.
+            let Ok(written) = tokio::task::spawn_blocking(move || kept.write()).await else {
+                return;
+            };
+            next = Instant::now() + EVERY;
+            let error = written.err();
+            if let Some(error) = &error {
+                self.told.notify_one();
+                if failed != Some(error.kind()) {
+                    let file = self.cache.file.display();
+                    warn!(%file, %error, "cannot save the state; the old file stays");
+                }
+            }
+            failed = error.map(|error| error.kind());
+        }
+    }
+
+    /// Writes the file if anything has changed since that was done last.
+    fn write(&self) -> io::Result<()> {
+        let entries: Vec<_> = {
+            let mut state = self.state();
+            if !std::mem::take(&mut state.changed) {
+                return Ok(());
+            }
+            let entries = state.entries.values().flat_map(BTreeMap::values);
+            entries.cloned().collect()
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let header = Header {
+            cluster: self.cache.cluster.clone(),
+            network: self.cache.network.clone(),
+            saved: now.unwrap_or_default().as_secs(),
+            resources: u64::try_from(entries.len()).unwrap_or(u64::MAX),
+        };
+        let written = file::write(&self.cache.file, &header, &entries);
+        self.state().changed |= written.is_err();
+        written
+    }
+
+    /// Each critical section is a step that leaves it whole.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,280 @@
+//! Tests of the cache: what comes back, what is refused, and when it is written.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use prost::Message;
+
+use super::*;
+use crate::grpc::{security, workload as proto};
+use crate::xds::client::{Mode, Response, Subscription};
+
+fn cache(folder: &Path) -> Cache {
+    Cache {
+        file: folder.join("cache"),
+        cluster: "east".into(),
+        network: "net".into(),
+    }
+}
+
+fn client() -> Client {
+    let wildcard = |type_url| Subscription {
+        type_url,
+        mode: Mode::Wildcard,
+    };
+    Client::new([ADDRESS, AUTHORIZATION, CLUSTER].map(wildcard).into())
+}
+
+fn resource(type_url: &str, name: &str, version: &str, message: &impl Message) -> Resource {
+    Resource {
+        name: name.into(),
+        version: version.into(),
+        aliases: vec!["alias".into()],
+        body: Some(message.encode_to_vec().into()),
+        body_type: type_url.into(),
+    }
+}
+
+fn workload(uid: &str, version: &str) -> Resource {
+    let workload = proto::Workload {
+        uid: uid.into(),
+        namespace: "app".into(),
+        node: version.into(),
+        ..proto::Workload::default()
+    };
+    let message = proto::Address {
+        r#type: Some(proto::address::Type::Workload(workload)),
+    };
+    resource(ADDRESS, uid, version, &message)
+}
+
+/// A policy; one for port 65536 cannot be read.
+fn policy(port: u32, version: &str) -> Resource {
+    let one = security::Match {
+        destination_ports: vec![port],
+        ..security::Match::default()
+    };
+    let clause = security::Clause { matches: vec![one] };
+    let message = security::Authorization {
+        name: "p".into(),
+        namespace: "app".into(),
+        rules: vec![security::Rule {
+            clauses: vec![clause],
+        }],
+        ..security::Authorization::default()
+    };
+    resource(AUTHORIZATION, "app/p", version, &message)
+}
+
+/// A recorder with two workloads and an exported service.
+fn filled(folder: &Path) -> Recorder {
+    let mut recorder = Recorder::restore(cache(folder), &mut client());
+    recorder.upsert(ADDRESS, &workload("a", "1")).unwrap();
+    recorder.upsert(ADDRESS, &workload("b", "2")).unwrap();
+    let cluster = resource(CLUSTER, "inbound-vip|80|tcp|echo.app", "3", &());
+    recorder.upsert(CLUSTER, &cluster).unwrap();
+    recorder
+}
+
+fn write(recorder: &Recorder) -> io::Result<()> {
+    recorder.kept.as_ref().unwrap().write()
+}
+
+fn versions(client: &mut Client) -> Vec<(String, String)> {
+    let requests = client.connected().into_iter();
+    let versions = requests.flat_map(|request| request.initial_versions);
+    versions.collect()
+}
+
+fn pair(name: &str, version: &str) -> (String, String) {
+    (name.to_owned(), version.to_owned())
+}
+
+#[test]
+fn what_was_accepted_is_there_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut recorder = filled(folder.path());
+    assert_eq!(recorder.restored(), None);
+    recorder.upsert(ADDRESS, &workload("c", "4")).unwrap();
+    recorder.remove(ADDRESS, "c");
+    let other = workload("b", "5");
+    recorder.upsert("other", &other).unwrap_err();
+    write(&recorder).unwrap();
+    let path = folder.path().join("cache");
+    let mode = fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+
+    let mut client = client();
+    let mut restored = Recorder::restore(cache(folder.path()), &mut client);
+    assert_eq!(restored.store.mesh(), recorder.store.mesh());
+    assert_eq!(restored.store.take_exports(), recorder.store.take_exports());
+    let notice = restored.restored().unwrap();
+    assert!(notice.contains(path.to_str().unwrap()), "{notice}");
+    assert_eq!(
+        versions(&mut client),
+        [
+            pair("a", "1"),
+            pair("b", "2"),
+            pair("inbound-vip|80|tcp|echo.app", "3")
+        ]
+    );
+    fs::remove_file(&path).unwrap();
+    write(&restored).unwrap();
+    assert!(!path.exists(), "nothing has changed");
+
+    let gone = Response {
+        type_url: ADDRESS.into(),
+        nonce: "n".into(),
+        removed: vec!["a".into()],
+        ..Response::default()
+    };
+    client.received(gone, &mut restored);
+    write(&restored).unwrap();
+    let (header, entries) = file::read(&path).unwrap().unwrap();
+    assert_eq!((header.resources, entries.len()), (2, 2));
+    let b = entries.iter().find(|entry| entry.name == "b").unwrap();
+    assert_eq!(b.body, workload("b", "2").body.unwrap());
+    assert_eq!(b.aliases, ["alias"]);
+}
+
+#[test]
+fn what_stands_in_for_a_policy_outlives_a_restart_and_is_asked_for_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut recorder = filled(folder.path());
+    recorder
+        .upsert(AUTHORIZATION, &policy(65536, "6"))
+        .unwrap_err();
+    write(&recorder).unwrap();
+    let mut client = client();
+    let mut restored = Recorder::restore(cache(folder.path()), &mut client);
+    assert!(restored.store.has_stand_in(AUTHORIZATION, "app/p"));
+    assert!(versions(&mut client).contains(&pair("app/p", "")));
+    restored.upsert(AUTHORIZATION, &policy(80, "7")).unwrap();
+    restored
+        .upsert(AUTHORIZATION, &policy(65536, "8"))
+        .unwrap_err();
+    write(&restored).unwrap();
+    let mut client = self::client();
+    let restored = Recorder::restore(cache(folder.path()), &mut client);
+    assert!(!restored.store.has_stand_in(AUTHORIZATION, "app/p"));
+    assert!(versions(&mut client).contains(&pair("app/p", "7")));
+}
+
+#[test]
+fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    write(&filled(folder.path())).unwrap();
+    let path = folder.path().join("cache");
+    let good = fs::read(&path).unwrap();
+    let why = |bytes: &[u8]| file::parse(bytes).unwrap_err();
+    for end in 0..good.len() {
+        let why = why(&good[..end]);
+        assert!(
+            why.contains("too short") || why.contains("cut off"),
+            "{why}"
+        );
+    }
+    for at in 0..good.len() {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1;
+        let want = match at {
+            0..8 => "it is not a file of Strait's",
+            8..12 => "this build reads 1",
+            12..20 => "after its head",
+            _ => "it is damaged",
+        };
+        assert!(why(&bytes).contains(want), "{at}: {}", why(&bytes));
+    }
+    assert!(why(&[&*good, b"x"].concat()).contains("too long"));
+    let mut newer = good;
+    newer[8] = 2;
+    assert_eq!(why(&newer), "it has format 2, this build reads 1");
+
+    // One that is whole and lies.
+    let header = |resources| Header {
+        resources,
+        ..Header::default()
+    };
+    let entry: Arc<[u8]> = Arc::from(*b"\x7f\x01");
+    let none: Arc<[u8]> = Entry::default().encode();
+    for (header, entries, want) in [
+        (header(1), vec![entry], "it cannot be decoded"),
+        (header(2), vec![Arc::clone(&none)], "it cannot be decoded"),
+        (header(0), vec![none], "1 bytes follow its last resource"),
+        (header(1 << 40), vec![], "more than 1000000 resources"),
+    ] {
+        file::write(&path, &header, &entries).unwrap();
+        let why = file::read(&path).unwrap_err();
+        assert!(why.contains(want), "{why}");
+    }
+    assert_eq!(file::read(folder.path()).unwrap_err(), "it is not a file");
+    assert_eq!(file::read(&folder.path().join("none")), Ok(None));
+}
+
+#[test]
+fn the_state_of_another_cluster_is_not_served() {
+    let folder = tempfile::tempdir().unwrap();
+    write(&filled(folder.path())).unwrap();
+    let other = Cache {
+        cluster: "west".into(),
+        ..cache(folder.path())
+    };
+    let mut client = client();
+    let restored = Recorder::restore(other, &mut client);
+    assert_eq!(restored.restored(), None);
+    assert_eq!(versions(&mut client), []);
+}
+
+#[test]
+fn a_write_that_fails_leaves_the_old_file_and_is_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut recorder = filled(folder.path());
+    write(&recorder).unwrap();
+    let path = folder.path().join("cache");
+    let old = fs::read(&path).unwrap();
+    let in_the_way = folder.path().join("cache.new");
+    fs::create_dir(&in_the_way).unwrap();
+    recorder.upsert(ADDRESS, &workload("c", "4")).unwrap();
+    write(&recorder).unwrap_err();
+    assert_eq!(fs::read(&path).unwrap(), old);
+    fs::remove_dir(&in_the_way).unwrap();
+    // What a process left that was killed.
+    fs::write(&in_the_way, "half").unwrap();
+    write(&recorder).unwrap();
+    assert_ne!(fs::read(&path).unwrap(), old);
+    assert!(!in_the_way.exists());
+    folder.close().unwrap();
+    recorder.remove(ADDRESS, "c");
+    let error = write(&recorder).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::NotFound);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_file_follows_in_five_seconds_and_is_written_no_more_often() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache");
+    let mut recorder = filled(folder.path());
+    let writing = tokio::spawn(recorder.writer());
+    let mut writes = 0;
+    for second in 0..30 {
+        let version = format!("v{second}");
+        recorder.upsert(ADDRESS, &workload("a", &version)).unwrap();
+        recorder.save();
+        // deadline: the clock is paused.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        writes += usize::from(fs::remove_file(&path).is_ok());
+    }
+    assert!((5..=7).contains(&writes), "{writes}");
+    // deadline: the clock is paused.
+    tokio::time::sleep(EVERY + Duration::from_millis(10)).await;
+    let (_, entries) = file::read(&path).unwrap().unwrap();
+    let a = entries.iter().find(|entry| entry.name == "a").unwrap();
+    assert_eq!(a.version, "v29");
+    fs::remove_file(&path).unwrap();
+    recorder.save();
+    // deadline: the clock is paused.
+    tokio::time::sleep(EVERY * 3).await;
+    assert!(!path.exists(), "nothing has changed");
+    writing.abort();
+}
