@@ -37,6 +37,8 @@ const QUIET: Duration = Duration::from_millis(5);
 const MESSAGES_MAX: usize = 64;
 /// A nonce or a type longer than this is no word.
 const WORD_BYTES_MAX: usize = 1024;
+/// How many rejected resources the status page has.
+const REJECTED_SHOWN: usize = 20;
 /// gRPC's `INVALID_ARGUMENT`, the code of a NACK.
 const INVALID_ARGUMENT: i32 = 3;
 
@@ -103,8 +105,7 @@ impl From<GrpcStatus> for Ended {
 pub async fn run(istio: Istio) {
     let (mut client, mut store) = istio.start().await;
     loop {
-        let ended = istio.stream(&mut client, &mut store).await;
-        let Ended { end, why } = ended;
+        let Ended { end, why } = istio.stream(&mut client, &mut store).await;
         let wait = client.disconnected(end);
         let wait = wait.mul_f64(0.8 + 0.4 * fastrand::f64());
         warn!(address = %istio.plane.address, ?wait, %why, "no stream to the control plane");
@@ -193,8 +194,9 @@ impl Istio {
         let mut responses = called.map_err(|_| late())??.into_inner();
         info!(address = %self.plane.address, "connected to the control plane");
         while let Some(response) = responses.message().await? {
-            let row = self.row(response, &mut responses, &requests, (client, store));
-            let row = row.await;
+            let row = self
+                .row(response, &mut responses, &requests, (client, store))
+                .await;
             // What was accepted is published though the stream has broken: the version that we
             // will claim says that it is in force.
             self.publish(client, store).await;
@@ -295,7 +297,7 @@ impl Istio {
             type_url: request.type_url.into_owned(),
             resource_names_subscribe: request.subscribe,
             resource_names_unsubscribe: request.unsubscribe,
-            initial_resource_versions: request.initial_versions.into_iter().collect(),
+            initial_resource_versions: request.initial_versions,
             response_nonce: request.nonce,
             error_detail: request.error.map(|message| rpc::Status {
                 code: INVALID_ARGUMENT,
@@ -305,9 +307,6 @@ impl Istio {
         }
     }
 }
-
-/// How many rejected resources the status page has.
-const REJECTED_SHOWN: usize = 20;
 
 /// The next message, if it comes at once.
 async fn soon(
