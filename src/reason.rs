@@ -26,6 +26,8 @@ pub enum Reason {
     NotExposed,
     /// The service is exposed, but not to this peer.
     NotForPeer,
+    /// An authorization policy of Istio's refuses it.
+    PolicyDenied,
     /// The service has no endpoint that could be used.
     NoEndpoint,
     /// The address of every endpoint is on the deny list.
@@ -74,7 +76,7 @@ pub enum Blame {
 
 impl Reason {
     /// Every reason, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
@@ -82,6 +84,7 @@ impl Reason {
         Self::UnknownService,
         Self::NotExposed,
         Self::NotForPeer,
+        Self::PolicyDenied,
         Self::NoEndpoint,
         Self::DialDenied,
         Self::DialRefused,
@@ -109,6 +112,7 @@ impl Reason {
             Self::UnknownService => "unknown_service",
             Self::NotExposed => "not_exposed",
             Self::NotForPeer => "not_for_peer",
+            Self::PolicyDenied => "policy_denied",
             Self::NoEndpoint => "no_endpoint",
             Self::DialDenied => "dial_denied",
             Self::DialRefused => "dial_refused",
@@ -137,6 +141,7 @@ impl Reason {
             | Self::UnknownService
             | Self::NotExposed
             | Self::NotForPeer
+            | Self::PolicyDenied
             | Self::EarlyData
             | Self::DownstreamReset
             | Self::DownstreamLost => Blame::Downstream,
@@ -167,10 +172,12 @@ impl Reason {
     /// The answer to a CONNECT that fails for this reason before 200 was sent.
     ///
     /// Unknown, unexposed and not-for-this-peer are alike in every way, so that a peer cannot
-    /// learn what exists. Reasons that arise only after 200 give 503, should they come early.
+    /// learn what exists. Istio's authorization is looked at only where a service is exposed to
+    /// the peer, and has the answer that ztunnel gives. Reasons that arise only after 200 give 503, should they come early.
     pub const fn status(self) -> StatusCode {
         match self {
             Self::BadAuthority => StatusCode::BAD_REQUEST,
+            Self::PolicyDenied => StatusCode::UNAUTHORIZED,
             Self::NotConnect => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             _ => StatusCode::SERVICE_UNAVAILABLE,
@@ -191,7 +198,7 @@ impl Reason {
     /// The value of Istio's `response_flags` label (contract 6).
     pub const fn response_flags(self) -> &'static str {
         match self {
-            Self::NotExposed | Self::NotForPeer | Self::Revoked => "DENY",
+            Self::NotExposed | Self::NotForPeer | Self::PolicyDenied | Self::Revoked => "DENY",
             Self::UnknownService
             | Self::NoEndpoint
             | Self::DialDenied

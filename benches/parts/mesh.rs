@@ -130,7 +130,7 @@ pub fn endpoints(count: usize) -> EndpointSet {
             locality: Locality::default(),
             workload: Arc::clone(&labels),
             pod: "pod".into(),
-            state: Arc::new(EndpointState::new()),
+            state: Arc::new(EndpointState::default()),
         })
     };
     EndpointSet::new((0..count).map(endpoint).collect())

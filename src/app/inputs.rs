@@ -9,12 +9,12 @@ use tracing::{info, warn};
 
 use crate::config::{
     Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    Severity,
+    PolicyMode, Severity,
 };
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder;
 use crate::snapshot::mesh::{self, Mesh};
-use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
+use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
@@ -28,6 +28,8 @@ pub struct Inputs {
     pub config: Config,
     /// The mesh.
     pub mesh: Mesh,
+    /// Its authorization policies.
+    pub policies: Policies,
     /// Our certificate, key and roots.
     pub material: Material,
     /// The trust domains with the roots of their own.
@@ -64,6 +66,14 @@ impl Inputs {
         self.config.gateway.network.as_str().into()
     }
 
+    /// The policies, where the source has told them by now.
+    pub(super) fn told_policies(&self) -> Option<Policies> {
+        match self.config.discovery {
+            Discovery::File { .. } => Some(self.policies.clone()),
+            Discovery::Istio(_) => None,
+        }
+    }
+
     /// Says in the log what was loaded, and what is worth a look.
     pub(super) fn announce(&self, version: u64) {
         for warning in &self.warnings {
@@ -96,18 +106,19 @@ fn complete(path: &Path, examined: Examined) -> Report {
     let mesh = match &examined.discovery {
         Some(Discovery::File { path }) => report.keep(xds::file::load(path)),
         // It is told while we run.
-        Some(Discovery::Istio(_)) => Some(Mesh::default()),
+        Some(Discovery::Istio(_)) => Some((Mesh::default(), Policies::default())),
         None => None,
     };
     let certificates = report.certificates(path, &examined);
-    if let (Some(config), Some(mesh), Some((material, domains))) =
+    if let (Some(config), Some((mesh, policies)), Some((material, domains))) =
         (examined.config, mesh, certificates)
     {
-        report.compare(&config, &mesh);
+        report.compare(&config, &mesh, &policies);
         let warnings = report.warnings.clone();
         report.inputs = Some(Inputs {
             config,
             mesh,
+            policies,
             material,
             domains,
             warnings,
@@ -195,7 +206,7 @@ impl Report {
 
     /// What only the two files together show. A control plane's mesh comes and goes, and nobody
     /// could mend it here.
-    pub(super) fn compare(&mut self, config: &Config, mesh: &Mesh) {
+    pub(super) fn compare(&mut self, config: &Config, mesh: &Mesh, policies: &Policies) {
         let Discovery::File { path: mesh_path } = &config.discovery else {
             return;
         };
@@ -226,12 +237,12 @@ impl Report {
                 service.hostname
             ));
         }
-        if mesh.policies > 0 {
+        if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
             self.warnings.push(format!(
                 "{}: warning: its {} authorization policies are not enforced at this gateway; \
-                 who may reach what is said by `exposure`",
+                 write `policy: {{istio: enforce}}` if they are to be",
                 mesh_path.display(),
-                mesh.policies
+                policies.len()
             ));
         }
     }
@@ -317,6 +328,15 @@ pub(super) fn trust_set(config: &Config) -> TrustSet {
             .iter()
             .map(|d| (d.name.as_str(), d.cluster.as_str())),
     )
+}
+
+/// What the configuration does about Istio's policies.
+pub(super) fn enforcement(config: &Config) -> Enforcement {
+    match config.policy.istio {
+        PolicyMode::Off => Enforcement::Off,
+        PolicyMode::Audit => Enforcement::Audit,
+        PolicyMode::Enforce => Enforcement::Enforce,
+    }
 }
 
 /// The exposure table that the configuration describes.

@@ -14,7 +14,7 @@ use super::yaml::Document;
 use super::{
     ADMIN, Bind, Config, ControlPlane, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery,
     Drain, Examined, Exposure, Gateway, HostPort, Identity, IdentityFiles, Limits, Listener,
-    Locality, Log, LogFormat, METRICS, READINESS, Trust, TrustDomain,
+    Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS, Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -27,7 +27,7 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Keys that the design names and that later work brings.
-const LATER: &[&str] = &["networks", "links", "names", "traffic", "policy", "tracing"];
+const LATER: &[&str] = &["networks", "links", "names", "traffic", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
@@ -69,6 +69,7 @@ fn sections(
         Some(value) => exposure::read(value, clusters.as_ref()),
         None => Some(Exposure::default()),
     };
+    let policy = section(&mut top, "policy", policy);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
     let workers = top
@@ -96,6 +97,7 @@ fn sections(
             .collect(),
         discovery: discovery?,
         exposure: exposure?,
+        policy: policy?,
         dial: dial?,
         limits: limits?,
         workers: workers?.into(),
@@ -351,6 +353,21 @@ fn control_plane(mut fields: Fields<'_>) -> Option<ControlPlane> {
         san: san?,
         cache: cache?,
     })
+}
+
+fn policy(value: Value<'_>) -> Option<Policy> {
+    let mut fields = value.fields("policy")?;
+    fields.later(&["files"]);
+    let modes = [
+        ("off", PolicyMode::Off),
+        ("audit", PolicyMode::Audit),
+        ("enforce", PolicyMode::Enforce),
+    ];
+    let istio = fields
+        .get("istio")
+        .map_or(Some(PolicyMode::Off), |mode| mode.choice(&modes));
+    fields.finish();
+    Some(Policy { istio: istio? })
 }
 
 fn dial(value: Value<'_>) -> Option<Dial> {

@@ -153,7 +153,7 @@ mod tests {
                 locality: Locality::default(),
                 workload: Arc::default(),
                 pod: "".into(),
-                state: Arc::new(EndpointState::new()),
+                state: Arc::new(EndpointState::default()),
             })
         };
         EndpointSet::new(weights.iter().enumerate().map(endpoint).collect())

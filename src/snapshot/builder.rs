@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::endpoint::States;
 use super::mesh::{self, Mesh, Protocol};
 use super::{
-    Endpoint, EndpointSet, EndpointState, ExportSet, ExposureTable, Service, Snapshot, TrustSet,
+    Endpoint, EndpointSet, EndpointState, Enforcement, ExportSet, ExposureTable, Policies, Service,
+    Snapshot, TrustSet,
 };
 use crate::status::WorkloadLabels;
 
@@ -25,6 +26,10 @@ pub struct Change {
     pub exposure: Option<ExposureTable>,
     /// What the control plane exports.
     pub exports: Option<ExportSet>,
+    /// Istio's authorization policies.
+    pub policies: Option<Policies>,
+    /// What is done about them.
+    pub enforcement: Option<Enforcement>,
 }
 
 /// Makes the next snapshot. Endpoints that stay keep their state.
@@ -32,19 +37,29 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     let trust = replaced(&old.trust, change.trust);
     let exposure = replaced(&old.exposure, change.exposure);
     let exports = replaced(&old.exports, change.exports);
-    let moved = trust != old.trust || exposure != old.exposure || exports != old.exports;
+    let policies = replaced(&old.policies, change.policies);
+    let enforcement = change.enforcement.unwrap_or(old.enforcement);
+    let moved = trust != old.trust
+        || exposure != old.exposure
+        || exports != old.exports
+        || policies != old.policies
+        || enforcement != old.enforcement;
     let mut next = Snapshot {
         version: old.version + 1,
         generation: old.generation + u64::from(moved),
         trust,
         exposure,
         exports,
+        policies,
+        enforcement,
         ..Snapshot::default()
     };
     match change.mesh {
         Some((mesh, network)) => {
             let endpoints = Endpoints::of(&mesh, &network, &old.endpoints);
             (next.services, next.vips) = services(&mesh, &network, &endpoints);
+            // Other policies may select a workload whose tunnels are open.
+            next.generation += u64::from(endpoints.reselected && !moved);
             next.endpoints = endpoints.states;
             next.mesh = Arc::new(mesh);
         }
@@ -79,6 +94,8 @@ struct Endpoints<'a> {
     /// By (`namespace/hostname`, service port).
     by_service: HashMap<(&'a str, u16), Vec<Served<'a>>>,
     states: States,
+    /// Whether other policies may select an endpoint that was there before.
+    reselected: bool,
 }
 
 impl<'a> Endpoints<'a> {
@@ -86,6 +103,7 @@ impl<'a> Endpoints<'a> {
         let mut endpoints = Self {
             by_service: HashMap::new(),
             states: States::new(),
+            reselected: false,
         };
         for workload in mesh
             .workloads
@@ -100,7 +118,7 @@ impl<'a> Endpoints<'a> {
         endpoints
     }
 
-    fn add(&mut self, workload: &'a mesh::Workload, ip: IpAddr, old: &States) {
+    fn add(&mut self, workload: &'a Arc<mesh::Workload>, ip: IpAddr, old: &States) {
         let uid: Arc<str> = workload.uid.as_str().into();
         let labels = Arc::new(labels(workload));
         let pod: Arc<str> = workload.name.as_str().into();
@@ -111,11 +129,17 @@ impl<'a> Endpoints<'a> {
                     Protocol::Tcp => SocketAddr::new(ip, target),
                 };
                 let key = (Arc::clone(&uid), address);
-                let state = self.states.entry(key).or_insert_with_key(|key| {
-                    old.get(key)
-                        .cloned()
-                        .unwrap_or_else(|| Arc::new(EndpointState::new()))
-                });
+                let reselected = &mut self.reselected;
+                let state = self
+                    .states
+                    .entry(key)
+                    .or_insert_with_key(|key| match old.get(key) {
+                        Some(state) => {
+                            *reselected |= state.tell(workload);
+                            Arc::clone(state)
+                        }
+                        None => Arc::new(EndpointState::new(Arc::clone(workload))),
+                    });
                 let endpoint = Endpoint {
                     uid: Arc::clone(&uid),
                     address,
@@ -385,6 +409,29 @@ mod tests {
         let snapshot = built(&Snapshot::default(), mesh(vec![]));
         let vips: Vec<_> = snapshot.vips.keys().map(ToString::to_string).collect();
         assert_eq!(vips, ["240.0.0.1"]);
+    }
+
+    #[test]
+    fn the_generation_moves_with_policies_and_with_what_selects_them() {
+        let first = built(&Snapshot::default(), mesh(vec![workload("a", "10.0.0.1")]));
+        let same = built(&first, mesh(vec![workload("a", "10.0.0.1")]));
+        assert_eq!(same.generation, first.generation);
+        let mut selected = workload("a", "10.0.0.1");
+        selected.policies = vec!["app/p".to_owned()];
+        let third = built(&same, mesh(vec![selected, workload("b", "10.0.0.2")]));
+        assert_eq!(third.generation, 1);
+        let change = |change| build(&third, change).generation;
+        let enforcement = |mode| Change {
+            enforcement: Some(mode),
+            ..Change::default()
+        };
+        let policies = Change {
+            policies: Some([].into_iter().collect()),
+            ..Change::default()
+        };
+        assert_eq!(change(policies), 2, "now they are told");
+        assert_eq!(change(enforcement(Enforcement::Off)), 1);
+        assert_eq!(change(enforcement(Enforcement::Enforce)), 2);
     }
 
     #[test]

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use arc_swap::{ArcSwap, Guard};
 use tokio::time::Instant;
 
-use super::mesh::{Locality, Protocol};
+use super::mesh::{Locality, Protocol, Workload};
 use crate::status::WorkloadLabels;
 
 /// Endpoint state by (uid, dial address), so that an address that a new pod took over starts fresh.
@@ -43,6 +44,7 @@ pub struct EndpointState {
     /// Milliseconds after `epoch` until which the endpoint is ejected.
     ejected_until_ms: AtomicU64,
     epoch: Instant,
+    workload: ArcSwap<Workload>,
 }
 
 /// The first ejection; each further one doubles it (architecture 5).
@@ -51,14 +53,27 @@ const EJECTION_FIRST: Duration = Duration::from_secs(5);
 const EJECTION_MAX: Duration = Duration::from_secs(5 * 60);
 
 impl EndpointState {
-    /// The state of an endpoint that nobody has dialled yet.
-    pub fn new() -> Self {
+    /// The state of an endpoint of `workload` that nobody has dialled yet.
+    pub fn new(workload: Arc<Workload>) -> Self {
         Self {
             in_flight: AtomicU32::new(0),
             strikes: AtomicU32::new(0),
             ejected_until_ms: AtomicU64::new(0),
             epoch: Instant::now(),
+            workload: ArcSwap::new(workload),
         }
+    }
+
+    /// The endpoint's workload as it was told last: an open tunnel is judged by the policies that
+    /// select it now, and not by those that did when it was opened.
+    pub fn workload(&self) -> Guard<Arc<Workload>> {
+        self.workload.load()
+    }
+
+    /// Notes the workload as it is told now. Says whether other policies may select it.
+    pub fn tell(&self, workload: &Arc<Workload>) -> bool {
+        let old = self.workload.swap(Arc::clone(workload));
+        (&old.namespace, &old.policies) != (&workload.namespace, &workload.policies)
     }
 
     /// Tunnels open or being opened to the endpoint.
@@ -103,7 +118,7 @@ impl EndpointState {
 
 impl Default for EndpointState {
     fn default() -> Self {
-        Self::new()
+        Self::new(Arc::default())
     }
 }
 
@@ -131,7 +146,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn ejections_double_from_5_seconds_to_5_minutes_and_end() {
-        let state = EndpointState::new();
+        let state = EndpointState::default();
         let mut times = Vec::new();
         for _ in 0..8 {
             let now = Instant::now();
@@ -152,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_load_is_given_back_when_a_tunnel_ends() {
-        let state = Arc::new(EndpointState::new());
+        let state = Arc::new(EndpointState::default());
         let first = InFlight::new(&state);
         let second = InFlight::new(&state);
         assert_eq!(state.in_flight(), 2);

@@ -6,8 +6,6 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::authorization::Policy;
-
 /// Everything that a discovery source knows.
 ///
 /// What is in it is shared: a source that tells of changes keeps what it knows beside each mesh.
@@ -17,10 +15,6 @@ pub struct Mesh {
     pub services: Vec<Arc<Service>>,
     /// The workloads, local and remote.
     pub workloads: Vec<Arc<Workload>>,
-    /// How many authorization policies the source has.
-    pub policies: usize,
-    /// The policies themselves, where the source is one whose policies we read.
-    pub authorization: Vec<Arc<Policy>>,
     /// Whether endpoints without HBONE are passed over, as under Istio (contract 10, Dialling):
     /// there a peer's bytes are for a ztunnel and mean nothing to the application.
     pub hbone_only: bool,

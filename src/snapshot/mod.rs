@@ -18,11 +18,13 @@ mod endpoint;
 mod exposure;
 mod lots;
 pub mod mesh;
+mod policies;
 mod trust;
 
 pub use endpoint::{Endpoint, EndpointState, InFlight, States};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
 pub use mesh::{Locality, Protocol};
+pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
 pub use trust::TrustSet;
 
 use lots::Lots;
@@ -32,7 +34,8 @@ use lots::Lots;
 pub struct Snapshot {
     /// Counts every change.
     pub version: u64,
-    /// Moves only when trust, exposure or exports change: open tunnels are judged anew then.
+    /// Moves only when trust, exposure, exports or policies change: open tunnels are judged anew
+    /// then.
     pub generation: u64,
     /// The trust domains and the clusters that they stand for.
     pub trust: Arc<TrustSet>,
@@ -40,6 +43,10 @@ pub struct Snapshot {
     pub exposure: Arc<ExposureTable>,
     /// What the control plane exports; empty where there is none.
     pub exports: Arc<ExportSet>,
+    /// Istio's authorization policies.
+    pub policies: Arc<Policies>,
+    /// What is done about them.
+    pub enforcement: Enforcement,
     /// The mesh as the source told it, for the admin pages.
     pub mesh: Arc<mesh::Mesh>,
     /// Services by hostname.
@@ -128,7 +135,7 @@ impl Reader {
         self.current.load()
     }
 
-    /// A receiver that changes whenever trust, exposure or exports do from now on.
+    /// A receiver that changes whenever the generation does from now on.
     pub fn generation(&self) -> watch::Receiver<u64> {
         let mut receiver = self.generation.clone();
         receiver.mark_unchanged();

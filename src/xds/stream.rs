@@ -144,6 +144,7 @@ impl Istio {
         };
         tokio::spawn(store.writer());
         if let Some(notice) = store.restored().map(ToOwned::to_owned) {
+            store.store.told_policies();
             self.update(&mut store).await;
             store.save();
             self.status.set_reload(What::Mesh, Err(notice));
@@ -250,6 +251,9 @@ impl Istio {
 
     /// Publishes what has changed, and tells people and the probe where things stand.
     async fn publish(&self, client: &Client, store: &mut Recorder) {
+        if client.pending().all(|type_url| type_url != AUTHORIZATION) {
+            store.store.told_policies();
+        }
         self.update(store).await;
         let rejected = client
             .rejected()
@@ -278,9 +282,10 @@ impl Istio {
         let change = Change {
             mesh: store.store.take_change().map(|mesh| (mesh, network)),
             exports: store.store.take_exports(),
+            policies: store.store.take_policies(),
             ..Change::default()
         };
-        if change.mesh.is_none() && change.exports.is_none() {
+        if change.mesh.is_none() && change.exports.is_none() && change.policies.is_none() {
             return;
         }
         let publisher = Arc::clone(&self.publisher);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use bytes::Bytes;
 
-use super::{DEMAND, Store, TYPES, judge, subscription};
+use super::{DEMAND, POLICY, Store, TYPES, judge, subscription};
 use crate::xds::client::{Client, End, Mode, Request, Resource, Response};
 
 /// What must be held of a resource.
@@ -111,8 +111,8 @@ impl Reference {
             } else {
                 now.insert(name.clone());
                 let usable = name != "*" && name.len() <= 2048;
-                let name = if usable { name.as_str() } else { "" };
-                rejected.insert(name.to_owned());
+                let known = if usable { name.as_str() } else { "" };
+                rejected.insert(known.to_owned());
             }
         }
         for name in &response.removed {
@@ -120,6 +120,15 @@ impl Reference {
                 held.remove(name);
                 rejected.remove(name);
             }
+        }
+        // Something stands in for a policy of which nothing else is held.
+        let usable = |name: &&String| !["", "*"].contains(&name.as_str()) && name.len() <= 2048;
+        for name in now.iter().filter(usable).filter(|_| type_url == POLICY) {
+            held.entry(name.clone()).or_insert(Kept {
+                version: String::new(),
+                aliases: Vec::new(),
+                body: 0,
+            });
         }
         if now.is_empty() {
             self.synced.insert(type_url);
