@@ -30,6 +30,8 @@ pub enum Reason {
     PolicyDenied,
     /// The service has no endpoint that could be used.
     NoEndpoint,
+    /// The service is behind a waypoint that is unknown or has no endpoint: nothing goes past it.
+    NoWaypoint,
     /// The address of every endpoint is on the deny list.
     DialDenied,
     /// An endpoint refused the connection, and so did those tried after it.
@@ -76,7 +78,7 @@ pub enum Blame {
 
 impl Reason {
     /// Every reason, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
@@ -86,6 +88,7 @@ impl Reason {
         Self::NotForPeer,
         Self::PolicyDenied,
         Self::NoEndpoint,
+        Self::NoWaypoint,
         Self::DialDenied,
         Self::DialRefused,
         Self::DialTimeout,
@@ -114,6 +117,7 @@ impl Reason {
             Self::NotForPeer => "not_for_peer",
             Self::PolicyDenied => "policy_denied",
             Self::NoEndpoint => "no_endpoint",
+            Self::NoWaypoint => "no_waypoint",
             Self::DialDenied => "dial_denied",
             Self::DialRefused => "dial_refused",
             Self::DialTimeout => "dial_timeout",
@@ -146,6 +150,7 @@ impl Reason {
             | Self::DownstreamReset
             | Self::DownstreamLost => Blame::Downstream,
             Self::NoEndpoint
+            | Self::NoWaypoint
             | Self::DialRefused
             | Self::DialTimeout
             | Self::DialFailed
@@ -201,6 +206,7 @@ impl Reason {
             Self::NotExposed | Self::NotForPeer | Self::PolicyDenied | Self::Revoked => "DENY",
             Self::UnknownService
             | Self::NoEndpoint
+            | Self::NoWaypoint
             | Self::DialDenied
             | Self::DialRefused
             | Self::DialTimeout

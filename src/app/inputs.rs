@@ -13,7 +13,7 @@ use crate::config::{
 };
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder;
-use crate::snapshot::mesh::{self, Mesh};
+use crate::snapshot::mesh::{self, Mesh, Place};
 use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
@@ -229,13 +229,23 @@ impl Report {
             }
         }
         self.warn_of_dead_ends(config, mesh);
-        let behind = |service: &&Arc<mesh::Service>| !service.waypoints.is_empty();
-        for service in mesh.services.iter().filter(behind) {
-            self.warnings.push(format!(
-                "{}: warning: {} has a waypoint, which is not built yet: its tunnels are refused",
-                mesh_path.display(),
-                service.hostname
-            ));
+        let is_known = |waypoint: &mesh::Waypoint| match &waypoint.gateway.place {
+            Place::Name(name) => known(name.split_once('/').map_or("", |(_, host)| host)),
+            Place::Address(_, ip) => {
+                let mut vips = mesh.services.iter().flat_map(|service| &service.vips);
+                vips.any(|(_, vip)| vip == ip)
+            }
+        };
+        for service in &mesh.services {
+            let waypoints = &service.waypoints;
+            if !waypoints.is_empty() && !waypoints.iter().any(is_known) {
+                self.warnings.push(format!(
+                    "{}: warning: {} is behind a waypoint that is no service of this mesh: its \
+                     tunnels are refused",
+                    mesh_path.display(),
+                    service.hostname
+                ));
+            }
         }
         if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
             self.warnings.push(format!(
@@ -328,6 +338,7 @@ pub(super) fn trust_set(config: &Config) -> TrustSet {
             .iter()
             .map(|d| (d.name.as_str(), d.cluster.as_str())),
     )
+    .with_waypoints(config.trust.waypoints.iter().map(String::as_str))
 }
 
 /// What the configuration does about Istio's policies.

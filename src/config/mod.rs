@@ -149,6 +149,9 @@ pub struct IdentityFiles {
 pub struct Trust {
     /// The set of trust domains; a peer outside it is refused in the handshake.
     pub domains: Vec<TrustDomain>,
+    /// Identities of waypoints and ingress gateways whose `x-istio-source` is believed, besides
+    /// those of the waypoints themselves. By default none.
+    pub waypoints: Vec<String>,
 }
 
 /// One trust domain of the set.

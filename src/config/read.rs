@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use spiffe::TrustDomain as SpiffeTrustDomain;
+use spiffe::{SpiffeId, TrustDomain as SpiffeTrustDomain};
 
 use super::checks::{self, Opened};
 use super::exposure;
@@ -184,13 +184,12 @@ fn identity(value: Value<'_>) -> Option<Identity> {
 
 fn trust(value: Value<'_>) -> Option<Trust> {
     let mut fields = value.fields("trust")?;
-    fields.later(&[
-        "crl",
-        "skip_validation",
-        "waypoints",
-        "end_tunnels_at_expiry",
-    ]);
+    fields.later(&["crl", "skip_validation", "end_tunnels_at_expiry"]);
     let list = fields.need("domains", "[{name: east.local, cluster: east}]");
+    let waypoints = match fields.get("waypoints") {
+        Some(list) => list.items().map(workload_id).collect::<Vec<_>>(),
+        None => Vec::new(),
+    };
     fields.finish();
     let list = list?;
     if list.is_vacant() {
@@ -214,7 +213,18 @@ fn trust(value: Value<'_>) -> Option<Trust> {
         .into_iter()
         .map(|read| Some(read?.0))
         .collect::<Option<Vec<_>>>()?;
-    Some(Trust { domains })
+    let waypoints = waypoints.into_iter().collect::<Option<_>>()?;
+    Some(Trust { domains, waypoints })
+}
+
+/// The identity of a workload, as its certificate has it.
+fn workload_id(value: Value<'_>) -> Option<String> {
+    let wanted = "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`";
+    value.parsed(wanted, |text| {
+        let id = SpiffeId::new(text).ok()?;
+        let path: Vec<_> = id.path().split('/').collect();
+        matches!(&*path, ["", "ns", _, "sa", _]).then(|| text.to_owned())
+    })
 }
 
 fn trust_domain(value: Value<'_>) -> Option<TrustDomain> {

@@ -130,7 +130,7 @@ async fn reach(asked: &mut Asked, target: Result<Target, Reason>) -> Result<Upst
     }
     let permit = {
         let snapshot = gateway.reader.load();
-        let route = route::run(&snapshot, target?)?;
+        let route = route::run(&snapshot, peer, target?)?;
         let service = route.service();
         record.routed(DestinationService {
             hostname: Arc::clone(&service.hostname),
@@ -155,7 +155,7 @@ async fn connect(
 ) -> Result<Upstream, Reason> {
     let deadline = Instant::now() + BUDGET;
     let (mut tried, mut refused) = (Vec::new(), 0);
-    let mut reason = Reason::NoEndpoint;
+    let mut reason = permit.route().without_endpoint();
     while Instant::now() < deadline {
         let Ok(pick) = balance::pick(permit, &tried) else {
             break;

@@ -6,7 +6,7 @@
 //! | 2 | `handshake` | `Accepted` | [`Session`](handshake::Session) |
 //! | 3 | `identity` | `Session`'s certificate | [`Peer`](identity::Peer) |
 //! | 4 | `connect` | HTTP/2 over the `Session` | [`Target`](tunnel::Target) |
-//! | 5 | `route` | `Target` × snapshot | [`Route`](route::Route) |
+//! | 5 | `route` | `Peer` × `Target` × snapshot | [`Route`](route::Route) |
 //! | 6 | `policy` | `Peer` × `Route` | [`Permit`](policy::Permit) |
 //! | 7 | `balance` | `Permit` | [`Pick`](balance::Pick) |
 //! | 8 | `authorize` | `Peer` × `Pick` | [`Authorized`](authorize::Authorized) |

@@ -61,12 +61,14 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
             // Other policies may select a workload whose tunnels are open.
             next.generation += u64::from(endpoints.reselected && !moved);
             next.endpoints = endpoints.states;
+            next.network = network;
             next.mesh = Arc::new(mesh);
         }
         None => {
             next.services.clone_from(&old.services);
             next.vips.clone_from(&old.vips);
             next.endpoints.clone_from(&old.endpoints);
+            next.network = Arc::clone(&old.network);
             next.mesh = Arc::clone(&old.mesh);
         }
     }
@@ -204,6 +206,7 @@ fn services(mesh: &Mesh, network: &str, endpoints: &Endpoints<'_>) -> Tables {
             name: service.name.as_str().into(),
             namespace: service.namespace.as_str().into(),
             hostname: Arc::clone(&hostname),
+            told: Arc::clone(service),
             ports: ports.collect(),
         });
         // Of two services with one hostname the canonical one answers to it (contract 3).
@@ -223,12 +226,11 @@ fn services(mesh: &Mesh, network: &str, endpoints: &Endpoints<'_>) -> Tables {
     (by_name, by_vip)
 }
 
-/// The endpoints of one service port that may be dialled.
-///
-/// A service behind a waypoint has none: to go past the waypoint would skip the policies that it
-/// enforces. Nor has a pass-through service, which names no endpoint at all.
+/// The endpoints of one service port that may be dialled. A pass-through service, which names no
+/// endpoint at all, has none. Whether a tunnel goes to them or to a waypoint is decided when it is
+/// routed, so that no service is built from another.
 fn endpoint_set(service: &mesh::Service, endpoints: &[Served<'_>]) -> EndpointSet {
-    if !service.waypoints.is_empty() || service.passthrough {
+    if service.passthrough {
         return EndpointSet::default();
     }
     let usable = |workload: &mesh::Workload| workload.healthy || service.allow_unhealthy;
@@ -379,16 +381,6 @@ mod tests {
         let namespaces = snapshot.vips.values().map(|service| &*service.namespace);
         assert_eq!(namespaces.collect::<Vec<_>>(), ["app"]);
         assert_eq!(&*snapshot.services["echo.app"].namespace, "app");
-    }
-
-    #[test]
-    fn nothing_goes_past_a_waypoint() {
-        let mut mesh = mesh(vec![workload("a", "10.0.0.1")]);
-        service(&mut mesh).waypoints = vec![mesh::Waypoint {
-            gateway: gateway(),
-            weight: 1,
-        }];
-        assert!(addresses(&built(&Snapshot::default(), mesh)).is_empty());
     }
 
     #[test]

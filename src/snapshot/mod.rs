@@ -47,6 +47,8 @@ pub struct Snapshot {
     pub policies: Arc<Policies>,
     /// What is done about them.
     pub enforcement: Enforcement,
+    /// The network whose endpoints are local.
+    pub network: Arc<str>,
     /// The mesh as the source told it, for the admin pages.
     pub mesh: Arc<mesh::Mesh>,
     /// Services by hostname.
@@ -76,7 +78,10 @@ pub struct Service {
     pub namespace: Arc<str>,
     /// The hostname by which peers ask for it.
     pub hostname: Arc<str>,
-    /// The endpoints of each service port.
+    /// What the source says of it: its waypoints, and who speaks for it.
+    pub told: Arc<mesh::Service>,
+    /// The endpoints of each service port. Of a service behind a waypoint they are for tunnels that
+    /// come from there.
     pub ports: HashMap<u16, Arc<EndpointSet>>,
 }
 

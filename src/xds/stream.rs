@@ -1,6 +1,5 @@
 //! The gRPC stream under the delta ADS machine: connect, talk, publish, wait, connect again.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,6 +56,10 @@ pub struct Pod {
     pub cluster: String,
     /// The network that its endpoints are in.
     pub network: String,
+    /// The Gateway that it is of, by its label; empty if that is not known.
+    pub gateway: String,
+    /// The version of Istio whose dialect we speak.
+    pub istio_version: String,
 }
 
 /// Everything that the stream needs, and where it tells what it learns.
@@ -360,8 +363,11 @@ impl Pod {
         } = self;
         let labels = [
             ("gateway.istio.io/managed", "istio.io-eastwest-controller"),
-            ("topology.istio.io/network", &self.network),
+            ("topology.istio.io/network", &*self.network),
         ];
+        let gateway = ("gateway.networking.k8s.io/gateway-name", &*self.gateway);
+        let labels = labels.into_iter().chain([gateway]);
+        let labels = labels.filter(|(_, value)| !value.is_empty());
         let labels = labels.map(|(key, value)| (key.to_owned(), text(value)));
         let fields = [
             ("NAME", text(name)),
@@ -371,6 +377,7 @@ impl Pod {
             ("NETWORK", text(&self.network)),
             ("REQUESTED_NETWORK_VIEW", text(&self.network)),
             ("INSTANCE_IPS", text(ip)),
+            ("ISTIO_VERSION", text(&self.istio_version)),
             ("LABELS", value(Kind::StructValue(fields_of(labels)))),
         ];
         Node {
@@ -385,9 +392,9 @@ impl Pod {
     }
 }
 
-fn fields_of<const N: usize>(fields: [(String, Value); N]) -> Struct {
+fn fields_of(fields: impl IntoIterator<Item = (String, Value)>) -> Struct {
     Struct {
-        fields: BTreeMap::from(fields),
+        fields: fields.into_iter().collect(),
     }
 }
 

@@ -46,3 +46,5 @@ mod start;
 mod starved;
 #[cfg(test)]
 mod tls;
+#[cfg(test)]
+mod waypoint;
