@@ -29,6 +29,8 @@ mod identity;
 #[cfg(test)]
 mod istio;
 #[cfg(test)]
+mod istio_faults;
+#[cfg(test)]
 mod links;
 #[cfg(test)]
 mod oracle;
