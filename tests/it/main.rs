@@ -15,6 +15,8 @@ mod balance;
 #[cfg(test)]
 mod budget;
 #[cfg(test)]
+mod clusters;
+#[cfg(test)]
 mod drain;
 #[cfg(test)]
 mod ends;
