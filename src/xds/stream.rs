@@ -327,8 +327,8 @@ impl From<DeltaDiscoveryResponse> for Response {
                 None => (String::new(), None),
             };
             Resource {
-                name: resource.name,
-                version: resource.version,
+                name: resource.name.into(),
+                version: resource.version.into(),
                 aliases: resource.aliases,
                 body,
                 body_type,
