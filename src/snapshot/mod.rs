@@ -19,6 +19,8 @@ mod exposure;
 mod index;
 mod lots;
 pub mod mesh;
+#[cfg(test)]
+mod model;
 mod shards;
 mod trust;
 
@@ -153,8 +155,9 @@ impl Reader {
 pub struct Publisher {
     current: Arc<ArcSwap<Snapshot>>,
     generation: watch::Sender<u64>,
-    /// Of two changes at once the second is built upon the first.
-    building: Mutex<()>,
+    /// Of two changes at once the second is built upon the first. What the data path still reads
+    /// stays here, so that it never falls to a tunnel to free what only an old snapshot had.
+    old: Mutex<Vec<Arc<Snapshot>>>,
 }
 
 impl Publisher {
@@ -163,7 +166,7 @@ impl Publisher {
         Self {
             current: Arc::new(ArcSwap::from_pointee(Snapshot::default())),
             generation: watch::Sender::new(0),
-            building: Mutex::new(()),
+            old: Mutex::default(),
         }
     }
 
@@ -179,16 +182,16 @@ impl Publisher {
     ///
     /// Open tunnels are told only after the swap, so that they are judged by the new rules.
     pub fn update(&self, change: builder::Change) {
-        let building = self.building.lock();
-        let _building = building.unwrap_or_else(PoisonError::into_inner);
+        let mut old = self.old.lock().unwrap_or_else(PoisonError::into_inner);
         let next = builder::build(&self.current.load(), change);
         let generation = next.generation;
-        self.current.store(Arc::new(next));
+        old.push(self.current.swap(Arc::new(next)));
         self.generation.send_if_modified(|seen| {
             let moved = *seen != generation;
             *seen = generation;
             moved
         });
+        old.retain(|snapshot| Arc::strong_count(snapshot) > 1);
     }
 }
 
