@@ -210,7 +210,11 @@ impl Report {
         let Discovery::File { path: mesh_path } = &config.discovery else {
             return;
         };
-        let known = |host: &str| mesh.services.iter().any(|service| service.hostname == host);
+        let known = |host: &str| {
+            mesh.services
+                .values()
+                .any(|service| *service.hostname == *host)
+        };
         for exposed in &config.exposure.services {
             let at = format!("{}:{}", config.file.display(), exposed.line);
             let host = &exposed.service.host;
@@ -232,11 +236,11 @@ impl Report {
         let is_known = |waypoint: &mesh::Waypoint| match &waypoint.gateway.place {
             Place::Name(name) => known(name.split_once('/').map_or("", |(_, host)| host)),
             Place::Address(_, ip) => {
-                let mut vips = mesh.services.iter().flat_map(|service| &service.vips);
+                let mut vips = mesh.services.values().flat_map(|service| &service.vips);
                 vips.any(|(_, vip)| vip == ip)
             }
         };
-        for service in &mesh.services {
+        for service in mesh.services.sorted() {
             let waypoints = &service.waypoints;
             if !waypoints.is_empty() && !waypoints.iter().any(is_known) {
                 self.warnings.push(format!(

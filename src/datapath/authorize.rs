@@ -68,8 +68,10 @@ fn judge(
     if snapshot.enforcement == Enforcement::Off {
         return None;
     }
-    let workload = endpoint.state.workload();
-    if let Some(name) = snapshot.policies.missing(&workload)
+    // What selects an open tunnel's workload may have changed; one that is gone is judged as it was.
+    let now = snapshot.mesh.workloads.get(&endpoint.uid);
+    let workload = now.unwrap_or(&endpoint.definition);
+    if let Some(name) = snapshot.policies.missing(workload)
         && gateway.metrics.may_log_policy()
     {
         let workload = &*workload.uid;
@@ -88,7 +90,7 @@ fn judge(
         destination: endpoint.address.ip(),
         port: (endpoint.protocol == Protocol::Tcp).then(|| endpoint.address.port()),
     };
-    let PolicyVerdict { refusal, dry_run } = snapshot.policies.judge(&workload, &attributes);
+    let PolicyVerdict { refusal, dry_run } = snapshot.policies.judge(workload, &attributes);
     let note = |outcome, why: &Refusal| note(gateway, peer, endpoint, outcome, why);
     if let Some(why) = dry_run {
         note(PolicyOutcome::DryRun, &why);

@@ -87,11 +87,11 @@ fn goes_by_waypoint(
     principal: &str,
     origin: Origin,
 ) -> bool {
-    let waypoints = &service.told.waypoints;
+    let waypoints = &service.definition.waypoints;
     let says_past = match origin {
         Origin::Workload => false,
         Origin::Waypoint => true,
-        Origin::Gateway => !service.told.ingress_use_waypoint,
+        Origin::Gateway => !service.definition.ingress_use_waypoint,
     };
     let is_believed = || {
         let speaks = |gateway| {
@@ -106,7 +106,7 @@ fn goes_by_waypoint(
 
 /// Whether this is an identity of the service: one that it is said to have, or its workloads' own.
 fn speaks_for(service: &Service, principal: &str) -> bool {
-    let mut said = service.told.subject_alt_names.iter();
+    let mut said = service.definition.subject_alt_names.iter();
     let mut own = service.ports.values().flat_map(|set| &set.endpoints);
     said.any(|name| name == principal)
         || own.any(|endpoint| endpoint.workload.principal == principal)
@@ -114,7 +114,7 @@ fn speaks_for(service: &Service, principal: &str) -> bool {
 
 /// The endpoints of one of the service's waypoints, drawn by weight among those that have any.
 fn waypoint<'a>(snapshot: &'a Snapshot, service: &Service) -> Option<&'a Arc<EndpointSet>> {
-    let waypoints = service.told.waypoints.iter();
+    let waypoints = service.definition.waypoints.iter();
     let usable: Vec<_> = waypoints
         .filter(|waypoint| waypoint.weight > 0)
         .filter_map(|waypoint| {
@@ -156,8 +156,8 @@ fn service_at<'a>(snapshot: &'a Snapshot, gateway: &GatewayAddress) -> Option<&'
             let service = snapshot.services.get(hostname)?;
             (*service.namespace == *namespace).then_some(service)
         }
-        Place::Address(network, ip) if network.is_empty() || **network == *snapshot.network => {
-            snapshot.vips.get(&ip.to_canonical())
+        Place::Address(network, ip) if snapshot.is_local(network) => {
+            snapshot.by_vip(ip.to_canonical())
         }
         Place::Address(..) => None,
     }
@@ -179,7 +179,7 @@ pub fn find<'a>(
                 (snapshot.services.get(host)?, port)
             }
         },
-        Host::Ip(ip) => (snapshot.vips.get(ip)?, asked.port),
+        Host::Ip(ip) => (snapshot.by_vip(*ip)?, asked.port),
     };
     Some((service, port, service.ports.get(&port)?))
 }
@@ -211,7 +211,7 @@ mod tests {
         mesh::Service {
             name: name.into(),
             namespace: "app".into(),
-            hostname: format!("{name}.app"),
+            hostname: format!("{name}.app").into(),
             ports: [(80, 8080)].into(),
             waypoints: waypoints.iter().map(waypoint).collect(),
             ..mesh::Service::default()
@@ -220,25 +220,21 @@ mod tests {
 
     fn workload(service: &str, account: &str, last: u8) -> mesh::Workload {
         mesh::Workload {
-            uid: format!("{service}-{last}"),
+            uid: format!("{service}-{last}").into(),
             namespace: "app".into(),
             trust_domain: "east.local".into(),
             service_account: account.into(),
-            addresses: vec![ip(last)],
+            addresses: [ip(last)].into(),
             protocol: Protocol::Hbone,
             healthy: true,
             capacity: 1,
-            services: [(service.to_owned(), [(80, 8080)].into())].into(),
+            services: [(service.into(), [(80, 8080)].into())].into(),
             ..mesh::Workload::default()
         }
     }
 
     fn snapshot(services: Vec<mesh::Service>, workloads: Vec<mesh::Workload>) -> Snapshot {
-        let mesh = mesh::Mesh {
-            services: services.into_iter().map(Arc::new).collect(),
-            workloads: workloads.into_iter().map(Arc::new).collect(),
-            ..mesh::Mesh::default()
-        };
+        let mesh = mesh::Mesh::new(services, workloads);
         let trust = TrustSet::new([("east.local", "east")]);
         let change = Change {
             mesh: Some((mesh, "east".into())),
@@ -281,7 +277,7 @@ mod tests {
             ("shown.app", stranger, [true, true, true]),
             ("waypoint.app", stranger, [false, false, false]),
         ] {
-            let service = &snapshot.services[service];
+            let service = snapshot.services.get(service).expect("a service");
             let origins = [Origin::Workload, Origin::Waypoint, Origin::Gateway];
             let got = origins.map(|origin| goes_by_waypoint(&snapshot, service, principal, origin));
             assert_eq!(got, want, "{} {principal}", service.hostname);
@@ -303,8 +299,9 @@ mod tests {
         let snapshot = snapshot(services, workloads);
         let mut counts = std::collections::BTreeMap::new();
         fastrand::seed(7);
+        let echo = snapshot.services.get("echo.app").expect("a service");
         for _ in 0..4_000 {
-            if let Some(set) = waypoint(&snapshot, &snapshot.services["echo.app"]) {
+            if let Some(set) = waypoint(&snapshot, echo) {
                 let address = set.endpoints[0].address;
                 assert_eq!(address.port(), 15008);
                 *counts.entry(address.ip()).or_default() += 1;

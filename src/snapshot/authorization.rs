@@ -141,6 +141,12 @@ impl Policy {
         format!("{}/{}", self.namespace, self.name)
     }
 
+    /// How many matches its rules have together.
+    pub fn matches_held(&self) -> usize {
+        let clauses = self.rules.iter().flat_map(|rule| &rule.clauses);
+        clauses.map(|clause| clause.matches.len()).sum()
+    }
+
     /// Whether the policy matches.
     ///
     /// Of a port that is not known an ALLOW is taken to match and a DENY not: what is refused is

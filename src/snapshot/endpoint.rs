@@ -1,19 +1,14 @@
 //! An endpoint and the live state that outlasts a snapshot.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use arc_swap::{ArcSwap, Guard};
 use tokio::time::Instant;
 
-use super::mesh::{Locality, Protocol, Workload};
+use super::mesh::{Protocol, Workload};
 use crate::status::WorkloadLabels;
-
-/// Endpoint state by (uid, dial address), so that an address that a new pod took over starts fresh.
-pub type States = HashMap<(Arc<str>, SocketAddr), Arc<EndpointState>>;
 
 /// One workload's address and port, as the data path dials it.
 #[derive(Debug)]
@@ -26,8 +21,8 @@ pub struct Endpoint {
     pub protocol: Protocol,
     /// Its share; never 0 in an [`EndpointSet`](super::EndpointSet).
     pub weight: u32,
-    /// Where it runs.
-    pub locality: Locality,
+    /// The workload as the source told of it when the endpoint was made.
+    pub definition: Arc<Workload>,
     /// What logs and metrics say of it.
     pub workload: Arc<WorkloadLabels>,
     /// The pod's name: in the log only, because pods come and go and label sets stay.
@@ -36,7 +31,8 @@ pub struct Endpoint {
     pub state: Arc<EndpointState>,
 }
 
-/// The live state of an endpoint: load and passive health.
+/// The live state of an endpoint: load and passive health. It is that of one workload at one
+/// address: an address that a new pod took over starts fresh.
 #[derive(Debug)]
 pub struct EndpointState {
     in_flight: AtomicU32,
@@ -44,7 +40,6 @@ pub struct EndpointState {
     /// Milliseconds after `epoch` until which the endpoint is ejected.
     ejected_until_ms: AtomicU64,
     epoch: Instant,
-    workload: ArcSwap<Workload>,
 }
 
 /// The first ejection; each further one doubles it (architecture 5).
@@ -53,27 +48,14 @@ const EJECTION_FIRST: Duration = Duration::from_secs(5);
 const EJECTION_MAX: Duration = Duration::from_secs(5 * 60);
 
 impl EndpointState {
-    /// The state of an endpoint of `workload` that nobody has dialled yet.
-    pub fn new(workload: Arc<Workload>) -> Self {
+    /// The state of an endpoint that nobody has dialled yet.
+    pub fn new() -> Self {
         Self {
             in_flight: AtomicU32::new(0),
             strikes: AtomicU32::new(0),
             ejected_until_ms: AtomicU64::new(0),
             epoch: Instant::now(),
-            workload: ArcSwap::new(workload),
         }
-    }
-
-    /// The endpoint's workload as it was told last: an open tunnel is judged by the policies that
-    /// select it now, and not by those that did when it was opened.
-    pub fn workload(&self) -> Guard<Arc<Workload>> {
-        self.workload.load()
-    }
-
-    /// Notes the workload as it is told now. Says whether other policies may select it.
-    pub fn tell(&self, workload: &Arc<Workload>) -> bool {
-        let old = self.workload.swap(Arc::clone(workload));
-        (&old.namespace, &old.policies) != (&workload.namespace, &workload.policies)
     }
 
     /// Tunnels open or being opened to the endpoint.
@@ -118,7 +100,7 @@ impl EndpointState {
 
 impl Default for EndpointState {
     fn default() -> Self {
-        Self::new(Arc::default())
+        Self::new()
     }
 }
 
@@ -146,7 +128,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn ejections_double_from_5_seconds_to_5_minutes_and_end() {
-        let state = EndpointState::default();
+        let state = EndpointState::new();
         let mut times = Vec::new();
         for _ in 0..8 {
             let now = Instant::now();
@@ -167,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_load_is_given_back_when_a_tunnel_ends() {
-        let state = Arc::new(EndpointState::default());
+        let state = Arc::new(EndpointState::new());
         let first = InFlight::new(&state);
         let second = InFlight::new(&state);
         assert_eq!(state.in_flight(), 2);

@@ -94,7 +94,7 @@ impl Policies {
 
     /// A policy that the workload names and that is not there. It is passed over (contract 5).
     pub fn missing<'a>(&self, workload: &'a Workload) -> Option<&'a str> {
-        let mut names = workload.policies.iter().map(String::as_str);
+        let mut names = workload.policies.iter().map(|name| &**name);
         names.find(|name| !self.by_name.contains_key(*name))
     }
 
@@ -119,11 +119,11 @@ impl Policies {
 
     fn of<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = &'a Arc<Policy>> + Clone {
         let named = workload.policies.iter();
-        let namespace = self.by_namespace.get(workload.namespace.as_str());
+        let namespace = self.by_namespace.get(&*workload.namespace);
         self.global
             .iter()
             .chain(namespace.into_iter().flatten())
-            .chain(named.filter_map(|name| self.by_name.get(name.as_str())))
+            .chain(named.filter_map(|name| self.by_name.get(&**name)))
     }
 }
 
@@ -198,8 +198,8 @@ mod tests {
 
     fn judge(policies: &Policies, names: &[&str]) -> Verdict {
         let workload = Workload {
-            namespace: "app".to_owned(),
-            policies: names.iter().map(|&name| name.to_owned()).collect(),
+            namespace: "app".into(),
+            policies: names.iter().map(|&name| name.into()).collect(),
             ..Workload::default()
         };
         let attributes = Attributes {
@@ -314,7 +314,7 @@ mod tests {
     fn a_policy_that_is_named_and_not_there_is_told() {
         let known = policies(&[policy("p", Scope::Selected, Action::Deny, "shop")]);
         let workload = |names: &[&str]| Workload {
-            policies: names.iter().map(|&name| name.to_owned()).collect(),
+            policies: names.iter().map(|&name| name.into()).collect(),
             ..Workload::default()
         };
         assert_eq!(known.missing(&workload(&["app/p"])), None);

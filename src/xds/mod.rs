@@ -11,3 +11,4 @@ pub mod store;
 pub mod stream;
 mod unknown;
 pub mod wds;
+mod words;

@@ -101,7 +101,7 @@ fn spawn_with(settings: &Settings<'_>, name: &str, prepare: impl FnOnce(&Path)) 
     })
 }
 
-async fn asks(gateway: &Gateway) -> Result<(), String> {
+pub async fn asks(gateway: &Gateway) -> Result<(), String> {
     let client = gateway.client(identities()).await;
     let mut tunnel = client
         .tunnel(ECHO)

@@ -28,7 +28,7 @@ pub fn wds(data: &[u8]) {
     };
     let name = name.unwrap_or_else(|| "app/cut-off".to_owned());
     let resource = Resource {
-        name: name.clone(),
+        name: name.as_str().into(),
         body: Some(Bytes::copy_from_slice(body)),
         body_type: type_url.to_owned(),
         ..Resource::default()

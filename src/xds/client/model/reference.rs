@@ -96,8 +96,9 @@ impl Reference {
         for resource in &response.resources {
             let name = &resource.name;
             if is_good(response, resource) {
-                rejected.remove(name);
-                let (version, mut aliases) = (resource.version.clone(), resource.aliases.clone());
+                rejected.remove(&**name);
+                let version = resource.version.to_string();
+                let mut aliases = resource.aliases.clone();
                 if type_url != DEMAND {
                     aliases.clear();
                 }
@@ -107,12 +108,12 @@ impl Reference {
                     aliases,
                     body,
                 };
-                held.insert(name.clone(), kept);
+                held.insert(name.to_string(), kept);
             } else {
-                now.insert(name.clone());
-                let usable = name != "*" && name.len() <= 2048;
-                let known = if usable { name.as_str() } else { "" };
-                rejected.insert(known.to_owned());
+                now.insert(name.to_string());
+                let usable = **name != *"*" && name.len() <= 2048;
+                let name = if usable { name } else { "" };
+                rejected.insert(name.to_owned());
             }
         }
         for name in &response.removed {
@@ -236,8 +237,8 @@ fn is_good(response: &Response, resource: &Resource) -> bool {
     let name = &resource.name;
     let same = response.resources.iter().filter(|one| one.name == *name);
     same.count() == 1
-        && !response.removed.contains(name)
-        && !["", "*"].contains(&name.as_str())
+        && !response.removed.iter().any(|removed| **removed == **name)
+        && !["", "*"].contains(&&**name)
         && name.len() <= 2048
         && resource.body.is_some()
         && resource.body_type == response.type_url
