@@ -68,7 +68,7 @@ fn judge(
     if snapshot.enforcement == Enforcement::Off {
         return None;
     }
-    // What selects an open tunnel's workload may have changed; one that is gone is judged as it was.
+    // What selects a workload may have changed since; one that is gone is judged as it was.
     let now = snapshot.mesh.workloads.get(&endpoint.uid);
     let workload = now.unwrap_or(&endpoint.definition);
     if let Some(name) = snapshot.policies.missing(workload)

@@ -65,8 +65,8 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> b
 }
 
 impl Index {
-    /// Joins workloads with the services that they name. Returns the hostnames that are touched, and
-    /// whether other policies may select a workload.
+    /// Joins workloads with the services that they name. Returns the hostnames that are touched,
+    /// and whether other policies may select a workload.
     fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh) -> (BTreeSet<&'a str>, bool) {
         let mut changes = new.workloads.changes(&old.workloads, same);
         // Pods of one Deployment stand beside each other then, and share what is said of them.

@@ -3,8 +3,8 @@
 //! A policy that is understood in part would allow what it should not, so whatever is unknown in
 //! one rejects all of it: fields, enum values, kinds of conditions, addresses of no length that
 //! exists, and extensions. Those of a match narrow or widen it; what those of a policy do is
-//! theirs to say, so that neither can be passed over. ztunnel drops such addresses, which can leave a list empty, and an empty list
-//! asks for nothing (contract 5).
+//! theirs to say, so that neither can be passed over. ztunnel drops such addresses, which can leave
+//! a list empty, and an empty list asks for nothing (contract 5).
 
 use std::net::IpAddr;
 

@@ -286,8 +286,8 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
                 roots,
                 token: Some(token),
                 san: Some(NAME.to_owned()),
-                cache: None,
             },
+            cache: None,
             pod: Pod {
                 name: "strait".into(),
                 namespace: "istio-system".into(),
