@@ -39,6 +39,8 @@ mod links;
 #[cfg(test)]
 mod oracle;
 #[cfg(test)]
+mod policy;
+#[cfg(test)]
 mod reload;
 #[cfg(test)]
 mod reload_under_load;
@@ -50,3 +52,5 @@ mod start;
 mod starved;
 #[cfg(test)]
 mod tls;
+#[cfg(test)]
+mod waypoint;
