@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::endpoint::States;
 use super::mesh::{self, Mesh, Protocol};
+use super::usable::{undialled, unused};
 use super::{
     Endpoint, EndpointSet, EndpointState, ExportSet, ExposureTable, Service, Snapshot, TrustSet,
 };
@@ -47,12 +48,14 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
             (next.services, next.vips) = services(&mesh, &network, &endpoints);
             next.endpoints = endpoints.states;
             next.mesh = Arc::new(mesh);
+            next.network = network;
         }
         None => {
             next.services.clone_from(&old.services);
             next.vips.clone_from(&old.vips);
             next.endpoints.clone_from(&old.endpoints);
             next.mesh = Arc::clone(&old.mesh);
+            next.network = Arc::clone(&old.network);
         }
     }
     next
@@ -90,8 +93,7 @@ impl<'a> Endpoints<'a> {
         for workload in mesh
             .workloads
             .iter()
-            .filter(|workload| is_local(workload, network))
-            .filter(|workload| !mesh.hbone_only || workload.protocol == Protocol::Hbone)
+            .filter(|workload| undialled(workload, network, mesh.hbone_only).is_none())
         {
             if let Some(&ip) = workload.addresses.first() {
                 endpoints.add(workload, ip.to_canonical(), old);
@@ -133,15 +135,6 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Whether a workload can be dialled from `network` (contract 8.3): never a record that stands
-/// for another network's gateway, and never what has no address.
-fn is_local(workload: &mesh::Workload, network: &str) -> bool {
-    (workload.network.is_empty() || workload.network == network)
-        && workload.network_gateway.is_none()
-        && !workload.uid.starts_with("NetworkGateway/")
-        && !workload.uid.contains("/SplitHorizonWorkload/")
-}
-
 fn labels(workload: &mesh::Workload) -> WorkloadLabels {
     WorkloadLabels {
         workload: workload.workload_name.clone(),
@@ -170,10 +163,12 @@ fn services(mesh: &Mesh, network: &str, endpoints: &Endpoints<'_>) -> Tables {
         let key = format!("{}/{}", service.namespace, service.hostname);
         let ports = service.ports.keys().map(|&port| {
             let found = endpoints.by_service.get(&(key.as_str(), port));
-            (
-                port,
-                Arc::new(endpoint_set(service, found.map_or(&[], Vec::as_slice))),
-            )
+            let used = |(workload, _): &&Served<'_>| {
+                unused(service, workload, network, mesh.hbone_only, port).is_none()
+            };
+            let used = found.into_iter().flatten().filter(used);
+            let used = used.map(|(_, endpoint)| Arc::clone(endpoint)).collect();
+            (port, Arc::new(EndpointSet::new(used)))
         });
         let hostname: Arc<str> = service.hostname.to_ascii_lowercase().into();
         let built = Arc::new(Service {
@@ -197,24 +192,6 @@ fn services(mesh: &Mesh, network: &str, endpoints: &Endpoints<'_>) -> Tables {
     let by_name = by_name.into_iter();
     let by_name = by_name.map(|(name, (_, built))| (name, built)).collect();
     (by_name, by_vip)
-}
-
-/// The endpoints of one service port that may be dialled.
-///
-/// A service behind a waypoint has none: to go past the waypoint would skip the policies that it
-/// enforces. Nor has a pass-through service, which names no endpoint at all.
-fn endpoint_set(service: &mesh::Service, endpoints: &[Served<'_>]) -> EndpointSet {
-    if !service.waypoints.is_empty() || service.passthrough {
-        return EndpointSet::default();
-    }
-    let usable = |workload: &mesh::Workload| workload.healthy || service.allow_unhealthy;
-    EndpointSet::new(
-        endpoints
-            .iter()
-            .filter(|(workload, endpoint)| usable(workload) && endpoint.address.port() != 0)
-            .map(|(_, endpoint)| Arc::clone(endpoint))
-            .collect(),
-    )
 }
 
 #[cfg(test)]

@@ -19,11 +19,13 @@ mod exposure;
 mod lots;
 pub mod mesh;
 mod trust;
+mod usable;
 
 pub use endpoint::{Endpoint, EndpointState, InFlight, States};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
 pub use mesh::{Locality, Protocol};
 pub use trust::TrustSet;
+pub use usable::{Unused, unused};
 
 use lots::Lots;
 
@@ -42,6 +44,8 @@ pub struct Snapshot {
     pub exports: Arc<ExportSet>,
     /// The mesh as the source told it, for the admin pages.
     pub mesh: Arc<mesh::Mesh>,
+    /// The network whose endpoints are local.
+    pub network: Arc<str>,
     /// Services by hostname.
     pub services: HashMap<Arc<str>, Arc<Service>>,
     /// Services of this network by VIP.
