@@ -93,7 +93,7 @@ fn ready<S: Clone + Send + Sync + 'static>(
     get(async move || {
         let mut pending = status.list_pending();
         if lifecycle.phase() >= Phase::Lag {
-            pending.push("draining");
+            pending.push("draining".to_owned());
         }
         if pending.is_empty() {
             return (StatusCode::OK, "ready\n".to_owned());

@@ -24,7 +24,7 @@ pub(super) struct Known {
     /// Names and aliases that were asked for.
     wanted: BTreeSet<Arc<str>>,
     pub(super) rejected: Rejected,
-    /// A response was accepted as a whole, on this stream or before.
+    /// There was a response, on this stream or before, of which something could be used.
     pub(super) synced: bool,
     /// No response came on this stream yet.
     fresh: bool,
@@ -114,6 +114,7 @@ impl Known {
                 self.remove(name, usage, resources);
             }
         }
+        let mut stands_in = false;
         for resource in &response.resources {
             let name = &*resource.name;
             if contradictions.contains_key(name) {
@@ -122,13 +123,15 @@ impl Known {
             match self.accept(resource, usage, resources) {
                 Ok(()) => self.rejected.clear(name),
                 Err(reason) => {
+                    stands_in |= resources.stands_in(self.subscription.type_url, name);
                     nack.add(name, &reason);
                     self.rejected.put(name, &resource.version, &reason);
                 }
             }
         }
         let error = nack.message();
-        self.synced |= error.is_none();
+        // One bad resource is no reason to wait for ever: the server does not send it again.
+        self.synced |= error.is_none() || stands_in || !self.held.is_empty();
         error
     }
 

@@ -115,6 +115,11 @@ pub trait Resources {
     /// that was taken before stays in force.
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String>;
 
+    /// Whether something stands in for a resource that was rejected, so that nothing is missing.
+    fn stands_in(&self, _type_url: &str, _name: &str) -> bool {
+        false
+    }
+
     /// A resource that was taken before is gone.
     fn remove(&mut self, type_url: &'static str, name: &str);
 }

@@ -121,7 +121,7 @@ impl Reference {
                 rejected.remove(name);
             }
         }
-        if now.is_empty() {
+        if now.is_empty() || !held.is_empty() {
             self.synced.insert(type_url);
         }
         Some(now)
