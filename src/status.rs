@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use serde::{Serialize, Serializer};
+
 /// What metrics and logs say of a workload. Empty is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WorkloadLabels {
@@ -92,30 +94,35 @@ pub struct CertificateInfo {
 }
 
 /// What is known of the stream to a control plane, and of what it told.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Discovery {
     /// The control plane's address.
     pub address: String,
     /// Whether there is a stream.
     pub connected: bool,
     /// Since when there is one, or none.
+    #[serde(serialize_with = "rfc3339_option")]
     pub since: Option<SystemTime>,
     /// Why the last one ended, or did not come about.
     pub why: Option<String>,
     /// Streams that failed since the last one that said something.
     pub retries: u32,
     /// When the next one is tried, while there is none.
+    #[serde(serialize_with = "rfc3339_option")]
     pub next_try: Option<SystemTime>,
     /// Each type of resources.
     pub types: Vec<ResourceType>,
     /// What is served from the disk, until the control plane has told all of it.
     pub from_disk: Option<String>,
     /// When the state on disk was saved.
+    #[serde(serialize_with = "rfc3339_option")]
     pub saved: Option<SystemTime>,
 }
 
 /// What is known of one type of resources.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ResourceType {
     /// What people call it, such as `addresses`.
     pub name: &'static str,
@@ -124,6 +131,7 @@ pub struct ResourceType {
     /// How many are held.
     pub held: usize,
     /// When a response was last accepted as a whole.
+    #[serde(serialize_with = "rfc3339_option")]
     pub accepted: Option<SystemTime>,
     /// How many are rejected.
     pub rejected: usize,
@@ -132,7 +140,8 @@ pub struct ResourceType {
 }
 
 /// A resource of which the last version was rejected.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Rejection {
     /// Its name; empty if it has none that could be used.
     pub name: String,
@@ -141,6 +150,7 @@ pub struct Rejection {
     /// The version that was rejected.
     pub version: String,
     /// Since when.
+    #[serde(serialize_with = "rfc3339")]
     pub since: SystemTime,
 }
 
@@ -269,6 +279,21 @@ impl Status {
             .iter()
             .map(|(what, reload)| (*what, reload.clone()))
             .collect()
+    }
+}
+
+/// A time as people and programs read it.
+pub(crate) fn rfc3339<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&humantime::format_rfc3339_seconds(*at))
+}
+
+fn rfc3339_option<S: Serializer>(
+    at: &Option<SystemTime>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match at {
+        Some(at) => rfc3339(at, serializer),
+        None => serializer.serialize_none(),
     }
 }
 

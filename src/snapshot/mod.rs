@@ -132,6 +132,11 @@ impl Reader {
         self.current.load()
     }
 
+    /// The current snapshot, for as long as it is wanted.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.current.load_full()
+    }
+
     /// A receiver that changes whenever trust, exposure or exports do from now on.
     pub fn generation(&self) -> watch::Receiver<u64> {
         let mut receiver = self.generation.clone();
