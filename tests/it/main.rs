@@ -43,4 +43,6 @@ mod start;
 #[cfg(test)]
 mod starved;
 #[cfg(test)]
+mod status;
+#[cfg(test)]
 mod tls;
