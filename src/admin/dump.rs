@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::header;
@@ -85,7 +86,7 @@ fn ours(state: &AdminState, view: &View<'_>) -> Value {
     json!({
         "snapshot": view.snapshot.version,
         "generation": view.snapshot.generation,
-        "network": &*view.snapshot.network,
+        "network": view.snapshot.network(),
         "pending": state.status.list_pending(),
         "discovery": state.status.discovery(),
         "reloads": reloads,
@@ -155,7 +156,7 @@ struct LoadBalancer {
 struct Endpoint<'a> {
     workload_uid: &'a str,
     service: String,
-    port: &'a BTreeMap<u16, u16>,
+    port: BTreeMap<u16, u16>,
     status: &'static str,
     weight: u32,
     ejected: bool,
@@ -190,7 +191,7 @@ struct Workload<'a> {
     locality: &'a Locality,
     services: Vec<&'a str>,
     capacity: u32,
-    authorization_policies: &'a [String],
+    authorization_policies: &'a [Arc<str>],
 }
 
 #[derive(Debug, Serialize)]
@@ -217,7 +218,7 @@ impl<'a> Service<'a> {
         let vip = |(network, ip): &(String, IpAddr)| format!("{network}/{ip}");
         let members = view.members(service);
         let endpoints = members.into_iter().map(|member| {
-            let uid = member.workload.uid.as_str();
+            let uid = &*member.workload.uid;
             (uid, Endpoint::of(member, key_of(service)))
         });
         let weighted = |waypoint: &mesh::Waypoint| WeightedWaypoint {
@@ -277,7 +278,11 @@ impl<'a> Endpoint<'a> {
         let mut endpoint = Self {
             workload_uid: &member.workload.uid,
             service,
-            port: member.targets,
+            port: member
+                .targets
+                .iter()
+                .map(|(port, target)| (*port, *target))
+                .collect(),
             status: status_of(member.workload),
             weight: member.workload.capacity,
             ejected: false,
@@ -320,7 +325,7 @@ impl<'a> Workload<'a> {
             uid,
             workload_ips,
             waypoint: None,
-            network_gateway: workload.network_gateway.as_ref().map(Gateway::of),
+            network_gateway: workload.network_gateway.as_deref().map(Gateway::of),
             protocol: workload.protocol,
             network_mode: match workload.host_network {
                 true => "HostNetwork",
@@ -340,7 +345,7 @@ impl<'a> Workload<'a> {
             status: status_of(workload),
             cluster_id: &workload.cluster,
             locality: &workload.locality,
-            services: workload.services.keys().map(String::as_str).collect(),
+            services: workload.services.keys().map(|name| &**name).collect(),
             capacity: workload.capacity,
             authorization_policies: &workload.policies,
         }

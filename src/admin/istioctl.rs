@@ -152,11 +152,11 @@ async fn istioctl_reads_the_dump() {
     };
     let remote = mesh::Workload {
         uid: "west".into(),
-        network_gateway: Some(gateway.clone()),
-        policies: vec!["app/p".into()],
+        network_gateway: Some(Box::new(gateway.clone())),
+        policies: ["app/p".into()].into(),
         ..mesh::Workload::default()
     };
-    mesh.workloads.push(Arc::new(remote));
+    mesh.workloads.insert("west".into(), Arc::new(remote));
     let waypoint = Waypoint { gateway, weight: 1 };
     let behind = mesh::Service {
         hostname: "behind.app".into(),
@@ -164,8 +164,8 @@ async fn istioctl_reads_the_dump() {
         preferences: vec![mesh::Scope::Network, mesh::Scope::Zone],
         ..mesh::Service::default()
     };
-    mesh.services.push(Arc::new(behind));
-    mesh.authorization.push(Arc::new(policy()));
+    mesh.services.insert("app/z".into(), Arc::new(behind));
+    mesh.authorization = [Arc::new(policy())].into();
     publisher.update(Change {
         mesh: Some((mesh, "east".into())),
         ..Change::default()

@@ -177,11 +177,11 @@ impl Page {
             pending,
             problems: Vec::new(),
             cluster: config.gateway.cluster.clone(),
-            network: snapshot.network.to_string(),
+            network: snapshot.network().to_owned(),
             snapshot: snapshot.version,
             mesh: Counts {
-                services: view.services().count(),
-                workloads: view.workloads().count(),
+                services: snapshot.mesh.services.len(),
+                workloads: snapshot.mesh.workloads.len(),
                 policies: snapshot.mesh.policies,
             },
             source: Source::of(&config, state.status.discovery()),
@@ -292,8 +292,8 @@ fn is_called(service: &Service, name: &str) -> bool {
         Some((namespace, name)) => (Some(namespace), name),
         None => (None, name),
     };
-    namespace.is_none_or(|namespace| service.namespace == namespace)
-        && (service.name == name || service.hostname.eq_ignore_ascii_case(name))
+    namespace.is_none_or(|namespace| *service.namespace == *namespace)
+        && (*service.name == *name || service.hostname.eq_ignore_ascii_case(name))
 }
 
 impl ServiceRow {
@@ -330,7 +330,7 @@ impl EndpointRow {
         let (uid, weight) = (&member.workload.uid, member.workload.capacity);
         member.ports.into_iter().map(move |port| Self {
             port: port.port,
-            uid: uid.clone(),
+            uid: uid.to_string(),
             address: port.endpoint.map(|found| found.address.to_string()),
             weight,
             tunnels: port.endpoint.map_or(0, |found| found.state.in_flight()),
@@ -341,8 +341,8 @@ impl EndpointRow {
 
 /// Who may reach a service, and by which rule.
 pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> {
-    let host = service.hostname.to_ascii_lowercase();
-    let entries = snapshot.exposure.entries(&host);
+    let host = &*service.hostname;
+    let entries = snapshot.exposure.entries(host);
     if !entries.is_empty() {
         let mut said: Vec<_> = entries.iter().flat_map(of_entry).collect();
         if said.is_empty() {
@@ -352,7 +352,7 @@ pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> 
     }
     let mut said = Vec::new();
     let ports = service.ports.keys();
-    let exported = ports.filter(|port| snapshot.exports.contains(&host, **port));
+    let exported = ports.filter(|port| snapshot.exports.contains(host, **port));
     let exported: Vec<_> = exported.map(ToString::to_string).collect();
     if !exported.is_empty() {
         let ports = exported.join(", ");

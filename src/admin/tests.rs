@@ -1,6 +1,5 @@
 //! Tests of the three routers, request by request.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use axum::body::{Body, to_bytes};
@@ -220,7 +219,7 @@ async fn a_web_page_that_a_rebound_name_serves_gets_nothing() {
 }
 
 pub(super) fn mesh() -> Mesh {
-    let ports = BTreeMap::from([(80, 8080), (81, 8081)]);
+    let ports = [(80, 8080), (81, 8081)];
     let workload = Workload {
         uid: "east//Pod/app/echo-1".into(),
         name: "echo-1".into(),
@@ -229,11 +228,11 @@ pub(super) fn mesh() -> Mesh {
         trust_domain: "east.local".into(),
         cluster: "east".into(),
         network: "east".into(),
-        addresses: vec!["10.0.0.1".parse().expect("an address")],
+        addresses: ["10.0.0.1".parse().expect("an address")].into(),
         protocol: Protocol::Hbone,
         healthy: true,
         capacity: 3,
-        services: BTreeMap::from([("app/echo.app".into(), ports.clone())]),
+        services: [("app/echo.app".into(), ports.into())].into(),
         ..Workload::default()
     };
     let service = Service {
@@ -241,14 +240,10 @@ pub(super) fn mesh() -> Mesh {
         namespace: "app".into(),
         hostname: "echo.app".into(),
         vips: vec![("east".into(), "10.96.0.1".parse().expect("an address"))],
-        ports,
+        ports: ports.into(),
         ..Service::default()
     };
-    Mesh {
-        services: vec![Arc::new(service)],
-        workloads: vec![Arc::new(workload)],
-        ..Mesh::default()
-    }
+    Mesh::new([service], [workload])
 }
 
 pub(super) fn certificate() -> Certificate {
@@ -279,7 +274,8 @@ async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
     });
     let endpoint_state = {
         let snapshot = state.reader.load();
-        Arc::clone(snapshot.endpoints.values().next().expect("an endpoint"))
+        let service = snapshot.services.get("echo.app").expect("a service");
+        Arc::clone(&service.ports[&80].candidates[0].state)
     };
     let _in_flight = InFlight::new(&endpoint_state);
     endpoint_state.eject(tokio::time::Instant::now());
@@ -343,14 +339,14 @@ async fn the_status_has_all_services_or_one_and_refuses_what_it_does_not_know() 
         _log,
     } = fixture();
     let mut mesh = mesh();
-    let spare = |index: usize| {
-        let hostname = format!("s{index}.app");
-        Arc::new(Service {
-            hostname,
+    for index in 0..60 {
+        let hostname: Arc<str> = format!("s{index}.app").into();
+        let service = Service {
+            hostname: Arc::clone(&hostname),
             ..Service::default()
-        })
-    };
-    mesh.services.extend((0..60).map(spare));
+        };
+        mesh.services.insert(hostname, Arc::new(service));
+    }
     publisher.update(Change {
         mesh: Some((mesh, "east".into())),
         ..Change::default()
@@ -396,14 +392,16 @@ async fn a_denied_address_and_a_namesake_are_said_to_be_so() {
         _log,
     } = fixture();
     let mut mesh = mesh();
-    let mut workload = Workload::clone(&mesh.workloads[0]);
-    workload.addresses = vec!["127.0.0.1".parse().expect("an address")];
-    let ports = BTreeMap::from([(80, 8080)]);
-    workload.services.insert("zeta/echo.app".into(), ports);
-    mesh.workloads = vec![Arc::new(workload)];
-    let mut namesake = Service::clone(&mesh.services[0]);
+    let mut workload = Workload::clone(mesh.workloads.sorted()[0]);
+    workload.addresses = ["127.0.0.1".parse().expect("an address")].into();
+    let services = ["app/echo.app", "zeta/echo.app"].map(|name| (name.into(), [(80, 8080)].into()));
+    workload.services = services.into();
+    let uid = Arc::clone(&workload.uid);
+    mesh.workloads.insert(uid, Arc::new(workload));
+    let mut namesake = Service::clone(mesh.services.sorted()[0]);
     namesake.namespace = "zeta".into();
-    mesh.services.push(Arc::new(namesake));
+    mesh.services
+        .insert("zeta/echo.app".into(), Arc::new(namesake));
     publisher.update(Change {
         mesh: Some((mesh, "east".into())),
         ..Change::default()
@@ -432,7 +430,7 @@ fn exposure_says_to_whom_and_by_which_rule() {
             ..Change::default()
         });
         let snapshot = publisher.reader().snapshot();
-        status::exposed_to(&snapshot, &snapshot.mesh.services[0])
+        status::exposed_to(&snapshot, snapshot.mesh.services.sorted()[0])
     };
     assert_eq!(said(ExposureTable::new(false), &[]), ["nobody"]);
     assert_eq!(

@@ -1,14 +1,14 @@
 //! The mesh joined with what is made of it: each service with its workloads, and for each of
 //! them whether it is dialled, and if not why.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::snapshot::mesh::{Mesh, Service, Workload};
+use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
 use crate::snapshot::{self, Endpoint, Snapshot, unused};
 
 /// Why an address is never dialled, if it is not: asked of the data path's list.
@@ -41,7 +41,7 @@ pub(super) struct View<'a> {
 pub(super) struct Member<'a> {
     pub(super) workload: &'a Workload,
     /// Service port to target port, as the workload has it.
-    pub(super) targets: &'a BTreeMap<u16, u16>,
+    pub(super) targets: &'a Ports,
     pub(super) ports: Vec<Port<'a>>,
 }
 
@@ -72,7 +72,8 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn services(&self) -> impl Iterator<Item = &'a Service> + use<'a> {
-        self.snapshot.mesh.services.iter().map(|service| &**service)
+        let services = self.snapshot.mesh.services.sorted();
+        services.into_iter().map(|service| &**service)
     }
 
     pub(super) fn workloads(&self) -> impl Iterator<Item = &'a Workload> + use<'a> {
@@ -82,8 +83,7 @@ impl<'a> View<'a> {
     /// The workloads of a service, in the order of the mesh.
     pub(super) fn members(&self, service: &Service) -> Vec<Member<'a>> {
         let key = key_of(service);
-        let hostname = service.hostname.to_ascii_lowercase();
-        let built = self.snapshot.services.get(hostname.as_str());
+        let built = self.snapshot.services.get(&service.hostname);
         // Of several services with one hostname the snapshot serves one.
         let own = built.filter(|built| *built.namespace == *service.namespace);
         let mut sets = HashMap::new();
@@ -93,7 +93,7 @@ impl<'a> View<'a> {
         }
         let members = self.by_service.get(key.as_str()).into_iter().flatten();
         let members = members.filter_map(|workload| {
-            let targets = workload.services.get(&key)?;
+            let targets = workload.services.get(&*key)?;
             let ports = targets.keys().map(|&port| {
                 let found = sets.get(&port).and_then(|set| set.get(&*workload.uid));
                 let endpoint = found.copied();
@@ -121,8 +121,8 @@ impl<'a> View<'a> {
         port: u16,
         endpoint: Option<&Endpoint>,
     ) -> Option<String> {
-        let Snapshot { network, mesh, .. } = self.snapshot;
-        if let Some(why) = unused(service, workload, network, mesh.hbone_only, port) {
+        let (network, hbone_only) = (self.snapshot.network(), self.snapshot.mesh.hbone_only);
+        if let Some(why) = unused(service, workload, network, hbone_only, port) {
             return Some(why.to_string());
         }
         let Some(endpoint) = endpoint else {
@@ -146,5 +146,6 @@ pub(super) fn key_of(service: &Service) -> String {
 }
 
 fn workloads(mesh: &Mesh) -> impl Iterator<Item = &Workload> {
-    mesh.workloads.iter().map(|workload| &**workload)
+    let workloads = mesh.workloads.sorted();
+    workloads.into_iter().map(|workload| &**workload)
 }

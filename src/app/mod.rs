@@ -154,24 +154,33 @@ impl App {
         app.status.ready(LISTENERS);
         inputs.announce(app.gateway.reader.load().version);
         tokio::spawn(async move { budget.run().await });
-        app.discover(&inputs.config, &publisher);
+        app.discover(&inputs.config, &publisher)?;
         tokio::spawn(reload::Reloader::new(&app, inputs, seen, publisher, log).run());
         Ok(app)
     }
 
-    /// Starts to learn the mesh from a control plane, where that is where it comes from.
-    fn discover(&self, config: &Config, publisher: &Arc<Publisher>) {
+    /// Starts to learn the mesh from a control plane, where that is where it comes from: on a
+    /// thread of its own, as 100,000 workloads at once take their time, and signals, readiness and
+    /// the budget do not wait.
+    fn discover(&self, config: &Config, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
         let Discovery::Istio(plane) = &config.discovery else {
-            return;
+            return Ok(());
         };
-        tokio::spawn(xds::stream::run(Istio {
+        let runtime = runtime()?;
+        let discovery = xds::stream::run(Istio {
             plane: plane.clone(),
             pod: pod::of_environment(&config.gateway),
             publisher: Arc::clone(publisher),
             status: Arc::clone(&self.status),
             metrics: Arc::clone(&self.gateway.metrics),
             pending: DISCOVERY,
-        }));
+        });
+        let run = move || runtime.block_on(discovery);
+        thread::Builder::new()
+            .name("strait-discovery".to_owned())
+            .spawn(run)
+            .map_err(|error| anyhow!("cannot start the thread of discovery: {error}"))?;
+        Ok(())
     }
 
     /// Waits for a signal or `/quitquitquit`, and leads the drain to its end.

@@ -53,7 +53,7 @@ impl fmt::Display for Unused {
 }
 
 /// Why `workload` is no endpoint of port `port` of `service` for a gateway in `network`; none if
-/// it is one. `hbone_only` is the mesh's. What is wrong for longest is named first.
+/// it is one. `hbone_only` is the mesh's.
 pub fn unused(
     service: &Service,
     workload: &Workload,
@@ -61,6 +61,11 @@ pub fn unused(
     hbone_only: bool,
     port: u16,
 ) -> Option<Unused> {
+    undialled(workload, network, hbone_only).or_else(|| unserved(service, workload, port))
+}
+
+/// The part of [`unused`] that depends on the service, for a workload that can be dialled.
+pub(super) fn unserved(service: &Service, workload: &Workload, port: u16) -> Option<Unused> {
     if !service.waypoints.is_empty() {
         return Some(Unused::BehindWaypoint);
     }
@@ -73,17 +78,15 @@ pub fn unused(
     let Some(target) = target_port(service, workload, port) else {
         return Some(Unused::NotServed);
     };
-    undialled(workload, network, hbone_only).or_else(|| {
-        if workload.protocol == Protocol::Tcp && target == 0 {
-            Some(Unused::NoTargetPort)
-        } else if !workload.healthy && !service.allow_unhealthy {
-            Some(Unused::Unhealthy)
-        } else if workload.capacity == 0 {
-            Some(Unused::Drained)
-        } else {
-            None
-        }
-    })
+    if workload.protocol == Protocol::Tcp && target == 0 {
+        Some(Unused::NoTargetPort)
+    } else if !workload.healthy && !service.allow_unhealthy {
+        Some(Unused::Unhealthy)
+    } else if workload.capacity == 0 {
+        Some(Unused::Drained)
+    } else {
+        None
+    }
 }
 
 /// The port at which `workload` serves port `port` of `service`. It names few services, and the
@@ -99,16 +102,16 @@ fn target_port(service: &Service, workload: &Workload, port: u16) -> Option<u16>
     ports.get(&port).copied()
 }
 
-/// Why `workload` is dialled for no service at all (contract 8.3): the part of [`unused`] that
-/// depends on the workload alone.
+/// The part of [`unused`] that depends on the workload alone: why it is dialled for no service at
+/// all (contract 8.3).
 pub(super) fn undialled(workload: &Workload, network: &str, hbone_only: bool) -> Option<Unused> {
     if workload.network_gateway.is_some()
         || workload.uid.starts_with("NetworkGateway/")
         || workload.uid.contains("/SplitHorizonWorkload/")
     {
         Some(Unused::StandsForGateway)
-    } else if !workload.network.is_empty() && workload.network != network {
-        Some(Unused::OtherNetwork(workload.network.clone()))
+    } else if !workload.network.is_empty() && *workload.network != *network {
+        Some(Unused::OtherNetwork(workload.network.to_string()))
     } else if hbone_only && workload.protocol != Protocol::Hbone {
         Some(Unused::NoHbone)
     } else if workload.addresses.is_empty() {
@@ -121,7 +124,7 @@ pub(super) fn undialled(workload: &Workload, network: &str, hbone_only: bool) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::mesh::{GatewayAddress, Place, Waypoint};
+    use crate::snapshot::mesh::{self, GatewayAddress, Place, Waypoint};
 
     fn service() -> Service {
         Service {
@@ -135,12 +138,12 @@ mod tests {
     fn workload() -> Workload {
         Workload {
             uid: "a".into(),
-            addresses: vec!["10.0.0.1".parse().expect("an address")],
+            addresses: ["10.0.0.1".parse().expect("an address")].into(),
             network: "east".into(),
             protocol: Protocol::Hbone,
             healthy: true,
             capacity: 1,
-            services: [("app/echo.app".to_owned(), [(80, 8080)].into())].into(),
+            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
             ..Workload::default()
         }
     }
@@ -162,7 +165,7 @@ mod tests {
     #[test]
     fn what_can_be_dialled_is_used() {
         assert_eq!(said(|_, _| ()), None);
-        assert_eq!(said(|_, workload| workload.network.clear()), None);
+        assert_eq!(said(|_, workload| workload.network = "".into()), None);
         let allowed = said(|service, workload| {
             service.allow_unhealthy = true;
             workload.healthy = false;
@@ -171,7 +174,7 @@ mod tests {
         let mut plain = workload();
         plain.protocol = Protocol::Tcp;
         assert_eq!(unused(&service(), &plain, "east", false, 80), None);
-        plain.services = [("app/echo.app".to_owned(), [(80, 0)].into())].into();
+        plain.services = [("app/echo.app".into(), [(80, 0)].into())].into();
         let without_port = unused(&service(), &plain, "east", false, 80);
         assert_eq!(without_port, Some(Unused::NoTargetPort));
     }
@@ -189,9 +192,12 @@ mod tests {
             ),
             (|service, _| service.passthrough = true, Unused::PassThrough),
             (|service, _| service.ports.clear(), Unused::NoServicePort),
-            (|_, workload| workload.services.clear(), Unused::NotServed),
             (
-                |_, workload| workload.network_gateway = Some(gateway()),
+                |_, workload| workload.services = mesh::Sorted::default(),
+                Unused::NotServed,
+            ),
+            (
+                |_, workload| workload.network_gateway = Some(Box::new(gateway())),
                 Unused::StandsForGateway,
             ),
             (
@@ -210,7 +216,10 @@ mod tests {
                 |_, workload| workload.protocol = Protocol::Tcp,
                 Unused::NoHbone,
             ),
-            (|_, workload| workload.addresses.clear(), Unused::NoAddress),
+            (
+                |_, workload| workload.addresses = Box::default(),
+                Unused::NoAddress,
+            ),
             (|_, workload| workload.healthy = false, Unused::Unhealthy),
             (|_, workload| workload.capacity = 0, Unused::Drained),
         ];

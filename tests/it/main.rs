@@ -15,6 +15,8 @@ mod balance;
 #[cfg(test)]
 mod budget;
 #[cfg(test)]
+mod clusters;
+#[cfg(test)]
 mod drain;
 #[cfg(test)]
 mod ends;
@@ -28,6 +30,8 @@ mod floods;
 mod identity;
 #[cfg(test)]
 mod istio;
+#[cfg(test)]
+mod istio_faults;
 #[cfg(test)]
 mod links;
 #[cfg(test)]

@@ -40,8 +40,21 @@ pub const TOKEN: &str = "a-token-of-the-pod";
 #[derive(Clone, Default)]
 pub struct Istiod(Arc<Mutex<State>>);
 
+/// How it treats whoever calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Manner {
+    /// As it should.
+    #[default]
+    Well,
+    /// It takes the call and never says a word.
+    Silent,
+    /// It refuses the call.
+    Refusing,
+}
+
 #[derive(Default)]
 struct State {
+    manner: Manner,
     /// By type and name: the version and the body.
     resources: BTreeMap<(String, String), (u64, Vec<u8>)>,
     version: u64,
@@ -132,9 +145,31 @@ impl Istiod {
         state.push(type_url, &[], &[name.to_owned()]);
     }
 
+    /// From now on it treats calls and requests like this.
+    pub fn behave(&self, manner: Manner) {
+        self.state().manner = manner;
+    }
+
+    /// Sends all who are connected just this, and knows nothing of it later.
+    pub fn say(&self, response: &DeltaDiscoveryResponse) {
+        let mut state = self.state();
+        state.streams.retain(|stream| !stream.pushes.is_closed());
+        for stream in &state.streams {
+            let pushed = stream.pushes.try_send(Ok(response.clone()));
+            pushed.expect("room for a push");
+        }
+    }
+
     /// Everything that clients have said so far.
     pub fn requests(&self) -> Vec<DeltaDiscoveryRequest> {
         self.state().requests.clone()
+    }
+
+    /// How many first requests of a type came so far.
+    pub fn firsts(&self) -> usize {
+        let requests = self.requests().into_iter();
+        let firsts = requests.filter(|request| request.response_nonce.is_empty());
+        firsts.count()
     }
 
     /// The messages of all NACKs so far.
@@ -213,7 +248,7 @@ impl State {
 
     fn received(&mut self, request: DeltaDiscoveryRequest, index: usize) {
         let is_first = request.response_nonce.is_empty();
-        if is_first {
+        if is_first && self.manner != Manner::Silent {
             let of = request.type_url.clone();
             let has = request
                 .initial_resource_versions
@@ -243,6 +278,9 @@ impl AggregatedDiscoveryService for Istiod {
         let token = call.metadata().get("authorization");
         if token.and_then(|token| token.to_str().ok()) != Some(&format!("Bearer {TOKEN}")) {
             return Err(Status::unauthenticated("this is not the token"));
+        }
+        if self.state().manner == Manner::Refusing {
+            return Err(Status::unavailable("out for lunch"));
         }
         let (pushes, responses) = mpsc::channel(64);
         let gone = pushes.clone();
