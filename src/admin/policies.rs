@@ -56,7 +56,6 @@ fn one(of: &Match) -> Value {
     };
     put("namespaces", "notNamespaces", both(&of.namespaces, text));
     put("principals", "notPrincipals", both(&of.principals, text));
-    let account = |(namespace, name): &(String, String)| json!({ "namespace": namespace, "serviceAccount": name });
     let accounts = both(&of.service_accounts, account);
     put("serviceAccounts", "notServiceAccounts", accounts);
     let sources = both(&of.source_ips, |net| json!(net));
@@ -66,6 +65,10 @@ fn one(of: &Match) -> Value {
     let ports = both(&of.destination_ports, |port| json!(port));
     put("destinationPorts", "notDestinationPorts", ports);
     Value::Object(fields)
+}
+
+fn account((namespace, name): &(String, String)) -> Value {
+    json!({ "namespace": namespace, "serviceAccount": name })
 }
 
 fn both<T>(condition: &Condition<T>, shown: impl Fn(&T) -> Value) -> (Vec<Value>, Vec<Value>) {

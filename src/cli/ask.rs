@@ -116,7 +116,10 @@ async fn ask(admin: &str, path: &str) -> anyhow::Result<Answer> {
     let asked = timeout(DEADLINE, asking).await;
     let asked = asked.unwrap_or_else(|_| Err(anyhow!("no answer within {DEADLINE:?}")));
     let answer = asked.with_context(|| {
-        format!("cannot ask a gateway at {admin}; does one run, with this `admin.bind`? --admin names another")
+        format!(
+            "cannot ask a gateway at {admin}; does one run there? --admin names another place, as \
+             its `admin.bind` does"
+        )
     })?;
     let (head, body) = answer.into_parts();
     Ok(Answer {
