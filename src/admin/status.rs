@@ -249,7 +249,7 @@ impl Source {
     fn of(config: &Config, stream: Option<status::Discovery>) -> Self {
         let (kind, place) = match &config.discovery {
             Discovery::File { path } => ("file", path.display().to_string()),
-            Discovery::Istio(plane) => ("istio", plane.address.to_string()),
+            Discovery::Istio { plane, .. } => ("istio", plane.address.to_string()),
         };
         Self {
             kind,

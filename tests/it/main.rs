@@ -15,6 +15,8 @@ mod balance;
 #[cfg(test)]
 mod budget;
 #[cfg(test)]
+mod certificates;
+#[cfg(test)]
 mod clusters;
 #[cfg(test)]
 mod drain;
