@@ -121,9 +121,10 @@ impl Text {
             let next = stream
                 .next_try
                 .and_then(|next| next.duration_since(now).ok());
-            let next = next.map_or("now".to_owned(), |wait| {
-                format!("in {}s", wait.as_millis().div_ceil(1000))
-            });
+            let next = next.map_or_else(
+                || "now".to_owned(),
+                |wait| format!("in {}s", wait.as_millis().div_ceil(1000)),
+            );
             self.line(&format!("  tried {} times, next {next}", stream.retries));
         }
         if let Some(saved) = stream.saved {
@@ -132,7 +133,9 @@ impl Text {
         }
         let rows = stream.types.iter().map(|kind| {
             let synced = if kind.synced { "synced" } else { "pending" };
-            let accepted = kind.accepted.map_or("never".to_owned(), |at| ago(now, at));
+            let accepted = kind
+                .accepted
+                .map_or_else(|| "never".to_owned(), |at| ago(now, at));
             let (held, rejected) = (kind.held.to_string(), kind.rejected.to_string());
             [
                 kind.name.to_owned(),
@@ -166,7 +169,7 @@ impl Text {
         let rows = page.certificates.iter().map(|certificate| {
             let expires = &certificate.expires;
             let left = humantime::parse_rfc3339(expires).map(|at| until(page.at, at));
-            let left = left.map_or(expires.clone(), |left| format!("{left} ({expires})"));
+            let left = left.map_or_else(|_| expires.clone(), |left| format!("{left} ({expires})"));
             [
                 certificate.identity.clone(),
                 certificate.state.clone(),
@@ -242,7 +245,7 @@ impl Text {
                 endpoint.address.clone().unwrap_or_else(|| "-".to_owned()),
                 endpoint.weight.to_string(),
                 endpoint.tunnels.to_string(),
-                unused.map_or("used".to_owned(), |why| format!("not used: {why}")),
+                unused.map_or_else(|| "used".to_owned(), |why| format!("not used: {why}")),
             ]
         });
         let header = ["PORT", "WORKLOAD", "ADDRESS", "WEIGHT", "TUNNELS", "STATE"];

@@ -47,6 +47,20 @@ fn changed(uid: &str, ip: Vec<u8>, change: impl FnOnce(&mut Workload)) -> Addres
     of
 }
 
+/// A service `app/other` with a port that none can have.
+fn bad_service() -> Address {
+    Address {
+        r#type: service().r#type.map(|of| match of {
+            address::Type::Service(mut service) => {
+                service.hostname = "other".into();
+                service.ports[0].service_port = 70_000;
+                address::Type::Service(service)
+            }
+            other => other,
+        }),
+    }
+}
+
 #[test]
 fn half_of_a_first_push_is_bad_and_the_status_says_what_and_why() {
     run(async {
@@ -54,22 +68,12 @@ fn half_of_a_first_push_is_bad_and_the_status_says_what_and_why() {
         let mut gateway = gateway(net, NAME);
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
         let istiod = Istiod::default();
-        let bad_service = Address {
-            r#type: service().r#type.map(|of| match of {
-                address::Type::Service(mut service) => {
-                    service.hostname = "other".into();
-                    service.ports[0].service_port = 70_000;
-                    address::Type::Service(service)
-                }
-                other => other,
-            }),
-        };
         istiod.put_all(
             ADDRESS,
             &[
                 (SERVICE, service().encode_to_vec()),
                 ("bad", workload("bad", vec![1; 5]).encode_to_vec()),
-                ("app/other", bad_service.encode_to_vec()),
+                ("app/other", bad_service().encode_to_vec()),
                 ("good", workload("good", bytes(net.ip(11))).encode_to_vec()),
             ],
         );
@@ -138,8 +142,36 @@ fn elsewhere() -> GatewayAddress {
     GatewayAddress {
         destination: Some(gateway_address::Destination::Address(address)),
         hbone_mtls_port: 15008,
-        ..GatewayAddress::default()
     }
+}
+
+/// The service, two good endpoints, one that is dead, and one for each reason not to be used.
+fn put_all_kinds(istiod: &Istiod, net: Net) {
+    let ip = || bytes(net.ip(13));
+    let put = |uid: &str, change: fn(&mut Workload)| {
+        istiod.put(ADDRESS, uid, &changed(uid, ip(), change));
+    };
+    istiod.put(ADDRESS, SERVICE, &service());
+    istiod.put(ADDRESS, "first", &workload("first", bytes(net.ip(11))));
+    istiod.put(ADDRESS, "second", &workload("second", bytes(net.ip(12))));
+    put("unhealthy", |one| {
+        one.status = WorkloadStatus::Unhealthy.into()
+    });
+    put("drained", |one| one.capacity = Some(0));
+    put("plain", |one| {
+        one.tunnel_protocol = TunnelProtocol::None.into()
+    });
+    put("elsewhere", |one| one.network = "west".into());
+    put("nowhere", |one| one.addresses.clear());
+    put("through", |one| one.network_gateway = Some(elsewhere()));
+    put("denied", |one| {
+        one.addresses = vec![vec![169, 254, 1, 1].into()]
+    });
+    put("other-port", |one| {
+        let list = one.services.values_mut().next().expect("a service");
+        list.ports[0].service_port = 81;
+    });
+    put("dead", |_| ());
 }
 
 #[test]
@@ -150,31 +182,7 @@ fn each_endpoint_that_is_not_used_says_why() {
         let _first = Endpoint::echo(net.listen(11, 15008).await);
         let _second = Endpoint::echo(net.listen(12, 15008).await);
         let istiod = Istiod::default();
-        let ip = || bytes(net.ip(13));
-        let put = |uid: &str, change: fn(&mut Workload)| {
-            istiod.put(ADDRESS, uid, &changed(uid, ip(), change));
-        };
-        istiod.put(ADDRESS, SERVICE, &service());
-        istiod.put(ADDRESS, "first", &workload("first", bytes(net.ip(11))));
-        istiod.put(ADDRESS, "second", &workload("second", bytes(net.ip(12))));
-        put("unhealthy", |one| {
-            one.status = WorkloadStatus::Unhealthy.into()
-        });
-        put("drained", |one| one.capacity = Some(0));
-        put("plain", |one| {
-            one.tunnel_protocol = TunnelProtocol::None.into()
-        });
-        put("elsewhere", |one| one.network = "west".into());
-        put("nowhere", |one| one.addresses.clear());
-        put("through", |one| one.network_gateway = Some(elsewhere()));
-        put("denied", |one| {
-            one.addresses = vec![vec![169, 254, 1, 1].into()]
-        });
-        put("other-port", |one| {
-            let list = one.services.values_mut().next().expect("a service");
-            list.ports[0].service_port = 81;
-        });
-        put("dead", |_| ());
+        put_all_kinds(&istiod, net);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
         let page = async || {
