@@ -24,7 +24,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
-use crate::admin::{self, AdminState};
+use crate::admin::{self, AdminState, Denies};
 use crate::config::{Config, Discovery};
 use crate::datapath::accept::{self, Accepted, Worker};
 use crate::datapath::admission::Admission;
@@ -339,6 +339,10 @@ impl Sockets {
             lifecycle: gateway.lifecycle.clone(),
             log: log.clone(),
             config: Arc::clone(&app.config),
+            denies: Denies::new({
+                let gateway = Arc::clone(gateway);
+                move |address| gateway.deny.denies(address)
+            }),
         };
         spawn_admin(&gateway.lifecycle, self.admin, admin::admin_router(state))?;
         let metrics = admin::metrics_router(Arc::clone(&gateway.metrics));

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::builder::HBONE_PORT;
 use super::mesh::{self, Mesh, Protocol};
+use super::usable::{undialled, unserved};
 use super::{Endpoint, EndpointSet, Service, Shards, Snapshot};
 use crate::status::WorkloadLabels;
 
@@ -18,7 +19,7 @@ use crate::status::WorkloadLabels;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Index {
     /// The network whose endpoints are local.
-    network: Arc<str>,
+    pub(super) network: Arc<str>,
     /// The workloads that can be dialled, by each `namespace/hostname` that they name: by uid.
     members: Shards<Arc<str>, Members>,
     /// The services that claim a hostname, in the order of their names.
@@ -121,16 +122,10 @@ impl Index {
         self.members.get(service)?.first()
     }
 
-    /// The address of a workload that can be dialled from our network (contract 8.3): never a
-    /// record that stands for another network's gateway, and never what has no address.
+    /// The address of a workload that can be dialled from our network.
     fn dialled(&self, workload: &mesh::Workload, hbone_only: bool) -> Option<IpAddr> {
-        let is_dialled = (workload.network.is_empty() || workload.network == self.network)
-            && workload.network_gateway.is_none()
-            && !workload.uid.starts_with("NetworkGateway/")
-            && !workload.uid.contains("/SplitHorizonWorkload/")
-            && (!hbone_only || workload.protocol == Protocol::Hbone);
         let first = workload.addresses.first().map(IpAddr::to_canonical);
-        first.filter(|_| is_dialled)
+        first.filter(|_| undialled(workload, &self.network, hbone_only).is_none())
     }
 
     /// Changes the members of a service.
@@ -325,24 +320,19 @@ fn labels(workload: &mesh::Workload) -> WorkloadLabels {
     }
 }
 
-/// The endpoints of one service port that may be dialled. A pass-through service, which names no
-/// endpoint at all, has none. Whether a tunnel goes to them or to a waypoint is decided when it is
-/// routed, so that no service is built from another.
+/// The endpoints of one service port that may be dialled. Whether a tunnel goes to them or to a
+/// waypoint is decided when it is routed, so that no service is built from another.
 fn endpoint_set(
     service: &mesh::Service,
     name: &str,
     port: u16,
     members: &[Arc<Member>],
 ) -> EndpointSet {
-    if service.passthrough {
-        return EndpointSet::default();
-    }
-    let usable = |member: &&Arc<Member>| member.workload.healthy || service.allow_unhealthy;
+    let usable = |member: &&Arc<Member>| unserved(service, &member.workload, port).is_none();
     let endpoint = |member: &Arc<Member>| {
         let target = *member.workload.services.get(name)?.get(&port)?;
         let port = dialled_port(&member.workload, target);
-        let endpoint = member.endpoint(port).filter(|_| port != 0);
-        endpoint.map(Arc::clone)
+        member.endpoint(port).map(Arc::clone)
     };
     EndpointSet::new(members.iter().filter(usable).filter_map(endpoint).collect())
 }

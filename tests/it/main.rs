@@ -51,6 +51,8 @@ mod start;
 #[cfg(test)]
 mod starved;
 #[cfg(test)]
+mod status;
+#[cfg(test)]
 mod tls;
 #[cfg(test)]
 mod waypoint;

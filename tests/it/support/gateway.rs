@@ -248,6 +248,22 @@ impl Gateway {
         memory::private_dirty(self.process.id().expect("a running gateway"))
     }
 
+    /// Runs a command of ours that asks this gateway's admin port: its exit code, what it printed,
+    /// and what went wrong.
+    pub async fn asked(&self, args: &[&str]) -> (i32, String, String) {
+        let admin = SocketAddr::new(self.address.ip(), 15000).to_string();
+        let output = Command::new(env!("CARGO_BIN_EXE_strait"))
+            .args(args)
+            .args(["--admin", &admin])
+            .stdin(Stdio::null())
+            .output();
+        let output = timeout(Duration::from_secs(10), output).await;
+        let output = output.expect("an end in time").expect("its output");
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+        let code = output.status.code().expect("an exit code");
+        (code, text(output.stdout), text(output.stderr))
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: rustix::process::Signal) {
         let id = self.process.id().expect("a running gateway");
