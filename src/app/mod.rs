@@ -9,7 +9,6 @@ mod pod;
 mod reload;
 
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
@@ -22,7 +21,7 @@ use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
 use crate::admin::{self, AdminState};
-use crate::config::{Config, Discovery};
+use crate::config::{Config, Discovery, Source};
 use crate::datapath::accept::{self, Accepted, Worker};
 use crate::datapath::admission::Admission;
 use crate::datapath::budget::Budget;
@@ -45,24 +44,28 @@ const CERTIFICATES: &str = "certificates";
 const DISCOVERY: &str = "discovery";
 const LISTENERS: &str = "listeners";
 
-/// Runs the gateway until it is asked to stop and has drained.
+/// Runs the gateway until it is asked to stop and has drained. The notice, if there is one, is the
+/// log's first line.
 ///
 /// # Errors
 /// A file has mistakes, an address cannot be bound, or the system lacks threads or descriptors.
-pub fn run(path: &Path) -> anyhow::Result<()> {
-    let mut seen = reload::fingerprints(&[path.to_owned()]);
-    let examined = Config::examine(path);
+pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
+    let mut seen = reload::fingerprints(&[source.path().to_owned()]);
+    let examined = source.examine();
     let Some(config) = examined.config.clone() else {
-        return Inputs::load(path, examined).map(|_| ());
+        return Inputs::load(source.path(), examined).map(|_| ());
     };
     seen.extend(reload::fingerprints(&reload::named(&examined)));
     let log = logging::init(&config.log)?;
+    if let Some(notice) = notice {
+        info!("{notice}");
+    }
     let control = runtime()?;
     let done = control.block_on(async {
         // First, as a process that has the id 1 would ignore what it does not handle.
         let mut signals = Signals::new().context("cannot watch for signals")?;
         let front = Front::open(&config)?;
-        let path = path.to_owned();
+        let path = source.path().to_owned();
         let loading = tokio::task::spawn_blocking(move || Inputs::load(&path, examined));
         let inputs = tokio::select! {
             name = signals.next() => {
@@ -71,7 +74,7 @@ pub fn run(path: &Path) -> anyhow::Result<()> {
             }
             inputs = loading => inputs??,
         };
-        let app = App::start(inputs, seen, front, log.clone())?;
+        let app = App::start(source, inputs, seen, front, log.clone())?;
         app.until_stopped(signals).await;
         Ok(())
     });
@@ -113,7 +116,13 @@ struct App {
 
 impl App {
     /// Starts everything: state first, then sockets, then those who serve them.
-    fn start(inputs: Inputs, seen: Seen, front: Front, log: LogHandle) -> anyhow::Result<Self> {
+    fn start(
+        source: &Source,
+        inputs: Inputs,
+        seen: Seen,
+        front: Front,
+        log: LogHandle,
+    ) -> anyhow::Result<Self> {
         let config = Arc::new(ArcSwap::from_pointee(inputs.config.clone()));
         let status = front.status;
         let metrics = Arc::new(Metrics::new());
@@ -155,7 +164,9 @@ impl App {
         inputs.announce(app.gateway.reader.load().version);
         tokio::spawn(async move { budget.run().await });
         app.discover(&inputs.config, &publisher);
-        tokio::spawn(reload::Reloader::new(&app, inputs, seen, publisher, log).run());
+        tokio::spawn(
+            reload::Reloader::new(source.clone(), &app, inputs, seen, publisher, log).run(),
+        );
         Ok(app)
     }
 

@@ -10,6 +10,7 @@ use super::checks::{self, Opened};
 use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
+use super::headers;
 use super::yaml::Document;
 use super::{
     ADMIN, Bind, Config, ControlPlane, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery,
@@ -31,7 +32,7 @@ const LATER: &[&str] = &["networks", "links", "names", "traffic", "policy", "tra
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
-    let report = Report::new(&document.file);
+    let report = Report::of(document);
     let mut examined = Examined::default();
     let example = "gateway: {cluster: east}";
     let config = Fields::of_document(document, &report, example)
@@ -343,6 +344,9 @@ fn control_plane(mut fields: Fields<'_>) -> Option<ControlPlane> {
         Some(value) => value.new_path().map(Some),
         None => Some(None),
     };
+    let headers = fields
+        .get("headers")
+        .map_or(Some(Vec::new()), headers::read);
     fields.finish();
     Some(ControlPlane {
         address: address?,
@@ -350,6 +354,7 @@ fn control_plane(mut fields: Fields<'_>) -> Option<ControlPlane> {
         token: token?,
         san: san?,
         cache: cache?,
+        headers: headers?,
     })
 }
 

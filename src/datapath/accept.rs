@@ -1,12 +1,13 @@
 //! Stage 1: listening sockets, and the hand-over of each accepted socket to a worker.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -101,11 +102,28 @@ impl Worker {
     }
 }
 
-/// Opens a listening socket. An IPv6 wildcard also takes IPv4.
+/// Opens a listening socket. An IPv6 wildcard also takes IPv4, and is IPv4's where the host has no
+/// IPv6.
 ///
 /// # Errors
 /// The address is in use or is not ours.
 pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    match bind_exactly(address) {
+        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && is_without_ipv6(&error) => {
+            bind_exactly((Ipv4Addr::UNSPECIFIED, address.port()).into())
+        }
+        bound => bound,
+    }
+}
+
+/// Whether the kernel has no IPv6, or a setting has turned it off (`disable_ipv6`).
+fn is_without_ipv6(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    let codes = [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL];
+    code.is_some_and(|code| codes.map(Errno::raw_os_error).contains(&code))
+}
+
+fn bind_exactly(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM,

@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tonic::metadata::{Ascii, MetadataValue};
+use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
@@ -112,6 +112,17 @@ pub async fn authorization(
             file: file.clone(),
             what: "holds no token".to_owned(),
         }),
+    }
+}
+
+/// Adds the metadata that the configuration wants with each call.
+pub fn add_headers(plane: &ControlPlane, metadata: &mut MetadataMap) {
+    for (name, value) in &plane.headers {
+        // The configuration was checked for both.
+        let name = MetadataKey::<Ascii>::from_bytes(name.as_bytes());
+        if let (Ok(name), Ok(value)) = (name, MetadataValue::try_from(value)) {
+            metadata.insert(name, value);
+        }
     }
 }
 

@@ -183,6 +183,7 @@ impl Istio {
             self.send(&requests, request).await?;
         }
         let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
+        channel::add_headers(&self.plane, call.metadata_mut());
         if let Some(token) = channel::authorization(&self.plane).await? {
             call.metadata_mut().insert("authorization", token);
         }

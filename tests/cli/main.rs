@@ -14,3 +14,5 @@ mod certs;
 mod check;
 #[cfg(test)]
 mod demo;
+#[cfg(test)]
+mod proxy;

@@ -33,6 +33,8 @@ mod links;
 #[cfg(test)]
 mod oracle;
 #[cfg(test)]
+mod pod;
+#[cfg(test)]
 mod reload;
 #[cfg(test)]
 mod reload_under_load;

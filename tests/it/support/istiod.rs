@@ -25,6 +25,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
@@ -48,6 +49,8 @@ struct State {
     nonce: u64,
     streams: Vec<Stream>,
     requests: Vec<DeltaDiscoveryRequest>,
+    /// By calls, the metadata that came with them.
+    calls: Vec<MetadataMap>,
     sent: usize,
 }
 
@@ -135,6 +138,11 @@ impl Istiod {
     /// Everything that clients have said so far.
     pub fn requests(&self) -> Vec<DeltaDiscoveryRequest> {
         self.state().requests.clone()
+    }
+
+    /// The metadata of each call so far that showed its token.
+    pub fn calls(&self) -> Vec<MetadataMap> {
+        self.state().calls.clone()
     }
 
     /// The messages of all NACKs so far.
@@ -244,6 +252,7 @@ impl AggregatedDiscoveryService for Istiod {
         if token.and_then(|token| token.to_str().ok()) != Some(&format!("Bearer {TOKEN}")) {
             return Err(Status::unauthenticated("this is not the token"));
         }
+        self.state().calls.push(call.metadata().clone());
         let (pushes, responses) = mpsc::channel(64);
         let gone = pushes.clone();
         let mut stream = Some(Stream {
