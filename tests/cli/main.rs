@@ -15,4 +15,6 @@ mod check;
 #[cfg(test)]
 mod demo;
 #[cfg(test)]
+mod deploy;
+#[cfg(test)]
 mod proxy;
