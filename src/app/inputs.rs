@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use tracing::{info, warn};
 
 use crate::config::{
     Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    Place, Severity, Source,
+    IstioCa, Place, Severity, Source,
 };
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder;
@@ -17,6 +16,8 @@ use crate::snapshot::mesh::{self, Mesh};
 use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
+
+use super::certificates;
 
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
@@ -28,8 +29,8 @@ pub struct Inputs {
     pub config: Config,
     /// The mesh.
     pub mesh: Mesh,
-    /// Our certificate, key and roots.
-    pub material: Material,
+    /// Our certificate, key and roots, where they are in files.
+    pub material: Option<Material>,
     /// The trust domains with the roots of their own.
     pub domains: Vec<TrustedDomain>,
     /// What is allowed, but worth a look.
@@ -63,26 +64,6 @@ impl Inputs {
     pub fn network(&self) -> Arc<str> {
         self.config.gateway.network.as_str().into()
     }
-
-    /// Says in the log what was loaded, and what is worth a look.
-    pub(super) fn announce(&self, version: u64) {
-        for warning in &self.warnings {
-            warn!("{warning}");
-        }
-        let binds = self
-            .config
-            .listeners
-            .iter()
-            .map(|listener| listener.bind.to_string());
-        info!(
-            listeners = binds.collect::<Vec<_>>().join(","),
-            metrics = %self.config.metrics.bind, readiness = %self.config.readiness.bind,
-            admin = %self.config.admin.bind, identity = %self.material.identity.uri,
-            cluster = self.config.gateway.cluster,
-            services = self.mesh.services.len(), workloads = self.mesh.workloads.len(),
-            version, "ready"
-        );
-    }
 }
 
 /// Reads everything and reports all mistakes of all files at once: a mistake in one file hides
@@ -96,7 +77,7 @@ fn complete(path: &Path, examined: Examined) -> Report {
     let mesh = match &examined.discovery {
         Some(Discovery::File { path }) => report.keep(xds::file::load(path)),
         // It is told while we run.
-        Some(Discovery::Istio(_)) => Some(Mesh::default()),
+        Some(Discovery::Istio { .. }) => Some(Mesh::default()),
         None => None,
     };
     let certificates = report.certificates(path, &examined);
@@ -147,24 +128,41 @@ impl Report {
             .ok()
     }
 
-    /// Loads the certificates, and tries whether they fit together.
+    /// Loads the certificates, and tries whether they fit together. What will be issued to us is
+    /// not asked for: who checks may have no token.
     fn certificates(
         &mut self,
         path: &Path,
         examined: &Examined,
-    ) -> Option<(Material, Vec<TrustedDomain>)> {
-        let files = examined.identity.as_ref();
-        let files = files.map(|Identity::Files(files)| files);
-        let located = |error: TlsError| located(&error, path, files, &examined.named);
+    ) -> Option<(Option<Material>, Vec<TrustedDomain>)> {
         let domains = self.domains(path, examined);
-        let material = files.and_then(|files| self.keep(Material::load(files).map_err(located)))?;
-        if let Some(files) = files {
-            self.private(path, &files.key, &examined.named);
-        }
+        let files = match examined.identity.as_ref()? {
+            Identity::Files(files) => files,
+            Identity::IstioCa(ca) => {
+                self.identity(examined.config.as_ref()?, ca);
+                return Some((None, domains?));
+            }
+            Identity::Spiffe { .. } => return Some((None, domains?)),
+        };
+        let located = |error: TlsError| located(&error, path, Some(files), &examined.named);
+        let material = self.keep(Material::load(files).map_err(located))?;
+        self.private(path, &files.key, &examined.named);
         // Our own files can be judged without the domains.
         let judged = domains.as_deref().unwrap_or_default();
         self.keep(tls::server_config(&material, judged).map_err(located))?;
-        Some((material, domains?))
+        Some((Some(material), domains?))
+    }
+
+    /// Refuses an identity to ask for that is none: the environment may have a part of it.
+    fn identity(&mut self, config: &Config, ca: &IstioCa) {
+        let id = certificates::id(config, ca);
+        if !tls::is_identity(&id) {
+            self.errors.push(format!(
+                "{}: error: {id:?} is no identity of a workload; write `identity.namespace` and \
+                 `identity.service_account`, or set POD_NAMESPACE and SERVICE_ACCOUNT",
+                config.file.display()
+            ));
+        }
     }
 
     /// Loads the trust domains with their roots.

@@ -19,7 +19,7 @@ use crate::config::pod::{Defaults, Environment, Flags};
 const USUAL: &str = "/etc/strait/strait.yaml";
 
 /// Flags of Istio's that have no value.
-const SWITCHES: [&str; 4] = ["--log_as_json", "--log_caller", "--profiling", "--vklog"];
+const SWITCHES: [&str; 2] = ["--log_as_json", "--profiling"];
 
 const HELP: &str = "\
 Options, anywhere after the role:

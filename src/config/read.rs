@@ -10,12 +10,11 @@ use super::checks::{self, Opened};
 use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
-use super::headers;
+use super::sources;
 use super::yaml::Document;
 use super::{
-    ADMIN, Bind, Config, ControlPlane, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery,
-    Drain, Examined, Exposure, Gateway, HostPort, Identity, IdentityFiles, Limits, Listener,
-    Locality, Log, LogFormat, METRICS, READINESS, Trust, TrustDomain,
+    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
+    Gateway, Limits, Listener, Locality, Log, LogFormat, METRICS, READINESS, Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -53,7 +52,9 @@ fn sections(
 ) -> Option<Config> {
     top.later(LATER);
     let gateway = top.need("gateway", "{cluster: east}").and_then(gateway);
-    let identity = top.need("identity", IDENTITY_EXAMPLE).and_then(identity);
+    let identity = top
+        .need("identity", sources::IDENTITY_EXAMPLE)
+        .and_then(sources::identity);
     let trust = top
         .need("trust", "{domains: [{name: east.local}]}")
         .and_then(trust);
@@ -64,7 +65,7 @@ fn sections(
         .unwrap_or_default();
     let discovery = top
         .need("discovery", "{kind: file, path: mesh.yaml}")
-        .and_then(discovery);
+        .and_then(sources::discovery);
     let clusters = trust.as_ref().map(checks::clusters);
     let exposure = match top.get("exposure") {
         Some(value) => exposure::read(value, clusters.as_ref()),
@@ -123,9 +124,6 @@ fn section<'a, T: Default>(
     top.get(key).map_or_else(|| Some(T::default()), read)
 }
 
-const IDENTITY_EXAMPLE: &str = "{kind: files, chain: certs/gateway.crt, key: certs/gateway.key, \
-                                roots: certs/root.crt}";
-
 fn gateway(value: Value<'_>) -> Option<Gateway> {
     let mut fields = value.fields("gateway")?;
     let cluster = fields.need("cluster", "east").and_then(Value::text);
@@ -159,26 +157,6 @@ fn locality(value: Value<'_>) -> Option<Locality> {
         zone: zone?,
         subzone: subzone?,
     })
-}
-
-fn identity(value: Value<'_>) -> Option<Identity> {
-    let mut fields = value.fields("identity")?;
-    let kind = fields.need("kind", "files")?;
-    // The other keys belong to a kind that we do not know, so nothing can be said about them.
-    if kind.is_later(&["istio-ca", "spiffe"], "`files`") {
-        return None;
-    }
-    kind.choice(&[("files", ())])?;
-    let mut path = |key, example| fields.need(key, example).and_then(Value::existing_path);
-    let chain = path("chain", "certs/gateway.crt");
-    let key = path("key", "certs/gateway.key");
-    let roots = path("roots", "certs/root.crt");
-    fields.finish();
-    Some(Identity::Files(IdentityFiles {
-        chain: chain?,
-        key: key?,
-        roots: roots?,
-    }))
 }
 
 fn trust(value: Value<'_>) -> Option<Trust> {
@@ -239,7 +217,7 @@ fn trust_domain(value: Value<'_>) -> Option<TrustDomain> {
     })
 }
 
-fn trust_domain_name(value: Value<'_>) -> Option<String> {
+pub(super) fn trust_domain_name(value: Value<'_>) -> Option<String> {
     let text = value.text()?;
     if text.contains('*') {
         let what = format!("is `{text}`, and a pattern would trust domains that nobody named");
@@ -299,63 +277,6 @@ fn listener(value: Value<'_>) -> Option<(Listener, u64)> {
         },
         bind?.line(),
     ))
-}
-
-fn discovery(value: Value<'_>) -> Option<Discovery> {
-    let mut fields = value.fields("discovery")?;
-    let kind = fields.need("kind", "file")?;
-    // As for `identity`: the keys of another kind are none of ours.
-    if kind.is_later(&["envoy"], "`file` or `istio`") {
-        return None;
-    }
-    if kind.choice(&[("file", false), ("istio", true)])? {
-        return control_plane(fields).map(Discovery::Istio);
-    }
-    let path = fields
-        .need("path", "mesh.yaml")
-        .and_then(Value::existing_path);
-    fields.finish();
-    Some(Discovery::File { path: path? })
-}
-
-fn control_plane(mut fields: Fields<'_>) -> Option<ControlPlane> {
-    let address = fields
-        .need("address", "istiod.istio-system.svc:15012")
-        .and_then(|value| {
-            let wanted = "a host and a port, such as `istiod.istio-system.svc:15012`";
-            value.parsed(wanted, |text| {
-                HostPort::parse(text)
-                    .ok()
-                    .filter(|address| address.port.is_some())
-            })
-        });
-    let roots = fields
-        .need("roots", "/var/run/secrets/istio/root-cert.pem")
-        .and_then(Value::existing_path);
-    let token = match fields.get("token") {
-        Some(value) => value.existing_path().map(Some),
-        None => Some(None),
-    };
-    let san = match fields.get("san") {
-        Some(value) => value.text().map(|text| Some(text.to_owned())),
-        None => Some(None),
-    };
-    let cache = match fields.get("cache") {
-        Some(value) => value.new_path().map(Some),
-        None => Some(None),
-    };
-    let headers = fields
-        .get("headers")
-        .map_or(Some(Vec::new()), headers::read);
-    fields.finish();
-    Some(ControlPlane {
-        address: address?,
-        roots: roots?,
-        token: token?,
-        san: san?,
-        cache: cache?,
-        headers: headers?,
-    })
 }
 
 fn dial(value: Value<'_>) -> Option<Dial> {

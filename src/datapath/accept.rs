@@ -108,11 +108,19 @@ impl Worker {
 /// # Errors
 /// The address is in use or is not ours.
 pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    match bind_exactly(address) {
+    listen(reserve(address)?)
+}
+
+/// Takes an address for a listening socket; connections are refused until [`listen`].
+///
+/// # Errors
+/// As [`bind`].
+pub fn reserve(address: SocketAddr) -> io::Result<Socket> {
+    match reserve_exactly(address) {
         Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && is_without_ipv6(&error) => {
-            bind_exactly((Ipv4Addr::UNSPECIFIED, address.port()).into())
+            reserve_exactly((Ipv4Addr::UNSPECIFIED, address.port()).into())
         }
-        bound => bound,
+        reserved => reserved,
     }
 }
 
@@ -123,7 +131,7 @@ fn is_without_ipv6(error: &io::Error) -> bool {
     code.is_some_and(|code| codes.map(Errno::raw_os_error).contains(&code))
 }
 
-fn bind_exactly(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+fn reserve_exactly(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM,
@@ -135,6 +143,14 @@ fn bind_exactly(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+/// Lets peers connect.
+///
+/// # Errors
+/// The address is in use.
+pub fn listen(socket: Socket) -> io::Result<std::net::TcpListener> {
     socket.listen(BACKLOG)?;
     Ok(socket.into())
 }

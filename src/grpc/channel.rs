@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
+use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
@@ -90,39 +90,46 @@ pub async fn connect(plane: &ControlPlane) -> Result<Channel, ChannelError> {
         .map_err(|error| ChannelError::Transport(chain(&error)))
 }
 
-/// The metadata `authorization` of a call: the token as it is in its file now.
+/// Says in a call's metadata who we are: the token as it is in its file now, our cluster, and what
+/// the configuration adds.
 ///
 /// # Errors
-/// The file cannot be read, or holds no token.
-pub async fn authorization(
+/// The token's file cannot be read, or holds no token.
+pub async fn introduce<T>(
     plane: &ControlPlane,
-) -> Result<Option<MetadataValue<Ascii>>, ChannelError> {
-    let Some(file) = &plane.token else {
-        return Ok(None);
-    };
-    let token = read(file.clone(), TOKEN_BYTES_MAX).await?;
+    cluster: &str,
+    call: &mut tonic::Request<T>,
+) -> Result<(), ChannelError> {
+    if let Some(file) = &plane.token {
+        call.metadata_mut()
+            .insert("authorization", bearer(file).await?);
+    }
+    if let Ok(cluster) = cluster.parse() {
+        call.metadata_mut().insert("clusterid", cluster);
+    }
+    for (name, value) in &plane.headers {
+        // The configuration was checked for both.
+        let name = MetadataKey::<Ascii>::from_bytes(name.as_bytes());
+        if let (Ok(name), Ok(value)) = (name, MetadataValue::try_from(value)) {
+            call.metadata_mut().insert(name, value);
+        }
+    }
+    Ok(())
+}
+
+async fn bearer(file: &Path) -> Result<MetadataValue<Ascii>, ChannelError> {
+    let token = read(file.to_owned(), TOKEN_BYTES_MAX).await?;
     let token = String::from_utf8_lossy(&token);
     let value = MetadataValue::try_from(format!("Bearer {}", token.trim()));
     match value {
         Ok(mut value) if !token.trim().is_empty() => {
             value.set_sensitive(true);
-            Ok(Some(value))
+            Ok(value)
         }
         _ => Err(ChannelError::File {
-            file: file.clone(),
+            file: file.to_owned(),
             what: "holds no token".to_owned(),
         }),
-    }
-}
-
-/// Adds the metadata that the configuration wants with each call.
-pub fn add_headers(plane: &ControlPlane, metadata: &mut MetadataMap) {
-    for (name, value) in &plane.headers {
-        // The configuration was checked for both.
-        let name = MetadataKey::<Ascii>::from_bytes(name.as_bytes());
-        if let (Ok(name), Ok(value)) = (name, MetadataValue::try_from(value)) {
-            metadata.insert(name, value);
-        }
     }
 }
 
@@ -190,7 +197,7 @@ async fn handshake(
 }
 
 /// An error with its causes: those of the transport say nothing by themselves.
-fn chain(error: &dyn std::error::Error) -> String {
+pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

@@ -1,6 +1,7 @@
 //! The gRPC stream under the delta ADS machine: connect, talk, publish, wait, connect again.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,6 +65,8 @@ pub struct Pod {
 pub struct Istio {
     /// Where and how.
     pub plane: ControlPlane,
+    /// Where the last good state is kept.
+    pub cache: Option<PathBuf>,
     /// Who asks.
     pub pod: Pod,
     /// Where snapshots go.
@@ -125,7 +128,7 @@ fn client() -> Client {
 impl Istio {
     /// What there is before the first stream: the cached state, published, or nothing.
     async fn start(&self) -> (Client, Recorder) {
-        let Some(file) = self.plane.cache.clone() else {
+        let Some(file) = self.cache.clone() else {
             return (client(), Recorder::default());
         };
         let cache = Cache {
@@ -183,13 +186,7 @@ impl Istio {
             self.send(&requests, request).await?;
         }
         let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
-        channel::add_headers(&self.plane, call.metadata_mut());
-        if let Some(token) = channel::authorization(&self.plane).await? {
-            call.metadata_mut().insert("authorization", token);
-        }
-        if let Ok(cluster) = self.pod.cluster.parse() {
-            call.metadata_mut().insert("clusterid", cluster);
-        }
+        channel::introduce(&self.plane, &self.pod.cluster, &mut call).await?;
         let late = || GrpcStatus::deadline_exceeded("the call was not answered in time");
         let called = timeout(CALL_DEADLINE, service.delta_aggregated_resources(call)).await;
         let mut responses = called.map_err(|_| late())??.into_inner();

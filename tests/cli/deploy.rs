@@ -31,7 +31,7 @@ fn variables(container: &Value) -> Vec<(String, String)> {
     let list = container["env"].as_array().expect("a list");
     let value = |of: &Value| match of["value"].as_str() {
         Some(value) => value.to_owned(),
-        None => format!("of-{}", text(&of["valueFrom"]["fieldRef"], "fieldPath")),
+        None => text(&of["valueFrom"]["fieldRef"], "fieldPath").replace('.', "-"),
     };
     list.iter()
         .map(|of| (text(of, "name").to_owned(), value(of)))
@@ -96,7 +96,7 @@ fn the_pods_of_the_manifests_start_by_what_they_are_given() {
             (address, "CA_ADDR"),
             (address, "XDS_ADDRESS"),
             ("kind: istio-ca", "the pod's default"),
-            ("namespace: of-metadata.namespace", "POD_NAMESPACE"),
+            ("namespace: metadata-namespace", "POD_NAMESPACE"),
             ("name: cluster.local", "TRUST_DOMAIN"),
             ("name: west.local", "TRUST_DOMAINS"),
             ("deadline: 20s", "TERMINATION_GRACE_PERIOD_SECONDS"),

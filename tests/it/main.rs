@@ -15,6 +15,8 @@ mod balance;
 #[cfg(test)]
 mod budget;
 #[cfg(test)]
+mod certificates;
+#[cfg(test)]
 mod drain;
 #[cfg(test)]
 mod ends;

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::istio::{HOSTNAME, SERVICE, asks, bytes, service, workload};
 use crate::support::istiod::{Istiod, NAME, TOKEN};
-use crate::support::{Endpoint, GATEWAY, Gateway, Net, Settings, identities, replace, run, until};
+use crate::support::{Endpoint, Gateway, Net, Settings, identities, replace, run, until};
 
 /// As the template of istiod's east-west gateways has them, in its order.
 const ARGUMENTS: &[&str] = &[
@@ -26,17 +26,12 @@ const ARGUMENTS: &[&str] = &[
     "default:info",
 ];
 
-/// The files of a pod, certificates included, in a folder that stands for its root.
+/// The files of a pod, in a folder that stands for its root.
 fn root() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
-    let leaf = identities().leaf(GATEWAY);
-    let credentials = "var/run/secrets/workload-spiffe-credentials";
     for (file, text) in [
         ("var/run/secrets/istio/root-cert.pem", &*identities().root),
         ("var/run/secrets/tokens/istio-token", TOKEN),
-        (&format!("{credentials}/cert-chain.pem"), &leaf.chain_pem),
-        (&format!("{credentials}/key.pem"), &leaf.key_pem),
-        (&format!("{credentials}/root-cert.pem"), &identities().root),
         (
             "etc/istio/pod/labels",
             "topology.istio.io/network=\"east\"\n",
@@ -65,7 +60,7 @@ fn addresses(net: Net) -> String {
 fn spawn(net: Net) -> Gateway {
     let folder = root();
     std::fs::write(folder.path().join("strait.yaml"), addresses(net)).expect("a file");
-    let address = net.address(2, 15012);
+    let address = net.address(2, 15012).to_string();
     let config = format!("{{\"discoveryAddress\":\"{address}\",\"proxyMetadata\":{{}}}}");
     let settings = Settings::new(net, identities());
     Gateway::spawn_in(folder, &settings, |command| {
@@ -73,7 +68,7 @@ fn spawn(net: Net) -> Gateway {
         command.args(ARGUMENTS).args(["-c", "strait.yaml"]);
         command.envs([
             ("PILOT_CERT_PROVIDER", "istiod"),
-            ("CA_ADDR", NAME),
+            ("CA_ADDR", &address),
             ("POD_NAME", "eastwest-7d9f"),
             ("POD_NAMESPACE", "istio-system"),
             ("INSTANCE_IP", "10.0.0.9"),
@@ -94,7 +89,7 @@ fn spawn(net: Net) -> Gateway {
 }
 
 #[test]
-fn a_pod_gets_its_services_and_carries_tunnels_without_a_file() {
+fn a_pod_gets_its_certificate_and_services_and_carries_tunnels_without_a_file() {
     run(async {
         let net = Net::new();
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);

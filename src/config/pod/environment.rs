@@ -146,6 +146,13 @@ impl Environment {
         self.folder.join(relative).exists()
     }
 
+    /// As [`Self::path`], from the root.
+    pub(super) fn absolute(&self, relative: &str) -> String {
+        let path = self.folder.join(relative);
+        let path = std::path::absolute(&path).unwrap_or(path);
+        path.to_string_lossy().into_owned()
+    }
+
     /// A path relative to the working directory, as text.
     pub(super) fn path(&self, relative: &str) -> String {
         self.folder.join(relative).to_string_lossy().into_owned()

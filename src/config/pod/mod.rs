@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::findings::Findings;
 use super::yaml::{Entry, Kind, Layer, Node};
-use super::{DRAIN_LAG, Report};
+use super::{DRAIN_LAG, Report, TRUST_DOMAIN};
 
 pub use environment::Environment;
 use environment::Said;
@@ -23,8 +23,6 @@ use environment::Said;
 const DEFAULT: &str = "the pod's default";
 /// Where istiod is, unless something says otherwise.
 const ISTIOD: &str = "istiod.istio-system.svc:15012";
-/// Istio's default of a mesh's trust domain.
-const TRUST_DOMAIN: &str = "cluster.local";
 /// Istio's names of certificates in files: chain, key and roots.
 const FILES: [&str; 3] = ["cert-chain.pem", "key.pem", "root-cert.pem"];
 /// Where Istio mounts certificates of the user's, and those of a SPIFFE credentials driver.
@@ -220,7 +218,7 @@ impl Builder<'_> {
         let socket = socket.unwrap_or_else(|| said("socket"));
         let path = format!("{SOCKETS}/{}", socket.value);
         if environment.has(&path) {
-            let value = environment.path(&path);
+            let value = format!("unix://{}", environment.absolute(&path));
             let (kind, socket) = (self.text(&said("spiffe")), Said { value, ..socket });
             let socket = self.text(&socket);
             return self.map(vec![("kind", Some(kind)), ("socket", Some(socket))]);

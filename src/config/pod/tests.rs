@@ -7,15 +7,11 @@ use tempfile::TempDir;
 use super::*;
 use crate::config::{Config, Discovery, Examined, Identity, LogFormat, Source};
 
-/// A folder with the files that Istio mounts, and those of mounted certificates.
+/// A folder with the files that Istio mounts.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let credentials = FILES.map(|file| format!("{CREDENTIALS}/{file}"));
-    let files = [ROOTS, TOKEN]
-        .map(str::to_owned)
-        .into_iter()
-        .chain(credentials);
-    files.for_each(|file| write(&folder, &file, ""));
+    write(&folder, ROOTS, "");
+    write(&folder, TOKEN, "");
     folder
 }
 
@@ -62,7 +58,11 @@ fn a_pod_needs_no_file_and_no_variable() {
     let config = good(&[], "");
     assert_eq!(config.gateway.cluster, "Kubernetes");
     assert_eq!(config.gateway.network, "Kubernetes");
-    assert!(matches!(&config.identity, Identity::Files(files) if files.key.ends_with("key.pem")));
+    let Identity::IstioCa(ca) = &config.identity else {
+        panic!("{:?}", config.identity);
+    };
+    assert_eq!(ca.plane.address.to_string(), ISTIOD);
+    assert_eq!((&*ca.trust_domain, &ca.namespace), (TRUST_DOMAIN, &None));
     let trust: Vec<_> = config
         .trust
         .domains
@@ -70,12 +70,12 @@ fn a_pod_needs_no_file_and_no_variable() {
         .map(|of| (&*of.name, &*of.cluster))
         .collect();
     assert_eq!(trust, [("cluster.local", "Kubernetes")]);
-    let Discovery::Istio(plane) = &config.discovery else {
+    let Discovery::Istio { plane, cache } = &config.discovery else {
         panic!("{:?}", config.discovery);
     };
     assert_eq!(plane.address.to_string(), ISTIOD);
     assert!(plane.token.as_ref().unwrap().ends_with(TOKEN));
-    assert_eq!((plane.san.as_deref(), plane.cache.as_deref()), (None, None));
+    assert_eq!((plane.san.as_deref(), cache.as_deref()), (None, None));
     let binds = [config.admin, config.metrics, config.readiness].map(|of| of.bind.to_string());
     assert_eq!(binds, ["127.0.0.1:15000", "[::]:15020", "[::]:15021"]);
     assert_eq!(config.listeners[0].bind.to_string(), "[::]:15008");
@@ -128,7 +128,7 @@ fn istios_variables_say_what_they_say_to_its_proxies() {
         trust,
         [("east.local", "east"), ("west.local", "west.local")]
     );
-    let Discovery::Istio(plane) = &config.discovery else {
+    let Discovery::Istio { plane, cache } = &config.discovery else {
         panic!("{:?}", config.discovery);
     };
     assert_eq!(
@@ -138,8 +138,7 @@ fn istios_variables_say_what_they_say_to_its_proxies() {
     assert_eq!(plane.san.as_deref(), Some("istiod.other"));
     assert_eq!(plane.headers, [("x-tenant".to_owned(), "a b".to_owned())]);
     assert!(
-        plane
-            .cache
+        cache
             .as_ref()
             .unwrap()
             .starts_with(folder.path().join(DATA))
@@ -163,7 +162,7 @@ fn proxy_config_says_what_no_variable_does() {
                    "proxyMetadata":{"ISTIO_META_NETWORK":"n","TRUST_DOMAIN":"a.local"}}"#;
     for text in [yaml, json] {
         let config = good(&[("PROXY_CONFIG", text), ("TRUST_DOMAIN", "b.local")], "");
-        let Discovery::Istio(plane) = &config.discovery else {
+        let Discovery::Istio { plane, .. } = &config.discovery else {
             panic!("{:?}", config.discovery);
         };
         assert_eq!(plane.address.to_string(), "istiod.a:15012");
@@ -195,8 +194,8 @@ fn a_mistake_is_told_of_the_variable_that_makes_it() {
              1024",
         ),
         (
-            ("TRUST_DOMAIN", "*"),
-            "TRUST_DOMAIN: error: `trust.domains[].name` is `*`, and a pattern would trust domains \
+            ("TRUST_DOMAINS", "*"),
+            "TRUST_DOMAINS: error: `trust.domains[].name` is `*`, and a pattern would trust domains \
              that nobody named; write each trust domain by its name",
         ),
         (
