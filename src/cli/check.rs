@@ -18,8 +18,8 @@ pub(super) fn run(source: &Source) -> ExitCode {
     match (&report.inputs, report.errors.len()) {
         (Some(Inputs { config, mesh, .. }), 0) => {
             println!(
-                "{label}: ok: {} listeners, {} trust domains, {} exposed services, {} services and {} \
-                 workloads in the mesh",
+                "{label}: ok: {} listeners, {} trust domains, {} exposed services, {} services \
+                 and {} workloads in the mesh",
                 config.listeners.len(),
                 config.trust.domains.len(),
                 config.exposure.services.len(),

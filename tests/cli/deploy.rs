@@ -99,7 +99,7 @@ fn the_pods_of_the_manifests_start_by_what_they_are_given() {
             ("namespace: metadata-namespace", "POD_NAMESPACE"),
             ("name: cluster.local", "TRUST_DOMAIN"),
             ("name: west.local", "TRUST_DOMAINS"),
-            ("deadline: 20s", "TERMINATION_GRACE_PERIOD_SECONDS"),
+            ("deadline: \"20s\"", "TERMINATION_GRACE_PERIOD_SECONDS"),
             ("level: info", "--log_output_level"),
             (
                 "cache: ./var/lib/istio/data/strait-mesh",
@@ -146,7 +146,7 @@ fn the_overlay_adds_variables_that_mean_something() {
         assert_eq!(done.code, Some(0), "{done:?}");
         for (said, by) in [
             ("name: west.local", "TRUST_DOMAINS"),
-            ("deadline: 20s", "TERMINATION_GRACE_PERIOD_SECONDS"),
+            ("deadline: \"20s\"", "TERMINATION_GRACE_PERIOD_SECONDS"),
         ] {
             assert!(says(&done, said, by), "{said} by {by}\n{}", done.stdout);
         }

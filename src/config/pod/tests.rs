@@ -195,8 +195,8 @@ fn a_mistake_is_told_of_the_variable_that_makes_it() {
         ),
         (
             ("TRUST_DOMAINS", "*"),
-            "TRUST_DOMAINS: error: `trust.domains[].name` is `*`, and a pattern would trust domains \
-             that nobody named; write each trust domain by its name",
+            "TRUST_DOMAINS: error: `trust.domains[].name` is `*`, and a pattern would trust \
+             domains that nobody named; write each trust domain by its name",
         ),
         (
             ("XDS_HEADER_Authorization", "x"),
