@@ -196,7 +196,11 @@ impl Report {
         let Discovery::File { path: mesh_path } = &config.discovery else {
             return;
         };
-        let known = |host: &str| mesh.services.iter().any(|service| service.hostname == host);
+        let known = |host: &str| {
+            mesh.services
+                .values()
+                .any(|service| *service.hostname == *host)
+        };
         for exposed in &config.exposure.services {
             let at = format!("{}:{}", config.file.display(), exposed.line);
             let host = &exposed.service.host;
@@ -215,8 +219,8 @@ impl Report {
             }
         }
         self.warn_of_dead_ends(config, mesh);
-        let behind = |service: &&Arc<mesh::Service>| !service.waypoints.is_empty();
-        for service in mesh.services.iter().filter(behind) {
+        let behind = |service: &&&Arc<mesh::Service>| !service.waypoints.is_empty();
+        for service in mesh.services.sorted().iter().filter(behind) {
             self.warnings.push(format!(
                 "{}: warning: {} has a waypoint, which is not built yet: its tunnels are refused",
                 mesh_path.display(),

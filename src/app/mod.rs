@@ -168,7 +168,7 @@ impl App {
             warn!("{warning}");
         }
         tokio::spawn(async move { budget.run().await });
-        app.discover(&inputs.config, &publisher);
+        app.discover(&inputs.config, &publisher)?;
         let read = (inputs.warnings, seen);
         tokio::spawn(
             reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log).run(),
@@ -200,12 +200,15 @@ impl App {
         Ok(certificates)
     }
 
-    /// Starts to learn the mesh from a control plane, where that is where it comes from.
-    fn discover(&self, config: &Config, publisher: &Arc<Publisher>) {
+    /// Starts to learn the mesh from a control plane, where that is where it comes from: on a
+    /// thread of its own, as 100,000 workloads at once take their time, and signals, readiness and
+    /// the budget do not wait.
+    fn discover(&self, config: &Config, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
         let Discovery::Istio { plane, cache } = &config.discovery else {
-            return;
+            return Ok(());
         };
-        tokio::spawn(xds::stream::run(Istio {
+        let runtime = runtime()?;
+        let discovery = xds::stream::run(Istio {
             plane: plane.clone(),
             cache: cache.clone(),
             pod: pod::of_environment(&config.gateway),
@@ -213,7 +216,13 @@ impl App {
             status: Arc::clone(&self.status),
             metrics: Arc::clone(&self.gateway.metrics),
             pending: DISCOVERY,
-        }));
+        });
+        let run = move || runtime.block_on(discovery);
+        thread::Builder::new()
+            .name("strait-discovery".to_owned())
+            .spawn(run)
+            .map_err(|error| anyhow!("cannot start the thread of discovery: {error}"))?;
+        Ok(())
     }
 
     /// Opens the data path, waits for a signal or `/quitquitquit`, and leads the drain to its end.

@@ -191,13 +191,13 @@ impl Reloader {
 
     async fn reload(&mut self, what: What) -> anyhow::Result<()> {
         match what {
-            What::Config => self.reload_config(),
+            What::Config => self.reload_config().await,
             What::Mesh => self.reload_mesh().await,
             What::Certificates => self.reload_certificates(),
         }
     }
 
-    fn reload_config(&mut self) -> anyhow::Result<()> {
+    async fn reload_config(&mut self) -> anyhow::Result<()> {
         let old = self.config.load_full();
         self.named = named(&self.source.examine());
         for (file, print) in fingerprints(&self.named) {
@@ -222,11 +222,12 @@ impl Reloader {
             set.map_err(anyhow::Error::msg)?;
         }
         self.certificates.trust(domains, served);
-        self.publisher.update(Change {
+        self.publish(Change {
             trust: Some(inputs::trust_set(&new)),
             exposure: Some(inputs::exposure_table(&new)),
             ..Change::default()
-        });
+        })
+        .await?;
         self.config.store(Arc::new(new));
         self.named.clear();
         for key in restart_only.unwrap_or_default() {
@@ -250,12 +251,20 @@ impl Reloader {
         let mut report = Report::default();
         report.compare(&config, &mesh);
         report.refusal()?;
-        self.publisher.update(Change {
+        self.publish(Change {
             mesh: Some((mesh, network)),
             ..Change::default()
-        });
+        })
+        .await?;
         self.warn(report.warnings);
         Ok(())
+    }
+
+    /// Publishes a change. A large mesh takes its time, and so may one that is being built from
+    /// the control plane; admin pages live on this thread.
+    async fn publish(&self, change: Change) -> anyhow::Result<()> {
+        let publisher = Arc::clone(&self.publisher);
+        Ok(tokio::task::spawn_blocking(move || publisher.update(change)).await?)
     }
 
     /// Logs those warnings that were not given the last time.

@@ -23,10 +23,12 @@ const TTL: (Duration, Duration) = (
 );
 
 pub(super) fn identity(value: Value<'_>) -> Option<Identity> {
+    /// Reads the keys of one kind.
+    type Read = fn(Fields<'_>) -> Option<Identity>;
     let mut fields = value.fields("identity")?;
     // The other keys belong to a kind that we do not know, so nothing can be said about them.
-    let kinds: [(_, fn(Fields<'_>) -> Option<Identity>); 3] = [
-        ("files", files),
+    let kinds = [
+        ("files", files as Read),
         ("istio-ca", istio_ca),
         ("spiffe", workload_api),
     ];
@@ -96,7 +98,9 @@ fn workload_api(mut fields: Fields<'_>) -> Option<Identity> {
 
 /// The path of a unix socket as SPIFFE writes it, `unix:///PATH`; none of any other address.
 pub fn unix_socket(text: &str) -> Option<PathBuf> {
-    let path = text.strip_prefix("unix://").or(text.strip_prefix("unix:"));
+    let path = text
+        .strip_prefix("unix://")
+        .or_else(|| text.strip_prefix("unix:"));
     let path = PathBuf::from(path?);
     path.is_absolute().then_some(path)
 }

@@ -75,7 +75,7 @@ pub fn find<'a>(
                 (snapshot.services.get(host)?, port)
             }
         },
-        Host::Ip(ip) => (snapshot.vips.get(ip)?, asked.port),
+        Host::Ip(ip) => (snapshot.by_vip(*ip)?, asked.port),
     };
     Some((service, port, service.ports.get(&port)?))
 }

@@ -72,7 +72,11 @@ pub async fn connect(plane: &ControlPlane) -> Result<Channel, ChannelError> {
                 TlsConnector::from(tls.clone()),
                 name.clone(),
             );
-            async move { connected.await.map(TokioIo::new) }
+            async move {
+                let late = |_| io::Error::other(format!("no TLS within {CONNECT_DEADLINE:?}"));
+                let connected = timeout(CONNECT_DEADLINE, connected).await;
+                connected.map_err(late)?.map(TokioIo::new)
+            }
         }
     });
     let uri = |scheme| Uri::try_from(format!("{scheme}://{authority}"));
@@ -84,7 +88,6 @@ pub async fn connect(plane: &ControlPlane) -> Result<Channel, ChannelError> {
         .http2_keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_DEADLINE)
         .keep_alive_while_idle(true)
-        .connect_timeout(CONNECT_DEADLINE)
         .connect_with_connector(connector)
         .await
         .map_err(|error| ChannelError::Transport(chain(&error)))

@@ -136,6 +136,12 @@ impl Policy {
         }
     }
 
+    /// How many matches its rules have together.
+    pub fn matches_held(&self) -> usize {
+        let clauses = self.rules.iter().flat_map(|rule| &rule.clauses);
+        clauses.map(|clause| clause.matches.len()).sum()
+    }
+
     /// Whether the policy matches.
     pub fn matches(&self, attributes: &Attributes<'_>) -> bool {
         self.rules.iter().any(|rule| {

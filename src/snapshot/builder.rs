@@ -1,15 +1,10 @@
 //! The pure builder: an old snapshot and a change make the next snapshot.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::endpoint::States;
-use super::mesh::{self, Mesh, Protocol};
-use super::{
-    Endpoint, EndpointSet, EndpointState, ExportSet, ExposureTable, Service, Snapshot, TrustSet,
-};
-use crate::status::WorkloadLabels;
+use super::index;
+use super::mesh::Mesh;
+use super::{ExportSet, ExposureTable, Service, Shards, Snapshot, TrustSet};
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
 pub const HBONE_PORT: u16 = 15008;
@@ -27,41 +22,28 @@ pub struct Change {
     pub exports: Option<ExportSet>,
 }
 
-/// Makes the next snapshot. Endpoints that stay keep their state.
+/// Makes the next snapshot, in a time that goes by what has changed. Endpoints that stay keep
+/// their state.
 pub fn build(old: &Snapshot, change: Change) -> Snapshot {
-    let trust = replaced(&old.trust, change.trust);
-    let exposure = replaced(&old.exposure, change.exposure);
-    let exports = replaced(&old.exports, change.exports);
-    let moved = trust != old.trust || exposure != old.exposure || exports != old.exports;
-    let mut next = Snapshot {
-        version: old.version + 1,
-        generation: old.generation + u64::from(moved),
-        trust,
-        exposure,
-        exports,
-        ..Snapshot::default()
-    };
-    match change.mesh {
-        Some((mesh, network)) => {
-            let endpoints = Endpoints::of(&mesh, &network, &old.endpoints);
-            (next.services, next.vips) = services(&mesh, &network, &endpoints);
-            next.endpoints = endpoints.states;
-            next.mesh = Arc::new(mesh);
-        }
-        None => {
-            next.services.clone_from(&old.services);
-            next.vips.clone_from(&old.vips);
-            next.endpoints.clone_from(&old.endpoints);
-            next.mesh = Arc::clone(&old.mesh);
-        }
+    let mut next = old.clone();
+    next.version += 1;
+    next.trust = replaced(&old.trust, change.trust);
+    next.exposure = replaced(&old.exposure, change.exposure);
+    next.exports = replaced(&old.exports, change.exports);
+    let moved =
+        (&next.trust, &next.exposure, &next.exports) != (&old.trust, &old.exposure, &old.exports);
+    next.generation += u64::from(moved);
+    if let Some((mesh, network)) = change.mesh {
+        index::apply(&mut next, mesh, network);
     }
     next
 }
 
 /// The services of a mesh with the endpoints that `network` could dial, for whoever only looks.
-pub fn services_of(mesh: &Mesh, network: &str) -> HashMap<Arc<str>, Arc<Service>> {
-    let endpoints = Endpoints::of(mesh, network, &States::new());
-    services(mesh, network, &endpoints).0
+pub fn services_of(mesh: &Mesh, network: &str) -> Shards<Arc<str>, Arc<Service>> {
+    let mut snapshot = Snapshot::default();
+    index::apply(&mut snapshot, mesh.clone(), network.into());
+    snapshot.services
 }
 
 fn replaced<T: PartialEq>(old: &Arc<T>, new: Option<T>) -> Arc<T> {
@@ -71,164 +53,21 @@ fn replaced<T: PartialEq>(old: &Arc<T>, new: Option<T>) -> Arc<T> {
     }
 }
 
-/// An endpoint and the workload that it belongs to.
-type Served<'a> = (&'a mesh::Workload, Arc<Endpoint>);
-
-/// The local endpoints by service, and their states.
-struct Endpoints<'a> {
-    /// By (`namespace/hostname`, service port).
-    by_service: HashMap<(&'a str, u16), Vec<Served<'a>>>,
-    states: States,
-}
-
-impl<'a> Endpoints<'a> {
-    fn of(mesh: &'a Mesh, network: &str, old: &States) -> Self {
-        let mut endpoints = Self {
-            by_service: HashMap::new(),
-            states: States::new(),
-        };
-        for workload in mesh
-            .workloads
-            .iter()
-            .filter(|workload| is_local(workload, network))
-            .filter(|workload| !mesh.hbone_only || workload.protocol == Protocol::Hbone)
-        {
-            if let Some(&ip) = workload.addresses.first() {
-                endpoints.add(workload, ip.to_canonical(), old);
-            }
-        }
-        endpoints
-    }
-
-    fn add(&mut self, workload: &'a mesh::Workload, ip: IpAddr, old: &States) {
-        let uid: Arc<str> = workload.uid.as_str().into();
-        let labels = Arc::new(labels(workload));
-        let pod: Arc<str> = workload.name.as_str().into();
-        for (service, ports) in &workload.services {
-            for (&port, &target) in ports {
-                let address = match workload.protocol {
-                    Protocol::Hbone => SocketAddr::new(ip, HBONE_PORT),
-                    Protocol::Tcp => SocketAddr::new(ip, target),
-                };
-                let key = (Arc::clone(&uid), address);
-                let state = self.states.entry(key).or_insert_with_key(|key| {
-                    old.get(key)
-                        .cloned()
-                        .unwrap_or_else(|| Arc::new(EndpointState::new()))
-                });
-                let endpoint = Endpoint {
-                    uid: Arc::clone(&uid),
-                    address,
-                    protocol: workload.protocol,
-                    weight: workload.capacity,
-                    locality: workload.locality.clone(),
-                    workload: Arc::clone(&labels),
-                    pod: Arc::clone(&pod),
-                    state: Arc::clone(state),
-                };
-                let set = self.by_service.entry((service.as_str(), port)).or_default();
-                set.push((workload, Arc::new(endpoint)));
-            }
-        }
-    }
-}
-
-/// Whether a workload can be dialled from `network` (contract 8.3): never a record that stands
-/// for another network's gateway, and never what has no address.
-fn is_local(workload: &mesh::Workload, network: &str) -> bool {
-    (workload.network.is_empty() || workload.network == network)
-        && workload.network_gateway.is_none()
-        && !workload.uid.starts_with("NetworkGateway/")
-        && !workload.uid.contains("/SplitHorizonWorkload/")
-}
-
-fn labels(workload: &mesh::Workload) -> WorkloadLabels {
-    WorkloadLabels {
-        workload: workload.workload_name.clone(),
-        namespace: workload.namespace.clone(),
-        principal: format!(
-            "spiffe://{}/ns/{}/sa/{}",
-            workload.trust_domain, workload.namespace, workload.service_account
-        ),
-        cluster: workload.cluster.clone(),
-        canonical_name: workload.canonical_name.clone(),
-        canonical_revision: workload.canonical_revision.clone(),
-        region: workload.locality.region.clone(),
-        zone: workload.locality.zone.clone(),
-    }
-}
-
-type Tables = (
-    HashMap<Arc<str>, Arc<Service>>,
-    HashMap<IpAddr, Arc<Service>>,
-);
-
-fn services(mesh: &Mesh, network: &str, endpoints: &Endpoints<'_>) -> Tables {
-    let mut by_name: HashMap<Arc<str>, (&mesh::Service, Arc<Service>)> = HashMap::new();
-    let mut by_vip = HashMap::new();
-    for service in &mesh.services {
-        let key = format!("{}/{}", service.namespace, service.hostname);
-        let ports = service.ports.keys().map(|&port| {
-            let found = endpoints.by_service.get(&(key.as_str(), port));
-            (
-                port,
-                Arc::new(endpoint_set(service, found.map_or(&[], Vec::as_slice))),
-            )
-        });
-        let hostname: Arc<str> = service.hostname.to_ascii_lowercase().into();
-        let built = Arc::new(Service {
-            name: service.name.as_str().into(),
-            namespace: service.namespace.as_str().into(),
-            hostname: Arc::clone(&hostname),
-            ports: ports.collect(),
-        });
-        // Of two services with one hostname the canonical one answers to it (contract 3).
-        if service.canonical || !by_name.contains_key(&hostname) {
-            by_name.insert(hostname, (service, built));
-        }
-    }
-    // Exposure goes by hostname: a namesake that does not answer to it has no VIP here either.
-    for (service, built) in by_name.values() {
-        let here = service.vips.iter();
-        for (_, vip) in here.filter(|(of, _)| of.is_empty() || of == network) {
-            by_vip.insert(vip.to_canonical(), Arc::clone(built));
-        }
-    }
-    let by_name = by_name.into_iter();
-    let by_name = by_name.map(|(name, (_, built))| (name, built)).collect();
-    (by_name, by_vip)
-}
-
-/// The endpoints of one service port that may be dialled.
-///
-/// A service behind a waypoint has none: to go past the waypoint would skip the policies that it
-/// enforces. Nor has a pass-through service, which names no endpoint at all.
-fn endpoint_set(service: &mesh::Service, endpoints: &[Served<'_>]) -> EndpointSet {
-    if !service.waypoints.is_empty() || service.passthrough {
-        return EndpointSet::default();
-    }
-    let usable = |workload: &mesh::Workload| workload.healthy || service.allow_unhealthy;
-    EndpointSet::new(
-        endpoints
-            .iter()
-            .filter(|(workload, endpoint)| usable(workload) && endpoint.address.port() != 0)
-            .map(|(_, endpoint)| Arc::clone(endpoint))
-            .collect(),
-    )
-}
-
 #[cfg(test)]
 mod tests {
+    use crate::snapshot::mesh::{self, Protocol};
+    use std::net::IpAddr;
+
     use super::*;
 
     fn workload(uid: &str, ip: &str) -> mesh::Workload {
         mesh::Workload {
             uid: uid.into(),
-            addresses: vec![ip.parse().expect("an address")],
+            addresses: [ip.parse().expect("an address")].into(),
             protocol: Protocol::Hbone,
             healthy: true,
             capacity: 1,
-            services: [("app/echo.app".to_owned(), [(80, 8080)].into())].into(),
+            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
             ..mesh::Workload::default()
         }
     }
@@ -245,15 +84,17 @@ mod tests {
             ports: [(80, 8080)].into(),
             ..mesh::Service::default()
         };
-        Mesh {
-            services: vec![Arc::new(service)],
-            workloads: workloads.into_iter().map(Arc::new).collect(),
-            ..Mesh::default()
-        }
+        Mesh::new([service], workloads)
     }
 
-    fn service(mesh: &mut Mesh) -> &mut mesh::Service {
-        Arc::get_mut(&mut mesh.services[0]).expect("a service of our own")
+    fn change(mesh: &mut Mesh, change: impl FnOnce(&mut mesh::Service)) {
+        let mut service = mesh::Service::clone(mesh.services.values().next().expect("a service"));
+        change(&mut service);
+        *mesh = Mesh {
+            workloads: mesh.workloads.clone(),
+            hbone_only: mesh.hbone_only,
+            ..Mesh::new([service], [])
+        };
     }
 
     fn gateway() -> mesh::GatewayAddress {
@@ -273,8 +114,12 @@ mod tests {
         )
     }
 
+    fn echo(snapshot: &Snapshot) -> &Service {
+        snapshot.services.get("echo.app").expect("a service")
+    }
+
     fn addresses(snapshot: &Snapshot) -> Vec<String> {
-        let set = &snapshot.services["echo.app"].ports[&80];
+        let set = &echo(snapshot).ports[&80];
         set.endpoints
             .iter()
             .map(|endpoint| endpoint.address.to_string())
@@ -294,9 +139,9 @@ mod tests {
         let mut here = workload("here", "10.0.0.6");
         here.network = "east".into();
         let mut through = workload("through", "10.0.0.7");
-        through.network_gateway = Some(gateway());
+        through.network_gateway = Some(Box::new(gateway()));
         let mut nowhere = workload("nowhere", "10.0.0.8");
-        nowhere.addresses.clear();
+        nowhere.addresses = Box::default();
         let workloads = vec![
             workload("hbone", "10.0.0.1"),
             plain,
@@ -315,7 +160,7 @@ mod tests {
         let snapshot = built(&Snapshot::default(), mesh(workloads));
         assert_eq!(
             addresses(&snapshot),
-            ["10.0.0.1:15008", "10.0.0.2:8080", "10.0.0.6:15008"]
+            ["10.0.0.1:15008", "10.0.0.6:15008", "10.0.0.2:8080"]
         );
     }
 
@@ -334,7 +179,7 @@ mod tests {
         let mut unhealthy = workload("unhealthy", "10.0.0.4");
         unhealthy.healthy = false;
         let mut mesh = mesh(vec![unhealthy]);
-        service(&mut mesh).allow_unhealthy = true;
+        change(&mut mesh, |service| service.allow_unhealthy = true);
         assert_eq!(
             addresses(&built(&Snapshot::default(), mesh)),
             ["10.0.0.4:15008"]
@@ -344,40 +189,46 @@ mod tests {
     #[test]
     fn a_namesake_of_a_canonical_service_has_neither_its_name_nor_a_vip() {
         let mut mesh = mesh(vec![workload("a", "10.0.0.1")]);
-        let mut namesake = mesh::Service::clone(&mesh.services[0]);
-        namesake.namespace = "zeta".into();
-        namesake
-            .vips
-            .push((String::new(), "240.0.0.9".parse().expect("an address")));
-        service(&mut mesh).canonical = true;
-        mesh.services.push(Arc::new(namesake));
-        let snapshot = built(&Snapshot::default(), mesh);
-        let namespaces = snapshot.vips.values().map(|service| &*service.namespace);
-        assert_eq!(namespaces.collect::<Vec<_>>(), ["app"]);
-        assert_eq!(&*snapshot.services["echo.app"].namespace, "app");
+        let mut namesake = mesh::Service::clone(mesh.services.sorted()[0]);
+        namesake.namespace = "a-first".into();
+        let vip: IpAddr = "240.0.0.9".parse().expect("an address");
+        namesake.vips.push((String::new(), vip));
+        change(&mut mesh, |service| service.canonical = true);
+        let name = "a-first/echo.app".into();
+        mesh.services.insert(name, Arc::new(namesake));
+        let snapshot = built(&Snapshot::default(), mesh.clone());
+        assert!(snapshot.by_vip(vip).is_none());
+        assert_eq!(snapshot.vips.len(), 1);
+        assert_eq!(&*echo(&snapshot).namespace, "app");
+        // Without the canonical one it answers to both.
+        mesh.services.remove("app/echo.app");
+        let snapshot = built(&snapshot, mesh);
+        assert_eq!(
+            &*snapshot.by_vip(vip).expect("a service").namespace,
+            "a-first"
+        );
+        assert_eq!(&*echo(&snapshot).namespace, "a-first");
     }
 
     #[test]
     fn nothing_goes_past_a_waypoint() {
         let mut mesh = mesh(vec![workload("a", "10.0.0.1")]);
-        service(&mut mesh).waypoints = vec![mesh::Waypoint {
+        let waypoint = mesh::Waypoint {
             gateway: gateway(),
             weight: 1,
-        }];
+        };
+        change(&mut mesh, |service| service.waypoints = vec![waypoint]);
         assert!(addresses(&built(&Snapshot::default(), mesh)).is_empty());
     }
 
     #[test]
     fn state_follows_uid_and_address_and_a_reused_address_starts_fresh() {
         let first = built(&Snapshot::default(), mesh(vec![workload("a", "10.0.0.1")]));
-        let state = |snapshot: &Snapshot| {
-            Arc::clone(&snapshot.services["echo.app"].ports[&80].endpoints[0].state)
-        };
+        let state = |snapshot: &Snapshot| Arc::clone(&echo(snapshot).ports[&80].endpoints[0].state);
         let kept = built(&first, mesh(vec![workload("a", "10.0.0.1")]));
         assert!(Arc::ptr_eq(&state(&first), &state(&kept)));
         let reused = built(&kept, mesh(vec![workload("b", "10.0.0.1")]));
         assert!(!Arc::ptr_eq(&state(&kept), &state(&reused)));
-        assert_eq!(reused.endpoints.len(), 1);
     }
 
     #[test]

@@ -10,3 +10,4 @@ mod names;
 pub mod store;
 pub mod stream;
 pub mod wds;
+mod words;

@@ -12,11 +12,12 @@ use prost::Message;
 
 use super::client::{Resource, Resources};
 use super::names::normal_hostname;
+use super::words::Words;
 use super::{authorization, wds};
 use crate::grpc::{security, workload as proto};
-use crate::snapshot::ExportSet;
 use crate::snapshot::authorization::{Policy, Scope};
-use crate::snapshot::mesh::{Mesh, Service, Workload};
+use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
+use crate::snapshot::{ExportSet, Shards};
 
 /// The type of services and workloads.
 pub const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
@@ -26,12 +27,25 @@ pub const AUTHORIZATION: &str = "type.googleapis.com/istio.security.Authorizatio
 /// The type of clusters, of which only the names are read: under Istio they are the export set.
 pub const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 
+/// The largest body of one resource: Kubernetes takes objects of 1.5 MiB.
+const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// Endpoints of all workloads: each of their ports for each of their services, of some 40 bytes.
+const ENDPOINTS_MAX: usize = 4_000_000;
+/// Matches of all policies, of some 300 bytes.
+const MATCHES_MAX: usize = 1_000_000;
+
 /// What discovery has told, by the names of the resources.
 #[derive(Debug, Default)]
 pub struct Store {
-    services: BTreeMap<String, Arc<Service>>,
-    workloads: BTreeMap<String, Arc<Workload>>,
-    policies: BTreeMap<String, Arc<Policy>>,
+    services: Shards<Arc<str>, Arc<Service>>,
+    workloads: Shards<Arc<str>, Arc<Workload>>,
+    policies: BTreeMap<Arc<str>, Arc<Policy>>,
+    /// The same, as a mesh has them; none if they have changed since.
+    authorization: Option<Arc<[Arc<Policy>]>>,
+    /// How much they are, for the limits.
+    endpoints: usize,
+    matches: usize,
+    words: Words,
     changed: bool,
     /// The hostnames and ports of clusters that export a service.
     exports: BTreeSet<(String, u16)>,
@@ -54,13 +68,15 @@ impl Store {
         mem::take(&mut self.exports_changed).then(|| exports().collect())
     }
 
-    /// The mesh, each part in the order of the resources' names.
-    pub fn mesh(&self) -> Mesh {
+    /// The mesh, its policies in the order of the resources' names.
+    pub fn mesh(&mut self) -> Mesh {
+        let policies = || self.policies.values().cloned().collect();
+        let authorization = self.authorization.get_or_insert_with(policies);
         Mesh {
-            services: self.services.values().cloned().collect(),
-            workloads: self.workloads.values().cloned().collect(),
+            services: self.services.clone(),
+            workloads: self.workloads.clone(),
             policies: self.policies.len(),
-            authorization: self.policies.values().cloned().collect(),
+            authorization: Arc::clone(authorization),
             hbone_only: true,
         }
     }
@@ -76,20 +92,54 @@ impl Store {
         match address.r#type {
             Some(proto::address::Type::Workload(from)) => {
                 is_named(resource, "workload.uid", &from.uid)?;
-                let workload = wds::workload(from)?;
-                self.changed |= self.services.remove(&resource.name).is_some();
-                self.changed |= put(&mut self.workloads, &resource.name, workload);
+                let workload = wds::workload(from, &mut self.words)?;
+                self.put_workload(resource, workload)?;
             }
             Some(proto::address::Type::Service(from)) => {
                 let name = format!("{}/{}", from.namespace, from.hostname);
                 let service = wds::service(from)?;
                 is_named(resource, "service.hostname", &name)?;
-                self.changed |= self.workloads.remove(&resource.name).is_some();
-                self.changed |= put(&mut self.services, &resource.name, service);
+                self.remove_workload(&resource.name);
+                let old = self.services.get(&resource.name);
+                if old.is_none_or(|old| **old != service) {
+                    let name = Arc::clone(&resource.name);
+                    self.services.insert(name, Arc::new(service));
+                    self.changed = true;
+                }
             }
             None => return Err("address.type: neither workload nor service".to_owned()),
         }
         Ok(())
+    }
+
+    fn put_workload(&mut self, resource: &Resource, mut workload: Workload) -> Result<(), String> {
+        workload.uid = Arc::clone(&resource.name);
+        let old = self.workloads.get(&workload.uid);
+        if old.is_some_and(|old| **old == workload) {
+            return Ok(());
+        }
+        let count = |workload: &Workload| workload.services.values().map(Ports::len).sum::<usize>();
+        let others = self.endpoints - old.map_or(0, |old| count(old));
+        let all = others + count(&workload);
+        if all > ENDPOINTS_MAX && all > self.endpoints {
+            return Err(format!(
+                "workload.services: {all} endpoints with these, and at most {ENDPOINTS_MAX} are \
+                 taken"
+            ));
+        }
+        self.endpoints = all;
+        self.services.remove(&workload.uid);
+        self.workloads
+            .insert(Arc::clone(&workload.uid), Arc::new(workload));
+        self.changed = true;
+        Ok(())
+    }
+
+    fn remove_workload(&mut self, name: &str) {
+        if let Some(old) = self.workloads.remove(name) {
+            self.endpoints -= old.services.values().map(Ports::len).sum::<usize>();
+            self.changed = true;
+        }
     }
 
     /// A policy that cannot be read and has no last good version is known by what stands in for
@@ -104,7 +154,14 @@ impl Store {
             let name = format!("{}/{}", message.namespace, message.name);
             let policy = authorization::policy(message)?;
             is_named(resource, "authorization.name", &name)?;
-            Ok(policy)
+            let matches = self.matches + policy.matches_held();
+            match matches > MATCHES_MAX {
+                true => Err(format!(
+                    "authorization.rules: {matches} matches with these, and at most {MATCHES_MAX} \
+                     are taken"
+                )),
+                false => Ok(policy),
+            }
         });
         let has_good = || {
             let known = self.policies.get(&resource.name);
@@ -121,8 +178,25 @@ impl Store {
                 (stand_in, Err(why))
             }
         };
-        self.changed |= put(&mut self.policies, &resource.name, policy);
+        self.put_policy(&resource.name, Some(policy));
         result
+    }
+
+    /// Puts a policy in, or takes it out.
+    fn put_policy(&mut self, name: &str, policy: Option<Policy>) {
+        let old = self.policies.remove(name);
+        let new = policy.map(|new| match &old {
+            Some(old) if **old == new => Arc::clone(old),
+            _ => Arc::new(new),
+        });
+        let [before, after] =
+            [&old, &new].map(|one| one.as_deref().map_or(0, Policy::matches_held));
+        self.matches = self.matches - before + after;
+        if old.as_ref().map(Arc::as_ptr) != new.as_ref().map(Arc::as_ptr) {
+            self.authorization = None;
+            self.changed = true;
+        }
+        self.policies.extend(new.map(|new| (name.into(), new)));
     }
 }
 
@@ -147,13 +221,14 @@ impl Resources for Store {
             self.exports_changed |= export.is_some_and(|export| self.exports.remove(&export));
             return;
         }
-        self.changed |= match type_url {
+        match type_url {
             ADDRESS => {
-                self.workloads.remove(name).is_some() || self.services.remove(name).is_some()
+                self.remove_workload(name);
+                self.changed |= self.services.remove(name).is_some();
             }
-            AUTHORIZATION => self.policies.remove(name).is_some(),
-            _ => false,
-        };
+            AUTHORIZATION => self.put_policy(name, None),
+            _ => {}
+        }
     }
 }
 
@@ -173,25 +248,22 @@ fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, 
         return Err(format!("resource.type_url: {got}, want `{wanted}`"));
     }
     let body = resource.body.clone().ok_or("resource: missing")?;
+    if body.len() > BODY_BYTES_MAX {
+        let bytes = body.len();
+        return Err(format!(
+            "resource: {bytes} bytes, and at most {BODY_BYTES_MAX} are taken"
+        ));
+    }
     T::decode(body).map_err(|error| error.to_string())
 }
 
 /// A resource is removed by its name, so the name has to be that of what is in it.
 fn is_named(resource: &Resource, field: &str, name: &str) -> Result<(), String> {
-    if resource.name == name {
+    if *resource.name == *name {
         return Ok(());
     }
     let (name, own) = (wds::shown(name), wds::shown(&resource.name));
     Err(format!("{field}: {name} is named {own}"))
-}
-
-/// Puts a resource in; says whether that made a difference.
-fn put<T: PartialEq>(map: &mut BTreeMap<String, Arc<T>>, name: &str, value: T) -> bool {
-    if map.get(name).is_some_and(|old| **old == value) {
-        return false;
-    }
-    map.insert(name.to_owned(), Arc::new(value));
-    true
 }
 
 #[cfg(test)]
@@ -264,7 +336,8 @@ mod tests {
     }
 
     fn uids(mesh: &Mesh) -> Vec<&str> {
-        mesh.workloads.iter().map(|one| one.uid.as_str()).collect()
+        let workloads = mesh.workloads.sorted().into_iter();
+        workloads.map(|one| &*one.uid).collect()
     }
 
     #[test]
@@ -276,16 +349,16 @@ mod tests {
         }
         let mesh = store.take_change().unwrap();
         assert_eq!(uids(&mesh), ["a", "b"]);
-        assert_eq!(mesh.services[0].hostname, "echo.app");
+        assert_eq!(&*mesh.services.sorted()[0].hostname, "echo.app");
         assert!(mesh.hbone_only);
         store.upsert(ADDRESS, &workload("a", "")).unwrap();
         store.remove(ADDRESS, "c");
         assert_eq!(store.take_change(), None, "nothing is different");
         store.upsert(ADDRESS, &workload("a", "n")).unwrap();
         let next = store.take_change().unwrap();
-        assert_eq!(next.workloads[0].node, "n");
+        assert_eq!(&*next.workloads.sorted()[0].node, "n");
         assert!(
-            Arc::ptr_eq(&next.workloads[1], &mesh.workloads[1]),
+            Arc::ptr_eq(&next.workloads.sorted()[1], &mesh.workloads.sorted()[1]),
             "shared"
         );
     }
@@ -304,7 +377,7 @@ mod tests {
         assert!(store.take_change().unwrap().workloads.is_empty());
         store.remove(ADDRESS, "app/Echo.app");
         let mesh = store.take_change().unwrap();
-        assert_eq!(mesh.services[0].namespace, "other");
+        assert_eq!(&*mesh.services.sorted()[0].namespace, "other");
         store.remove(AUTHORIZATION, "app/p");
         assert!(store.take_change().unwrap().authorization.is_empty());
     }
@@ -372,7 +445,7 @@ mod tests {
         let why = store.upsert("x", &workload("a", "")).unwrap_err();
         assert_eq!(why, "resources of type x are not kept here");
         assert_eq!(store.take_change(), None);
-        assert_eq!(store.mesh().workloads[0].node, "good");
+        assert_eq!(&*store.mesh().workloads.sorted()[0].node, "good");
     }
 
     #[test]

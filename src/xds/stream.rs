@@ -8,10 +8,10 @@ use std::time::Duration;
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status as GrpcStatus, Streaming};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use super::cache::{Cache, Recorder};
 use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
@@ -32,9 +32,10 @@ const MESSAGE_BYTES_MAX: usize = 200 * 1024 * 1024;
 const REQUESTS_MAX: usize = 16;
 /// The time for the server to take the call, and each request.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
-/// Messages that follow each other within this time make one snapshot,
-const QUIET: Duration = Duration::from_millis(5);
-/// and those of no more than so many.
+/// The time from one snapshot to the next while changes keep coming. One that comes alone does
+/// not wait.
+const SNAPSHOTS_APART: Duration = Duration::from_millis(5);
+/// Messages that make one snapshot, at most.
 const MESSAGES_MAX: usize = 64;
 /// A nonce or a type longer than this is no word.
 const WORD_BYTES_MAX: usize = 1024;
@@ -104,9 +105,9 @@ impl From<GrpcStatus> for Ended {
 }
 
 /// Keeps the mesh as the control plane tells it. Runs for ever; what was told stays in force while
-/// the control plane is away.
+/// the control plane is away. It decodes and builds where it runs: on a thread of its own.
 pub async fn run(istio: Istio) {
-    let (mut client, mut store) = istio.start().await;
+    let (mut client, mut store) = istio.start();
     loop {
         let Ended { end, why } = istio.stream(&mut client, &mut store).await;
         let wait = client.disconnected(end);
@@ -127,7 +128,7 @@ fn client() -> Client {
 
 impl Istio {
     /// What there is before the first stream: the cached state, published, or nothing.
-    async fn start(&self) -> (Client, Recorder) {
+    fn start(&self) -> (Client, Recorder) {
         let Some(file) = self.cache.clone() else {
             return (client(), Recorder::default());
         };
@@ -136,18 +137,11 @@ impl Istio {
             cluster: self.pod.cluster.clone(),
             network: self.pod.network.clone(),
         };
-        let restore = move || {
-            let mut client = client();
-            let store = Recorder::restore(cache, &mut client);
-            (client, store)
-        };
-        let Ok((client, mut store)) = tokio::task::spawn_blocking(restore).await else {
-            // It fails only where the process ends.
-            return (client(), Recorder::default());
-        };
+        let mut client = client();
+        let mut store = Recorder::restore(cache, &mut client);
         tokio::spawn(store.writer());
         if let Some(notice) = store.restored().map(ToOwned::to_owned) {
-            self.update(&mut store).await;
+            self.update(&mut store);
             store.save();
             self.status.set_reload(What::Mesh, Err(notice));
             self.status.ready(self.pending);
@@ -191,23 +185,25 @@ impl Istio {
         let called = timeout(CALL_DEADLINE, service.delta_aggregated_resources(call)).await;
         let mut responses = called.map_err(|_| late())??.into_inner();
         info!(address = %self.plane.address, "connected to the control plane");
+        let mut next = Instant::now();
         while let Some(response) = responses.message().await? {
             let row = self
-                .row(response, &mut responses, &requests, (client, store))
+                .row((response, next), &mut responses, &requests, (client, store))
                 .await;
             // What was accepted is published though the stream has broken: the version that we
             // will claim says that it is in force.
-            self.publish(client, store).await;
+            self.publish(client, store);
+            next = Instant::now() + SNAPSHOTS_APART;
             row?;
             *useful = true;
         }
         Ok(())
     }
 
-    /// Takes a message and those that follow at once.
+    /// Takes a message, and those that are there already or come before the next snapshot is due.
     async fn row(
         &self,
-        first: DeltaDiscoveryResponse,
+        (first, due): (DeltaDiscoveryResponse, Instant),
         responses: &mut Streaming<DeltaDiscoveryResponse>,
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
         (client, store): (&mut Client, &mut Recorder),
@@ -223,7 +219,7 @@ impl Istio {
             }
             count += 1;
             if count < MESSAGES_MAX {
-                next = soon(responses).await?;
+                next = before(due, responses).await?;
             }
         }
         Ok(())
@@ -247,8 +243,8 @@ impl Istio {
     }
 
     /// Publishes what has changed, and tells people and the probe where things stand.
-    async fn publish(&self, client: &Client, store: &mut Recorder) {
-        self.update(store).await;
+    fn publish(&self, client: &Client, store: &mut Recorder) {
+        self.update(store);
         let rejected = client
             .rejected()
             .map(|(_, name, why, _)| format!("{name}: {why}"));
@@ -271,7 +267,7 @@ impl Istio {
     }
 
     /// Makes what has changed the next snapshot.
-    async fn update(&self, store: &mut Recorder) {
+    fn update(&self, store: &mut Recorder) {
         let network: Arc<str> = self.pod.network.as_str().into();
         let change = Change {
             mesh: store.store.take_change().map(|mesh| (mesh, network)),
@@ -281,12 +277,7 @@ impl Istio {
         if change.mesh.is_none() && change.exports.is_none() {
             return;
         }
-        let publisher = Arc::clone(&self.publisher);
-        // A large mesh takes its time, and admin pages live on this thread.
-        let built = tokio::task::spawn_blocking(move || publisher.update(change));
-        if let Err(error) = built.await {
-            error!(%error, "a change of the mesh could not be built; the next one may bring it");
-        }
+        self.publisher.update(change);
     }
 
     fn message(&self, request: Request) -> DeltaDiscoveryRequest {
@@ -306,11 +297,12 @@ impl Istio {
     }
 }
 
-/// The next message, if it comes at once.
-async fn soon(
+/// The next message, if it is there already or comes before `due`.
+async fn before(
+    due: Instant,
     responses: &mut Streaming<DeltaDiscoveryResponse>,
 ) -> Result<Option<DeltaDiscoveryResponse>, GrpcStatus> {
-    match timeout(QUIET, responses.message()).await {
+    match timeout_at(due, responses.message()).await {
         // The end of the stream is told again by the next call.
         Ok(message) => message,
         Err(_) => Ok(None),
@@ -325,8 +317,8 @@ impl From<DeltaDiscoveryResponse> for Response {
                 None => (String::new(), None),
             };
             Resource {
-                name: resource.name,
-                version: resource.version,
+                name: resource.name.into(),
+                version: resource.version.into(),
                 aliases: resource.aliases,
                 body,
                 body_type,

@@ -68,7 +68,7 @@ pub fn workload(uid: &str, address: Vec<u8>) -> Address {
 }
 
 /// A gateway of cluster east whose control plane is at host 2 of its net, by this name.
-fn gateway(net: Net, name: &str) -> Gateway {
+pub fn gateway(net: Net, name: &str) -> Gateway {
     spawn(&Settings::new(net, identities()), name)
 }
 

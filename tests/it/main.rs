@@ -17,6 +17,8 @@ mod budget;
 #[cfg(test)]
 mod certificates;
 #[cfg(test)]
+mod clusters;
+#[cfg(test)]
 mod drain;
 #[cfg(test)]
 mod ends;
@@ -30,6 +32,8 @@ mod floods;
 mod identity;
 #[cfg(test)]
 mod istio;
+#[cfg(test)]
+mod istio_faults;
 #[cfg(test)]
 mod links;
 #[cfg(test)]

@@ -146,7 +146,7 @@ mod tests {
                 params.subject_alt_names = vec![SanType::URI(id.try_into().unwrap())];
                 change(params);
             });
-            [&signed.unwrap()[..], &[self.root.clone()]].concat()
+            [&signed.unwrap()[..], std::slice::from_ref(&self.root)].concat()
         }
 
         fn accept(&self, answer: &[String]) -> Result<Material, String> {

@@ -1,6 +1,6 @@
 //! Certificates that are issued to us while we run, and renewed before they end.
 //!
-//! Istio's authority ([`istio`]) is asked when a certificate is half over ([`rotation`]); a SPIFFE
+//! Istio's authority ([`istio`]) is asked when a certificate is half over (`rotation`); a SPIFFE
 //! Workload API ([`workload_api`]) tells of a new one by itself. Both tell what they get as
 //! [`News`]. Nothing is used that a peer would not accept now.
 

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -81,10 +82,10 @@ impl Request {
 /// A resource as the server sent it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resource {
-    /// Unique within its type.
-    pub name: String,
+    /// Unique within its type. Shared with whoever keeps it.
+    pub name: Arc<str>,
     /// The server's word for this state of it. It means nothing to us.
-    pub version: String,
+    pub version: Arc<str>,
     /// Further names that it may be wanted by.
     pub aliases: Vec<String>,
     /// Not decoded yet; `None` if the message had no body.

@@ -29,7 +29,7 @@ impl Resources for Taken {
             }
             _ => {}
         }
-        self.names.insert(name.clone());
+        self.names.insert(name.to_string());
         self.log.push(format!("+{name}"));
         Ok(())
     }
@@ -63,8 +63,8 @@ fn connected() -> (Client, Taken) {
 
 fn resource(type_url: &str, name: &str, version: &str) -> Resource {
     Resource {
-        name: name.to_owned(),
-        version: version.to_owned(),
+        name: name.into(),
+        version: version.into(),
         aliases: Vec::new(),
         body: Some(Bytes::from_static(b"good")),
         body_type: type_url.to_owned(),

@@ -40,20 +40,20 @@ fn service_with(keys: &str) -> String {
 #[test]
 fn what_is_left_out_has_the_default_of_the_contract() {
     let mesh = read(&workload_with("")).unwrap();
-    let workload = &mesh.workloads[0];
+    let workload = &mesh.workloads.sorted()[0];
     let want = Workload {
-        uid: "u".to_owned(),
-        namespace: "a".to_owned(),
-        service_account: "default".to_owned(),
-        trust_domain: "cluster.local".to_owned(),
-        cluster: "Kubernetes".to_owned(),
-        addresses: vec![IpAddr::from([10, 0, 0, 1])],
+        uid: "u".into(),
+        namespace: "a".into(),
+        service_account: "default".into(),
+        trust_domain: "cluster.local".into(),
+        cluster: "Kubernetes".into(),
+        addresses: [IpAddr::from([10, 0, 0, 1])].into(),
         healthy: true,
         capacity: 1,
         ..Workload::default()
     };
-    assert_eq!(**workload, want);
-    assert_eq!(mesh.services[0].ports, BTreeMap::from([(80, 0)]));
+    assert_eq!(***workload, want);
+    assert_eq!(mesh.services.sorted()[0].ports, BTreeMap::from([(80, 0)]));
 }
 
 const EVERY_KEY: &str = r#"
@@ -111,28 +111,28 @@ policies:
 #[test]
 fn every_key_of_the_shape_is_read() {
     let mesh = read(EVERY_KEY).unwrap();
-    let (workload, service) = (&mesh.workloads[0], &mesh.services[0]);
+    let (workload, service) = (&mesh.workloads.sorted()[0], &mesh.services.sorted()[0]);
     assert_eq!(workload.addresses[0].to_string(), "10.0.0.1");
-    let ports = BTreeMap::from([(80, 8080), (81, 8081)]);
+    let ports = [(80, 8080), (81, 8081)].into();
+    assert_eq!(workload.services, [("a/b.c".into(), ports)].into());
     assert_eq!(
-        workload.services,
-        BTreeMap::from([("a/b.c".to_owned(), ports)])
-    );
-    assert_eq!(
-        (workload.service_account.as_str(), workload.capacity),
+        (&*workload.service_account, workload.capacity),
         ("default", 0)
     );
     assert_eq!(workload.protocol, Protocol::Hbone);
-    assert_eq!(workload.canonical_revision, "1.10");
+    assert_eq!(&*workload.canonical_revision, "1.10");
     assert!(workload.host_network && !workload.healthy);
     let gateway = |name: &str| GatewayAddress {
         place: Place::Name(name.to_owned()),
         port: 15008,
     };
-    assert_eq!(workload.network_gateway, Some(gateway("a/gw.c")));
-    assert_eq!(workload.policies, ["a/p"]);
-    assert_eq!(workload.locality.subzone, "s");
-    assert_eq!(service.hostname, "b.c");
+    assert_eq!(
+        workload.network_gateway.as_deref(),
+        Some(&gateway("a/gw.c"))
+    );
+    assert_eq!(*workload.policies, ["a/p".into()]);
+    assert_eq!(&*workload.locality.subzone, "s");
+    assert_eq!(&*service.hostname, "b.c");
     assert_eq!(
         service.vips[1],
         (String::new(), "2001:db8::2".parse().unwrap())
@@ -145,7 +145,7 @@ fn every_key_of_the_shape_is_read() {
     assert!(service.allow_unhealthy && service.passthrough && !service.strict);
     assert_eq!(service.preferences, [], "this mode has none");
     let failover = read(&EVERY_KEY.replace("mode: Passthrough", "mode: Failover")).unwrap();
-    let preferences = &failover.services[0].preferences;
+    let preferences = &failover.services.sorted()[0].preferences;
     assert_eq!(*preferences, [Scope::Network, Scope::Region]);
     assert!(service.canonical && service.private);
     assert_eq!(mesh.policies, 1);
@@ -244,7 +244,7 @@ fn of_two_services_with_one_hostname_the_canonical_one_wins() {
     let both = |a: String, b: String| format!("services:\n{a}{b}");
     let mesh = read(&both(entry("a", 80, false), entry("a", 81, true))).unwrap();
     assert_eq!(mesh.services.len(), 1);
-    assert!(mesh.services[0].ports.contains_key(&81));
+    assert!(mesh.services.sorted()[0].ports.contains_key(&81));
     let mesh = read(&both(entry("a", 80, true), entry("other", 80, false))).unwrap();
     assert_eq!(mesh.services.len(), 2);
     for canonical in [false, true] {
@@ -421,13 +421,14 @@ fn the_examples_for_a_laptop_load() {
     let mesh = load(&path).unwrap();
     assert_eq!(
         mesh.workloads
+            .sorted()
             .iter()
             .map(|w| w.capacity)
             .collect::<Vec<_>>(),
         [1, 3]
     );
     assert_eq!(
-        mesh.services[0].hostname,
+        *mesh.services.sorted()[0].hostname,
         config.exposure.services[0].service.host
     );
 }

@@ -2,6 +2,7 @@
 //!
 //! `make fuzz` runs these under libFuzzer, and the test `corpus` replays the committed corpus.
 
+mod ca_answer;
 mod certificate;
 mod frames;
 mod http2;
@@ -17,6 +18,7 @@ use strait::snapshot::{ExposureTable, Snapshot, TrustSet};
 use strait::wire::{Authority, Host};
 use strait::xds;
 
+pub use ca_answer::ca_answer;
 pub use certificate::identity;
 pub use http2::http2;
 pub use wds::wds;

@@ -28,7 +28,7 @@ pub fn wds(data: &[u8]) {
     };
     let name = name.unwrap_or_else(|| "app/cut-off".to_owned());
     let resource = Resource {
-        name: name.clone(),
+        name: name.as_str().into(),
         body: Some(Bytes::copy_from_slice(body)),
         body_type: type_url.to_owned(),
         ..Resource::default()
@@ -82,7 +82,7 @@ fn used(mesh: Mesh) {
         namespace: "shop",
         service_account: "checkout",
     };
-    for policy in &mesh.authorization {
+    for policy in mesh.authorization.iter() {
         for peer in [Some(peer), None] {
             let matches = policy.matches(&Attributes {
                 peer,

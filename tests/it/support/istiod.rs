@@ -47,8 +47,21 @@ pub struct Istiod {
     pub ca: Ca,
 }
 
+/// How it treats whoever calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Manner {
+    /// As it should.
+    #[default]
+    Well,
+    /// It takes the call and never says a word.
+    Silent,
+    /// It refuses the call.
+    Refusing,
+}
+
 #[derive(Default)]
 struct State {
+    manner: Manner,
     /// By type and name: the version and the body.
     resources: BTreeMap<(String, String), (u64, Vec<u8>)>,
     version: u64,
@@ -142,6 +155,21 @@ impl Istiod {
         state.push(type_url, &[], &[name.to_owned()]);
     }
 
+    /// From now on it treats calls and requests like this.
+    pub fn behave(&self, manner: Manner) {
+        self.state().manner = manner;
+    }
+
+    /// Sends all who are connected just this, and knows nothing of it later.
+    pub fn say(&self, response: &DeltaDiscoveryResponse) {
+        let mut state = self.state();
+        state.streams.retain(|stream| !stream.pushes.is_closed());
+        for stream in &state.streams {
+            let pushed = stream.pushes.try_send(Ok(response.clone()));
+            pushed.expect("room for a push");
+        }
+    }
+
     /// Everything that clients have said so far.
     pub fn requests(&self) -> Vec<DeltaDiscoveryRequest> {
         self.state().requests.clone()
@@ -150,6 +178,13 @@ impl Istiod {
     /// The metadata of each call so far that showed its token.
     pub fn calls(&self) -> Vec<MetadataMap> {
         self.state().calls.clone()
+    }
+
+    /// How many first requests of a type came so far.
+    pub fn firsts(&self) -> usize {
+        let requests = self.requests().into_iter();
+        let firsts = requests.filter(|request| request.response_nonce.is_empty());
+        firsts.count()
     }
 
     /// The messages of all NACKs so far.
@@ -228,7 +263,7 @@ impl State {
 
     fn received(&mut self, request: DeltaDiscoveryRequest, index: usize) {
         let is_first = request.response_nonce.is_empty();
-        if is_first {
+        if is_first && self.manner != Manner::Silent {
             let of = request.type_url.clone();
             let has = request
                 .initial_resource_versions
@@ -257,6 +292,9 @@ impl AggregatedDiscoveryService for Istiod {
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
         check_token(call.metadata())?;
         self.state().calls.push(call.metadata().clone());
+        if self.state().manner == Manner::Refusing {
+            return Err(Status::unavailable("out for lunch"));
+        }
         let (pushes, responses) = mpsc::channel(64);
         let gone = pushes.clone();
         let mut stream = Some(Stream {

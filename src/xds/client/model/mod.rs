@@ -124,7 +124,7 @@ impl Resources for Store {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
         judge(resource)?;
         let held = self.held.entry(type_url).or_default();
-        held.insert(resource.name.clone(), resource.version.clone());
+        held.insert(resource.name.to_string(), resource.version.to_string());
         Ok(())
     }
 

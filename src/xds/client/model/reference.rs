@@ -96,8 +96,9 @@ impl Reference {
         for resource in &response.resources {
             let name = &resource.name;
             if is_good(response, resource) {
-                rejected.remove(name);
-                let (version, mut aliases) = (resource.version.clone(), resource.aliases.clone());
+                rejected.remove(&**name);
+                let version = resource.version.to_string();
+                let mut aliases = resource.aliases.clone();
                 if type_url != DEMAND {
                     aliases.clear();
                 }
@@ -107,11 +108,11 @@ impl Reference {
                     aliases,
                     body,
                 };
-                held.insert(name.clone(), kept);
+                held.insert(name.to_string(), kept);
             } else {
-                now.insert(name.clone());
-                let usable = name != "*" && name.len() <= 2048;
-                let name = if usable { name.as_str() } else { "" };
+                now.insert(name.to_string());
+                let usable = **name != *"*" && name.len() <= 2048;
+                let name = if usable { name } else { "" };
                 rejected.insert(name.to_owned());
             }
         }
@@ -227,8 +228,8 @@ fn is_good(response: &Response, resource: &Resource) -> bool {
     let name = &resource.name;
     let same = response.resources.iter().filter(|one| one.name == *name);
     same.count() == 1
-        && !response.removed.contains(name)
-        && !["", "*"].contains(&name.as_str())
+        && !response.removed.iter().any(|removed| **removed == **name)
+        && !["", "*"].contains(&&**name)
         && name.len() <= 2048
         && resource.body.is_some()
         && resource.body_type == response.type_url

@@ -254,7 +254,7 @@ impl Watch {
         }
         let sent = resources.iter();
         self.told
-            .extend(sent.map(|sent| (sent.name.clone(), sent.version.clone())));
+            .extend(sent.map(|sent| (sent.name.to_string(), sent.version.to_string())));
         (resources, removed)
     }
 }
@@ -263,8 +263,8 @@ impl Watch {
 pub(super) fn resource(type_url: &str, name: &str, item: &Item) -> Resource {
     let word = if item.good { "good" } else { "bad" };
     Resource {
-        name: name.to_owned(),
-        version: item.version.clone(),
+        name: name.into(),
+        version: item.version.as_str().into(),
         aliases: item.aliases.clone(),
         body: Some(Bytes::from(word)),
         body_type: type_url.to_owned(),
