@@ -123,10 +123,11 @@ pub fn endpoints(count: usize) -> EndpointSet {
             uid: format!("east//Pod/app/workload-{index}").into(),
             address: (address([10, 0, 0, 1], index), 15008).into(),
             protocol: Protocol::Hbone,
+            definition: Arc::default(),
             weight: weight(index),
             workload: Arc::clone(&labels),
             pod: "pod".into(),
-            state: Arc::new(EndpointState::new()),
+            state: Arc::new(EndpointState::default()),
         })
     };
     EndpointSet::new((0..count).map(endpoint).collect())

@@ -8,12 +8,12 @@ use anyhow::Context;
 
 use crate::config::{
     Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    IstioCa, Place, Severity, Source,
+    IstioCa, PolicyMode, Severity, Source, findings,
 };
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder;
-use crate::snapshot::mesh::{self, Mesh};
-use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
+use crate::snapshot::mesh::{self, Mesh, Place};
+use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
@@ -29,6 +29,8 @@ pub struct Inputs {
     pub config: Config,
     /// The mesh.
     pub mesh: Mesh,
+    /// Its authorization policies.
+    pub policies: Policies,
     /// Our certificate, key and roots, where they are in files.
     pub material: Option<Material>,
     /// The trust domains with the roots of their own.
@@ -64,6 +66,14 @@ impl Inputs {
     pub fn network(&self) -> Arc<str> {
         self.config.gateway.network.as_str().into()
     }
+
+    /// The policies, where the source has told them by now.
+    pub(super) fn told_policies(&self) -> Option<Policies> {
+        match self.config.discovery {
+            Discovery::File { .. } => Some(self.policies.clone()),
+            Discovery::Istio { .. } => None,
+        }
+    }
 }
 
 /// Reads everything and reports all mistakes of all files at once: a mistake in one file hides
@@ -77,18 +87,19 @@ fn complete(path: &Path, examined: Examined) -> Report {
     let mesh = match &examined.discovery {
         Some(Discovery::File { path }) => report.keep(xds::file::load(path)),
         // It is told while we run.
-        Some(Discovery::Istio { .. }) => Some(Mesh::default()),
+        Some(Discovery::Istio { .. }) => Some((Mesh::default(), Policies::default())),
         None => None,
     };
     let certificates = report.certificates(path, &examined);
-    if let (Some(config), Some(mesh), Some((material, domains))) =
+    if let (Some(config), Some((mesh, policies)), Some((material, domains))) =
         (examined.config, mesh, certificates)
     {
-        report.compare(&config, &mesh);
+        report.compare(&config, &mesh, &policies);
         let warnings = report.warnings.clone();
         report.inputs = Some(Inputs {
             config,
             mesh,
+            policies,
             material,
             domains,
             warnings,
@@ -176,7 +187,7 @@ impl Report {
     }
 
     /// Warns of a private key that every user of the machine may read or write.
-    fn private(&mut self, path: &Path, key: &Path, named: &[(PathBuf, Place)]) {
+    fn private(&mut self, path: &Path, key: &Path, named: &[(PathBuf, findings::Place)]) {
         let mode = key.metadata().map_or(0, |metadata| metadata.mode());
         if mode & OTHERS == 0 {
             return;
@@ -192,7 +203,7 @@ impl Report {
 
     /// What only the two files together show. A control plane's mesh comes and goes, and nobody
     /// could mend it here.
-    pub(super) fn compare(&mut self, config: &Config, mesh: &Mesh) {
+    pub(super) fn compare(&mut self, config: &Config, mesh: &Mesh, policies: &Policies) {
         let Discovery::File { path: mesh_path } = &config.discovery else {
             return;
         };
@@ -219,20 +230,30 @@ impl Report {
             }
         }
         self.warn_of_dead_ends(config, mesh);
-        let behind = |service: &&&Arc<mesh::Service>| !service.waypoints.is_empty();
-        for service in mesh.services.sorted().iter().filter(behind) {
-            self.warnings.push(format!(
-                "{}: warning: {} has a waypoint, which is not built yet: its tunnels are refused",
-                mesh_path.display(),
-                service.hostname
-            ));
+        let is_known = |waypoint: &mesh::Waypoint| match &waypoint.gateway.place {
+            Place::Name(name) => known(name.split_once('/').map_or("", |(_, host)| host)),
+            Place::Address(_, ip) => {
+                let mut vips = mesh.services.values().flat_map(|service| &service.vips);
+                vips.any(|(_, vip)| vip == ip)
+            }
+        };
+        for service in mesh.services.sorted() {
+            let waypoints = &service.waypoints;
+            if !waypoints.is_empty() && !waypoints.iter().any(is_known) {
+                self.warnings.push(format!(
+                    "{}: warning: {} is behind a waypoint that is no service of this mesh: its \
+                     tunnels are refused",
+                    mesh_path.display(),
+                    service.hostname
+                ));
+            }
         }
-        if mesh.policies > 0 {
+        if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
             self.warnings.push(format!(
                 "{}: warning: its {} authorization policies are not enforced at this gateway; \
-                 who may reach what is said by `exposure`",
+                 write `policy: {{istio: enforce}}` if they are to be",
                 mesh_path.display(),
-                mesh.policies
+                policies.len()
             ));
         }
     }
@@ -284,7 +305,7 @@ fn located(
     error: &TlsError,
     path: &Path,
     own: Option<&IdentityFiles>,
-    named: &[(PathBuf, Place)],
+    named: &[(PathBuf, findings::Place)],
 ) -> String {
     let (file, is_said) = match error {
         TlsError::Pem { file, .. }
@@ -304,9 +325,9 @@ fn located(
 }
 
 /// The place that names a file; the first line of the configuration in `path` where none does.
-fn place_of(file: &Path, path: &Path, named: &[(PathBuf, Place)]) -> Place {
+fn place_of(file: &Path, path: &Path, named: &[(PathBuf, findings::Place)]) -> findings::Place {
     let found = named.iter().find(|(named, _)| named == file);
-    let first = || Place {
+    let first = || findings::Place {
         file: path.to_owned(),
         line: 1,
     };
@@ -322,6 +343,16 @@ pub(super) fn trust_set(config: &Config) -> TrustSet {
             .iter()
             .map(|d| (d.name.as_str(), d.cluster.as_str())),
     )
+    .with_waypoints(config.trust.waypoints.iter().map(String::as_str))
+}
+
+/// What the configuration does about Istio's policies.
+pub(super) fn enforcement(config: &Config) -> Enforcement {
+    match config.policy.istio {
+        PolicyMode::Off => Enforcement::Off,
+        PolicyMode::Audit => Enforcement::Audit,
+        PolicyMode::Enforce => Enforcement::Enforce,
+    }
 }
 
 /// The exposure table that the configuration describes.

@@ -212,7 +212,8 @@ impl Reloader {
             .map(|new| old.restart_only_changes(new));
         let new = examined.config.map(|new| in_force(&old, new));
         if let Some(new) = &new {
-            report.compare(new, &self.gateway.reader.load().mesh);
+            let snapshot = self.gateway.reader.load();
+            report.compare(new, &snapshot.mesh, &snapshot.policies);
         }
         report.refusal()?;
         let (new, domains) = new.zip(domains).context("it could not be read")?;
@@ -225,6 +226,7 @@ impl Reloader {
         self.publish(Change {
             trust: Some(inputs::trust_set(&new)),
             exposure: Some(inputs::exposure_table(&new)),
+            enforcement: Some(inputs::enforcement(&new)),
             ..Change::default()
         })
         .await?;
@@ -247,12 +249,14 @@ impl Reloader {
         };
         let network = config.gateway.network.as_str().into();
         // A large file takes its time, and admin pages live on this thread.
-        let mesh = tokio::task::spawn_blocking(move || xds::file::load(&path)).await??;
+        let (mesh, policies) =
+            tokio::task::spawn_blocking(move || xds::file::load(&path)).await??;
         let mut report = Report::default();
-        report.compare(&config, &mesh);
+        report.compare(&config, &mesh, &policies);
         report.refusal()?;
         self.publish(Change {
             mesh: Some((mesh, network)),
+            policies: Some(policies),
             ..Change::default()
         })
         .await?;
@@ -299,6 +303,7 @@ fn in_force(old: &Config, new: Config) -> Config {
     Config {
         trust: new.trust,
         exposure: new.exposure,
+        policy: new.policy,
         log: Log {
             level: new.log.level,
             ..old.log.clone()

@@ -76,6 +76,8 @@ pub struct Config {
     pub discovery: Discovery,
     /// Which services peers may reach. By default none.
     pub exposure: Exposure,
+    /// What is done about authorization policies. By default nothing.
+    pub policy: Policy,
     /// Which addresses may be dialled in spite of the deny list. By default none.
     pub dial: Dial,
     /// How much of this host strangers and slow readers may take. By default by the host's size.
@@ -198,6 +200,9 @@ pub struct IdentityFiles {
 pub struct Trust {
     /// The set of trust domains; a peer outside it is refused in the handshake.
     pub domains: Vec<TrustDomain>,
+    /// Identities of waypoints and ingress gateways whose `x-istio-source` is believed, besides
+    /// those of the waypoints themselves. By default none.
+    pub waypoints: Vec<String>,
 }
 
 /// One trust domain of the set.
@@ -321,6 +326,26 @@ pub struct Audience {
     pub service_accounts: Vec<(String, String)>,
 }
 
+/// What is done about authorization policies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Policy {
+    /// About Istio's. Default [`PolicyMode::Off`].
+    pub istio: PolicyMode,
+}
+
+/// What is done about policies that discovery tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyMode {
+    /// Nothing: Envoy as such a gateway does not look at them either.
+    #[default]
+    Off,
+    /// What they refuse is logged and counted, and let through.
+    Audit,
+    /// What they refuse is refused.
+    Enforce,
+}
+
 /// Which addresses may be dialled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Dial {
@@ -411,8 +436,8 @@ impl Config {
         }
     }
 
-    /// The keys in which `new` differs and that are only read at the start. Trust, exposure and
-    /// the log's level apply live and are not among them.
+    /// The keys in which `new` differs and that are only read at the start. Trust, exposure,
+    /// policy and the log's level apply live and are not among them.
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let keys = [
             ("gateway", self.gateway != new.gateway),

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use spiffe::TrustDomain as SpiffeTrustDomain;
+use spiffe::{SpiffeId, TrustDomain as SpiffeTrustDomain};
 
 use super::checks::{self, Opened};
 use super::exposure;
@@ -14,7 +14,8 @@ use super::sources;
 use super::yaml::Document;
 use super::{
     ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
-    Gateway, Limits, Listener, Locality, Log, LogFormat, METRICS, READINESS, Trust, TrustDomain,
+    Gateway, Limits, Listener, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS,
+    Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -27,7 +28,7 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Keys that the design names and that later work brings.
-const LATER: &[&str] = &["networks", "links", "names", "traffic", "policy", "tracing"];
+const LATER: &[&str] = &["networks", "links", "names", "traffic", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
@@ -71,6 +72,7 @@ fn sections(
         Some(value) => exposure::read(value, clusters.as_ref()),
         None => Some(Exposure::default()),
     };
+    let policy = section(&mut top, "policy", policy);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
     let workers = top
@@ -98,6 +100,7 @@ fn sections(
             .collect(),
         discovery: discovery?,
         exposure: exposure?,
+        policy: policy?,
         dial: dial?,
         limits: limits?,
         workers: workers?.into(),
@@ -161,13 +164,12 @@ fn locality(value: Value<'_>) -> Option<Locality> {
 
 fn trust(value: Value<'_>) -> Option<Trust> {
     let mut fields = value.fields("trust")?;
-    fields.later(&[
-        "crl",
-        "skip_validation",
-        "waypoints",
-        "end_tunnels_at_expiry",
-    ]);
+    fields.later(&["crl", "skip_validation", "end_tunnels_at_expiry"]);
     let list = fields.need("domains", "[{name: east.local, cluster: east}]");
+    let waypoints = match fields.get("waypoints") {
+        Some(list) => list.items().map(workload_id).collect::<Vec<_>>(),
+        None => Vec::new(),
+    };
     fields.finish();
     let list = list?;
     if list.is_vacant() {
@@ -191,7 +193,18 @@ fn trust(value: Value<'_>) -> Option<Trust> {
         .into_iter()
         .map(|read| Some(read?.0))
         .collect::<Option<Vec<_>>>()?;
-    Some(Trust { domains })
+    let waypoints = waypoints.into_iter().collect::<Option<_>>()?;
+    Some(Trust { domains, waypoints })
+}
+
+/// The identity of a workload, as its certificate has it.
+fn workload_id(value: Value<'_>) -> Option<String> {
+    let wanted = "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`";
+    value.parsed(wanted, |text| {
+        let id = SpiffeId::new(text).ok()?;
+        let path: Vec<_> = id.path().split('/').collect();
+        matches!(&*path, ["", "ns", _, "sa", _]).then(|| text.to_owned())
+    })
 }
 
 fn trust_domain(value: Value<'_>) -> Option<TrustDomain> {
@@ -277,6 +290,21 @@ fn listener(value: Value<'_>) -> Option<(Listener, u64)> {
         },
         bind?.line(),
     ))
+}
+
+fn policy(value: Value<'_>) -> Option<Policy> {
+    let mut fields = value.fields("policy")?;
+    fields.later(&["files"]);
+    let modes = [
+        ("off", PolicyMode::Off),
+        ("audit", PolicyMode::Audit),
+        ("enforce", PolicyMode::Enforce),
+    ];
+    let istio = fields
+        .get("istio")
+        .map_or(Some(PolicyMode::Off), |mode| mode.choice(&modes));
+    fields.finish();
+    Some(Policy { istio: istio? })
 }
 
 fn dial(value: Value<'_>) -> Option<Dial> {

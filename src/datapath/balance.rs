@@ -150,9 +150,10 @@ mod tests {
                 address: ([10, 0, 0, 1], 15008).into(),
                 protocol: Protocol::Hbone,
                 weight,
+                definition: Arc::default(),
                 workload: Arc::default(),
                 pod: "".into(),
-                state: Arc::new(EndpointState::new()),
+                state: Arc::new(EndpointState::default()),
             })
         };
         EndpointSet::new(weights.iter().enumerate().map(endpoint).collect())

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::mesh::Protocol;
+use super::mesh::{Protocol, Workload};
 use crate::status::WorkloadLabels;
 
 /// One workload's address and port, as the data path dials it.
@@ -21,6 +21,8 @@ pub struct Endpoint {
     pub protocol: Protocol,
     /// Its share; never 0 in an [`EndpointSet`](super::EndpointSet).
     pub weight: u32,
+    /// The workload as the source told of it when the endpoint was made.
+    pub definition: Arc<Workload>,
     /// What logs and metrics say of it.
     pub workload: Arc<WorkloadLabels>,
     /// The pod's name: in the log only, because pods come and go and label sets stay.

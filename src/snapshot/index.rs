@@ -40,8 +40,9 @@ struct Member {
 type Edits<'a> = BTreeMap<&'a str, Option<Arc<Member>>>;
 
 /// Puts a mesh in the place of the snapshot's. The network, and whether only HBONE is dialled, stay
-/// what they are while a gateway runs; with others no endpoint keeps its state.
-pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) {
+/// what they are while a gateway runs; with others no endpoint keeps its state. Returns whether
+/// other policies may select a workload that was there before.
+pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> bool {
     let rules = (&snapshot.index.network, snapshot.mesh.hbone_only);
     if rules != (&network, mesh.hbone_only) {
         snapshot.mesh = Mesh::default();
@@ -55,22 +56,28 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) {
     let old = mem::replace(&mut snapshot.mesh, mesh);
     // What is written below is not what is read: a copy shares everything.
     let new = snapshot.mesh.clone();
-    let mut hosts = snapshot.index.join(&old, &new);
+    let (mut hosts, reselected) = snapshot.index.join(&old, &new);
     snapshot.index.claim(&old, &new, &mut hosts);
     for host in hosts {
         snapshot.rebuild(host);
     }
+    reselected
 }
 
 impl Index {
-    /// Joins workloads with the services that they name. Returns the hostnames that are touched.
-    fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh) -> BTreeSet<&'a str> {
+    /// Joins workloads with the services that they name. Returns the hostnames that are touched,
+    /// and whether other policies may select a workload.
+    fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh) -> (BTreeSet<&'a str>, bool) {
         let mut changes = new.workloads.changes(&old.workloads, same);
         // Pods of one Deployment stand beside each other then, and share what is said of them.
         changes.sort_unstable_by_key(|(uid, ..)| *uid);
         let mut edits: HashMap<&Arc<str>, Edits<'a>> = HashMap::new();
-        let mut last = None;
+        let (mut last, mut reselected) = (None, false);
         for (uid, before, after) in changes {
+            let both = before.zip(after);
+            reselected |= both.is_some_and(|(before, after)| {
+                (&before.namespace, &before.policies) != (&after.namespace, &after.policies)
+            });
             let before = before.and_then(|workload| Some((workload, self.member(workload)?)));
             if let Some((workload, _)) = before {
                 for service in workload.services.keys() {
@@ -95,7 +102,7 @@ impl Index {
             self.edit(service, edits);
             hosts.extend(service.split_once('/').map(|(_, host)| host));
         }
-        hosts
+        (hosts, reselected)
     }
 
     /// What is known of a workload that could be dialled.
@@ -192,6 +199,11 @@ impl Index {
 }
 
 impl Snapshot {
+    /// Whether addresses of a network are ours to dial.
+    pub fn is_local(&self, network: &str) -> bool {
+        network.is_empty() || *network == *self.index.network
+    }
+
     /// Looks anew at what answers to a hostname.
     fn rebuild(&mut self, host: &str) {
         let definition = self.index.answering(host);
@@ -262,6 +274,7 @@ impl Member {
                 address,
                 protocol: workload.protocol,
                 weight: workload.capacity,
+                definition: Arc::clone(workload),
                 workload: Arc::clone(&labels),
                 pod: Arc::clone(&workload.name),
                 state: state.map_or_else(Arc::default, |old| Arc::clone(&old.state)),
@@ -310,17 +323,16 @@ fn labels(workload: &mesh::Workload) -> WorkloadLabels {
     }
 }
 
-/// The endpoints of one service port that may be dialled.
-///
-/// A service behind a waypoint has none: to go past the waypoint would skip the policies that it
-/// enforces. Nor has a pass-through service, which names no endpoint at all.
+/// The endpoints of one service port that may be dialled. A pass-through service, which names no
+/// endpoint at all, has none. Whether a tunnel goes to them or to a waypoint is decided when it is
+/// routed, so that no service is built from another.
 fn endpoint_set(
     service: &mesh::Service,
     name: &str,
     port: u16,
     members: &[Arc<Member>],
 ) -> EndpointSet {
-    if !service.waypoints.is_empty() || service.passthrough {
+    if service.passthrough {
         return EndpointSet::default();
     }
     let usable = |member: &&Arc<Member>| member.workload.healthy || service.allow_unhealthy;

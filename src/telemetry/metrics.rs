@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
@@ -24,6 +24,8 @@ use crate::status::What;
 
 /// Log lines about refused handshakes that may be written in a second.
 const REFUSAL_LINES_A_SECOND: u32 = 10;
+/// Log lines about authorization policies that may be written in a second.
+const POLICY_LINES_A_SECOND: u32 = 10;
 
 /// Upper bounds of the dial time in seconds: from a pod of the same zone to the budget of 10 s.
 const DIAL_BUCKETS: [f64; 14] = [
@@ -39,6 +41,7 @@ const SHED: &str = "Connections turned away before their handshake, by limit";
 const EXHAUSTED: &str = "Connections ended for frames that carry nothing (ENHANCE_YOUR_CALM)";
 const BUFFERED: &str = "Bytes of all tunnels that are held for slow readers";
 const BUFFERED_MAX: &str = "How many may be held: past it tunnels are refused and reset";
+const POLICIES: &str = "Tunnels that authorization policies refuse, by what came of it";
 const RELOADS: &str = "Reads of a source that has changed, by result";
 const CERTIFICATE_FETCHES: &str = "Certificates asked for and told of, by result";
 const CERTIFICATE_EXPIRY: &str = "When the first certificate of a kind ends, in seconds since 1970";
@@ -69,6 +72,30 @@ impl AcceptError {
     }
 }
 
+/// What came of the refusal of a tunnel by authorization policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyOutcome {
+    /// It was refused, or reset if it was open.
+    Refused,
+    /// It was let through, as refusals are only audited.
+    Audited,
+    /// It was let through, as only policies refuse it that are to log and do no more.
+    DryRun,
+}
+
+impl PolicyOutcome {
+    const ALL: [Self; 3] = [Self::Refused, Self::Audited, Self::DryRun];
+
+    /// The metric label and the log's `outcome` field.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Audited => "audited",
+            Self::DryRun => "dry_run",
+        }
+    }
+}
+
 /// The values of the `result` label of `strait_dials_total`.
 const DIAL_RESULTS: [&str; 5] = ["ok", "refused", "timeout", "failed", "denied"];
 
@@ -91,6 +118,7 @@ pub struct Metrics {
     buffered_max: Gauge,
     accept_pauses: Counter,
     shed: Family<Labels<1>, Counter>,
+    policies: Counters<1>,
     reloads: Counters<2>,
     certificate_fetches: Counters<1>,
     certificate_expiry: Family<[(&'static str, String); 2], Gauge>,
@@ -98,6 +126,7 @@ pub struct Metrics {
     log_lines_dropped: Counter,
     log_drops: OnceLock<ErrorCounter>,
     pub(super) refusal_lines: Limiter,
+    policy_lines: Limiter,
 }
 
 impl Metrics {
@@ -124,6 +153,7 @@ impl Metrics {
             accept_pauses: metric(r, "strait_accept_pauses", ACCEPT_PAUSES),
             shed: metric(r, "strait_connections_shed", SHED),
             exhausted: metric(r, "strait_connections_exhausted", EXHAUSTED),
+            policies: metric(r, "strait_policy_refusals", POLICIES),
             reloads: metric(r, "strait_reload", RELOADS),
             certificate_fetches: metric(r, "strait_certificate_fetches", CERTIFICATE_FETCHES),
             certificate_expiry: metric(r, "strait_certificate_expiry_seconds", CERTIFICATE_EXPIRY),
@@ -131,6 +161,7 @@ impl Metrics {
             log_lines_dropped: metric(r, "strait_log_lines_dropped", LOG_LINES_DROPPED),
             log_drops: OnceLock::new(),
             refusal_lines: Limiter::new(REFUSAL_LINES_A_SECOND),
+            policy_lines: Limiter::new(POLICY_LINES_A_SECOND),
             registry,
         };
         metrics.create_closed_lists();
@@ -156,6 +187,9 @@ impl Metrics {
         }
         for result in DIAL_RESULTS {
             drop(self.dials.get_or_create(&[("result", result)]));
+        }
+        for outcome in PolicyOutcome::ALL {
+            drop(self.policies.get_or_create(&[("outcome", outcome.label())]));
         }
         for ok in [true, false] {
             drop(self.certificate_fetches.get_or_create(&[result(ok)]));
@@ -227,6 +261,18 @@ impl Metrics {
     /// Counts an ejected endpoint.
     pub fn endpoint_ejected(&self) {
         self.ejections.inc();
+    }
+
+    /// Counts a tunnel that authorization policies refuse.
+    pub fn policy_refused(&self, outcome: PolicyOutcome) {
+        self.policies
+            .get_or_create(&[("outcome", outcome.label())])
+            .inc();
+    }
+
+    /// Whether one more line about authorization policies may be written now.
+    pub fn may_log_policy(&self) -> bool {
+        self.policy_lines.admit(Instant::now()).is_some()
     }
 
     /// Counts a read of a source.

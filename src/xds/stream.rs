@@ -1,6 +1,5 @@
 //! The gRPC stream under the delta ADS machine: connect, talk, publish, wait, connect again.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +58,10 @@ pub struct Pod {
     pub cluster: String,
     /// The network that its endpoints are in.
     pub network: String,
+    /// The Gateway that it is of, by its label; empty if that is not known.
+    pub gateway: String,
+    /// The version of Istio whose dialect we speak.
+    pub istio_version: String,
 }
 
 /// Everything that the stream needs, and where it tells what it learns.
@@ -141,6 +144,7 @@ impl Istio {
         let mut store = Recorder::restore(cache, &mut client);
         tokio::spawn(store.writer());
         if let Some(notice) = store.restored().map(ToOwned::to_owned) {
+            store.store.told_policies();
             self.update(&mut store);
             store.save();
             self.status.set_reload(What::Mesh, Err(notice));
@@ -244,6 +248,9 @@ impl Istio {
 
     /// Publishes what has changed, and tells people and the probe where things stand.
     fn publish(&self, client: &Client, store: &mut Recorder) {
+        if client.pending().all(|type_url| type_url != AUTHORIZATION) {
+            store.store.told_policies();
+        }
         self.update(store);
         let rejected = client
             .rejected()
@@ -272,9 +279,10 @@ impl Istio {
         let change = Change {
             mesh: store.store.take_change().map(|mesh| (mesh, network)),
             exports: store.store.take_exports(),
+            policies: store.store.take_policies(),
             ..Change::default()
         };
-        if change.mesh.is_none() && change.exports.is_none() {
+        if change.mesh.is_none() && change.exports.is_none() && change.policies.is_none() {
             return;
         }
         self.publisher.update(change);
@@ -345,8 +353,11 @@ impl Pod {
         } = self;
         let labels = [
             ("gateway.istio.io/managed", "istio.io-eastwest-controller"),
-            ("topology.istio.io/network", &self.network),
+            ("topology.istio.io/network", &*self.network),
         ];
+        let gateway = ("gateway.networking.k8s.io/gateway-name", &*self.gateway);
+        let labels = labels.into_iter().chain([gateway]);
+        let labels = labels.filter(|(_, value)| !value.is_empty());
         let labels = labels.map(|(key, value)| (key.to_owned(), text(value)));
         let fields = [
             ("NAME", text(name)),
@@ -356,6 +367,7 @@ impl Pod {
             ("NETWORK", text(&self.network)),
             ("REQUESTED_NETWORK_VIEW", text(&self.network)),
             ("INSTANCE_IPS", text(ip)),
+            ("ISTIO_VERSION", text(&self.istio_version)),
             ("LABELS", value(Kind::StructValue(fields_of(labels)))),
         ];
         Node {
@@ -370,9 +382,9 @@ impl Pod {
     }
 }
 
-fn fields_of<const N: usize>(fields: [(String, Value); N]) -> Struct {
+fn fields_of(fields: impl IntoIterator<Item = (String, Value)>) -> Struct {
     Struct {
-        fields: BTreeMap::from(fields),
+        fields: fields.into_iter().collect(),
     }
 }
 

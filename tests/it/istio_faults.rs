@@ -296,6 +296,8 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
                 service_account: "strait".into(),
                 cluster: "east".into(),
                 network: "east".into(),
+                gateway: String::new(),
+                istio_version: "1.31.0".into(),
             },
             publisher,
             status: Arc::clone(&status),

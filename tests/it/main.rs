@@ -41,6 +41,8 @@ mod oracle;
 #[cfg(test)]
 mod pod;
 #[cfg(test)]
+mod policy;
+#[cfg(test)]
 mod reload;
 #[cfg(test)]
 mod reload_under_load;
@@ -52,3 +54,5 @@ mod start;
 mod starved;
 #[cfg(test)]
 mod tls;
+#[cfg(test)]
+mod waypoint;

@@ -90,15 +90,17 @@ fn material(context: &X509Context, now: SystemTime) -> Result<Material, IssueErr
     let own = own.map(|bundle| certificates(&bundle)).unwrap_or_default();
     let key = PrivateKeyDer::Pkcs8(key);
     let mut material = judge(chain.collect(), key, own, now)?;
-    let mut bundles = Bundles::new();
+    let (mut bundles, mut all) = (Bundles::new(), Vec::new());
     for (domain, bundle) in context.bundle_set().iter() {
+        let certificates = certificates(bundle);
         let mut roots = RootCertStore::empty();
         // A domain none of whose roots can be used has no bundle.
-        if roots.add_parsable_certificates(certificates(bundle)).0 > 0 {
+        if roots.add_parsable_certificates(certificates.clone()).0 > 0 {
             bundles.insert(domain.as_str().into(), Arc::new(roots));
         }
+        all.extend(certificates);
     }
-    material.bundles = Some(bundles);
+    (material.bundles, material.root_certificates) = (Some(bundles), all);
     Ok(material)
 }
 
