@@ -13,6 +13,7 @@ pub mod certs;
 mod check;
 pub mod demo;
 pub mod load;
+mod proxy;
 mod stop;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::app;
+use crate::config::Source;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,6 +53,8 @@ enum Command {
     /// told to go elsewhere, and open tunnels have until `drain.deadline`. A second SIGTERM ends
     /// it now. Changes of the files are applied while it runs.
     Run(ConfigArgs),
+    /// Serves as a gateway of Istio's, started by the arguments of its proxies.
+    Proxy(proxy::Args),
     /// Checks strait.yaml and the files that it names, and lists every mistake with its line.
     ///
     /// Exits 0 if all is well (warnings are shown), 1 with findings.
@@ -86,11 +90,18 @@ struct ConfigArgs {
     config: PathBuf,
 }
 
+impl ConfigArgs {
+    fn source(&self) -> Source {
+        Source::file(&self.config)
+    }
+}
+
 /// Runs the command that was asked for.
 pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
-        Command::Run(args) => app::run(&args.config),
-        Command::Check(args) => return check::run(&args.config),
+        Command::Run(args) => app::run(&args.source(), None),
+        Command::Check(args) => return check::run(&args.source()),
+        Command::Proxy(args) => return exit(proxy::run(&args)),
         Command::Demo(args) => demo::run(&args),
         Command::Certs(args) => certs::run(&args),
         Command::Status(args) => return ask::status(&args),

@@ -15,4 +15,8 @@ mod check;
 #[cfg(test)]
 mod demo;
 #[cfg(test)]
+mod deploy;
+#[cfg(test)]
+mod proxy;
+#[cfg(test)]
 mod status;

@@ -286,6 +286,7 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
                 roots,
                 token: Some(token),
                 san: Some(NAME.to_owned()),
+                headers: Vec::new(),
             },
             cache: None,
             pod: Pod {

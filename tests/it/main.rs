@@ -39,6 +39,8 @@ mod links;
 #[cfg(test)]
 mod oracle;
 #[cfg(test)]
+mod pod;
+#[cfg(test)]
 mod policy;
 #[cfg(test)]
 mod reload;

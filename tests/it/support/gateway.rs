@@ -123,12 +123,28 @@ impl Gateway {
         write("mesh.yaml", &settings.mesh);
         write("strait.yaml", &strait_yaml(settings));
         prepare(folder.path());
+        let file = folder.path().join("strait.yaml");
+        Self::spawn_in(folder, settings, |command| {
+            command.args(["run", "-c"]).arg(file);
+        })
+    }
+
+    /// Starts the process in a folder, by arguments, and perhaps an environment, that
+    /// `configure` adds.
+    pub fn spawn_in(
+        folder: TempDir,
+        settings: &Settings<'_>,
+        configure: impl FnOnce(&mut Command),
+    ) -> Self {
         let log = std::fs::File::create(folder.path().join("log")).expect("a log file");
         // prlimit is of util-linux, which every Linux distribution has.
-        let process = Command::new("prlimit")
+        let mut command = Command::new("prlimit");
+        command
             .arg(format!("--nofile={0}:{0}", settings.descriptors))
-            .args([env!("CARGO_BIN_EXE_strait"), "run", "-c"])
-            .arg(folder.path().join("strait.yaml"))
+            .arg(env!("CARGO_BIN_EXE_strait"));
+        configure(&mut command);
+        let process = command
+            .current_dir(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
