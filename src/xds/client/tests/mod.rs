@@ -473,25 +473,6 @@ fn what_is_forgotten_by_one_name_stays_for_another() {
 }
 
 #[test]
-fn what_stands_in_for_all_that_was_rejected_is_of_use_too() {
-    struct StandsIn;
-    impl Resources for StandsIn {
-        fn upsert(&mut self, _: &'static str, _: &Resource) -> Result<(), String> {
-            Err("not readable".to_owned())
-        }
-        fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
-            (type_url, name) == (ALL, "policy")
-        }
-        fn remove(&mut self, _: &'static str, _: &str) {}
-    }
-    let (mut client, _) = connected();
-    client.received(response(ALL, [resource(ALL, "other", "1")]), &mut StandsIn);
-    assert!(!client.is_synced());
-    client.received(response(ALL, [resource(ALL, "policy", "1")]), &mut StandsIn);
-    assert!(client.is_synced());
-}
-
-#[test]
 fn what_was_read_from_the_disk_is_claimed_and_can_be_removed() {
     let (mut client, mut taken) = client();
     assert!(client.restore(ALL, "a", "1") && client.restore(SOME, "b", "2"));
