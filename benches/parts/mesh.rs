@@ -120,12 +120,11 @@ pub fn endpoints(count: usize) -> EndpointSet {
     let labels = Arc::new(WorkloadLabels::default());
     let endpoint = |index| {
         Arc::new(Endpoint {
-            uid: format!("east//Pod/app/workload-{index}").into(),
+            of: Arc::new(workload(index, 0)),
             address: (address([10, 0, 0, 1], index), 15008).into(),
             protocol: Protocol::Hbone,
             weight: weight(index),
             workload: Arc::clone(&labels),
-            pod: "pod".into(),
             state: Arc::new(EndpointState::new()),
         })
     };

@@ -86,7 +86,7 @@ struct Workload {
     canonical_revision: Arc<str>,
     cluster_id: Arc<str>,
     trust_domain: Arc<str>,
-    locality: Locality,
+    locality: Arc<Locality>,
     node: Arc<str>,
     network: Arc<str>,
     status: &'static str,
@@ -203,16 +203,16 @@ fn endpoints(
     let mut seen = HashSet::new();
     for endpoint in built.ports.values().flat_map(|set| &set.endpoints) {
         let shown = endpoints
-            .entry(endpoint.uid.to_string())
+            .entry(endpoint.uid().to_string())
             .or_insert_with(|| Endpoint {
-                workload_uid: endpoint.uid.to_string(),
+                workload_uid: endpoint.uid().to_string(),
                 service: key.clone(),
-                port: targets(&endpoint.uid).unwrap_or_default(),
+                port: targets(endpoint.uid()).unwrap_or_default(),
                 weight: endpoint.weight,
                 ..Endpoint::default()
             });
         // Ports that are dialled at one address share one state, which counts once.
-        if seen.insert((&endpoint.uid, endpoint.address)) {
+        if seen.insert((endpoint.uid(), endpoint.address)) {
             shown.ejected |= endpoint.state.is_ejected(now);
             shown.in_flight = shown.in_flight.saturating_add(endpoint.state.in_flight());
             shown.addresses.push(endpoint.address);
@@ -237,7 +237,7 @@ impl Workload {
             canonical_revision: workload.canonical_revision.clone(),
             cluster_id: workload.cluster.clone(),
             trust_domain: workload.trust_domain.clone(),
-            locality: workload.locality.clone(),
+            locality: Arc::clone(&workload.locality),
             node: workload.node.clone(),
             network: workload.network.clone(),
             status: if workload.healthy {

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::mesh::Protocol;
+use super::mesh::{self, Protocol};
 use crate::status::WorkloadLabels;
 
 /// One workload's address and port, as the data path dials it.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// The workload's unique id.
-    pub uid: Arc<str>,
+    /// The workload that it belongs to.
+    pub of: Arc<mesh::Workload>,
     /// The address to dial: `ip:15008` for HBONE, the target port for plain TCP.
     pub address: SocketAddr,
     /// How it is dialled.
@@ -23,8 +23,6 @@ pub struct Endpoint {
     pub weight: u32,
     /// What logs and metrics say of it.
     pub workload: Arc<WorkloadLabels>,
-    /// The pod's name: in the log only, because pods come and go and label sets stay.
-    pub pod: Arc<str>,
     /// What lives longer than the snapshot.
     pub state: Arc<EndpointState>,
 }
@@ -93,6 +91,18 @@ impl EndpointState {
 
     fn millis(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.epoch).as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Endpoint {
+    /// The workload's unique id.
+    pub fn uid(&self) -> &Arc<str> {
+        &self.of.uid
+    }
+
+    /// The pod's name: in the log only, because pods come and go and label sets stay.
+    pub fn pod(&self) -> &Arc<str> {
+        &self.of.name
     }
 }
 

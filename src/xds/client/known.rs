@@ -36,7 +36,7 @@ pub(super) struct Known {
 /// What is kept of an accepted resource.
 #[derive(Clone, Debug)]
 struct Held {
-    version: Arc<str>,
+    version: Box<str>,
     aliases: Box<[Arc<str>]>,
     /// Bytes of the body, which others keep in another form.
     body: usize,
@@ -177,10 +177,10 @@ impl Known {
     }
 
     /// Holds a resource, in place of what was held under its name.
-    fn hold(&mut self, name: &Arc<str>, version: &Arc<str>, aliases: &BTreeSet<&str>, body: usize) {
+    fn hold(&mut self, name: &Arc<str>, version: &str, aliases: &BTreeSet<&str>, body: usize) {
         let aliases = aliases.iter().map(|&alias| Arc::from(alias)).collect();
         let held = Held {
-            version: Arc::clone(version),
+            version: version.into(),
             aliases,
             body,
         };
@@ -276,12 +276,7 @@ impl Known {
     }
 
     /// Holds what was accepted by another run; says whether there was room.
-    pub(super) fn restore(
-        &mut self,
-        name: &Arc<str>,
-        version: &Arc<str>,
-        usage: &mut Usage,
-    ) -> bool {
+    pub(super) fn restore(&mut self, name: &Arc<str>, version: &str, usage: &mut Usage) -> bool {
         let old = self.held.get(name).map(|held| held.cost(name));
         let new = cost(name, version, std::iter::empty());
         if has_use(name).is_err() || usage.put(old, new).is_err() {
