@@ -120,12 +120,12 @@ pub fn endpoints(count: usize) -> EndpointSet {
     let labels = Arc::new(WorkloadLabels::default());
     let endpoint = |index| {
         Arc::new(Endpoint {
-            of: Arc::new(workload(index, 0)),
             address: (address([10, 0, 0, 1], index), 15008).into(),
             protocol: Protocol::Hbone,
+            definition: Arc::new(workload(index, 0)),
             weight: weight(index),
             workload: Arc::clone(&labels),
-            state: Arc::new(EndpointState::new()),
+            state: Arc::new(EndpointState::default()),
         })
     };
     EndpointSet::new((0..count).map(endpoint).collect())

@@ -43,8 +43,8 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
             roots: write("root.crt", &identities().root),
             token: Some(write("token", TOKEN)),
             san: Some(NAME.to_owned()),
-            cache: None,
         },
+        cache: None,
         pod: Pod {
             name: "strait".into(),
             namespace: "istio-system".into(),
@@ -52,6 +52,8 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
             service_account: "default".into(),
             cluster: "east".into(),
             network: "east".into(),
+            gateway: String::new(),
+            istio_version: String::new(),
         },
         publisher: Arc::clone(&publisher),
         status: Arc::clone(&status),

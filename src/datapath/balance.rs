@@ -151,12 +151,12 @@ mod tests {
                 ..Workload::default()
             };
             Arc::new(Endpoint {
-                of: Arc::new(of),
+                definition: Arc::new(of),
                 address: ([10, 0, 0, 1], 15008).into(),
                 protocol: Protocol::Hbone,
                 weight,
                 workload: Arc::default(),
-                state: Arc::new(EndpointState::new()),
+                state: Arc::new(EndpointState::default()),
             })
         };
         EndpointSet::new(weights.iter().enumerate().map(endpoint).collect())

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::index;
 use super::mesh::Mesh;
-use super::{ExportSet, ExposureTable, Service, Shards, Snapshot, TrustSet};
+use super::{Enforcement, ExportSet, ExposureTable, Policies, Service, Shards, Snapshot, TrustSet};
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
 pub const HBONE_PORT: u16 = 15008;
@@ -20,6 +20,10 @@ pub struct Change {
     pub exposure: Option<ExposureTable>,
     /// What the control plane exports.
     pub exports: Option<ExportSet>,
+    /// Istio's authorization policies.
+    pub policies: Option<Policies>,
+    /// What is done about them.
+    pub enforcement: Option<Enforcement>,
 }
 
 /// Makes the next snapshot, in a time that goes by what has changed. Endpoints that stay keep
@@ -30,12 +34,17 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     next.trust = replaced(&old.trust, change.trust);
     next.exposure = replaced(&old.exposure, change.exposure);
     next.exports = replaced(&old.exports, change.exports);
-    let moved =
-        (&next.trust, &next.exposure, &next.exports) != (&old.trust, &old.exposure, &old.exports);
-    next.generation += u64::from(moved);
+    next.policies = replaced(&old.policies, change.policies);
+    next.enforcement = change.enforcement.unwrap_or(old.enforcement);
+    let mut moved = (&next.trust, &next.exposure, &next.exports)
+        != (&old.trust, &old.exposure, &old.exports)
+        || !Arc::ptr_eq(&next.policies, &old.policies)
+        || next.enforcement != old.enforcement;
     if let Some((mesh, network)) = change.mesh {
-        index::apply(&mut next, mesh, network);
+        // Other policies may select a workload whose tunnels are open.
+        moved |= index::apply(&mut next, mesh, network);
     }
+    next.generation += u64::from(moved);
     next
 }
 
@@ -211,17 +220,6 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_past_a_waypoint() {
-        let mut mesh = mesh(vec![workload("a", "10.0.0.1")]);
-        let waypoint = mesh::Waypoint {
-            gateway: gateway(),
-            weight: 1,
-        };
-        change(&mut mesh, |service| service.waypoints = vec![waypoint]);
-        assert!(addresses(&built(&Snapshot::default(), mesh)).is_empty());
-    }
-
-    #[test]
     fn state_follows_uid_and_address_and_a_reused_address_starts_fresh() {
         let first = built(&Snapshot::default(), mesh(vec![workload("a", "10.0.0.1")]));
         let state = |snapshot: &Snapshot| Arc::clone(&echo(snapshot).ports[&80].endpoints[0].state);
@@ -236,6 +234,29 @@ mod tests {
         let snapshot = built(&Snapshot::default(), mesh(vec![]));
         let vips: Vec<_> = snapshot.vips.keys().map(ToString::to_string).collect();
         assert_eq!(vips, ["240.0.0.1"]);
+    }
+
+    #[test]
+    fn the_generation_moves_with_policies_and_with_what_selects_them() {
+        let first = built(&Snapshot::default(), mesh(vec![workload("a", "10.0.0.1")]));
+        let same = built(&first, mesh(vec![workload("a", "10.0.0.1")]));
+        assert_eq!(same.generation, first.generation);
+        let mut selected = workload("a", "10.0.0.1");
+        selected.policies = ["app/p".into()].into();
+        let third = built(&same, mesh(vec![selected, workload("b", "10.0.0.2")]));
+        assert_eq!(third.generation, 1);
+        let change = |change| build(&third, change).generation;
+        let enforcement = |mode| Change {
+            enforcement: Some(mode),
+            ..Change::default()
+        };
+        let policies = Change {
+            policies: Some([].into_iter().collect()),
+            ..Change::default()
+        };
+        assert_eq!(change(policies), 2, "now they are told");
+        assert_eq!(change(enforcement(Enforcement::Off)), 1);
+        assert_eq!(change(enforcement(Enforcement::Enforce)), 2);
     }
 
     #[test]

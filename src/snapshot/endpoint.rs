@@ -7,20 +7,20 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::mesh::{self, Protocol};
+use super::mesh::{Protocol, Workload};
 use crate::status::WorkloadLabels;
 
 /// One workload's address and port, as the data path dials it.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// The workload that it belongs to.
-    pub of: Arc<mesh::Workload>,
     /// The address to dial: `ip:15008` for HBONE, the target port for plain TCP.
     pub address: SocketAddr,
     /// How it is dialled.
     pub protocol: Protocol,
     /// Its share; never 0 in an [`EndpointSet`](super::EndpointSet).
     pub weight: u32,
+    /// The workload as the source told of it when the endpoint was made.
+    pub definition: Arc<Workload>,
     /// What logs and metrics say of it.
     pub workload: Arc<WorkloadLabels>,
     /// What lives longer than the snapshot.
@@ -97,12 +97,12 @@ impl EndpointState {
 impl Endpoint {
     /// The workload's unique id.
     pub fn uid(&self) -> &Arc<str> {
-        &self.of.uid
+        &self.definition.uid
     }
 
     /// The pod's name: in the log only, because pods come and go and label sets stay.
     pub fn pod(&self) -> &Arc<str> {
-        &self.of.name
+        &self.definition.name
     }
 }
 

@@ -37,8 +37,9 @@ struct Member(Arc<[Arc<Endpoint>]>);
 type Edits<'a> = BTreeMap<&'a str, Option<Member>>;
 
 /// Puts a mesh in the place of the snapshot's. The network, and whether only HBONE is dialled, stay
-/// what they are while a gateway runs; with others no endpoint keeps its state.
-pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) {
+/// what they are while a gateway runs; with others no endpoint keeps its state. Returns whether
+/// other policies may select a workload that was there before.
+pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> bool {
     let rules = (&snapshot.index.network, snapshot.mesh.hbone_only);
     if rules != (&network, mesh.hbone_only) {
         snapshot.mesh = Mesh::default();
@@ -52,18 +53,25 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) {
     let old = mem::replace(&mut snapshot.mesh, mesh);
     // What is written below is not what is read: a copy shares everything.
     let new = snapshot.mesh.clone();
-    let mut hosts = snapshot.index.join(&old, &new);
+    let (mut hosts, reselected) = snapshot.index.join(&old, &new);
     snapshot.index.claim(&old, &new, &mut hosts);
     for host in hosts {
         snapshot.rebuild(host);
     }
+    reselected
 }
 
 impl Index {
-    /// Joins workloads with the services that they name. Returns the hostnames that are touched.
-    fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh) -> BTreeSet<&'a str> {
+    /// Joins workloads with the services that they name. Returns the hostnames that are touched,
+    /// and whether other policies may select a workload.
+    fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh) -> (BTreeSet<&'a str>, bool) {
         let mut edits: HashMap<&Arc<str>, Edits<'a>> = HashMap::new();
+        let mut reselected = false;
         for (uid, before, after) in new.workloads.changes(&old.workloads, same) {
+            let both = before.zip(after);
+            reselected |= both.is_some_and(|(before, after)| {
+                (&before.namespace, &before.policies) != (&after.namespace, &after.policies)
+            });
             let before = before.and_then(|workload| Some((workload, self.member(workload)?)));
             if let Some((workload, _)) = before {
                 for service in workload.services.keys() {
@@ -91,7 +99,7 @@ impl Index {
             self.edit(service, edits);
             hosts.extend(service.split_once('/').map(|(_, host)| host));
         }
-        hosts
+        (hosts, reselected)
     }
 
     /// What is known of a workload that could be dialled.
@@ -182,6 +190,11 @@ impl Index {
 }
 
 impl Snapshot {
+    /// Whether addresses of a network are ours to dial.
+    pub fn is_local(&self, network: &str) -> bool {
+        network.is_empty() || *network == *self.index.network
+    }
+
     /// Looks anew at what answers to a hostname.
     fn rebuild(&mut self, host: &str) {
         let definition = self.index.answering(host);
@@ -244,10 +257,10 @@ impl Member {
             let state = before.and_then(|before| before.endpoint(port));
             let state = state.filter(|old| old.address == address);
             Arc::new(Endpoint {
-                of: Arc::clone(workload),
                 address,
                 protocol: workload.protocol,
                 weight: workload.capacity,
+                definition: Arc::clone(workload),
                 workload: Arc::clone(&labels),
                 state: state.map_or_else(Arc::default, |old| Arc::clone(&old.state)),
             })
@@ -262,7 +275,7 @@ impl Member {
 
     /// The endpoint that is dialled for a port of a service.
     fn serves(&self, service: &mesh::Service, name: &str, port: u16) -> Option<&Arc<Endpoint>> {
-        let workload = &self.0.first()?.of;
+        let workload = &self.0.first()?.definition;
         let target = *workload.services.get(name)?.get(&port)?;
         let is_usable = workload.healthy || service.allow_unhealthy;
         let port = dialled_port(workload, target);
@@ -319,12 +332,11 @@ fn are_of(labels: &WorkloadLabels, workload: &mesh::Workload) -> bool {
         && *labels.zone == *workload.locality.zone
 }
 
-/// The endpoints of one service port that may be dialled.
-///
-/// A service behind a waypoint has none: to go past the waypoint would skip the policies that it
-/// enforces. Nor has a pass-through service, which names no endpoint at all.
+/// The endpoints of one service port that may be dialled. A pass-through service, which names no
+/// endpoint at all, has none. Whether a tunnel goes to them or to a waypoint is decided when it is
+/// routed, so that no service is built from another.
 fn endpoint_set(service: &mesh::Service, name: &str, port: u16, members: &[Member]) -> EndpointSet {
-    if !service.waypoints.is_empty() || service.passthrough {
+    if service.passthrough {
         return EndpointSet::default();
     }
     let endpoints = members.iter();

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::authorization::Policy;
 use super::shards::Shards;
 
 /// Everything that a discovery source knows.
@@ -20,10 +19,6 @@ pub struct Mesh {
     pub services: Shards<Arc<str>, Arc<Service>>,
     /// The workloads, local and remote, by uid.
     pub workloads: Shards<Arc<str>, Arc<Workload>>,
-    /// How many authorization policies the source has.
-    pub policies: usize,
-    /// The policies themselves, where the source is one whose policies we read.
-    pub authorization: Arc<[Arc<Policy>]>,
     /// Whether endpoints without HBONE are passed over, as under Istio (contract 10, Dialling):
     /// there a peer's bytes are for a ztunnel and mean nothing to the application.
     pub hbone_only: bool,

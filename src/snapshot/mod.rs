@@ -21,12 +21,14 @@ mod lots;
 pub mod mesh;
 #[cfg(test)]
 mod model;
+mod policies;
 mod shards;
 mod trust;
 
 pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
 pub use mesh::{Locality, Protocol};
+pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
 pub use shards::Shards;
 pub use trust::TrustSet;
 
@@ -40,7 +42,8 @@ use lots::Lots;
 pub struct Snapshot {
     /// Counts every change.
     pub version: u64,
-    /// Moves only when trust, exposure or exports change: open tunnels are judged anew then.
+    /// Moves only when trust, exposure, exports or policies change: open tunnels are judged anew
+    /// then.
     pub generation: u64,
     /// The trust domains and the clusters that they stand for.
     pub trust: Arc<TrustSet>,
@@ -48,6 +51,10 @@ pub struct Snapshot {
     pub exposure: Arc<ExposureTable>,
     /// What the control plane exports; empty where there is none.
     pub exports: Arc<ExportSet>,
+    /// Istio's authorization policies.
+    pub policies: Arc<Policies>,
+    /// What is done about them.
+    pub enforcement: Enforcement,
     /// The mesh as the source told it, for the builder and the admin pages.
     pub mesh: mesh::Mesh,
     /// Services by hostname.
@@ -83,7 +90,8 @@ pub struct Service {
     pub hostname: Arc<str>,
     /// The service as the source told of it.
     pub definition: Arc<mesh::Service>,
-    /// The endpoints of each service port.
+    /// The endpoints of each service port. Of a service behind a waypoint they are for tunnels that
+    /// come from there.
     pub ports: HashMap<u16, Arc<EndpointSet>>,
 }
 
@@ -142,7 +150,7 @@ impl Reader {
         self.current.load()
     }
 
-    /// A receiver that changes whenever trust, exposure or exports do from now on.
+    /// A receiver that changes whenever the generation does from now on.
     pub fn generation(&self) -> watch::Receiver<u64> {
         let mut receiver = self.generation.clone();
         receiver.mark_unchanged();

@@ -62,7 +62,7 @@ fn meaning(mesh: &Mesh) -> (Services, BTreeMap<IpAddr, String>) {
 fn endpoints(mesh: &Mesh, service: &Service, port: u16) -> Vec<(String, SocketAddr, u32)> {
     let name = format!("{}/{}", service.namespace, service.hostname);
     let mut found = Vec::new();
-    if !service.waypoints.is_empty() || service.passthrough {
+    if service.passthrough {
         return found;
     }
     for workload in mesh.workloads.sorted() {

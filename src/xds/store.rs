@@ -17,7 +17,7 @@ use super::{authorization, wds};
 use crate::grpc::{security, workload as proto};
 use crate::snapshot::authorization::{Policy, Scope};
 use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
-use crate::snapshot::{ExportSet, Shards};
+use crate::snapshot::{ExportSet, Policies, Shards};
 
 /// The type of services and workloads.
 pub const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
@@ -40,13 +40,13 @@ pub struct Store {
     services: Shards<Arc<str>, Arc<Service>>,
     workloads: Shards<Arc<str>, Arc<Workload>>,
     policies: BTreeMap<Arc<str>, Arc<Policy>>,
-    /// The same, as a mesh has them; none if they have changed since.
-    authorization: Option<Arc<[Arc<Policy>]>>,
     /// How much they are, for the limits.
     endpoints: usize,
     matches: usize,
     words: Words,
     changed: bool,
+    policies_changed: bool,
+    policies_told: bool,
     /// The hostnames and ports of clusters that export a service.
     exports: BTreeSet<(String, u16)>,
     exports_changed: bool,
@@ -68,15 +68,26 @@ impl Store {
         mem::take(&mut self.exports_changed).then(|| exports().collect())
     }
 
-    /// The mesh, its policies in the order of the resources' names.
-    pub fn mesh(&mut self) -> Mesh {
-        let policies = || self.policies.values().cloned().collect();
-        let authorization = self.authorization.get_or_insert_with(policies);
+    /// The policies, if they have changed since this was called last.
+    pub fn take_policies(&mut self) -> Option<Policies> {
+        mem::take(&mut self.policies_changed).then(|| self.policies())
+    }
+
+    /// The policies.
+    pub fn policies(&self) -> Policies {
+        self.policies.values().cloned().collect()
+    }
+
+    /// The control plane has told its policies, be it that there is none.
+    pub fn told_policies(&mut self) {
+        self.policies_changed |= !mem::replace(&mut self.policies_told, true);
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> Mesh {
         Mesh {
             services: self.services.clone(),
             workloads: self.workloads.clone(),
-            policies: self.policies.len(),
-            authorization: Arc::clone(authorization),
             hbone_only: true,
         }
     }
@@ -146,12 +157,18 @@ impl Store {
     /// it, which refuses all that it covers: everything, where not even that can be read.
     fn upsert_policy(&mut self, resource: &Resource) -> Result<(), String> {
         let message = decode::<security::Authorization>(AUTHORIZATION, resource);
-        let covers = message.as_ref().ok().map(|message| {
+        // Under another name than its own, nobody can say what selects it.
+        let own = |message: &security::Authorization| {
+            format!("{}/{}", message.namespace, message.name) == *resource.name
+        };
+        let covers = message.as_ref().ok().filter(|message| own(message));
+        let covers = covers.map(|message| {
             let scope = authorization::scope(message.scope).unwrap_or(Scope::Global);
             (scope, message.dry_run)
         });
         let policy = message.and_then(|message| {
             let name = format!("{}/{}", message.namespace, message.name);
+            authorization::known_fields(resource.body.as_deref().unwrap_or_default())?;
             let policy = authorization::policy(message)?;
             is_named(resource, "authorization.name", &name)?;
             let matches = self.matches + policy.matches_held();
@@ -171,11 +188,8 @@ impl Store {
             Ok(policy) => (policy, Ok(())),
             Err(why) if has_good() => return Err(why),
             Err(why) => {
-                let (namespace, name) = resource.name.split_once('/').unwrap_or_default();
                 let (scope, dry_run) = covers.unwrap_or((Scope::Global, false));
-                let (namespace, name) = (namespace.to_owned(), name.to_owned());
-                let stand_in = Policy::unreadable(namespace, name, scope, dry_run);
-                (stand_in, Err(why))
+                (stand_in(&resource.name, scope, dry_run), Err(why))
             }
         };
         self.put_policy(&resource.name, Some(policy));
@@ -193,8 +207,7 @@ impl Store {
             [&old, &new].map(|one| one.as_deref().map_or(0, Policy::matches_held));
         self.matches = self.matches - before + after;
         if old.as_ref().map(Arc::as_ptr) != new.as_ref().map(Arc::as_ptr) {
-            self.authorization = None;
-            self.changed = true;
+            self.policies_changed = true;
         }
         self.policies.extend(new.map(|new| (name.into(), new)));
     }
@@ -215,6 +228,15 @@ impl Resources for Store {
         }
     }
 
+    /// A policy that was sent without a body, say, covers nobody knows what.
+    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
+        if type_url == AUTHORIZATION && !self.policies.contains_key(name) {
+            let policy = stand_in(name, Scope::Global, false);
+            self.put_policy(name, Some(policy));
+        }
+        self.has_stand_in(type_url, name)
+    }
+
     fn remove(&mut self, type_url: &'static str, name: &str) {
         if type_url == CLUSTER {
             let export = exported(name);
@@ -230,6 +252,12 @@ impl Resources for Store {
             _ => {}
         }
     }
+}
+
+/// What refuses all that a policy of this name would cover.
+fn stand_in(name: &str, scope: Scope, dry_run: bool) -> Policy {
+    let (namespace, name) = name.split_once('/').unwrap_or(("", name));
+    Policy::unreadable(namespace.to_owned(), name.to_owned(), scope, dry_run)
 }
 
 /// What a cluster exports by its name, `inbound-vip|PORT|tcp|HOST` (contract 2.5).
@@ -371,15 +399,20 @@ mod tests {
         store.upsert(ADDRESS, &service("other", true)).unwrap();
         store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap();
         let mesh = store.take_change().unwrap();
-        let sizes = (mesh.workloads.len(), mesh.services.len(), mesh.policies);
-        assert_eq!(sizes, (1, 2, 1));
+        let sizes = (mesh.workloads.len(), mesh.services.len());
+        assert_eq!((sizes, store.take_policies().unwrap().len()), ((1, 2), 1));
         store.remove(ADDRESS, "a");
         assert!(store.take_change().unwrap().workloads.is_empty());
         store.remove(ADDRESS, "app/Echo.app");
         let mesh = store.take_change().unwrap();
         assert_eq!(&*mesh.services.sorted()[0].namespace, "other");
         store.remove(AUTHORIZATION, "app/p");
-        assert!(store.take_change().unwrap().authorization.is_empty());
+        assert!(store.take_policies().unwrap().is_empty());
+        assert_eq!(
+            store.take_change(),
+            None,
+            "policies are no part of the mesh"
+        );
     }
 
     #[test]
@@ -454,8 +487,9 @@ mod tests {
         let mut store = Store::default();
         let mut judge = |one: &Resource| {
             let result = store.upsert(AUTHORIZATION, one);
-            let mesh = store.mesh();
-            (result.is_ok(), Policy::clone(&mesh.authorization[0]))
+            let policies = store.policies();
+            let policy = policies.iter().next().unwrap();
+            (result.is_ok(), Policy::clone(policy))
         };
         let broken = Resource {
             body: Some(vec![0xff].into()),
@@ -473,8 +507,64 @@ mod tests {
             assert_eq!(stands_in.action, Action::Deny);
             assert_eq!((&*stands_in.namespace, &*stands_in.name), ("app", "p"));
         }
+        let another = Resource {
+            name: "app/other".into(),
+            ..policy(NAMESPACE, 80)
+        };
+        assert!(store.upsert(AUTHORIZATION, &another).is_err());
+        let stands_in = &store.policies["app/other"];
+        assert_eq!(
+            stands_in.scope,
+            Scope::Global,
+            "nobody knows what selects it"
+        );
+        store.remove(AUTHORIZATION, "app/other");
+        let mut judge = |one: &Resource| {
+            let result = store.upsert(AUTHORIZATION, one);
+            (result.is_ok(), Policy::clone(&store.policies["app/p"]))
+        };
         let (is_good, first) = judge(&policy(NAMESPACE, 80));
         assert!(is_good && !first.unreadable);
         assert_eq!(judge(&broken), (false, first), "the last good one stays");
+    }
+    #[test]
+    fn what_the_machine_rejects_itself_is_stood_in_for_if_it_is_a_policy() {
+        let mut store = Store::default();
+        assert!(!store.rejected(ADDRESS, "a") && store.take_policies().is_none());
+        assert!(store.rejected(AUTHORIZATION, "app/p"));
+        let policy = Policy::clone(&store.policies["app/p"]);
+        assert!(policy.unreadable && policy.scope == Scope::Global && !policy.dry_run);
+        assert_eq!(store.take_policies().unwrap().len(), 1);
+        store.upsert(AUTHORIZATION, &self::policy(1, 80)).unwrap();
+        assert!(
+            !store.rejected(AUTHORIZATION, "app/p"),
+            "the good one stays"
+        );
+        assert!(!store.policies["app/p"].unreadable);
+    }
+
+    #[test]
+    fn a_field_of_tomorrow_makes_a_policy_unreadable() {
+        let good = policy(1, 80);
+        let body = good.body.unwrap();
+        let newer = Resource {
+            body: Some([&*body, &[0x98, 0x06, 0x01]].concat().into()),
+            ..policy(1, 80)
+        };
+        let mut store = Store::default();
+        let why = store.upsert(AUTHORIZATION, &newer).unwrap_err();
+        assert_eq!(why, "authorization: field 99 is not understood");
+        let policy = &store.policies["app/p"];
+        assert!(policy.unreadable && policy.scope == Scope::Namespace);
+    }
+
+    #[test]
+    fn policies_are_told_once_though_there_is_none() {
+        let mut store = Store::default();
+        assert!(store.take_policies().is_none());
+        store.told_policies();
+        assert!(store.take_policies().unwrap().is_empty());
+        store.told_policies();
+        assert!(store.take_policies().is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! The gRPC stream under the delta ADS machine: connect, talk, publish, wait, connect again.
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,6 +58,10 @@ pub struct Pod {
     pub cluster: String,
     /// The network that its endpoints are in.
     pub network: String,
+    /// The Gateway that it is of, by its label; empty if that is not known.
+    pub gateway: String,
+    /// The version of Istio whose dialect we speak.
+    pub istio_version: String,
 }
 
 /// Everything that the stream needs, and where it tells what it learns.
@@ -65,6 +69,8 @@ pub struct Pod {
 pub struct Istio {
     /// Where and how.
     pub plane: ControlPlane,
+    /// Where the last good state is kept.
+    pub cache: Option<PathBuf>,
     /// Who asks.
     pub pod: Pod,
     /// Where snapshots go.
@@ -126,7 +132,7 @@ fn client() -> Client {
 impl Istio {
     /// What there is before the first stream: the cached state, published, or nothing.
     fn start(&self) -> (Client, Recorder) {
-        let Some(file) = self.plane.cache.clone() else {
+        let Some(file) = self.cache.clone() else {
             return (client(), Recorder::default());
         };
         let cache = Cache {
@@ -138,6 +144,7 @@ impl Istio {
         let mut store = Recorder::restore(cache, &mut client);
         tokio::spawn(store.writer());
         if let Some(notice) = store.restored().map(ToOwned::to_owned) {
+            store.store.told_policies();
             self.update(&mut store);
             store.save();
             self.status.set_reload(What::Mesh, Err(notice));
@@ -177,12 +184,7 @@ impl Istio {
             self.send(&requests, request).await?;
         }
         let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
-        if let Some(token) = channel::authorization(&self.plane).await? {
-            call.metadata_mut().insert("authorization", token);
-        }
-        if let Ok(cluster) = self.pod.cluster.parse() {
-            call.metadata_mut().insert("clusterid", cluster);
-        }
+        channel::introduce(&self.plane, &self.pod.cluster, &mut call).await?;
         let late = || GrpcStatus::deadline_exceeded("the call was not answered in time");
         let called = timeout(CALL_DEADLINE, service.delta_aggregated_resources(call)).await;
         let mut responses = called.map_err(|_| late())??.into_inner();
@@ -246,6 +248,9 @@ impl Istio {
 
     /// Publishes what has changed, and tells people and the probe where things stand.
     fn publish(&self, client: &Client, store: &mut Recorder) {
+        if client.pending().all(|type_url| type_url != AUTHORIZATION) {
+            store.store.told_policies();
+        }
         self.update(store);
         let rejected = client
             .rejected()
@@ -274,9 +279,10 @@ impl Istio {
         let change = Change {
             mesh: store.store.take_change().map(|mesh| (mesh, network)),
             exports: store.store.take_exports(),
+            policies: store.store.take_policies(),
             ..Change::default()
         };
-        if change.mesh.is_none() && change.exports.is_none() {
+        if change.mesh.is_none() && change.exports.is_none() && change.policies.is_none() {
             return;
         }
         self.publisher.update(change);
@@ -347,8 +353,11 @@ impl Pod {
         } = self;
         let labels = [
             ("gateway.istio.io/managed", "istio.io-eastwest-controller"),
-            ("topology.istio.io/network", &self.network),
+            ("topology.istio.io/network", &*self.network),
         ];
+        let gateway = ("gateway.networking.k8s.io/gateway-name", &*self.gateway);
+        let labels = labels.into_iter().chain([gateway]);
+        let labels = labels.filter(|(_, value)| !value.is_empty());
         let labels = labels.map(|(key, value)| (key.to_owned(), text(value)));
         let fields = [
             ("NAME", text(name)),
@@ -358,6 +367,7 @@ impl Pod {
             ("NETWORK", text(&self.network)),
             ("REQUESTED_NETWORK_VIEW", text(&self.network)),
             ("INSTANCE_IPS", text(ip)),
+            ("ISTIO_VERSION", text(&self.istio_version)),
             ("LABELS", value(Kind::StructValue(fields_of(labels)))),
         ];
         Node {
@@ -372,9 +382,9 @@ impl Pod {
     }
 }
 
-fn fields_of<const N: usize>(fields: [(String, Value); N]) -> Struct {
+fn fields_of(fields: impl IntoIterator<Item = (String, Value)>) -> Struct {
     Struct {
-        fields: BTreeMap::from(fields),
+        fields: fields.into_iter().collect(),
     }
 }
 

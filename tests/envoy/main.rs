@@ -17,6 +17,8 @@ mod mesh;
 #[cfg(test)]
 mod process;
 #[cfg(test)]
+mod programmed;
+#[cfg(test)]
 #[expect(
     dead_code,
     unused_imports,

@@ -78,12 +78,19 @@ impl Mesh {
 
     /// The gateway's own count: waits until so many tunnels have ended.
     pub async fn ended(&self, tunnels: u64) -> Ended {
-        let counts = async || self.counts().await;
-        until("ended tunnels", counts, |ended| ended.tunnels() >= tunnels).await
+        ended(&self.gateway, tunnels).await
     }
 
-    async fn counts(&self) -> Ended {
-        let (_, text) = self.gateway.http(15020, "GET", "/metrics").await;
+    /// Prints a result, with Envoy's version before it.
+    pub fn say(&self, result: &str) {
+        process::say(&format!("envoy {}: {result}", self.version));
+    }
+}
+
+/// A gateway's own count: waits until so many tunnels have ended.
+pub async fn ended(gateway: &Gateway, tunnels: u64) -> Ended {
+    let counts = async || {
+        let (_, text) = gateway.http(15020, "GET", "/metrics").await;
         let count = |line: &str| {
             let rest = line.strip_prefix("strait_tunnels_total{reason=\"")?;
             let (reason, value) = rest.split_once("\"} ")?;
@@ -91,12 +98,8 @@ impl Mesh {
         };
         let counts = text.lines().filter_map(count);
         Ended(counts.filter(|&(_, count)| count > 0).collect())
-    }
-
-    /// Prints a result, with Envoy's version before it.
-    pub fn say(&self, result: &str) {
-        process::say(&format!("envoy {}: {result}", self.version));
-    }
+    };
+    until("ended tunnels", counts, |ended| ended.tunnels() >= tunnels).await
 }
 
 /// How many tunnels ended for which reason, by the gateway's own count.

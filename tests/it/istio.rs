@@ -13,17 +13,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::support::istiod::{Istiod, NAME, TOKEN};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, broken, identities, run, until};
 
-const HOSTNAME: &str = "echo.app.svc.cluster.local";
-const SERVICE: &str = "app/echo.app.svc.cluster.local";
+pub const HOSTNAME: &str = "echo.app.svc.cluster.local";
+pub const SERVICE: &str = "app/echo.app.svc.cluster.local";
 
-fn bytes(ip: IpAddr) -> Vec<u8> {
+pub fn bytes(ip: IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(ip) => ip.octets().into(),
         IpAddr::V6(ip) => ip.octets().into(),
     }
 }
 
-fn ports() -> Vec<Port> {
+pub fn ports() -> Vec<Port> {
     vec![Port {
         service_port: 80,
         target_port: 8080,
@@ -31,7 +31,7 @@ fn ports() -> Vec<Port> {
     }]
 }
 
-fn service() -> Address {
+pub fn service() -> Address {
     let service = Service {
         name: "echo".into(),
         namespace: "app".into(),
@@ -49,7 +49,7 @@ fn service() -> Address {
     }
 }
 
-fn workload(uid: &str, address: Vec<u8>) -> Address {
+pub fn workload(uid: &str, address: Vec<u8>) -> Address {
     let services = [(SERVICE.to_owned(), PortList { ports: ports() })];
     let workload = Workload {
         uid: uid.into(),
@@ -68,11 +68,11 @@ fn workload(uid: &str, address: Vec<u8>) -> Address {
 }
 
 /// A gateway of cluster east whose control plane is at host 2 of its net, by this name.
-fn gateway(net: Net, name: &str) -> Gateway {
+pub fn gateway(net: Net, name: &str) -> Gateway {
     spawn(&Settings::new(net, identities()), name)
 }
 
-fn spawn(settings: &Settings<'_>, name: &str) -> Gateway {
+pub fn spawn(settings: &Settings<'_>, name: &str) -> Gateway {
     spawn_with(settings, name, |_| {})
 }
 
@@ -101,7 +101,7 @@ fn spawn_with(settings: &Settings<'_>, name: &str, prepare: impl FnOnce(&Path)) 
     })
 }
 
-async fn asks(gateway: &Gateway) -> Result<(), String> {
+pub async fn asks(gateway: &Gateway) -> Result<(), String> {
     let client = gateway.client(identities()).await;
     let mut tunnel = client
         .tunnel(ECHO)

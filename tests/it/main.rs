@@ -15,6 +15,10 @@ mod balance;
 #[cfg(test)]
 mod budget;
 #[cfg(test)]
+mod certificates;
+#[cfg(test)]
+mod clusters;
+#[cfg(test)]
 mod drain;
 #[cfg(test)]
 mod ends;
@@ -29,9 +33,13 @@ mod identity;
 #[cfg(test)]
 mod istio;
 #[cfg(test)]
+mod istio_faults;
+#[cfg(test)]
 mod links;
 #[cfg(test)]
 mod oracle;
+#[cfg(test)]
+mod policy;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
@@ -44,3 +52,5 @@ mod start;
 mod starved;
 #[cfg(test)]
 mod tls;
+#[cfg(test)]
+mod waypoint;

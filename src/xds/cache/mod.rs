@@ -191,6 +191,23 @@ impl Resources for Recorder {
         result
     }
 
+    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
+        let stands_in = self.store.rejected(type_url, name);
+        if let Some(kept) = &self.kept
+            && stands_in
+            && !kept.has(type_url, name)
+        {
+            // Nothing of it is known, so that nothing of it is read after a restart either.
+            let unreadable = Resource {
+                name: name.into(),
+                body_type: type_url.to_owned(),
+                ..Resource::default()
+            };
+            kept.put(type_url, &unreadable);
+        }
+        stands_in
+    }
+
     fn remove(&mut self, type_url: &'static str, name: &str) {
         self.store.remove(type_url, name);
         if let Some(kept) = &self.kept {
@@ -202,6 +219,12 @@ impl Resources for Recorder {
 }
 
 impl Kept {
+    fn has(&self, type_url: &'static str, name: &str) -> bool {
+        let state = self.state();
+        let entries = state.entries.get(type_url);
+        entries.is_some_and(|entries| entries.contains_key(name))
+    }
+
     fn put(&self, type_url: &'static str, resource: &Resource) {
         let body = match type_url {
             // Nobody reads it, and it is large.

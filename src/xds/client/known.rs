@@ -116,7 +116,7 @@ impl Known {
         let mut nack = Nack::default();
         for (name, (version, reason)) in &contradictions {
             nack.add(name, reason);
-            self.rejected.put(name, version, reason);
+            self.reject(name, version, reason, usage, resources);
         }
         // Removals first: an address may go from a resource that is removed to one that is new.
         for name in &response.removed {
@@ -134,7 +134,7 @@ impl Known {
                 Ok(()) => self.rejected.clear(name),
                 Err(reason) => {
                     nack.add(name, &reason);
-                    self.rejected.put(name, &resource.version, &reason);
+                    self.reject(name, &resource.version, &reason, usage, resources);
                 }
             }
         }
@@ -174,6 +174,29 @@ impl Known {
         }
         self.hold(&resource.name, &resource.version, &aliases, body);
         Ok(())
+    }
+
+    /// Notes a rejection, and holds without a version what stands in for what was rejected. Beyond
+    /// the limits nothing does.
+    fn reject(
+        &mut self,
+        name: &str,
+        version: &str,
+        reason: &str,
+        usage: &mut Usage,
+        resources: &mut impl Resources,
+    ) {
+        self.rejected.put(name, version, reason);
+        let type_url = self.subscription.type_url;
+        if has_use(name).is_err() || self.held.contains_key(name) {
+            return;
+        }
+        if resources.rejected(type_url, name) {
+            match usage.put(None, cost(name, "", std::iter::empty())) {
+                Ok(()) => self.hold(&name.into(), &Arc::default(), &BTreeSet::new(), 0),
+                Err(_) => resources.remove(type_url, name),
+            }
+        }
     }
 
     /// Holds a resource, in place of what was held under its name.

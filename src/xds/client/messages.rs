@@ -116,6 +116,11 @@ pub trait Resources {
     /// that was taken before stays in force.
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String>;
 
-    /// A resource that was taken before is gone.
+    /// A resource was rejected, by us or by `upsert`, and nothing of it is held. Says whether
+    /// something stands in for it all the same. It is then held without a version: the server has
+    /// to send it again or to say that it is gone, and `remove` will be called.
+    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool;
+
+    /// A resource that was taken before is gone, or one that something stands in for.
     fn remove(&mut self, type_url: &'static str, name: &str);
 }

@@ -18,22 +18,23 @@ use super::names::{normal_hostname, service_key};
 use crate::config::fields::{Fields, Value};
 use crate::config::yaml::Document;
 use crate::config::{Findings, Report};
+use crate::snapshot::Policies;
 use crate::snapshot::mesh::{Locality, Mesh, Ports, Protocol, Service, Sorted, Workload};
 
 /// A service or workload and where it stands in the file.
 type Placed<'a, T> = (T, Value<'a>);
 
-/// Reads and checks a mesh file.
-pub fn load(path: &Path) -> Result<Mesh, Findings> {
+/// Reads and checks a mesh file: the mesh and its authorization policies.
+pub fn load(path: &Path) -> Result<(Mesh, Policies), Findings> {
     mesh(&Document::load(path)?)
 }
 
 /// Reads and checks a text that would stand in the file `path`.
-pub fn parse(path: &Path, text: &str) -> Result<Mesh, Findings> {
+pub fn parse(path: &Path, text: &str) -> Result<(Mesh, Policies), Findings> {
     mesh(&Document::parse(path, text)?)
 }
 
-fn mesh(document: &Document) -> Result<Mesh, Findings> {
+fn mesh(document: &Document) -> Result<(Mesh, Policies), Findings> {
     let report = Report::new(&document.file);
     // An empty file is more often one that is being written than a mesh without services.
     let mesh = Fields::of_document(document, &report, "workloads: []").map(read);
@@ -45,7 +46,7 @@ fn mesh(document: &Document) -> Result<Mesh, Findings> {
 }
 
 /// Every part is read before any is given up, so that each reports its findings.
-fn read(mut top: Fields<'_>) -> Mesh {
+fn read(mut top: Fields<'_>) -> (Mesh, Policies) {
     let workloads = items(&mut top, "workloads");
     let services = items(&mut top, "services");
     let policies = items(&mut top, "policies");
@@ -57,11 +58,11 @@ fn read(mut top: Fields<'_>) -> Mesh {
     vips_are_unique(&services);
     let (workloads, claims): (Vec<_>, Vec<_>) = workloads.into_iter().map(workload).unzip();
     services_are_known(claims.iter().flatten(), &services, &declared);
+    let policies = policies.into_iter().filter_map(policies::policy);
+    let policies = policies.map(Arc::new).collect();
     let services = services.into_iter().map(|(service, _)| service);
-    Mesh {
-        policies: policies.into_iter().filter_map(policies::policy).count(),
-        ..Mesh::new(services, workloads.into_iter().flatten())
-    }
+    let mesh = Mesh::new(services, workloads.into_iter().flatten());
+    (mesh, policies)
 }
 
 fn items<'a>(top: &mut Fields<'a>, key: &'static str) -> Vec<Value<'a>> {

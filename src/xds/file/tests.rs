@@ -6,10 +6,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::{Config, Discovery};
+use crate::snapshot::authorization::{self, StringMatch};
 use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Waypoint};
 
 fn read(text: &str) -> Result<Mesh, String> {
-    parse(Path::new("m.yaml"), text).map_err(|findings| findings.to_string())
+    let parsed = parse(Path::new("m.yaml"), text);
+    let parsed = parsed.map_err(|findings| findings.to_string());
+    parsed.map(|(mesh, _)| mesh)
 }
 
 /// The findings about a mesh, without the file's name.
@@ -104,7 +107,7 @@ policies:
   scope: Namespace
   action: Deny
   rules: [[[{notPrincipals: [{Presence: []}], destinationPorts: [80], sourceIps: [10.0.0.0/8],
-    serviceAccounts: [{namespace: a, serviceAccount: b}]}], [{namespaces: [!Exact x]}]]]
+    serviceAccounts: [{namespace: a, serviceAccount: b}]}], [{namespaces: [{Exact: x}]}]]]
   dryRun: true
 "#;
 
@@ -148,7 +151,42 @@ fn every_key_of_the_shape_is_read() {
     let preferences = &failover.services.sorted()[0].preferences;
     assert_eq!(*preferences, [Scope::Network, Scope::Region]);
     assert!(service.canonical && service.private);
-    assert_eq!(mesh.policies, 1);
+}
+
+#[test]
+fn policies_of_the_file_are_those_of_the_control_plane() {
+    let (_, policies) = parse(Path::new("m.yaml"), EVERY_KEY).unwrap();
+    let policy = policies.iter().next().unwrap();
+    assert_eq!((policies.len(), policy.full_name().as_str()), (1, "a/p"));
+    assert_eq!(policy.scope, authorization::Scope::Namespace);
+    assert_eq!(policy.action, authorization::Action::Deny);
+    assert!(policy.dry_run && !policy.unreadable);
+    let [rule] = &*policy.rules else {
+        panic!("{policy:?}");
+    };
+    let [first, second] = &*rule.clauses else {
+        panic!("{policy:?}");
+    };
+    let one = &first.matches[0];
+    assert_eq!(one.principals.none, [StringMatch::Presence]);
+    assert_eq!(one.destination_ports.any, [80]);
+    assert_eq!(one.source_ips.any[0].to_string(), "10.0.0.0/8");
+    assert_eq!(one.service_accounts.any, [("a".to_owned(), "b".to_owned())]);
+    let exact = StringMatch::Exact("x".to_owned());
+    assert_eq!(second.matches[0].namespaces.any, [exact]);
+}
+
+#[test]
+fn a_text_without_a_way_to_compare_is_refused() {
+    for text in ["x", "!Prefix x", "{Exact: x, Prefix: y}", "{}"] {
+        let text = format!("namespaces: [{{Exact: x}}]|namespaces: [{text}]");
+        let (from, to) = text.split_once('|').unwrap();
+        let refusal = refusal(&EVERY_KEY.replace(from, to));
+        assert!(
+            refusal.contains("StringMatch") || refusal.contains("namespaces"),
+            "{refusal}"
+        );
+    }
 }
 
 #[test]
@@ -418,7 +456,7 @@ fn the_examples_for_a_laptop_load() {
     let Discovery::File { path } = config.discovery else {
         panic!("a mesh file, and not {:?}", config.discovery);
     };
-    let mesh = load(&path).unwrap();
+    let (mesh, _) = load(&path).unwrap();
     assert_eq!(
         mesh.workloads
             .sorted()

@@ -14,6 +14,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use socket2::Socket;
+use strait::grpc::auth::istio_certificate_service_server::IstioCertificateServiceServer;
 use strait::grpc::discovery::aggregated_discovery_service_server::{
     AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
 };
@@ -25,11 +26,13 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Identities;
+use super::ca::Ca;
 
 /// The name in its certificate.
 pub const NAME: &str = "istiod.istio-system.svc";
@@ -38,10 +41,27 @@ pub const TOKEN: &str = "a-token-of-the-pod";
 
 /// What it knows, whom it tells, and what it was told. It outlives the server.
 #[derive(Clone, Default)]
-pub struct Istiod(Arc<Mutex<State>>);
+pub struct Istiod {
+    state: Arc<Mutex<State>>,
+    /// Who signs certificates.
+    pub ca: Ca,
+}
+
+/// How it treats whoever calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Manner {
+    /// As it should.
+    #[default]
+    Well,
+    /// It takes the call and never says a word.
+    Silent,
+    /// It refuses the call.
+    Refusing,
+}
 
 #[derive(Default)]
 struct State {
+    manner: Manner,
     /// By type and name: the version and the body.
     resources: BTreeMap<(String, String), (u64, Vec<u8>)>,
     version: u64,
@@ -92,9 +112,10 @@ impl Istiod {
                 }
             }
         });
-        let service = AggregatedDiscoveryServiceServer::new(self.clone());
+        let discovery = AggregatedDiscoveryServiceServer::new(self.clone());
+        let ca = IstioCertificateServiceServer::new(self.ca.clone());
         tasks.spawn(async move {
-            let server = Server::builder().add_service(service);
+            let server = Server::builder().add_service(discovery).add_service(ca);
             let _ = server
                 .serve_with_incoming(ReceiverStream::new(incoming))
                 .await;
@@ -132,9 +153,31 @@ impl Istiod {
         state.push(type_url, &[], &[name.to_owned()]);
     }
 
+    /// From now on it treats calls and requests like this.
+    pub fn behave(&self, manner: Manner) {
+        self.state().manner = manner;
+    }
+
+    /// Sends all who are connected just this, and knows nothing of it later.
+    pub fn say(&self, response: &DeltaDiscoveryResponse) {
+        let mut state = self.state();
+        state.streams.retain(|stream| !stream.pushes.is_closed());
+        for stream in &state.streams {
+            let pushed = stream.pushes.try_send(Ok(response.clone()));
+            pushed.expect("room for a push");
+        }
+    }
+
     /// Everything that clients have said so far.
     pub fn requests(&self) -> Vec<DeltaDiscoveryRequest> {
         self.state().requests.clone()
+    }
+
+    /// How many first requests of a type came so far.
+    pub fn firsts(&self) -> usize {
+        let requests = self.requests().into_iter();
+        let firsts = requests.filter(|request| request.response_nonce.is_empty());
+        firsts.count()
     }
 
     /// The messages of all NACKs so far.
@@ -150,7 +193,7 @@ impl Istiod {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no panic with the lock held")
+        self.state.lock().expect("no panic with the lock held")
     }
 }
 
@@ -213,7 +256,7 @@ impl State {
 
     fn received(&mut self, request: DeltaDiscoveryRequest, index: usize) {
         let is_first = request.response_nonce.is_empty();
-        if is_first {
+        if is_first && self.manner != Manner::Silent {
             let of = request.type_url.clone();
             let has = request
                 .initial_resource_versions
@@ -240,9 +283,9 @@ impl AggregatedDiscoveryService for Istiod {
         &self,
         call: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
-        let token = call.metadata().get("authorization");
-        if token.and_then(|token| token.to_str().ok()) != Some(&format!("Bearer {TOKEN}")) {
-            return Err(Status::unauthenticated("this is not the token"));
+        check_token(call.metadata())?;
+        if self.state().manner == Manner::Refusing {
+            return Err(Status::unavailable("out for lunch"));
         }
         let (pushes, responses) = mpsc::channel(64);
         let gone = pushes.clone();
@@ -262,6 +305,15 @@ impl AggregatedDiscoveryService for Istiod {
             }
         });
         Ok(Response::new(ReceiverStream::new(responses)))
+    }
+}
+
+/// Whether a call shows the token.
+pub fn check_token(metadata: &MetadataMap) -> Result<(), Status> {
+    let token = metadata.get("authorization");
+    match token.and_then(|token| token.to_str().ok()) == Some(&format!("Bearer {TOKEN}")) {
+        true => Ok(()),
+        false => Err(Status::unauthenticated("this is not the token")),
     }
 }
 

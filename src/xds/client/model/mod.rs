@@ -135,6 +135,16 @@ impl Resources for Store {
         Ok(())
     }
 
+    /// Something stands in for policies, without a version.
+    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
+        if type_url == POLICY {
+            let held = self.held.entry(type_url).or_default();
+            let before = held.insert(name.to_owned(), String::new());
+            assert!(before.is_none(), "{name} was taken before");
+        }
+        type_url == POLICY
+    }
+
     fn remove(&mut self, type_url: &'static str, name: &str) {
         let held = self.held.entry(type_url).or_default();
         assert!(held.remove(name).is_some(), "{name} was never taken");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use bytes::Bytes;
 
-use super::{CLAIMS_MAX, DEMAND, Store, TYPES, judge, subscription};
+use super::{CLAIMS_MAX, DEMAND, POLICY, Store, TYPES, judge, subscription};
 use crate::xds::client::{Client, End, Mode, Request, Resource, Response};
 
 /// What must be held of a resource.
@@ -133,6 +133,15 @@ impl Reference {
                 held.remove(name);
                 rejected.remove(name);
             }
+        }
+        // Something stands in for a policy of which nothing else is held.
+        let usable = |name: &&String| !["", "*"].contains(&name.as_str()) && name.len() <= 2048;
+        for name in now.iter().filter(usable).filter(|_| type_url == POLICY) {
+            held.entry(name.clone()).or_insert(Kept {
+                version: String::new(),
+                aliases: Vec::new(),
+                body: 0,
+            });
         }
         if now.is_empty() {
             self.synced.insert(type_url);

@@ -187,7 +187,10 @@ impl Watch {
         let names: BTreeSet<String> = names.into_iter().cloned().collect();
         // The names count everywhere, the versions not for policies: those are sent again.
         let skips = request.type_url != POLICY;
-        let told = versions.iter().filter(|(_, version)| !version.is_empty());
+        // Of a type that is wanted as a whole, each name is one that the client has something for.
+        let wildcard = request.type_url != DEMAND;
+        let told = versions.iter();
+        let told = told.filter(|(_, version)| wildcard || !version.is_empty());
         let told = told.map(|(name, version)| {
             let version = if skips { version.as_str() } else { "" };
             (name.clone(), version.to_owned())

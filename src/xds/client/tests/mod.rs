@@ -1,6 +1,7 @@
 //! Each rule by an example; `model` has them all at once.
 
 mod limits;
+mod stand_ins;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,6 +17,8 @@ const SOME: &str = "type.googleapis.com/some";
 /// Takes what does not say `bad`, and writes down what it is told.
 #[derive(Default)]
 struct Taken {
+    /// Whether something stands in for what is rejected.
+    stands_in: bool,
     names: BTreeSet<String>,
     log: Vec<String>,
 }
@@ -33,6 +36,13 @@ impl Resources for Taken {
         self.names.insert(name.to_string());
         self.log.push(format!("+{name}"));
         Ok(())
+    }
+
+    fn rejected(&mut self, _: &'static str, name: &str) -> bool {
+        if self.stands_in {
+            self.log.push(format!("?{name}"));
+        }
+        self.stands_in
     }
 
     fn remove(&mut self, _: &'static str, name: &str) {

@@ -1,0 +1,214 @@
+//! A gateway that istiod programs, between real Envoys, while everything that can change changes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use strait::grpc::workload::{
+    Address, Port, PortList, Service, TunnelProtocol, Workload, WorkloadStatus, address,
+};
+use strait::xds::store::{ADDRESS, CLUSTER};
+use tokio::task::JoinSet;
+
+use crate::mesh;
+use crate::process::{self, Envoy};
+use crate::support::istiod::{Istiod, NAME, TOKEN};
+use crate::support::{CLIENT, ECHO, ENDPOINT, GATEWAY, Gateway, Net, Settings, identities, run};
+use crate::traffic::{self, Moved, Order, start};
+
+const HOSTNAME: &str = "echo.app.svc.cluster.local";
+const SERVICE: &str = "app/echo.app.svc.cluster.local";
+/// The hosts of the two endpoints.
+const HOSTS: [u8; 2] = [11, 12];
+/// How often one of them changes, and how long after one another.
+const CHANGES: usize = 100;
+const BETWEEN: Duration = Duration::from_millis(50);
+const TUNNELS_AT_ONCE: usize = 16;
+
+fn ports() -> Vec<Port> {
+    vec![Port {
+        service_port: 80,
+        target_port: 9000,
+        ..Port::default()
+    }]
+}
+
+fn service() -> Address {
+    let service = Service {
+        name: "echo".into(),
+        namespace: "app".into(),
+        hostname: HOSTNAME.into(),
+        ports: ports(),
+        ..Service::default()
+    };
+    Address {
+        r#type: Some(address::Type::Service(service)),
+    }
+}
+
+fn workload(net: Net, host: u8, capacity: u32, status: WorkloadStatus) -> Address {
+    let std::net::IpAddr::V4(ip) = net.ip(host) else {
+        unreachable!("a net is of IPv4");
+    };
+    let services = [(SERVICE.to_owned(), PortList { ports: ports() })];
+    let workload = Workload {
+        uid: uid(host),
+        namespace: "app".into(),
+        service_account: "echo".into(),
+        trust_domain: "east.local".into(),
+        addresses: vec![ip.octets().to_vec().into()],
+        network: "east".into(),
+        tunnel_protocol: TunnelProtocol::Hbone.into(),
+        capacity: Some(capacity),
+        status: status.into(),
+        services: services.into_iter().collect(),
+        ..Workload::default()
+    };
+    Address {
+        r#type: Some(address::Type::Workload(workload)),
+    }
+}
+
+fn uid(host: u8) -> String {
+    format!("east//Pod/app/echo-{host}")
+}
+
+/// Changes one endpoint at a time, while the other one is as it should be.
+async fn change(istiod: &Istiod, net: Net) {
+    let good = |host| workload(net, host, 1, WorkloadStatus::Healthy);
+    let mut random = fastrand::Rng::with_seed(5);
+    for turn in 0..CHANGES {
+        // Before the roles change, the one that was changed is good again.
+        let host = HOSTS[turn / 10 % 2];
+        let other = HOSTS[1 - turn / 10 % 2];
+        istiod.put(ADDRESS, &uid(other), &good(other));
+        match random.u8(..5) {
+            0 => istiod.remove(ADDRESS, &uid(host)),
+            1 => {
+                let unhealthy = workload(net, host, 1, WorkloadStatus::Unhealthy);
+                istiod.put(ADDRESS, &uid(host), &unhealthy);
+            }
+            2 => {
+                let drained = workload(net, host, 0, WorkloadStatus::Healthy);
+                istiod.put(ADDRESS, &uid(host), &drained);
+            }
+            3 => {
+                let heavy = workload(net, host, 5, WorkloadStatus::Healthy);
+                istiod.put(ADDRESS, &uid(host), &heavy);
+            }
+            _ => istiod.put(ADDRESS, &uid(host), &good(host)),
+        }
+        // deadline: tunnels are to meet each of the states.
+        tokio::time::sleep(BETWEEN).await;
+    }
+}
+
+/// Opens tunnel after tunnel until it is told to stop. Each is to bring the right answer.
+async fn load(client: std::net::SocketAddr, stop: Arc<AtomicBool>) -> u64 {
+    let mut running = JoinSet::new();
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        if running.len() == TUNNELS_AT_ONCE {
+            let request: Option<Result<(), _>> = running.join_next().await;
+            request.expect("a request").expect("the right answer");
+        }
+        let order = Order {
+            seed: count,
+            up_bytes: 7 * count,
+            // Every tenth lives longer than the state of its endpoint.
+            down_bytes: if count % 10 == 0 { 2 << 20 } else { 13 * count },
+            client_ends_first: count % 2 == 0,
+        };
+        count += 1;
+        running.spawn(async move {
+            let started = start(client, order).await.expect("a tunnel");
+            started.finish(&Moved::new(0)).await.expect("an answer");
+        });
+    }
+    while let Some(request) = running.join_next().await {
+        request.expect("the right answer");
+    }
+    count
+}
+
+/// A gateway whose control plane is at host 2.
+fn spawn(net: Net) -> Gateway {
+    let mut settings = Settings::new(net, identities());
+    settings.exposure = "    []\n".to_owned();
+    Gateway::spawn(&settings, |folder| {
+        std::fs::write(folder.join("token"), TOKEN).expect("a token");
+        let file = folder.join("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let discovery = format!(
+            "{{kind: istio, address: \"{}\", roots: root.crt, token: token, san: {NAME}}}",
+            net.address(2, 15012)
+        );
+        let text = text.replace("{kind: file, path: mesh.yaml}", &discovery);
+        std::fs::write(file, text).expect("a configuration");
+    })
+}
+
+#[test]
+fn endpoints_come_go_sicken_and_change_weight_and_no_tunnel_fails() {
+    run(async {
+        let Some(program) = process::program("a programmed gateway") else {
+            return;
+        };
+        let net = Net::new();
+        let mut applications = JoinSet::new();
+        applications.spawn(traffic::application(net.listen(31, 9000).await));
+        let istiod = Istiod::default();
+        istiod.put(ADDRESS, SERVICE, &service());
+        istiod.put(CLUSTER, &format!("inbound-vip|80|tcp|{HOSTNAME}"), &());
+        for host in HOSTS {
+            let good = workload(net, host, 1, WorkloadStatus::Healthy);
+            istiod.put(ADDRESS, &uid(host), &good);
+        }
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let mut gateway = spawn(net);
+        let to_application = [("APPLICATION", net.ip(31).to_string())];
+        let to_gateway = [
+            ("AUTHORITY", ECHO.to_owned()),
+            ("GATEWAY", net.ip(1).to_string()),
+            ("GATEWAY_ID", GATEWAY.to_owned()),
+            ("ENDPOINT_ID", ENDPOINT.to_owned()),
+            ("RESETS", "false".to_owned()),
+        ];
+        let (east, west) = (identities().leaf(ENDPOINT), identities().leaf(CLIENT));
+        let endpoint = (include_str!("endpoint.yaml"), &to_application[..]);
+        let client = (include_str!("client.yaml"), &to_gateway[..]);
+        let (first, second, _client) = tokio::join!(
+            Envoy::start(&program, net, HOSTS[0], &east, endpoint),
+            Envoy::start(&program, net, HOSTS[1], &east, endpoint),
+            Envoy::start(&program, net, 21, &west, client),
+        );
+        gateway.ready().await;
+
+        let stop = Arc::<AtomicBool>::default();
+        let loading = tokio::spawn(load(net.address(21, 19001), Arc::clone(&stop)));
+        change(&istiod, net).await;
+        // For the rest of the load there is no control plane.
+        drop(serving);
+        // deadline: tunnels are to meet that, too.
+        tokio::time::sleep(20 * BETWEEN).await;
+        stop.store(true, Ordering::Relaxed);
+        let tunnels = loading.await.expect("every answer");
+
+        let ended = mesh::ended(&gateway, tunnels).await;
+        let served = [
+            first.stat("http.hbone.downstream_rq_total").await,
+            second.stat("http.hbone.downstream_rq_total").await,
+        ];
+        process::say(&format!(
+            "envoy {}: {CHANGES} changes of two endpoints that served {served:?}, {ended}",
+            process::version(&program).await
+        ));
+        assert_eq!((ended.tunnels(), ended.failed()), (tunnels, 0), "{ended}");
+        assert!(
+            served.iter().all(|&count| count > tunnels / 10),
+            "{served:?}"
+        );
+        assert_eq!(istiod.rejections(), [""; 0]);
+        assert_eq!(gateway.readiness().await.0, 200);
+    });
+}

@@ -1,0 +1,387 @@
+//! A control plane that misbehaves. What is wrong with it is said, and what it told before holds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use prost::Message as _;
+use strait::config::{ControlPlane, HostPort};
+use strait::grpc::discovery::{DeltaDiscoveryResponse, Resource};
+use strait::grpc::security::Authorization;
+use strait::grpc::workload::{Address, address};
+use strait::snapshot::Publisher;
+use strait::status::Status;
+use strait::telemetry::Metrics;
+use strait::xds::store::{ADDRESS, AUTHORIZATION};
+use strait::xds::stream::{self, Istio, Pod};
+use tokio::net::TcpListener;
+
+use crate::istio::{HOSTNAME, SERVICE, asks, bytes, gateway, service, workload};
+use crate::support::istiod::{Istiod, Manner, NAME, TOKEN};
+use crate::support::link::{Cut, Link, Toxic};
+use crate::support::{Endpoint, Gateway, Net, identities, run, until};
+
+/// A control plane with one service and one workload of it, at host 11.
+fn istiod(net: Net) -> Istiod {
+    let istiod = Istiod::default();
+    istiod.put(ADDRESS, SERVICE, &service());
+    istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
+    istiod
+}
+
+fn resource(name: &str, body_type: &str, body: Vec<u8>) -> Resource {
+    Resource {
+        name: name.into(),
+        version: "astray".into(),
+        resource: Some(prost_types::Any {
+            type_url: body_type.into(),
+            value: body,
+        }),
+        ..Resource::default()
+    }
+}
+
+fn response(type_url: &str, resources: Vec<Resource>) -> DeltaDiscoveryResponse {
+    DeltaDiscoveryResponse {
+        type_url: type_url.into(),
+        resources,
+        ..DeltaDiscoveryResponse::default()
+    }
+}
+
+/// What a control plane should not send, each with what the NACK says of it; an empty text is an
+/// ACK. No row may change anything that is in force.
+fn astray() -> Vec<(DeltaDiscoveryResponse, &'static str)> {
+    let good = || workload("a", vec![127, 0, 0, 9]).encode_to_vec();
+    let a = |body_type, body| response(ADDRESS, vec![resource("a", body_type, body)]);
+    let bodiless = Resource {
+        resource: None,
+        ..resource("a", "", Vec::new())
+    };
+    let mut removed_too = a(ADDRESS, good());
+    removed_too.removed_resources = vec!["a".into()];
+    let mut unknown_removed = response(ADDRESS, Vec::new());
+    unknown_removed.removed_resources = vec!["never there".into(), String::new()];
+    let authorization = Authorization {
+        name: "p".into(),
+        namespace: "app".into(),
+        action: 7,
+        ..Authorization::default()
+    };
+    let authorization = resource("app/p", AUTHORIZATION, authorization.encode_to_vec());
+    let many = (0..3000).map(|index| resource(&format!("bad{index}"), ADDRESS, vec![0xff; 3]));
+    vec![
+        (
+            response("type.googleapis.com/envoy.Listener", Vec::new()),
+            "we did not subscribe to this type",
+        ),
+        (a(AUTHORIZATION, good()), "a: its body is of the type"),
+        (a(ADDRESS, vec![0xff; 8]), "a: "),
+        (a(ADDRESS, Vec::new()), "a: address.type: neither workload"),
+        (response(ADDRESS, vec![bodiless]), "a: it has no body"),
+        (
+            response(ADDRESS, vec![resource("a", ADDRESS, good()); 2]),
+            "a: it is sent twice",
+        ),
+        (removed_too, "a: it is both sent and removed"),
+        (unknown_removed, ""),
+        (response(ADDRESS, Vec::new()), ""),
+        (
+            response(ADDRESS, vec![resource("", ADDRESS, good())]),
+            "has no name",
+        ),
+        (
+            response(
+                ADDRESS,
+                vec![resource(&"n".repeat(1 << 20), ADDRESS, good())],
+            ),
+            "and at most 2048 are taken",
+        ),
+        (
+            response(AUTHORIZATION, vec![authorization]),
+            "app/p: authorization.action: 7 is unknown",
+        ),
+        (response(ADDRESS, many.collect()), " more"),
+    ]
+}
+
+#[test]
+fn what_a_control_plane_should_not_send_is_answered_and_changes_nothing() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net, NAME);
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = istiod(net);
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        for (index, (mut response, want)) in astray().into_iter().enumerate() {
+            response.nonce = format!("astray {index}");
+            istiod.say(&response);
+            let requests = async || {
+                let mut requests = istiod.requests().into_iter();
+                requests.find(|request| request.response_nonce == response.nonce)
+            };
+            let answer = until(&response.nonce, requests, Option::is_some).await;
+            let answer = answer.expect("an answer");
+            assert_eq!(answer.type_url, response.type_url);
+            let says = answer
+                .error_detail
+                .map_or_else(String::new, |error| error.message);
+            assert!(says.len() < 64 << 10, "row {index}: {} bytes", says.len());
+            assert!(says.contains(want), "row {index} wants {want:?}: {says}");
+            assert_eq!(says.is_empty(), want.is_empty(), "row {index}: {says}");
+            asks(&gateway).await.expect(want);
+            assert_eq!(gateway.readiness().await.0, 200, "row {index}");
+        }
+    });
+}
+
+#[test]
+fn a_response_that_cannot_be_answered_ends_its_stream_only() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net, NAME);
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = istiod(net);
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        // The first has a nonce that is no word, the second passes the limit of a message.
+        let nonce = DeltaDiscoveryResponse {
+            nonce: "n".repeat(1 << 20),
+            ..response(ADDRESS, Vec::new())
+        };
+        let huge = response(ADDRESS, vec![resource("a", ADDRESS, vec![0; 201 << 20])]);
+        for (response, why) in [(nonce, "is too long"), (huge, "decoded message length")] {
+            let firsts = istiod.firsts();
+            istiod.say(&response);
+            gateway.logged(why).await;
+            until("its return", async || istiod.firsts(), |&now| now > firsts).await;
+            asks(&gateway).await.expect("a tunnel");
+        }
+        assert!(gateway.private_dirty() < 100 << 20, "nothing huge is held");
+        assert_eq!(gateway.readiness().await.0, 200);
+    });
+}
+
+#[test]
+fn a_stream_that_is_cut_anywhere_is_made_again_until_all_is_told() {
+    run(async {
+        // Handshake, answer and responses are some 2.5 kB on their way back.
+        const CUTS: usize = 6;
+        const STEP: u64 = 110;
+        let mut gateways = Vec::new();
+        for of in 0..4 {
+            let net = Net::new();
+            let endpoint = Endpoint::echo(net.listen(11, 15008).await);
+            let istiod = istiod(net);
+            let serving = istiod.serve(net.address(3, 15012), identities()).await;
+            let toxics = move |number: usize| match number {
+                // The cuts of one gateway lie among those of the others.
+                0..CUTS => {
+                    let after = STEP * (4 * number + of) as u64;
+                    let how = [Cut::Reset, Cut::End][number % 2];
+                    [Toxic::default(), Toxic::cut(after, how)]
+                }
+                _ => [Toxic::default(); 2],
+            };
+            let to = net.address(3, 15012);
+            let link = Link::new(net.listen(2, 15012).await, to, toxics);
+            gateways.push((gateway(net, NAME), endpoint, istiod, serving, link));
+        }
+        for (gateway, ..) in &mut gateways {
+            gateway.ready().await;
+            asks(gateway).await.expect("a tunnel");
+        }
+    });
+}
+
+#[test]
+fn a_slow_control_plane_in_pieces_of_one_byte_is_understood() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net, NAME);
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = istiod(net);
+        let to = net.address(3, 15012);
+        let _serving = istiod.serve(to, identities()).await;
+        let slow = Toxic {
+            delay: Duration::from_millis(200),
+            slice: Some(1),
+            ..Toxic::default()
+        };
+        let _link = Link::new(net.listen(2, 15012).await, to, move |_| [slow; 2]);
+        gateway.ready().await;
+        asks(&gateway).await.expect("a tunnel");
+    });
+}
+
+/// Waits for the log's word about a stream that does not come about, and sees that everything but
+/// the tunnels goes on.
+async fn waits(gateway: &Gateway, why: &str) {
+    gateway.logged("no stream to the control plane").await;
+    gateway.logged(why).await;
+    let (status, pending) = gateway.readiness().await;
+    assert!(status == 500 && pending.contains("discovery"), "{pending}");
+    assert_eq!(gateway.http(15000, "GET", "/config_dump").await.0, 200);
+}
+
+#[test]
+fn a_control_plane_that_refuses_is_asked_again() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net, NAME);
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = istiod(net);
+        istiod.behave(Manner::Refusing);
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        waits(&gateway, "out for lunch").await;
+        istiod.behave(Manner::Well);
+        gateway.ready().await;
+        asks(&gateway).await.expect("a tunnel");
+    });
+}
+
+#[test]
+fn a_control_plane_that_is_silent_stops_nothing_else() {
+    run(async {
+        let net = Net::new();
+        // One is silent before TLS, the other after the call.
+        let listener = net.listen(2, 15012).await;
+        let deaf = gateway(net, NAME);
+        let other = Net::new();
+        let mut unanswered = gateway(other, NAME);
+        let istiod = istiod(other);
+        istiod.behave(Manner::Silent);
+        let _serving = istiod.serve(other.address(2, 15012), identities()).await;
+        until("the call", async || istiod.firsts(), |&asked| asked == 3).await;
+        let (status, pending) = unanswered.readiness().await;
+        assert!(status == 500 && pending.contains("discovery"), "{pending}");
+        waits(&deaf, "no TLS within 5s").await;
+        unanswered.signal(rustix::process::Signal::TERM);
+        assert!(unanswered.exited().await.success());
+        drop(listener);
+    });
+}
+
+/// Twelve hours without control plane, by the stream alone: no process has a clock to pause.
+#[test]
+fn twelve_hours_without_a_control_plane_change_nothing() {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let net = Net::new();
+        let folder = tempfile::tempdir().expect("a folder");
+        let (roots, token) = (folder.path().join("root.crt"), folder.path().join("token"));
+        std::fs::write(&roots, &identities().root).expect("roots");
+        std::fs::write(&token, TOKEN).expect("a token");
+        let publisher = Arc::new(Publisher::new());
+        let reader = publisher.reader();
+        let status = Arc::new(Status::new(&["discovery"]));
+        let istio = Istio {
+            plane: ControlPlane {
+                address: HostPort {
+                    host: net.ip(2).to_string(),
+                    port: Some(15012),
+                },
+                roots,
+                token: Some(token),
+                san: Some(NAME.to_owned()),
+            },
+            cache: None,
+            pod: Pod {
+                name: "strait".into(),
+                namespace: "istio-system".into(),
+                ip: net.ip(1).to_string(),
+                service_account: "strait".into(),
+                cluster: "east".into(),
+                network: "east".into(),
+                gateway: String::new(),
+                istio_version: "1.31.0".into(),
+            },
+            publisher,
+            status: Arc::clone(&status),
+            metrics: Arc::new(Metrics::new()),
+            pending: "discovery",
+        };
+        let istiod = istiod(net);
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let stream = tokio::spawn(stream::run(istio));
+        let pending = async || status.list_pending();
+        until("readiness", pending, Vec::is_empty).await;
+        let before = (
+            reader.load().version,
+            istiod.sent(),
+            istiod.requests().len(),
+        );
+        drop(serving);
+
+        // Something that is no control plane has its address, and counts who asks.
+        let asked = Arc::<AtomicUsize>::default();
+        let counted = Arc::clone(&asked);
+        let bind = async || TcpListener::bind(net.address(2, 15012)).await;
+        let listener = until("its address", bind, Result::is_ok).await;
+        let listener = listener.expect("a listener");
+        let counts = tokio::spawn(async move {
+            while listener.accept().await.is_ok() {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        tokio::time::pause();
+        // deadline: the clock is paused, and this is the time that passes.
+        tokio::time::sleep(Duration::from_secs(12 * 3600)).await;
+        let tries = asked.load(Ordering::Relaxed);
+        assert!((2300..3800).contains(&tries), "every 12 to 18 s: {tries}");
+        assert_eq!(status.list_pending(), [""; 0], "ready throughout");
+        let snapshot = reader.load();
+        assert_eq!(snapshot.version, before.0);
+        let service = snapshot.services.get(HOSTNAME).expect("the service");
+        assert_eq!(service.ports[&80].endpoints.len(), 1);
+
+        counts.abort();
+        let _ = counts.await;
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        // The next try is due.
+        tokio::time::advance(Duration::from_secs(20)).await;
+        tokio::time::resume();
+        let answers = async || istiod.requests().len();
+        until("its return", answers, |&now| now >= before.2 + 6).await;
+        assert_eq!(istiod.sent(), before.1, "nothing is sent again");
+        assert_eq!(reader.load().version, before.0);
+        stream.abort();
+    });
+}
+
+#[test]
+fn values_that_we_do_not_know_yet_mean_what_is_safe() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net, NAME);
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = istiod(net);
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        let changed = |change: fn(&mut strait::grpc::workload::Workload)| {
+            let mut address = workload("a", bytes(net.ip(11)));
+            let Some(address::Type::Workload(workload)) = &mut address.r#type else {
+                panic!("a workload");
+            };
+            change(workload);
+            address
+        };
+        let rows: [(&str, Address); 2] = [
+            ("tunnel_protocol", changed(|one| one.tunnel_protocol = 99)),
+            ("status", changed(|one| one.status = 99)),
+        ];
+        for (what, unknown) in rows {
+            istiod.put(ADDRESS, "a", &unknown);
+            until(what, async || asks(&gateway).await, Result::is_err)
+                .await
+                .expect_err("no endpoint that can be dialled");
+            istiod.put(ADDRESS, "a", &changed(|_| {}));
+            until(what, async || asks(&gateway).await, Result::is_ok)
+                .await
+                .expect("a tunnel");
+        }
+        assert_eq!(istiod.rejections(), [""; 0]);
+    });
+}
