@@ -70,8 +70,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
     wait(|| status.list_pending().is_empty());
     let change = |index: usize| {
         let (name, body) = mesh.workload(index * 7919 % mesh.workloads, WEIGHTS[index % 2]);
-        // deadline: changes come at this pace.
-        std::thread::sleep(APART);
+        std::thread::park_timeout(APART);
         let before = reader.load().version;
         let began = Instant::now();
         control.istiod.put_all(ADDRESS, &[(&name, body)]);

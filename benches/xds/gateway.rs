@@ -88,9 +88,10 @@ impl Running {
         let gateway = Gateway::spawn(&settings, |folder| {
             std::fs::write(folder.join("token"), TOKEN).expect("a token");
             let cache = if with_cache { ", cache: state" } else { "" };
+            let address = control.address;
             let discovery = format!(
-                "{{kind: istio, address: \"{}\", roots: root.crt, token: token, san: {NAME}{cache}}}",
-                control.address
+                "{{kind: istio, address: \"{address}\", roots: root.crt, token: token, \
+                 san: {NAME}{cache}}}"
             );
             let file = folder.join("strait.yaml");
             let text = std::fs::read_to_string(&file).expect("a configuration");

@@ -1,7 +1,7 @@
 //! The data path's latency while the mesh changes, and while it does not.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use strait::xds::store::ADDRESS;
@@ -56,22 +56,21 @@ pub async fn run(running: &Running, mesh: Mesh, pairs: usize, each: Duration) ->
 }
 
 async fn changing(running: &Running, mesh: Mesh, each: Duration) -> Duration {
-    let stop = Arc::new(AtomicBool::new(false));
-    let (stopped, istiod) = (Arc::clone(&stop), running.control.istiod.clone());
+    let (stop, stopped) = mpsc::channel::<()>();
+    let istiod = running.control.istiod.clone();
     let changes = std::thread::spawn(move || {
         let (began, mut sent) = (Instant::now(), 0);
-        while !stopped.load(Ordering::Relaxed) {
+        let due = |sent: u32| (APART * sent).saturating_sub(began.elapsed());
+        while stopped.recv_timeout(due(sent)) == Err(RecvTimeoutError::Timeout) {
             let (name, body) =
                 mesh.workload(sent as usize * 7919 % mesh.workloads, 2 + sent / 7 % 5);
             istiod.put_all(ADDRESS, &[(&name, body)]);
             sent += 1;
-            // deadline: changes come at this pace.
-            std::thread::sleep((APART * sent).saturating_sub(began.elapsed()));
         }
         f64::from(sent) / began.elapsed().as_secs_f64()
     });
     let took = p99(running, each).await;
-    stop.store(true, Ordering::Relaxed);
+    drop(stop);
     let rate = changes.join().expect("changes");
     assert!(rate > 900.0, "only {rate:.0} changes a second");
     took

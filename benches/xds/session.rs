@@ -53,7 +53,9 @@ pub fn run(options: &Options) -> ExitCode {
     };
     // Of the beginning: somebody may commit meanwhile.
     let commit = commit();
-    let sizes = options.only.map_or(SIZES.to_vec(), |only| vec![only]);
+    let sizes = options
+        .only
+        .map_or_else(|| SIZES.to_vec(), |only| vec![only]);
     let rows: Vec<_> = sizes.iter().map(|&size| row(size, &extent)).collect();
     let missed = rows.last().map(Row::missed).unwrap_or_default();
     let report = report("make bench-xds", &commit, &rows, &missed);

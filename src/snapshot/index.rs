@@ -163,7 +163,9 @@ impl Index {
     fn answering(&self, host: &str) -> Option<&Arc<mesh::Service>> {
         let claims = self.claims.get(host)?;
         let canonical = claims.iter().rfind(|(_, service)| service.canonical);
-        canonical.or(claims.first()).map(|(_, service)| service)
+        canonical
+            .or_else(|| claims.first())
+            .map(|(_, service)| service)
     }
 
     /// A service with the endpoints that may be dialled.

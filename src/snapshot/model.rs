@@ -247,8 +247,10 @@ fn spoilt(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
 /// In which step the snapshot is not what the mesh says.
 fn run(seed: u64, fault: Fault) -> Result<(), String> {
     let mut rng = Rng::with_seed(seed);
-    let mut mesh = Mesh::default();
-    mesh.hbone_only = rng.bool();
+    let mut mesh = Mesh {
+        hbone_only: rng.bool(),
+        ..Mesh::default()
+    };
     let mut snapshot = Snapshot::default();
     for step in 0..STEPS {
         change(&mut rng, &mut mesh);

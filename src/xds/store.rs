@@ -388,7 +388,7 @@ mod tests {
         let next = store.take_change().unwrap();
         assert_eq!(&*next.workloads.sorted()[0].node, "n");
         assert!(
-            Arc::ptr_eq(&next.workloads.sorted()[1], &mesh.workloads.sorted()[1]),
+            Arc::ptr_eq(next.workloads.sorted()[1], mesh.workloads.sorted()[1]),
             "shared"
         );
     }
