@@ -36,7 +36,7 @@ const TYPES: [Subscription; 3] = [
 ];
 
 /// Bytes of names and versions that can be claimed: some seven of them.
-const CLAIMS_MAX: usize = 150;
+const CLAIMS_MAX: usize = 140;
 
 const SEEDS: u64 = 256;
 /// How often each kind of event happens over all seeds, at least.

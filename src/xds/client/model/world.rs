@@ -12,7 +12,7 @@ use super::wrong::{Fault, Machine};
 use super::{ADDRESS, Counts, DEMAND, Event, Store, TYPES, subscription};
 use crate::xds::client::{End, Mode, Request, Resource, Response};
 
-const STEPS: usize = 850;
+const STEPS: usize = 1_100;
 /// Names of one type, but for those of a huge push.
 const NAMES: usize = 10;
 /// Resources of a huge push.
