@@ -43,6 +43,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
             roots: write("root.crt", &identities().root),
             token: Some(write("token", TOKEN)),
             san: Some(NAME.to_owned()),
+            headers: Default::default(),
         },
         cache: None,
         pod: Pod {

@@ -32,7 +32,7 @@ const LATER: &[&str] = &["networks", "links", "names", "traffic", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
-    let report = Report::new(&document.file);
+    let report = Report::of(document);
     let mut examined = Examined::default();
     let example = "gateway: {cluster: east}";
     let config = Fields::of_document(document, &report, example)
@@ -89,6 +89,9 @@ fn sections(
     examined.identity.clone_from(&identity);
     examined.trust.clone_from(&trust);
     examined.discovery.clone_from(&discovery);
+    let bind = |opened: &Opened<'_>| Bind {
+        bind: opened.address,
+    };
     Some(Config {
         file: document.file.clone(),
         gateway: gateway?,
@@ -104,15 +107,9 @@ fn sections(
         dial: dial?,
         limits: limits?,
         workers: workers?.into(),
-        admin: Bind {
-            bind: admin.address,
-        },
-        metrics: Bind {
-            bind: metrics.address,
-        },
-        readiness: Bind {
-            bind: readiness.address,
-        },
+        admin: bind(&admin),
+        metrics: bind(&metrics),
+        readiness: bind(&readiness),
         drain: drain?,
         log: log?,
     })

@@ -101,7 +101,7 @@ fn goes_by_waypoint(
         snapshot.trust.is_waypoint(principal)
             || waypoints.iter().any(|waypoint| speaks(&waypoint.gateway))
     };
-    !(waypoints.is_empty() || says_past && is_believed())
+    !waypoints.is_empty() && (!says_past || !is_believed())
 }
 
 /// Whether this is an identity of the service: one that it is said to have, or its workloads' own.

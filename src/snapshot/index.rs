@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::builder::HBONE_PORT;
 use super::mesh::{self, Mesh, Protocol};
+use super::usable::{undialled, unserved};
 use super::{Endpoint, EndpointSet, Service, Shards, Snapshot};
 use crate::status::WorkloadLabels;
 
@@ -18,7 +19,7 @@ use crate::status::WorkloadLabels;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Index {
     /// The network whose endpoints are local.
-    network: Arc<str>,
+    pub(super) network: Arc<str>,
     /// The workloads that can be dialled, by each `namespace/hostname` that they name: by uid.
     members: Shards<Arc<str>, Members>,
     /// The services that claim a hostname, in the order of their names.
@@ -112,16 +113,10 @@ impl Index {
         })
     }
 
-    /// The address of a workload that can be dialled from our network (contract 8.3): never a
-    /// record that stands for another network's gateway, and never what has no address.
+    /// The address of a workload that can be dialled from our network.
     fn dialled(&self, workload: &mesh::Workload, hbone_only: bool) -> Option<IpAddr> {
-        let is_dialled = (workload.network.is_empty() || workload.network == self.network)
-            && workload.network_gateway.is_none()
-            && !workload.uid.starts_with("NetworkGateway/")
-            && !workload.uid.contains("/SplitHorizonWorkload/")
-            && (!hbone_only || workload.protocol == Protocol::Hbone);
         let first = workload.addresses.first().map(IpAddr::to_canonical);
-        first.filter(|_| is_dialled)
+        first.filter(|_| undialled(workload, &self.network, hbone_only).is_none())
     }
 
     /// Changes the members of a service.
@@ -279,9 +274,9 @@ impl Member {
     fn serves(&self, service: &mesh::Service, name: &str, port: u16) -> Option<&Arc<Endpoint>> {
         let workload = &self.0.first()?.definition;
         let target = *workload.services.get(name)?.get(&port)?;
-        let is_usable = workload.healthy || service.allow_unhealthy;
+        let is_usable = unserved(service, workload, port).is_none();
         let port = dialled_port(workload, target);
-        self.endpoint(port).filter(|_| is_usable && port != 0)
+        self.endpoint(port).filter(|_| is_usable)
     }
 
     /// The endpoint that is dialled at this port.
@@ -334,13 +329,9 @@ fn are_of(labels: &WorkloadLabels, workload: &mesh::Workload) -> bool {
         && *labels.zone == *workload.locality.zone
 }
 
-/// The endpoints of one service port that may be dialled. A pass-through service, which names no
-/// endpoint at all, has none. Whether a tunnel goes to them or to a waypoint is decided when it is
-/// routed, so that no service is built from another.
+/// The endpoints of one service port that may be dialled. Whether a tunnel goes to them or to a
+/// waypoint is decided when it is routed, so that no service is built from another.
 fn endpoint_set(service: &mesh::Service, name: &str, port: u16, members: &[Member]) -> EndpointSet {
-    if service.passthrough {
-        return EndpointSet::default();
-    }
     let endpoints = members.iter();
     let endpoints = endpoints.filter_map(|member| member.serves(service, name, port));
     EndpointSet::new(endpoints.cloned().collect())

@@ -39,6 +39,8 @@ mod links;
 #[cfg(test)]
 mod oracle;
 #[cfg(test)]
+mod pod;
+#[cfg(test)]
 mod policy;
 #[cfg(test)]
 mod reload;
@@ -50,6 +52,8 @@ mod slow;
 mod start;
 #[cfg(test)]
 mod starved;
+#[cfg(test)]
+mod status;
 #[cfg(test)]
 mod tls;
 #[cfg(test)]
