@@ -329,7 +329,7 @@ async fn close(upstream: Upstream, outcome: &Outcome) {
 fn describe(endpoint: &Endpoint) -> Destination {
     Destination {
         address: endpoint.address,
-        pod: Arc::clone(&endpoint.pod),
+        pod: Arc::clone(endpoint.pod()),
     }
 }
 
