@@ -91,7 +91,7 @@ impl Messages {
             };
             match frame?.into_data() {
                 Ok(data) => self.buffer.extend_from_slice(&data),
-                Err(frame) => refusal(frame.trailers_ref().unwrap_or(&http::HeaderMap::new()))?,
+                Err(frame) => frame.trailers_ref().map_or(Ok(()), refusal)?,
             }
         }
     }
