@@ -239,6 +239,13 @@ impl Resources for Store {
         self.has_stand_in(type_url, name)
     }
 
+    /// A workload is wanted with each of its services.
+    fn members_of(&self, type_url: &'static str, name: &str) -> Vec<Arc<str>> {
+        let workload = self.workloads.get(name).filter(|_| type_url == ADDRESS);
+        let services = workload.into_iter().flat_map(|one| one.services.keys());
+        services.cloned().collect()
+    }
+
     fn remove(&mut self, type_url: &'static str, name: &str) {
         if type_url == CLUSTER {
             let export = exported(name);
