@@ -45,6 +45,7 @@ pub struct Store {
     matches: usize,
     words: Words,
     changed: bool,
+    services_changed: bool,
     policies_changed: bool,
     policies_told: bool,
     /// The hostnames and ports of clusters that export a service.
@@ -56,6 +57,11 @@ impl Store {
     /// The mesh, if it has changed since this was called last.
     pub fn take_change(&mut self) -> Option<Mesh> {
         mem::take(&mut self.changed).then(|| self.mesh())
+    }
+
+    /// Whether a service has changed since this was called last.
+    pub fn take_services_changed(&mut self) -> bool {
+        mem::take(&mut self.services_changed)
     }
 
     /// The export set, if it has changed since this was called last.
@@ -115,7 +121,7 @@ impl Store {
                 if old.is_none_or(|old| **old != service) {
                     let name = Arc::clone(&resource.name);
                     self.services.insert(name, Arc::new(service));
-                    self.changed = true;
+                    (self.changed, self.services_changed) = (true, true);
                 }
             }
             None => return Err("address.type: neither workload nor service".to_owned()),
@@ -255,7 +261,9 @@ impl Resources for Store {
         match type_url {
             ADDRESS => {
                 self.remove_workload(name);
-                self.changed |= self.services.remove(name).is_some();
+                if self.services.remove(name).is_some() {
+                    (self.changed, self.services_changed) = (true, true);
+                }
             }
             AUTHORIZATION => self.put_policy(name, None),
             _ => {}

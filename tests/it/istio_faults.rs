@@ -280,6 +280,7 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
             san: Some(NAME.to_owned()),
             headers: Vec::new(),
         },
+        on_demand: false,
         cache: None,
         pod: Pod {
             name: "strait".into(),

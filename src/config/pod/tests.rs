@@ -70,12 +70,18 @@ fn a_pod_needs_no_file_and_no_variable() {
         .map(|of| (&*of.name, &*of.cluster))
         .collect();
     assert_eq!(trust, [("cluster.local", "Kubernetes")]);
-    let Discovery::Istio { plane, cache } = &config.discovery else {
+    let Discovery::Istio {
+        plane,
+        cache,
+        on_demand,
+    } = &config.discovery
+    else {
         panic!("{:?}", config.discovery);
     };
     assert_eq!(plane.address.to_string(), ISTIOD);
     assert!(plane.token.as_ref().unwrap().ends_with(TOKEN));
     assert_eq!((plane.san.as_deref(), cache.as_deref()), (None, None));
+    assert!(!on_demand);
     let binds = [config.admin, config.metrics, config.readiness].map(|of| of.bind.to_string());
     assert_eq!(binds, ["127.0.0.1:15000", "[::]:15020", "[::]:15021"]);
     assert_eq!(config.listeners[0].bind.to_string(), "[::]:15008");
@@ -100,6 +106,7 @@ fn istios_variables_say_what_they_say_to_its_proxies() {
             "https://istiod-canary.istio-system.svc:15012/",
         ),
         ("ISTIOD_SAN", "istiod.other"),
+        ("XDS_ON_DEMAND", "true"),
         ("XDS_HEADER_X-Tenant", "a b"),
         ("ENVOY_STATUS_PORT", "16021"),
         ("IPV6_ENABLED", "false"),
@@ -128,7 +135,12 @@ fn istios_variables_say_what_they_say_to_its_proxies() {
         trust,
         [("east.local", "east"), ("west.local", "west.local")]
     );
-    let Discovery::Istio { plane, cache } = &config.discovery else {
+    let Discovery::Istio {
+        plane,
+        cache,
+        on_demand,
+    } = &config.discovery
+    else {
         panic!("{:?}", config.discovery);
     };
     assert_eq!(
@@ -136,6 +148,7 @@ fn istios_variables_say_what_they_say_to_its_proxies() {
         "istiod-canary.istio-system.svc:15012"
     );
     assert_eq!(plane.san.as_deref(), Some("istiod.other"));
+    assert!(on_demand);
     assert_eq!(plane.headers, [("x-tenant".to_owned(), "a b".to_owned())]);
     assert!(
         cache
