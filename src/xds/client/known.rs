@@ -327,6 +327,12 @@ impl Known {
         (new, gone.into_iter().collect())
     }
 
+    /// One of the names that are wanted, if there is one.
+    pub(super) fn kept(&self) -> Vec<String> {
+        let first = self.wanted.first();
+        first.map(|name| name.to_string()).into_iter().collect()
+    }
+
     /// Wants a name too; says whether that is new and there was room.
     fn add(&mut self, name: &str, usage: &mut Usage) -> bool {
         let bytes = self.wanted_bytes + claim_bytes(name, "");

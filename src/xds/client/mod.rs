@@ -116,7 +116,8 @@ impl Client {
     ///
     /// What is held and wanted no more is removed from the `Resources`, as nobody would tell us of
     /// its end, and is named to the server too: Istio subscribes us to each workload of a service.
-    /// Names that cannot be used are passed over, and so are those beyond 896 KiB or the limits.
+    /// To names that are only taken back Istio answers that all others are gone; so one that stays
+    /// is asked for once more with them. Names that cannot be used are passed over, and so are those beyond 896 KiB or the limits.
     pub fn want(
         &mut self,
         type_url: &str,
@@ -134,7 +135,8 @@ impl Client {
         let new = new.chunks(NAMES_AT_ONCE);
         let new = new.map(|names| Request::change(type_url, names.to_vec(), Vec::new()));
         let gone = gone.chunks(NAMES_AT_ONCE);
-        let gone = gone.map(|names| Request::change(type_url, Vec::new(), names.to_vec()));
+        let kept = known.kept();
+        let gone = gone.map(|names| Request::change(type_url, kept.clone(), names.to_vec()));
         new.chain(gone).collect()
     }
 

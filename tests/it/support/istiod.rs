@@ -335,7 +335,11 @@ impl State {
         let response = match watch.wildcard {
             true => self.first(of, &has),
             false if is_first || !asked.is_empty() => self.asked(of, &asked, &has),
-            false => return,
+            // As Istio does it: what was not taken back is said to be gone.
+            false => {
+                let gone = watch.names.iter().cloned().collect();
+                self.response(of, &[], gone)
+            }
         };
         let stream = &mut self.streams[index];
         let sent = response.resources.iter().map(|one| one.name.clone());

@@ -183,7 +183,7 @@ impl Machine {
         let mut requests = self.client.want(DEMAND, &names, store);
         self.wanted = names;
         if self.fault == Fault::NamesInAnAnswer {
-            for request in requests.extract_if(.., |request| !request.subscribe.is_empty()) {
+            for request in requests.extract_if(.., |request| request.unsubscribe.is_empty()) {
                 self.names.extend(request.subscribe);
             }
         }

@@ -42,7 +42,7 @@ fn names_are_wanted_by_requests_of_their_own() {
     assert!(answers[0].subscribe.is_empty());
     assert_eq!(
         want(&mut client, &mut taken, &["b"]),
-        [change(&["b"], &[]), change(&[], &["a"])]
+        [change(&["b"], &[]), change(&["b"], &["a"])]
     );
     assert_eq!(taken.log, ["+a", "-a"]);
 }
@@ -85,7 +85,7 @@ fn members_come_and_go_with_what_they_are_members_of() {
 
     taken.log.clear();
     let sent = want(&mut client, &mut taken, &["ns/b"]);
-    assert_eq!(sent, [change(&[], &["ns/a", "pod-1"])]);
+    assert_eq!(sent, [change(&["ns/b"], &["ns/a", "pod-1"])]);
     assert_eq!(taken.log, ["-ns/a", "-pod-1"]);
     let sent = [member("pod-1", "2", "ns/a"), member("pod-2", "2", "ns/a")];
     client.received(response(SOME, sent), &mut taken);
