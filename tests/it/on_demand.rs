@@ -9,8 +9,9 @@ use strait::grpc::workload::{
 };
 use strait::xds::store::{ADDRESS, CLUSTER};
 
-use crate::istio::{HOSTNAME, SERVICE, asks, bytes, ports, service, spawn, spawn_with, workload};
+use crate::istio::{asks, spawn, spawn_with};
 use crate::support::istiod::{Istiod, NAME};
+use crate::support::wds::{HOSTNAME, SERVICE, bytes, ports, service, workload};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, replace, run, until};
 
 const ON_DEMAND: &str = "istiod.istio-system.svc, on_demand: true";
