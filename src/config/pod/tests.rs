@@ -106,7 +106,6 @@ fn istios_variables_say_what_they_say_to_its_proxies() {
             "https://istiod-canary.istio-system.svc:15012/",
         ),
         ("ISTIOD_SAN", "istiod.other"),
-        ("XDS_ON_DEMAND", "true"),
         ("XDS_HEADER_X-Tenant", "a b"),
         ("ENVOY_STATUS_PORT", "16021"),
         ("IPV6_ENABLED", "false"),
@@ -135,12 +134,7 @@ fn istios_variables_say_what_they_say_to_its_proxies() {
         trust,
         [("east.local", "east"), ("west.local", "west.local")]
     );
-    let Discovery::Istio {
-        plane,
-        cache,
-        on_demand,
-    } = &config.discovery
-    else {
+    let Discovery::Istio { plane, cache, .. } = &config.discovery else {
         panic!("{:?}", config.discovery);
     };
     assert_eq!(
@@ -148,7 +142,6 @@ fn istios_variables_say_what_they_say_to_its_proxies() {
         "istiod-canary.istio-system.svc:15012"
     );
     assert_eq!(plane.san.as_deref(), Some("istiod.other"));
-    assert!(on_demand);
     assert_eq!(plane.headers, [("x-tenant".to_owned(), "a b".to_owned())]);
     assert!(
         cache
@@ -165,6 +158,20 @@ fn istios_variables_say_what_they_say_to_its_proxies() {
         (config.log.format, &*config.log.level),
         (LogFormat::Json, "debug")
     );
+}
+
+#[test]
+fn a_pod_may_ask_for_what_it_exposes_only() {
+    let config = good(&[("XDS_ON_DEMAND", "true")], "");
+    let Discovery::Istio { on_demand, .. } = config.discovery else {
+        panic!("{:?}", config.discovery);
+    };
+    assert!(on_demand);
+    let folder = folder();
+    let findings = source(&folder, &[("XDS_ON_DEMAND", "yes")], "").examine();
+    let findings = findings.findings.to_string();
+    let line = "XDS_ON_DEMAND: error: `discovery.on_demand` is `yes`; write `true` or `false`";
+    assert_eq!(findings, line);
 }
 
 #[test]
