@@ -206,12 +206,18 @@ impl App {
     /// thread of its own, as 100,000 workloads at once take their time, and signals, readiness and
     /// the budget do not wait.
     fn discover(&self, config: &Config, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
-        let Discovery::Istio { plane, cache } = &config.discovery else {
+        let Discovery::Istio {
+            plane,
+            cache,
+            on_demand,
+        } = &config.discovery
+        else {
             return Ok(());
         };
         let runtime = runtime()?;
         let discovery = xds::stream::run(Istio {
             plane: plane.clone(),
+            on_demand: *on_demand,
             cache: cache.clone(),
             pod: pod::of_environment(&config.gateway),
             publisher: Arc::clone(publisher),

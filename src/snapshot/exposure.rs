@@ -38,6 +38,11 @@ impl ExportSet {
     pub fn contains(&self, host: &str, port: u16) -> bool {
         self.0.get(host).is_some_and(|ports| ports.contains(&port))
     }
+
+    /// The hostnames of services of which a port is exported.
+    pub fn hosts(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(|host| &**host)
+    }
 }
 
 impl<'a> FromIterator<(&'a str, u16)> for ExportSet {
@@ -131,6 +136,11 @@ impl ExposureTable {
     /// Whether a service has an entry, which then says alone to whom it is exposed.
     pub fn has_entry(&self, host: &str) -> bool {
         self.services.contains_key(host)
+    }
+
+    /// The hostnames of services with an entry.
+    pub fn hosts(&self) -> impl Iterator<Item = &str> {
+        self.services.keys().map(|host| &**host)
     }
 
     /// The entries of a service; none where the rule for all services holds.
