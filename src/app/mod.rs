@@ -22,11 +22,12 @@ use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
 use crate::admin::{self, AdminState};
-use crate::config::{Config, Discovery};
+use crate::config::{Config, Discovery, Listener};
 use crate::datapath::accept::{self, Accepted, Worker};
 use crate::datapath::admission::Admission;
 use crate::datapath::budget::Budget;
 use crate::datapath::dial::DenyList;
+use crate::datapath::listener;
 use crate::datapath::{Gateway, serve};
 use crate::lifecycle::Lifecycle;
 use crate::snapshot::Publisher;
@@ -126,6 +127,7 @@ impl App {
             trust: Some(inputs::trust_set(&inputs.config)),
             exposure: Some(inputs::exposure_table(&inputs.config)),
             exports: None,
+            direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
         });
         if let Discovery::File { .. } = inputs.config.discovery {
             status.ready(DISCOVERY);
@@ -215,9 +217,12 @@ impl Signals {
     }
 }
 
+/// A listening socket of the data path, and what becomes of its connections.
+type Opened = (TcpListener, Arc<listener::Listener>);
+
 /// The other listening sockets, bound before any is served: a start that fails serves no tunnel.
 struct Sockets {
-    data: Vec<TcpListener>,
+    data: Vec<Opened>,
     admin: TcpListener,
     metrics: TcpListener,
 }
@@ -227,7 +232,7 @@ impl Sockets {
         let data: anyhow::Result<_> = config
             .listeners
             .iter()
-            .map(|listener| bind(listener.bind))
+            .map(|one| Ok((bind(one.bind)?, Arc::new(listener::Listener::new(one)))))
             .collect();
         Ok(Self {
             data: data?,
@@ -237,9 +242,8 @@ impl Sockets {
     }
 
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        self.data
-            .iter()
-            .chain([&self.admin, &self.metrics])
+        let data = self.data.iter().map(|(socket, _)| socket);
+        data.chain([&self.admin, &self.metrics])
             .filter_map(|socket| socket.local_addr().ok())
     }
 
@@ -272,11 +276,7 @@ fn spawn_admin(lifecycle: &Lifecycle, socket: TcpListener, router: Router) -> an
 }
 
 /// Starts the workers; the first also accepts, and hands each socket to the least loaded.
-fn serve_data(
-    gateway: &Arc<Gateway>,
-    sockets: Vec<TcpListener>,
-    workers: usize,
-) -> anyhow::Result<()> {
+fn serve_data(gateway: &Arc<Gateway>, sockets: Vec<Opened>, workers: usize) -> anyhow::Result<()> {
     let count = match workers {
         0 => thread::available_parallelism()?.get(),
         count => count,
@@ -288,7 +288,7 @@ fn serve_data(
     }
     let acceptors = sockets
         .into_iter()
-        .map(|socket| (socket, workers.clone()))
+        .map(|opened| (opened, workers.clone()))
         .collect();
     spawn_worker(gateway, 0, first, acceptors)
 }
@@ -297,17 +297,17 @@ fn spawn_worker(
     gateway: &Arc<Gateway>,
     index: usize,
     queue: mpsc::Receiver<Accepted>,
-    acceptors: Vec<(TcpListener, Vec<Worker>)>,
+    acceptors: Vec<(Opened, Vec<Worker>)>,
 ) -> anyhow::Result<()> {
     let gateway = Arc::clone(gateway);
     let runtime = runtime()?;
     let run = move || {
         runtime.block_on(async move {
-            for (socket, workers) in acceptors {
+            for ((socket, listener), workers) in acceptors {
                 let gateway = Arc::clone(&gateway);
                 tokio::spawn(async move {
                     match tokio::net::TcpListener::from_std(socket) {
-                        Ok(listener) => accept::run(&gateway, listener, workers).await,
+                        Ok(socket) => accept::run(&gateway, socket, listener, workers).await,
                         Err(error) => error!(%error, "cannot listen"),
                     }
                 });

@@ -9,6 +9,7 @@ mod exposure;
 pub mod fields;
 pub mod findings;
 mod level;
+mod listeners;
 mod names;
 mod read;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use serde::{Serialize, Serializer};
 
 pub use findings::{Finding, Findings, Report, Severity};
 pub use level::Directives;
+pub use listeners::{Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 
 /// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be
@@ -159,15 +161,6 @@ pub struct TrustDomain {
     /// Roots of this domain alone. Default: `identity.roots`, as domains of one mesh share them.
     #[serde(serialize_with = "lossy_path_option")]
     pub roots: Option<PathBuf>,
-}
-
-/// A place where peers connect, by HBONE, routed by the authority of their CONNECT.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Listener {
-    /// Its name in logs and findings. Required, unique.
-    pub name: String,
-    /// Its address. Required.
-    pub bind: SocketAddr,
 }
 
 /// Where the mesh is learned from.

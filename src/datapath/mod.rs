@@ -6,6 +6,7 @@
 //! | 2 | `handshake` | `Accepted` | [`Session`](handshake::Session) |
 //! | 3 | `identity` | `Session`'s certificate | [`Peer`](identity::Peer) |
 //! | 4 | `connect` | HTTP/2 over the `Session` | [`Target`](tunnel::Target) |
+//! | 2 to 4 | `passthrough` | `Accepted` by a TLS listener | [`Hello`](hello::Hello) and `Target` |
 //! | 5 | `route` | `Target` × snapshot | [`Route`](route::Route) |
 //! | 6 | `policy` | `Peer` × `Route` | [`Permit`](policy::Permit) |
 //! | 7 | `balance` | `Permit` | [`Pick`](balance::Pick) |
@@ -27,10 +28,13 @@ pub mod dial;
 pub mod forward;
 pub mod gate;
 pub mod handshake;
+pub mod hello;
 pub mod identity;
 pub mod keepalive;
 pub mod linger;
+pub mod listener;
 pub mod meter;
+pub mod passthrough;
 pub mod policy;
 pub mod readahead;
 pub mod route;

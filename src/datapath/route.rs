@@ -59,6 +59,17 @@ pub fn run(snapshot: &Snapshot, target: Target) -> Result<Route, Reason> {
     })
 }
 
+/// As [`run`], with the endpoints of TLS listeners.
+///
+/// # Errors
+/// [`Reason::UnknownService`].
+pub fn direct(snapshot: &Snapshot, target: Target) -> Result<Route, Reason> {
+    let route = run(snapshot, target)?;
+    let endpoints = route.service.direct.get(&route.port);
+    let endpoints = Arc::clone(endpoints.ok_or(Reason::UnknownService)?);
+    Ok(Route { endpoints, ..route })
+}
+
 /// What is asked for: a service's own name, then an alias, then a VIP of this network.
 ///
 /// Own names come first, so that no alias can take the place of a service. Nothing is resolved

@@ -25,6 +25,8 @@ pub struct Change {
     pub exposure: Option<ExposureTable>,
     /// What the control plane exports.
     pub exports: Option<ExportSet>,
+    /// Whether there are TLS listeners. It takes effect with the mesh of the same change.
+    pub direct: Option<bool>,
 }
 
 /// Makes the next snapshot. Endpoints that stay keep their state.
@@ -39,11 +41,12 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         trust,
         exposure,
         exports,
+        direct: change.direct.unwrap_or(old.direct),
         ..Snapshot::default()
     };
     match change.mesh {
         Some((mesh, network)) => {
-            let endpoints = Endpoints::of(&mesh, &network, &old.endpoints);
+            let endpoints = Endpoints::of(&mesh, &network, next.direct, &old.endpoints);
             (next.services, next.vips) = services(&mesh, &network, &endpoints);
             next.endpoints = endpoints.states;
             next.mesh = Arc::new(mesh);
@@ -60,7 +63,7 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
 
 /// The services of a mesh with the endpoints that `network` could dial, for whoever only looks.
 pub fn services_of(mesh: &Mesh, network: &str) -> HashMap<Arc<str>, Arc<Service>> {
-    let endpoints = Endpoints::of(mesh, network, &States::new());
+    let endpoints = Endpoints::of(mesh, network, true, &States::new());
     services(mesh, network, &endpoints).0
 }
 
@@ -77,59 +80,97 @@ type Served<'a> = (&'a mesh::Workload, Arc<Endpoint>);
 /// The local endpoints by service, and their states.
 struct Endpoints<'a> {
     /// By (`namespace/hostname`, service port).
-    by_service: HashMap<(&'a str, u16), Vec<Served<'a>>>,
+    by_service: ByService<'a>,
+    /// The same at their target ports, if that is wanted.
+    direct: Option<ByService<'a>>,
     states: States,
 }
 
+type ByService<'a> = HashMap<(&'a str, u16), Vec<Served<'a>>>;
+
 impl<'a> Endpoints<'a> {
-    fn of(mesh: &'a Mesh, network: &str, old: &States) -> Self {
+    fn of(mesh: &'a Mesh, network: &str, direct: bool, old: &States) -> Self {
         let mut endpoints = Self {
             by_service: HashMap::new(),
+            direct: direct.then(HashMap::new),
             states: States::new(),
         };
-        for workload in mesh
-            .workloads
-            .iter()
-            .filter(|workload| is_local(workload, network))
-            .filter(|workload| !mesh.hbone_only || workload.protocol == Protocol::Hbone)
-        {
+        let local = |workload: &&'a Arc<mesh::Workload>| is_local(workload, network);
+        for workload in mesh.workloads.iter().filter(local) {
             if let Some(&ip) = workload.addresses.first() {
-                endpoints.add(workload, ip.to_canonical(), old);
+                endpoints.add(workload, ip.to_canonical(), mesh.hbone_only, old);
             }
         }
         endpoints
     }
 
-    fn add(&mut self, workload: &'a mesh::Workload, ip: IpAddr, old: &States) {
-        let uid: Arc<str> = workload.uid.as_str().into();
-        let labels = Arc::new(labels(workload));
-        let pod: Arc<str> = workload.name.as_str().into();
+    fn add(&mut self, workload: &'a mesh::Workload, ip: IpAddr, hbone_only: bool, old: &States) {
+        let endpoint = EndpointOf {
+            uid: workload.uid.as_str().into(),
+            labels: Arc::new(labels(workload)),
+            pod: workload.name.as_str().into(),
+            workload,
+        };
+        let is_hbone = workload.protocol == Protocol::Hbone;
         for (service, ports) in &workload.services {
             for (&port, &target) in ports {
-                let address = match workload.protocol {
-                    Protocol::Hbone => SocketAddr::new(ip, HBONE_PORT),
-                    Protocol::Tcp => SocketAddr::new(ip, target),
+                let key = (service.as_str(), port);
+                let mut at = |port, protocol| {
+                    let address = SocketAddr::new(ip, port);
+                    endpoint.at(address, protocol, &mut self.states, old)
                 };
-                let key = (Arc::clone(&uid), address);
-                let state = self.states.entry(key).or_insert_with_key(|key| {
-                    old.get(key)
-                        .cloned()
-                        .unwrap_or_else(|| Arc::new(EndpointState::new()))
+                let direct = self.direct.as_mut().map(|direct| {
+                    let endpoint = at(target, Protocol::Tcp);
+                    let set = direct.entry(key).or_default();
+                    set.push((workload, Arc::clone(&endpoint)));
+                    endpoint
                 });
-                let endpoint = Endpoint {
-                    uid: Arc::clone(&uid),
-                    address,
-                    protocol: workload.protocol,
-                    weight: workload.capacity,
-                    locality: workload.locality.clone(),
-                    workload: Arc::clone(&labels),
-                    pod: Arc::clone(&pod),
-                    state: Arc::clone(state),
+                let tunnelled = match direct {
+                    _ if is_hbone => at(HBONE_PORT, Protocol::Hbone),
+                    _ if hbone_only => continue,
+                    Some(endpoint) => endpoint,
+                    None => at(target, Protocol::Tcp),
                 };
-                let set = self.by_service.entry((service.as_str(), port)).or_default();
-                set.push((workload, Arc::new(endpoint)));
+                let set = self.by_service.entry(key).or_default();
+                set.push((workload, tunnelled));
             }
         }
+    }
+}
+
+/// What all endpoints of a workload share.
+struct EndpointOf<'a> {
+    uid: Arc<str>,
+    labels: Arc<WorkloadLabels>,
+    pod: Arc<str>,
+    workload: &'a mesh::Workload,
+}
+
+impl EndpointOf<'_> {
+    /// The endpoint at an address, with the state that it had.
+    fn at(
+        &self,
+        address: SocketAddr,
+        protocol: Protocol,
+        states: &mut States,
+        old: &States,
+    ) -> Arc<Endpoint> {
+        let key = (Arc::clone(&self.uid), address);
+        let state = states.entry(key).or_insert_with_key(|key| {
+            old.get(key)
+                .cloned()
+                .unwrap_or_else(|| Arc::new(EndpointState::new()))
+        });
+        Arc::new(Endpoint {
+            uid: Arc::clone(&self.uid),
+            address,
+            protocol,
+            weight: self.workload.capacity,
+            locality: self.workload.locality.clone(),
+            workload: Arc::clone(&self.labels),
+            pod: Arc::clone(&self.pod),
+            state: Arc::clone(state),
+        })
     }
 }
 
@@ -168,19 +209,21 @@ fn services(mesh: &Mesh, network: &str, endpoints: &Endpoints<'_>) -> Tables {
     let mut by_vip = HashMap::new();
     for service in &mesh.services {
         let key = format!("{}/{}", service.namespace, service.hostname);
-        let ports = service.ports.keys().map(|&port| {
-            let found = endpoints.by_service.get(&(key.as_str(), port));
-            (
-                port,
-                Arc::new(endpoint_set(service, found.map_or(&[], Vec::as_slice))),
-            )
-        });
+        let sets = |from: &ByService<'_>| {
+            let set = |&port| {
+                let found = from.get(&(key.as_str(), port));
+                let set = endpoint_set(service, found.map_or(&[], Vec::as_slice));
+                (port, Arc::new(set))
+            };
+            service.ports.keys().map(set).collect()
+        };
         let hostname: Arc<str> = service.hostname.to_ascii_lowercase().into();
         let built = Arc::new(Service {
             name: service.name.as_str().into(),
             namespace: service.namespace.as_str().into(),
             hostname: Arc::clone(&hostname),
-            ports: ports.collect(),
+            ports: sets(&endpoints.by_service),
+            direct: endpoints.direct.as_ref().map(sets).unwrap_or_default(),
         });
         // Of two services with one hostname the canonical one answers to it (contract 3).
         if service.canonical || !by_name.contains_key(&hostname) {
@@ -317,6 +360,37 @@ mod tests {
             addresses(&snapshot),
             ["10.0.0.1:15008", "10.0.0.2:8080", "10.0.0.6:15008"]
         );
+    }
+
+    #[test]
+    fn tls_listeners_dial_every_endpoint_at_its_target_port_and_judge_it_by_that() {
+        let mut plain = workload("plain", "10.0.0.2");
+        plain.protocol = Protocol::Tcp;
+        let mut mesh = mesh(vec![workload("hbone", "10.0.0.1"), plain]);
+        mesh.hbone_only = true;
+        let change = |direct| Change {
+            mesh: Some((mesh.clone(), "east".into())),
+            direct,
+            ..Change::default()
+        };
+        let without = build(&Snapshot::default(), change(None));
+        assert!(without.services["echo.app"].direct.is_empty());
+        let first = build(&without, change(Some(true)));
+        let direct = |snapshot: &Snapshot| {
+            let set = &snapshot.services["echo.app"].direct[&80];
+            set.endpoints.clone()
+        };
+        let dialled: Vec<_> = direct(&first).iter().map(|one| one.address).collect();
+        let wanted = ["10.0.0.1:8080", "10.0.0.2:8080"].map(|text| text.parse().expect("one"));
+        assert_eq!(dialled, wanted);
+        assert_eq!(addresses(&first), ["10.0.0.1:15008"]);
+        let tunnelled = &first.services["echo.app"].ports[&80].endpoints[0];
+        assert!(!Arc::ptr_eq(&tunnelled.state, &direct(&first)[0].state));
+        let next = build(&first, change(None));
+        assert!(Arc::ptr_eq(
+            &direct(&next)[0].state,
+            &direct(&first)[0].state
+        ));
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub struct Snapshot {
     pub services: HashMap<Arc<str>, Arc<Service>>,
     /// Services of this network by VIP.
     pub vips: HashMap<IpAddr, Arc<Service>>,
+    /// Whether services have endpoints for TLS listeners too, which few gateways need.
+    pub direct: bool,
     /// Endpoint state by (uid, address), for the builder to carry over.
     pub endpoints: States,
 }
@@ -69,8 +71,11 @@ pub struct Service {
     pub namespace: Arc<str>,
     /// The hostname by which peers ask for it.
     pub hostname: Arc<str>,
-    /// The endpoints of each service port.
+    /// The endpoints of each service port, as HBONE listeners dial them.
     pub ports: HashMap<u16, Arc<EndpointSet>>,
+    /// The same for TLS listeners, always at the target port (contract 10, Dialling); empty where
+    /// there is no such listener.
+    pub direct: HashMap<u16, Arc<EndpointSet>>,
 }
 
 /// The endpoints of one service port, with what a weighted pick needs.
