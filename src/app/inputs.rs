@@ -18,6 +18,8 @@ use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
+use super::routes;
+
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
 
@@ -218,6 +220,7 @@ impl Report {
             }
         }
         self.warn_of_dead_ends(config, mesh);
+        self.warnings.extend(routes::dead_ends(config, mesh));
         let behind = |service: &&Arc<mesh::Service>| !service.waypoints.is_empty();
         for service in mesh.services.iter().filter(behind) {
             self.warnings.push(format!(

@@ -7,6 +7,7 @@ mod inputs;
 mod memory;
 mod pod;
 mod reload;
+mod routes;
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;

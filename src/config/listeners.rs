@@ -18,6 +18,9 @@ pub struct Listener {
     pub name: String,
     /// Its address. Required.
     pub bind: SocketAddr,
+    /// Where that stands, for findings that only show once the mesh is known.
+    #[serde(skip)]
+    pub line: Line,
     /// The networks whose peers may connect. Default: none, which is all.
     pub sources: Vec<IpNet>,
     /// What its peers speak.
@@ -60,9 +63,19 @@ pub struct SniRoute {
     pub sni: Vec<SniPattern>,
     /// The service; it always has a port. Required.
     pub to: HostPort,
-    /// The line of the target, for findings that only show once the mesh is known.
+    /// Where that stands, for findings that only show once the mesh is known.
     #[serde(skip)]
-    pub line: u64,
+    pub line: Line,
+}
+
+/// A line of the file. All are equal: a listener that has moved down has not changed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Line(pub u64);
+
+impl PartialEq for Line {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 fn patterns<S: Serializer>(patterns: &[SniPattern], serializer: S) -> Result<S::Ok, S::Error> {
@@ -133,6 +146,7 @@ fn listener(value: Value<'_>) -> Option<(Listener, u64)> {
     let listener = Listener {
         name: name?,
         bind: address?,
+        line: Line(bind?.line()),
         sources: sources?,
         protocol: protocol?,
     };
@@ -236,7 +250,7 @@ fn route(value: Value<'_>) -> Option<(SniRoute, Vec<Value<'_>>)> {
         return None;
     }
     let sni: Vec<_> = items.iter().map(|item| pattern(*item)).collect();
-    let line = to.map_or(value.line(), Value::line);
+    let line = Line(to.map_or(value.line(), Value::line));
     let (to, sni) = (to.and_then(target), sni.into_iter().collect());
     let route = SniRoute {
         sni: Option::<Vec<_>>::filter(sni, |sni| !sni.is_empty())?,

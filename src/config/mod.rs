@@ -25,7 +25,7 @@ use serde::{Serialize, Serializer};
 
 pub use findings::{Finding, Findings, Report, Severity};
 pub use level::Directives;
-pub use listeners::{Listener, ListenerProtocol, SniRoute, TlsRouting};
+pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 
 /// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be

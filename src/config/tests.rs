@@ -391,11 +391,11 @@ fn a_tls_listener_routes_in_one_way_and_each_name_once() {
 
 #[test]
 fn listeners_are_shown_as_they_are_written() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
     let text = "name: one, bind: \"127.0.0.1:0\", protocol: tls, \
                 routes: [{sni: [\"*.B.\"], to: \"C:1\"}]";
     let text = GOOD.replace("listeners:", &format!("listeners:\n  - {{{text}}}"));
-    let (config, findings) = Config::parse(Path::new("strait.yaml"), &text);
-    let config = config.unwrap_or_else(|| panic!("{findings}"));
+    let config = Config::parse(&here, &text).0.expect("a good file");
     let shown = serde_json::to_value(&config.listeners).unwrap();
     assert_eq!(
         shown[0],
@@ -403,6 +403,9 @@ fn listeners_are_shown_as_they_are_written() {
             "protocol": "tls", "routes": [{"sni": ["*.b"], "to": "c:1"}]})
     );
     assert_eq!(shown[1]["protocol"], "hbone");
+    let moved = Config::parse(&here, &format!("\n{text}")).0;
+    let moved = moved.expect("the same, a line further down");
+    assert_eq!(config.restart_only_changes(&moved), [""; 0]);
 }
 
 #[test]

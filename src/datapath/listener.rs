@@ -150,7 +150,7 @@ mod tests {
         config::SniRoute {
             sni: sni.iter().map(pattern).collect(),
             to: config::HostPort::parse(to).expect("a target"),
-            line: 1,
+            line: config::Line(1),
         }
     }
 
@@ -158,6 +158,7 @@ mod tests {
         Listener::new(&config::Listener {
             name: "one".to_owned(),
             bind: ([127, 0, 0, 1], 0).into(),
+            line: config::Line(1),
             sources: sources
                 .iter()
                 .map(|net| net.parse().expect("a net"))

@@ -130,6 +130,11 @@ mod replay {
     }
 
     #[test]
+    fn hellos() {
+        replay("hello", targets::hello, 1000);
+    }
+
+    #[test]
     fn connections() {
         replay("http2", targets::http2, 50);
     }

@@ -37,6 +37,8 @@ mod links;
 #[cfg(test)]
 mod oracle;
 #[cfg(test)]
+mod passthrough;
+#[cfg(test)]
 mod reload;
 #[cfg(test)]
 mod reload_under_load;

@@ -4,6 +4,7 @@
 
 mod certificate;
 mod frames;
+mod hello;
 mod http2;
 mod script;
 mod wds;
@@ -18,6 +19,7 @@ use strait::wire::{Authority, Host};
 use strait::xds;
 
 pub use certificate::identity;
+pub use hello::hello;
 pub use http2::http2;
 pub use wds::wds;
 
