@@ -35,6 +35,7 @@ pub mod linger;
 pub mod listener;
 pub mod meter;
 pub mod passthrough;
+pub mod pipe;
 pub mod policy;
 pub mod readahead;
 pub mod route;

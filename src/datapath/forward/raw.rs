@@ -175,7 +175,7 @@ impl Open {
             &mut self.stream,
             stream,
             hello,
-            &self.account,
+            (&self.account, &self.gateway.admission),
             &mut self.record,
         );
         tokio::select! {
