@@ -22,8 +22,8 @@ pub(super) fn dead_ends(config: &Config, mesh: &Mesh) -> Vec<String> {
         });
         warnings.extend(istio.map(|listener| {
             format!(
-                "{file}:{}: warning: listener `{}` leads nowhere: its peers have no identity, and no \
-                 service is exposed to them; write `to: [{{anyone: true}}]` for those that are",
+                "{file}:{}: warning: listener `{}` leads nowhere: its peers have no identity, \
+                 and no service is exposed to them; write `to: [{{anyone: true}}]` for one",
                 listener.line.0, listener.name
             )
         }));

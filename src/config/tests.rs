@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const GOOD: &str = r#"gateway: {cluster: east}
+pub(super) const GOOD: &str = r#"gateway: {cluster: east}
 identity: {kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}
 trust:
   domains:
@@ -38,7 +38,7 @@ fn with(text: &str) -> String {
 }
 
 /// The findings about the good file with one text replaced by another.
-fn instead(old: &str, new: &str) -> String {
+pub(super) fn instead(old: &str, new: &str) -> String {
     assert!(GOOD.contains(old));
     check(&GOOD.replacen(old, new, 1)).1
 }
@@ -290,122 +290,6 @@ fn addresses_that_cannot_be_bound_together_are_found() {
     assert!(
         instead("[::]:15008", "localhost:15008").contains("is `localhost:15008`; write an address")
     );
-}
-
-/// What is found of this listener beside the good one, which has the line before.
-fn listening(rest: &str) -> String {
-    let listener = format!("listeners:\n  - {{name: one, bind: \"127.0.0.1:0\", {rest}}}");
-    instead("listeners:", &listener)
-}
-
-#[test]
-fn a_tls_listener_routes_in_one_way_and_each_name_once() {
-    let good = [
-        "protocol: tls, routing: istio",
-        "protocol: tls, sources: [10.0.0.0/8], routing: istio",
-        "sources: [10.0.0.0/8, \"2001:db8::/32\"]",
-        "protocol: tls, routes: [{sni: [\"*\"], to: \"istiod.a:15012\"}]",
-        "protocol: tls, routes: [{sni: [a.b, \"*.b\"], to: \"c:1\"}, {sni: [b], to: \"c:2\"}]",
-    ];
-    for listener in good {
-        assert_eq!(listening(listener), "", "{listener}");
-    }
-    let cases = [
-        (
-            "protocol: tls",
-            "is of TLS and has neither `routing` nor `routes`",
-        ),
-        (
-            "protocol: tls, routing: istio, routes: []",
-            "`listeners[].routing` stands beside `routes`",
-        ),
-        (
-            "protocol: tls, routing: envoy",
-            "`listeners[].routing` cannot be `envoy`; write `istio`",
-        ),
-        (
-            "routing: istio",
-            "`listeners[].routing` is for listeners of TLS",
-        ),
-        ("routes: []", "`listeners[].routes` is for listeners of TLS"),
-        (
-            "protocol: tls, routing: istio, route_by: authority",
-            "`listeners[].route_by` is for listeners of HBONE",
-        ),
-        (
-            "protocol: tls, routes: []",
-            "`listeners[].routes` is empty, so",
-        ),
-        (
-            "protocol: tls, routes: [{sni: [a]}]",
-            "`listeners[].routes[]` has no `to`",
-        ),
-        (
-            "protocol: tls, routes: [{to: \"a:1\"}]",
-            "`listeners[].routes[]` has no `sni`",
-        ),
-        (
-            "protocol: tls, routes: [{sni: [], to: \"a:1\"}]",
-            "has no name in its `sni`",
-        ),
-        (
-            "protocol: tls, routes: [{sni: [\"a*\"], to: \"a:1\"}]",
-            "`listeners[].routes[].sni[]` is `a*`, which has a host with a character",
-        ),
-        (
-            "protocol: tls, routes: [{sni: [a], to: a}]",
-            "`listeners[].routes[].to` is `a`; write the hostname and port of a service",
-        ),
-        (
-            "protocol: tls, routes: [{sni: [a], to: \"10.0.0.1:1\"}]",
-            "`listeners[].routes[].to` is `10.0.0.1:1`; write the hostname and port",
-        ),
-        (
-            "protocol: tls, routes: [{sni: [a, \"*.a\"], to: \"b:1\"}, {sni: [A.], to: \"c:1\"}]",
-            "`listeners[].routes[].sni[]` has `a` twice, first on line 9; write each name once",
-        ),
-        (
-            "protocol: tcp",
-            "`listeners[].protocol: tcp` is not built yet",
-        ),
-        (
-            "protocol: udp",
-            "`listeners[].protocol` cannot be `udp`; write one of `hbone`, `tls`",
-        ),
-        (
-            "sources: []",
-            "`listeners[].sources` is empty, which would refuse everybody",
-        ),
-        (
-            "sources: [10.0.0.1.0/8]",
-            "`listeners[].sources[]` is `10.0.0.1.0/8`; write a network in CIDR form",
-        ),
-    ];
-    for (listener, want) in cases {
-        let found = listening(listener);
-        assert!(found.starts_with("9: error: "), "{listener}: {found}");
-        assert!(found.contains(want), "{listener}: {found}");
-        assert_eq!(found.lines().count(), 1, "{listener}: {found}");
-    }
-}
-
-#[test]
-fn listeners_are_shown_as_they_are_written() {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
-    let text = "name: one, bind: \"127.0.0.1:0\", protocol: tls, \
-                routes: [{sni: [\"*.B.\"], to: \"C:1\"}]";
-    let text = GOOD.replace("listeners:", &format!("listeners:\n  - {{{text}}}"));
-    let config = Config::parse(&here, &text).0.expect("a good file");
-    let shown = serde_json::to_value(&config.listeners).unwrap();
-    assert_eq!(
-        shown[0],
-        serde_json::json!({"name": "one", "bind": "127.0.0.1:0", "sources": [],
-            "protocol": "tls", "routes": [{"sni": ["*.b"], "to": "c:1"}]})
-    );
-    assert_eq!(shown[1]["protocol"], "hbone");
-    let moved = Config::parse(&here, &format!("\n{text}")).0;
-    let moved = moved.expect("the same, a line further down");
-    assert_eq!(config.restart_only_changes(&moved), [""; 0]);
 }
 
 #[test]

@@ -9,7 +9,8 @@ use crate::wire::Authority;
 use super::identity::Peer;
 use super::route::Route;
 
-/// A route that the peer may use. Only [`run`] and [`granted`] make one, and only a permit can be dialled.
+/// A route that the peer may use. Only [`run`] and [`granted`] make one, and only a permit can be
+/// dialled.
 #[derive(Debug)]
 pub struct Permit {
     route: Route,

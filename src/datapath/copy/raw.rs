@@ -293,6 +293,9 @@ mod tests {
         (near, listener.accept().await.expect("a connection").0)
     }
 
+    /// A writer that has not got on for so long is stopped.
+    const STOPPED: std::time::Duration = std::time::Duration::from_millis(500);
+
     /// Bytes that are different at every place near each other.
     fn bytes(count: usize) -> Vec<u8> {
         let word = |at: usize| {
@@ -366,7 +369,7 @@ mod tests {
         );
         let write = async {
             // More than the kernel keeps of connections that nobody reads.
-            let written = timeout(std::time::Duration::from_millis(500), client.write_all(&all)).await;
+            let written = timeout(STOPPED, client.write_all(&all)).await;
             assert!(written.is_err(), "the writer is stopped");
             let held = budget.held();
             assert!((1..=256 * 1024).contains(&held), "{held}");
