@@ -30,8 +30,12 @@ pub enum Reason {
     NotExposed,
     /// The service is exposed, but not to this peer.
     NotForPeer,
+    /// An authorization policy of Istio's refuses it.
+    PolicyDenied,
     /// The service has no endpoint that could be used.
     NoEndpoint,
+    /// The service is behind a waypoint that is unknown or has no endpoint: nothing goes past it.
+    NoWaypoint,
     /// The address of every endpoint is on the deny list.
     DialDenied,
     /// An endpoint refused the connection, and so did those tried after it.
@@ -78,7 +82,7 @@ pub enum Blame {
 
 impl Reason {
     /// Every reason, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
@@ -88,7 +92,9 @@ impl Reason {
         Self::UnknownService,
         Self::NotExposed,
         Self::NotForPeer,
+        Self::PolicyDenied,
         Self::NoEndpoint,
+        Self::NoWaypoint,
         Self::DialDenied,
         Self::DialRefused,
         Self::DialTimeout,
@@ -117,7 +123,9 @@ impl Reason {
             Self::UnknownService => "unknown_service",
             Self::NotExposed => "not_exposed",
             Self::NotForPeer => "not_for_peer",
+            Self::PolicyDenied => "policy_denied",
             Self::NoEndpoint => "no_endpoint",
+            Self::NoWaypoint => "no_waypoint",
             Self::DialDenied => "dial_denied",
             Self::DialRefused => "dial_refused",
             Self::DialTimeout => "dial_timeout",
@@ -147,10 +155,12 @@ impl Reason {
             | Self::UnknownService
             | Self::NotExposed
             | Self::NotForPeer
+            | Self::PolicyDenied
             | Self::EarlyData
             | Self::DownstreamReset
             | Self::DownstreamLost => Blame::Downstream,
             Self::NoEndpoint
+            | Self::NoWaypoint
             | Self::DialRefused
             | Self::DialTimeout
             | Self::DialFailed
@@ -177,10 +187,13 @@ impl Reason {
     /// The answer to a CONNECT that fails for this reason before 200 was sent.
     ///
     /// Unknown, unexposed and not-for-this-peer are alike in every way, so that a peer cannot
-    /// learn what exists. Reasons that arise only after 200 give 503, should they come early.
+    /// learn what exists. Istio's authorization is looked at only where a service is exposed to
+    /// the peer, and has the answer that ztunnel gives. Reasons that arise only after 200 give 503,
+    /// should they come early.
     pub const fn status(self) -> StatusCode {
         match self {
             Self::BadAuthority => StatusCode::BAD_REQUEST,
+            Self::PolicyDenied => StatusCode::UNAUTHORIZED,
             Self::NotConnect => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             _ => StatusCode::SERVICE_UNAVAILABLE,
@@ -216,10 +229,11 @@ impl Reason {
     /// The value of Istio's `response_flags` label (contract 6).
     pub const fn response_flags(self) -> &'static str {
         match self {
-            Self::NotExposed | Self::NotForPeer | Self::Revoked => "DENY",
+            Self::NotExposed | Self::NotForPeer | Self::PolicyDenied | Self::Revoked => "DENY",
             Self::UnknownSni
             | Self::UnknownService
             | Self::NoEndpoint
+            | Self::NoWaypoint
             | Self::DialDenied
             | Self::DialRefused
             | Self::DialTimeout

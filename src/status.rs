@@ -70,7 +70,8 @@ pub struct Reload {
 pub struct Certificate {
     /// The SPIFFE identity.
     pub identity: String,
-    /// `Available`, `Initializing` or `Unavailable: …`, as istioctl shows it.
+    /// `Available`, `Initializing` or `Unavailable: …`, as istioctl shows it; where the next
+    /// certificate cannot be had, `Available: …` says so.
     pub state: String,
     /// The leaf and the intermediates above it.
     pub chain: Vec<CertificateInfo>,
@@ -130,6 +131,11 @@ impl Status {
     /// Replaces what is known of one identity.
     pub fn set_certificate(&self, certificate: Certificate) {
         lock(&self.certificates).insert(certificate.identity.clone(), certificate);
+    }
+
+    /// Forgets an identity that we do not have any more.
+    pub fn forget_certificate(&self, identity: &str) {
+        lock(&self.certificates).remove(identity);
     }
 
     /// What is known of each identity, in their order.

@@ -79,6 +79,8 @@ impl FileWatcher {
         if self.events.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
+        // Who gives up waiting now is told again.
+        self.events.mark_changed();
         sleep(DEBOUNCE).await;
         self.events.mark_unchanged();
         // A swapped link leads elsewhere now, and a directory may have come, gone or become

@@ -173,16 +173,12 @@ fn endpoints() -> Mesh {
         name: "endpoint".into(),
         namespace: "app".into(),
         trust_domain: "east.local".into(),
-        addresses: vec![[127, 0, 0, 1].into()],
+        addresses: [[127, 0, 0, 1].into()].into(),
         protocol: Protocol::Tcp,
         healthy: true,
         capacity: 1,
-        services: [("app/endpoint.app".into(), ports)].into(),
+        services: [("app/endpoint.app".into(), ports.into_iter().collect())].into(),
         ..Workload::default()
     };
-    Mesh {
-        services: vec![Arc::new(service)],
-        workloads: vec![Arc::new(workload)],
-        ..Mesh::default()
-    }
+    Mesh::new([service], [workload])
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use strait::snapshot::builder::{Change, build};
-use strait::snapshot::mesh::{Locality, Mesh, Protocol, Service, Workload};
+use strait::snapshot::mesh::{Mesh, Protocol, Service, Workload};
 use strait::snapshot::{
     Audience, Endpoint, EndpointSet, EndpointState, Exposure, ExposureTable, Snapshot, TrustSet,
 };
@@ -20,15 +20,8 @@ pub fn hostname(index: usize) -> String {
 
 /// `services` services of port 80, each with `each` workloads, and VIPs from 240.0.0.0 on.
 pub fn mesh(services: usize, each: usize) -> Mesh {
-    Mesh {
-        services: (0..services)
-            .map(|index| Arc::new(service(index)))
-            .collect(),
-        workloads: (0..services * each)
-            .map(|index| Arc::new(workload(index, index / each.max(1))))
-            .collect(),
-        ..Mesh::default()
-    }
+    let workloads = (0..services * each).map(|index| workload(index, index / each.max(1)));
+    Mesh::new((0..services).map(service), workloads)
 }
 
 /// An address counted from `base`.
@@ -39,9 +32,9 @@ pub fn address(base: [u8; 4], index: usize) -> IpAddr {
 
 fn service(index: usize) -> Service {
     Service {
-        name: format!("service-{index}"),
+        name: format!("service-{index}").into(),
         namespace: "app".into(),
-        hostname: hostname(index),
+        hostname: hostname(index).into(),
         vips: vec![(NETWORK.into(), address([240, 0, 0, 0], index))],
         ports: [(80, 8080)].into(),
         ..Service::default()
@@ -50,21 +43,25 @@ fn service(index: usize) -> Service {
 
 fn workload(index: usize, service: usize) -> Workload {
     Workload {
-        uid: format!("east//Pod/app/workload-{index}"),
-        name: format!("workload-{index}"),
+        uid: format!("east//Pod/app/workload-{index}").into(),
+        name: format!("workload-{index}").into(),
         namespace: "app".into(),
         service_account: "default".into(),
         trust_domain: "east.local".into(),
         cluster: "east".into(),
         network: NETWORK.into(),
-        addresses: vec![address([10, 0, 0, 1], index)],
+        addresses: [address([10, 0, 0, 1], index)].into(),
         protocol: Protocol::Hbone,
         healthy: true,
         capacity: weight(index),
-        workload_name: format!("service-{service}"),
-        canonical_name: format!("service-{service}"),
+        workload_name: format!("service-{service}").into(),
+        canonical_name: format!("service-{service}").into(),
         canonical_revision: "v1".into(),
-        services: [(format!("app/{}", hostname(service)), [(80, 8080)].into())].into(),
+        services: [(
+            format!("app/{}", hostname(service)).into(),
+            [(80, 8080)].into(),
+        )]
+        .into(),
         ..Workload::default()
     }
 }
@@ -126,11 +123,11 @@ pub fn endpoints(count: usize) -> EndpointSet {
             uid: format!("east//Pod/app/workload-{index}").into(),
             address: (address([10, 0, 0, 1], index), 15008).into(),
             protocol: Protocol::Hbone,
+            definition: Arc::default(),
             weight: weight(index),
-            locality: Locality::default(),
             workload: Arc::clone(&labels),
             pod: "pod".into(),
-            state: Arc::new(EndpointState::new()),
+            state: Arc::new(EndpointState::default()),
         })
     };
     EndpointSet::new((0..count).map(endpoint).collect())

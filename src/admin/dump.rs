@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -43,9 +44,9 @@ struct Dump {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Service {
-    name: String,
-    namespace: String,
-    hostname: String,
+    name: Arc<str>,
+    namespace: Arc<str>,
+    hostname: Arc<str>,
     vips: Vec<String>,
     ports: BTreeMap<u16, u16>,
     subject_alt_names: Vec<String>,
@@ -73,28 +74,28 @@ struct Endpoint {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Workload {
-    uid: String,
-    workload_ips: Vec<IpAddr>,
+    uid: Arc<str>,
+    workload_ips: Box<[IpAddr]>,
     protocol: Protocol,
-    name: String,
-    namespace: String,
-    service_account: String,
-    workload_name: String,
-    workload_type: String,
-    canonical_name: String,
-    canonical_revision: String,
-    cluster_id: String,
-    trust_domain: String,
+    name: Arc<str>,
+    namespace: Arc<str>,
+    service_account: Arc<str>,
+    workload_name: Arc<str>,
+    workload_type: Arc<str>,
+    canonical_name: Arc<str>,
+    canonical_revision: Arc<str>,
+    cluster_id: Arc<str>,
+    trust_domain: Arc<str>,
     locality: Locality,
-    node: String,
-    network: String,
+    node: Arc<str>,
+    network: Arc<str>,
     status: &'static str,
-    hostname: String,
+    hostname: Arc<str>,
     capacity: u32,
     host_network: bool,
     /// Not istioctl's `networkGateway`, which holds an address.
     is_network_gateway: bool,
-    services: Vec<String>,
+    services: Vec<Arc<str>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -136,13 +137,15 @@ impl Dump {
             services: snapshot
                 .mesh
                 .services
-                .iter()
+                .sorted()
+                .into_iter()
                 .map(|service| Service::of(service, snapshot, now))
                 .collect(),
             workloads: snapshot
                 .mesh
                 .workloads
-                .iter()
+                .sorted()
+                .into_iter()
                 .map(|workload| Workload::of(workload))
                 .collect(),
             policies: [],
@@ -160,9 +163,9 @@ impl Service {
     fn of(service: &mesh::Service, snapshot: &Snapshot, now: Instant) -> Self {
         let vip = |(network, ip): &(String, IpAddr)| format!("{network}/{ip}");
         Self {
-            name: service.name.clone(),
-            namespace: service.namespace.clone(),
-            hostname: service.hostname.clone(),
+            name: Arc::clone(&service.name),
+            namespace: Arc::clone(&service.namespace),
+            hostname: Arc::clone(&service.hostname),
             vips: service.vips.iter().map(vip).collect(),
             ports: service.ports.clone(),
             subject_alt_names: service.subject_alt_names.clone(),
@@ -182,19 +185,21 @@ fn endpoints(
     now: Instant,
 ) -> BTreeMap<String, Endpoint> {
     let mut endpoints: BTreeMap<String, Endpoint> = BTreeMap::new();
-    let hostname = service.hostname.to_ascii_lowercase();
     // Of several services with one hostname the snapshot serves one.
-    let built = snapshot.services.get(hostname.as_str());
+    let built = snapshot.services.get(&service.hostname);
     let Some(built) = built.filter(|built| *built.namespace == *service.namespace) else {
         return endpoints;
     };
     let key = format!("{}/{}", service.namespace, service.hostname);
-    let targets: BTreeMap<_, _> = snapshot
-        .mesh
-        .workloads
-        .iter()
-        .filter_map(|workload| Some((workload.uid.as_str(), workload.services.get(&key)?)))
-        .collect();
+    let targets = |uid: &str| {
+        let ports = snapshot.mesh.workloads.get(uid)?.services.get(&*key)?;
+        Some(
+            ports
+                .iter()
+                .map(|(port, target)| (*port, *target))
+                .collect(),
+        )
+    };
     let mut seen = HashSet::new();
     for endpoint in built.ports.values().flat_map(|set| &set.endpoints) {
         let shown = endpoints
@@ -202,10 +207,7 @@ fn endpoints(
             .or_insert_with(|| Endpoint {
                 workload_uid: endpoint.uid.to_string(),
                 service: key.clone(),
-                port: targets
-                    .get(&*endpoint.uid)
-                    .map(|ports| (*ports).clone())
-                    .unwrap_or_default(),
+                port: targets(&endpoint.uid).unwrap_or_default(),
                 weight: endpoint.weight,
                 ..Endpoint::default()
             });

@@ -1,6 +1,5 @@
 //! Tests of the three routers, request by request.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use axum::body::{Body, to_bytes};
@@ -219,7 +218,7 @@ async fn a_web_page_that_a_rebound_name_serves_gets_nothing() {
 }
 
 fn mesh() -> Mesh {
-    let ports = BTreeMap::from([(80, 8080), (81, 8081)]);
+    let ports = [(80, 8080), (81, 8081)];
     let workload = Workload {
         uid: "east//Pod/app/echo-1".into(),
         name: "echo-1".into(),
@@ -228,11 +227,11 @@ fn mesh() -> Mesh {
         trust_domain: "east.local".into(),
         cluster: "east".into(),
         network: "east".into(),
-        addresses: vec!["10.0.0.1".parse().expect("an address")],
+        addresses: ["10.0.0.1".parse().expect("an address")].into(),
         protocol: Protocol::Hbone,
         healthy: true,
         capacity: 3,
-        services: BTreeMap::from([("app/echo.app".into(), ports.clone())]),
+        services: [("app/echo.app".into(), ports.into())].into(),
         ..Workload::default()
     };
     let service = Service {
@@ -240,14 +239,10 @@ fn mesh() -> Mesh {
         namespace: "app".into(),
         hostname: "echo.app".into(),
         vips: vec![("east".into(), "10.96.0.1".parse().expect("an address"))],
-        ports,
+        ports: ports.into(),
         ..Service::default()
     };
-    Mesh {
-        services: vec![Arc::new(service)],
-        workloads: vec![Arc::new(workload)],
-        ..Mesh::default()
-    }
+    Mesh::new([service], [workload])
 }
 
 fn certificate() -> Certificate {
@@ -278,7 +273,8 @@ async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
     });
     let endpoint_state = {
         let snapshot = state.reader.load();
-        Arc::clone(snapshot.endpoints.values().next().expect("an endpoint"))
+        let service = snapshot.services.get("echo.app").expect("a service");
+        Arc::clone(&service.ports[&80].candidates[0].state)
     };
     let _in_flight = InFlight::new(&endpoint_state);
     endpoint_state.eject(tokio::time::Instant::now());

@@ -5,20 +5,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use tracing::{info, warn};
 
 use crate::config::{
     Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    Severity,
+    IstioCa, PolicyMode, Severity,
 };
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder;
-use crate::snapshot::mesh::{self, Mesh};
-use crate::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
+use crate::snapshot::mesh::{self, Mesh, Place};
+use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
-use super::routes;
+use super::{certificates, routes};
 
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
@@ -30,8 +29,10 @@ pub struct Inputs {
     pub config: Config,
     /// The mesh.
     pub mesh: Mesh,
-    /// Our certificate, key and roots.
-    pub material: Material,
+    /// Its authorization policies.
+    pub policies: Policies,
+    /// Our certificate, key and roots, where they are in files.
+    pub material: Option<Material>,
     /// The trust domains with the roots of their own.
     pub domains: Vec<TrustedDomain>,
     /// What is allowed, but worth a look.
@@ -66,24 +67,12 @@ impl Inputs {
         self.config.gateway.network.as_str().into()
     }
 
-    /// Says in the log what was loaded, and what is worth a look.
-    pub(super) fn announce(&self, version: u64) {
-        for warning in &self.warnings {
-            warn!("{warning}");
+    /// The policies, where the source has told them by now.
+    pub(super) fn told_policies(&self) -> Option<Policies> {
+        match self.config.discovery {
+            Discovery::File { .. } => Some(self.policies.clone()),
+            Discovery::Istio { .. } => None,
         }
-        let binds = self
-            .config
-            .listeners
-            .iter()
-            .map(|listener| listener.bind.to_string());
-        info!(
-            listeners = binds.collect::<Vec<_>>().join(","),
-            metrics = %self.config.metrics.bind, readiness = %self.config.readiness.bind,
-            admin = %self.config.admin.bind, identity = %self.material.identity.uri,
-            cluster = self.config.gateway.cluster,
-            services = self.mesh.services.len(), workloads = self.mesh.workloads.len(),
-            version, "ready"
-        );
     }
 }
 
@@ -98,18 +87,19 @@ fn complete(path: &Path, examined: Examined) -> Report {
     let mesh = match &examined.discovery {
         Some(Discovery::File { path }) => report.keep(xds::file::load(path)),
         // It is told while we run.
-        Some(Discovery::Istio(_)) => Some(Mesh::default()),
+        Some(Discovery::Istio { .. }) => Some((Mesh::default(), Policies::default())),
         None => None,
     };
     let certificates = report.certificates(path, &examined);
-    if let (Some(config), Some(mesh), Some((material, domains))) =
+    if let (Some(config), Some((mesh, policies)), Some((material, domains))) =
         (examined.config, mesh, certificates)
     {
-        report.compare(&config, &mesh);
+        report.compare(&config, &mesh, &policies);
         let warnings = report.warnings.clone();
         report.inputs = Some(Inputs {
             config,
             mesh,
+            policies,
             material,
             domains,
             warnings,
@@ -149,24 +139,41 @@ impl Report {
             .ok()
     }
 
-    /// Loads the certificates, and tries whether they fit together.
+    /// Loads the certificates, and tries whether they fit together. What will be issued to us is
+    /// not asked for: who checks may have no token.
     fn certificates(
         &mut self,
         path: &Path,
         examined: &Examined,
-    ) -> Option<(Material, Vec<TrustedDomain>)> {
-        let files = examined.identity.as_ref();
-        let files = files.map(|Identity::Files(files)| files);
-        let located = |error: TlsError| located(&error, path, files, &examined.named);
+    ) -> Option<(Option<Material>, Vec<TrustedDomain>)> {
         let domains = self.domains(path, examined);
-        let material = files.and_then(|files| self.keep(Material::load(files).map_err(located)))?;
-        if let Some(files) = files {
-            self.private(path, &files.key, &examined.named);
-        }
+        let files = match examined.identity.as_ref()? {
+            Identity::Files(files) => files,
+            Identity::IstioCa(ca) => {
+                self.identity(examined.config.as_ref()?, ca);
+                return Some((None, domains?));
+            }
+            Identity::Spiffe { .. } => return Some((None, domains?)),
+        };
+        let located = |error: TlsError| located(&error, path, Some(files), &examined.named);
+        let material = self.keep(Material::load(files).map_err(located))?;
+        self.private(path, &files.key, &examined.named);
         // Our own files can be judged without the domains.
         let judged = domains.as_deref().unwrap_or_default();
         self.keep(tls::server_config(&material, judged).map_err(located))?;
-        Some((material, domains?))
+        Some((Some(material), domains?))
+    }
+
+    /// Refuses an identity to ask for that is none: the environment may have a part of it.
+    fn identity(&mut self, config: &Config, ca: &IstioCa) {
+        let id = certificates::id(config, ca);
+        if !tls::is_identity(&id) {
+            self.errors.push(format!(
+                "{}: error: {id:?} is no identity of a workload; write `identity.namespace` and \
+                 `identity.service_account`, or set POD_NAMESPACE and SERVICE_ACCOUNT",
+                config.file.display()
+            ));
+        }
     }
 
     /// Loads the trust domains with their roots.
@@ -197,11 +204,15 @@ impl Report {
 
     /// What only the two files together show. A control plane's mesh comes and goes, and nobody
     /// could mend it here.
-    pub(super) fn compare(&mut self, config: &Config, mesh: &Mesh) {
+    pub(super) fn compare(&mut self, config: &Config, mesh: &Mesh, policies: &Policies) {
         let Discovery::File { path: mesh_path } = &config.discovery else {
             return;
         };
-        let known = |host: &str| mesh.services.iter().any(|service| service.hostname == host);
+        let known = |host: &str| {
+            mesh.services
+                .values()
+                .any(|service| *service.hostname == *host)
+        };
         for exposed in &config.exposure.services {
             let at = format!("{}:{}", config.file.display(), exposed.line);
             let host = &exposed.service.host;
@@ -221,20 +232,30 @@ impl Report {
         }
         self.warn_of_dead_ends(config, mesh);
         self.warnings.extend(routes::dead_ends(config, mesh));
-        let behind = |service: &&Arc<mesh::Service>| !service.waypoints.is_empty();
-        for service in mesh.services.iter().filter(behind) {
-            self.warnings.push(format!(
-                "{}: warning: {} has a waypoint, which is not built yet: its tunnels are refused",
-                mesh_path.display(),
-                service.hostname
-            ));
+        let is_known = |waypoint: &mesh::Waypoint| match &waypoint.gateway.place {
+            Place::Name(name) => known(name.split_once('/').map_or("", |(_, host)| host)),
+            Place::Address(_, ip) => {
+                let mut vips = mesh.services.values().flat_map(|service| &service.vips);
+                vips.any(|(_, vip)| vip == ip)
+            }
+        };
+        for service in mesh.services.sorted() {
+            let waypoints = &service.waypoints;
+            if !waypoints.is_empty() && !waypoints.iter().any(is_known) {
+                self.warnings.push(format!(
+                    "{}: warning: {} is behind a waypoint that is no service of this mesh: its \
+                     tunnels are refused",
+                    mesh_path.display(),
+                    service.hostname
+                ));
+            }
         }
-        if mesh.policies > 0 {
+        if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
             self.warnings.push(format!(
                 "{}: warning: its {} authorization policies are not enforced at this gateway; \
-                 who may reach what is said by `exposure`",
+                 write `policy: {{istio: enforce}}` if they are to be",
                 mesh_path.display(),
-                mesh.policies
+                policies.len()
             ));
         }
     }
@@ -320,6 +341,16 @@ pub(super) fn trust_set(config: &Config) -> TrustSet {
             .iter()
             .map(|d| (d.name.as_str(), d.cluster.as_str())),
     )
+    .with_waypoints(config.trust.waypoints.iter().map(String::as_str))
+}
+
+/// What the configuration does about Istio's policies.
+pub(super) fn enforcement(config: &Config) -> Enforcement {
+    match config.policy.istio {
+        PolicyMode::Off => Enforcement::Off,
+        PolicyMode::Audit => Enforcement::Audit,
+        PolicyMode::Enforce => Enforcement::Enforce,
+    }
 }
 
 /// The exposure table that the configuration describes.

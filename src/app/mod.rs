@@ -3,6 +3,7 @@
 //! The control path (admin, files, signals) has the main thread's runtime; each data-path worker
 //! is a thread with a runtime of its own, so that no reload and no scrape ever delays a byte.
 
+mod certificates;
 mod inputs;
 mod memory;
 mod pod;
@@ -11,15 +12,17 @@ mod routes;
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context, anyhow};
 use arc_swap::ArcSwap;
 use axum::Router;
+use socket2::Socket;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
 use crate::admin::{self, AdminState};
@@ -35,9 +38,10 @@ use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
-use crate::tls;
+use crate::tls::{self, Material, TrustedDomain};
 use crate::xds::{self, stream::Istio};
 
+use certificates::Certificates;
 use reload::Seen;
 
 pub use inputs::{Inputs, Report, check};
@@ -73,9 +77,8 @@ pub fn run(path: &Path) -> anyhow::Result<()> {
             }
             inputs = loading => inputs??,
         };
-        let app = App::start(inputs, seen, front, log.clone())?;
-        app.until_stopped(signals).await;
-        Ok(())
+        let (app, data) = App::start(inputs, seen, front, log.clone())?;
+        app.until_stopped(signals, data).await
     });
     // What is queued is written before the process ends; what still loads is not waited for.
     log.close();
@@ -114,8 +117,13 @@ struct App {
 }
 
 impl App {
-    /// Starts everything: state first, then sockets, then those who serve them.
-    fn start(inputs: Inputs, seen: Seen, front: Front, log: LogHandle) -> anyhow::Result<Self> {
+    /// Starts everything but the data path: state first, then sockets, then those who serve them.
+    fn start(
+        inputs: Inputs,
+        seen: Seen,
+        front: Front,
+        log: LogHandle,
+    ) -> anyhow::Result<(Self, DataPath)> {
         let config = Arc::new(ArcSwap::from_pointee(inputs.config.clone()));
         let status = front.status;
         let metrics = Arc::new(Metrics::new());
@@ -127,6 +135,8 @@ impl App {
             mesh: Some((inputs.mesh.clone(), inputs.network())),
             trust: Some(inputs::trust_set(&inputs.config)),
             exposure: Some(inputs::exposure_table(&inputs.config)),
+            policies: inputs.told_policies(),
+            enforcement: Some(inputs::enforcement(&inputs.config)),
             exports: None,
             direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
         });
@@ -139,46 +149,83 @@ impl App {
         let own = sockets.addresses().chain([front.address]).collect();
         let gateway = Arc::new(Gateway {
             reader: publisher.reader(),
-            tls: ArcSwap::new(tls::server_config(&inputs.material, &inputs.domains)?),
+            tls: ArcSwap::new(tls::server_config_without_certificate()?),
             metrics: Arc::clone(&metrics),
             lifecycle: front.lifecycle,
             admission: Admission::new(raise_descriptor_limit()),
             budget: Arc::clone(&budget),
             deny: DenyList::new(inputs.config.dial.allow.clone(), own),
         });
-        status.set_certificate(inputs.material.status());
-        status.ready(CERTIFICATES);
         let app = Self {
             config,
             gateway,
             status,
         };
-        sockets.serve(&app, &log)?;
-        app.status.ready(LISTENERS);
-        inputs.announce(app.gateway.reader.load().version);
+        let sockets = sockets.serve(&app, &log)?;
+        let (first, certificate) = oneshot::channel();
+        let certificates =
+            app.certificates(&inputs.config, inputs.material, inputs.domains, first)?;
+        for warning in &inputs.warnings {
+            warn!("{warning}");
+        }
         tokio::spawn(async move { budget.run().await });
-        app.discover(&inputs.config, &publisher);
-        tokio::spawn(reload::Reloader::new(&app, inputs, seen, publisher, log).run());
-        Ok(app)
+        app.discover(&inputs.config, &publisher)?;
+        let read = (inputs.warnings, seen);
+        tokio::spawn(reload::Reloader::new(&app, read, publisher, certificates, log).run());
+        let data = DataPath {
+            sockets,
+            certificate,
+        };
+        Ok((app, data))
     }
 
-    /// Starts to learn the mesh from a control plane, where that is where it comes from.
-    fn discover(&self, config: &Config, publisher: &Arc<Publisher>) {
-        let Discovery::Istio(plane) = &config.discovery else {
-            return;
+    /// The certificate in force: that of the files, or one that will come.
+    fn certificates(
+        &self,
+        config: &Config,
+        material: Option<Material>,
+        domains: Vec<TrustedDomain>,
+        first: oneshot::Sender<()>,
+    ) -> anyhow::Result<Certificates> {
+        let served = material.map(|material| {
+            let served = tls::server_config(&material, &domains)?;
+            anyhow::Ok((Arc::new(material), served))
+        });
+        let (gateway, status) = (Arc::clone(&self.gateway), Arc::clone(&self.status));
+        let mut certificates = Certificates::new(gateway, status, config, domains, first);
+        if let Some((material, served)) = served.transpose()? {
+            certificates.replace(material, served);
+        }
+        Ok(certificates)
+    }
+
+    /// Starts to learn the mesh from a control plane, where that is where it comes from: on a
+    /// thread of its own, as 100,000 workloads at once take their time, and signals, readiness and
+    /// the budget do not wait.
+    fn discover(&self, config: &Config, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
+        let Discovery::Istio { plane, cache } = &config.discovery else {
+            return Ok(());
         };
-        tokio::spawn(xds::stream::run(Istio {
+        let runtime = runtime()?;
+        let discovery = xds::stream::run(Istio {
             plane: plane.clone(),
+            cache: cache.clone(),
             pod: pod::of_environment(&config.gateway),
             publisher: Arc::clone(publisher),
             status: Arc::clone(&self.status),
             metrics: Arc::clone(&self.gateway.metrics),
             pending: DISCOVERY,
-        }));
+        });
+        let run = move || runtime.block_on(discovery);
+        thread::Builder::new()
+            .name("strait-discovery".to_owned())
+            .spawn(run)
+            .map_err(|error| anyhow!("cannot start the thread of discovery: {error}"))?;
+        Ok(())
     }
 
-    /// Waits for a signal or `/quitquitquit`, and leads the drain to its end.
-    async fn until_stopped(self, mut signals: Signals) {
+    /// Opens the data path, waits for a signal or `/quitquitquit`, and leads the drain to its end.
+    async fn until_stopped(self, mut signals: Signals, data: DataPath) -> anyhow::Result<()> {
         let lifecycle = self.gateway.lifecycle.clone();
         let on_signal = lifecycle.clone();
         tokio::spawn(async move {
@@ -189,9 +236,50 @@ impl App {
             }
         });
         let drain = self.config.load().drain;
-        let left = lifecycle.run(drain.lag, drain.deadline).await;
+        let mut stopped = pin!(lifecycle.run(drain.lag, drain.deadline));
+        let left = tokio::select! {
+            biased;
+            opened = self.open(data) => {
+                opened?;
+                stopped.await
+            }
+            left = &mut stopped => left,
+        };
         info!(left, "stopped");
+        Ok(())
     }
+
+    /// Lets peers connect as soon as there is a certificate to show them.
+    async fn open(&self, data: DataPath) -> anyhow::Result<()> {
+        data.certificate.await?;
+        let config = self.config.load();
+        let listen = |socket| accept::listen(socket).context("cannot listen");
+        let sockets: anyhow::Result<Vec<_>> = data.sockets.into_iter().map(listen).collect();
+        let listeners = config.listeners.iter().map(listener::Listener::new);
+        let opened = sockets?.into_iter().zip(listeners.map(Arc::new));
+        serve_data(&self.gateway, opened.collect(), config.workers)?;
+        self.status.ready(LISTENERS);
+        let binds = config.listeners.iter();
+        let binds = binds.map(|listener| listener.bind.to_string());
+        let snapshot = self.gateway.reader.load();
+        info!(
+            listeners = binds.collect::<Vec<_>>().join(","),
+            metrics = %config.metrics.bind, readiness = %config.readiness.bind,
+            admin = %config.admin.bind, identity = config.identity.kind(),
+            cluster = config.gateway.cluster,
+            services = snapshot.mesh.services.len(), workloads = snapshot.mesh.workloads.len(),
+            version = snapshot.version, "ready"
+        );
+        Ok(())
+    }
+}
+
+/// What the data path waits for.
+struct DataPath {
+    /// The addresses are ours, and nobody can connect yet.
+    sockets: Vec<Socket>,
+    /// Comes with the first certificate.
+    certificate: oneshot::Receiver<()>,
 }
 
 /// The signals that ask us to stop.
@@ -223,7 +311,7 @@ type Opened = (TcpListener, Arc<listener::Listener>);
 
 /// The other listening sockets, bound before any is served: a start that fails serves no tunnel.
 struct Sockets {
-    data: Vec<Opened>,
+    data: Vec<Socket>,
     admin: TcpListener,
     metrics: TcpListener,
 }
@@ -233,7 +321,7 @@ impl Sockets {
         let data: anyhow::Result<_> = config
             .listeners
             .iter()
-            .map(|one| Ok((bind(one.bind)?, Arc::new(listener::Listener::new(one)))))
+            .map(|listener| explained(accept::reserve(listener.bind), listener.bind))
             .collect();
         Ok(Self {
             data: data?,
@@ -243,14 +331,15 @@ impl Sockets {
     }
 
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        let data = self.data.iter().map(|(socket, _)| socket);
-        data.chain([&self.admin, &self.metrics])
-            .filter_map(|socket| socket.local_addr().ok())
+        let data = self.data.iter();
+        let data = data.filter_map(|socket| socket.local_addr().ok()?.as_socket());
+        let others = [&self.admin, &self.metrics].into_iter();
+        data.chain(others.filter_map(|socket| socket.local_addr().ok()))
     }
 
-    fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<()> {
+    /// Serves all but the data path, whose sockets it gives back.
+    fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<Vec<Socket>> {
         let gateway = &app.gateway;
-        serve_data(gateway, self.data, app.config.load().workers)?;
         let state = AdminState {
             reader: gateway.reader.clone(),
             status: Arc::clone(&app.status),
@@ -261,13 +350,17 @@ impl Sockets {
         };
         spawn_admin(&gateway.lifecycle, self.admin, admin::admin_router(state))?;
         let metrics = admin::metrics_router(Arc::clone(&gateway.metrics));
-        spawn_admin(&gateway.lifecycle, self.metrics, metrics)
+        spawn_admin(&gateway.lifecycle, self.metrics, metrics)?;
+        Ok(self.data)
     }
 }
 
 fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    accept::bind(address)
-        .with_context(|| format!("cannot listen on {address}; is another gateway running there?"))
+    explained(accept::bind(address), address)
+}
+
+fn explained<T>(bound: std::io::Result<T>, address: SocketAddr) -> anyhow::Result<T> {
+    bound.with_context(|| format!("cannot listen on {address}; is another gateway running there?"))
 }
 
 fn spawn_admin(lifecycle: &Lifecycle, socket: TcpListener, router: Router) -> anyhow::Result<()> {

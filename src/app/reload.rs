@@ -22,7 +22,8 @@ use crate::watch::FileWatcher;
 use crate::xds;
 
 use super::App;
-use super::inputs::{self, Inputs, Report};
+use super::certificates::Certificates;
+use super::inputs::{self, Report};
 
 /// What was in each file when it was last read. Taken before the reading, so that a change
 /// meanwhile is found afterwards.
@@ -35,7 +36,7 @@ pub(super) struct Reloader {
     status: Arc<Status>,
     publisher: Arc<Publisher>,
     log: LogHandle,
-    material: Arc<Material>,
+    certificates: Certificates,
     seen: Seen,
     /// Why the last reload of each kind failed, of those that did.
     failed: BTreeMap<What, String>,
@@ -48,13 +49,14 @@ pub(super) struct Reloader {
 impl Reloader {
     pub(super) fn new(
         app: &App,
-        inputs: Inputs,
-        seen: Seen,
+        (warnings, seen): (Vec<String>, Seen),
         publisher: Arc<Publisher>,
+        certificates: Certificates,
         log: LogHandle,
     ) -> Self {
+        let config = app.config.load();
         for what in What::ALL {
-            if !files(&inputs.config, what).is_empty() {
+            if !files(&config, what).is_empty() {
                 app.status.set_reload(what, Ok(()));
             }
         }
@@ -64,38 +66,52 @@ impl Reloader {
             status: Arc::clone(&app.status),
             publisher,
             log,
-            material: Arc::new(inputs.material),
+            certificates,
             seen,
             failed: BTreeMap::new(),
             named: Vec::new(),
-            warned: inputs.warnings,
+            warned: warnings,
         }
     }
 
     pub(super) async fn run(mut self) {
         let mut files = self.files();
-        let mut watcher = match FileWatcher::new(&files) {
-            Ok(watcher) => watcher,
-            Err(error) => {
-                return error!(%error, "cannot watch files; changes need a restart");
-            }
-        };
+        let mut watcher = FileWatcher::new(&files)
+            .inspect_err(|error| error!(%error, "cannot watch files; changes need a restart"))
+            .ok();
         loop {
             // Before the first event too: a file may have changed before it was watched.
-            if self.apply_changes().await {
+            if watcher.is_some() && self.apply_changes().await {
                 // A file that changed between its fingerprint and its reading was read as it is
                 // now, and remembered as it was then: the next change back would go unseen.
                 self.apply_changes().await;
             }
             let now = self.files();
             if now == files {
-                watcher.changed().await;
+                self.wait(watcher.as_mut()).await;
                 continue;
             }
-            if let Err(error) = watcher.replace(&now) {
+            if let Some(Err(error)) = watcher.as_mut().map(|watcher| watcher.replace(&now)) {
                 warn!(%error, "cannot watch other files; their changes go unseen");
             }
             files = now;
+        }
+    }
+
+    /// Waits until a file may have changed. What happens to our certificate meanwhile is applied.
+    async fn wait(&mut self, watcher: Option<&mut FileWatcher>) {
+        let changed = async {
+            match watcher {
+                Some(watcher) => watcher.changed().await,
+                None => std::future::pending().await,
+            }
+        };
+        let mut changed = std::pin::pin!(changed);
+        loop {
+            tokio::select! {
+                () = &mut changed => return,
+                event = self.certificates.next() => self.certificates.apply(event),
+            }
         }
     }
 
@@ -172,13 +188,13 @@ impl Reloader {
 
     async fn reload(&mut self, what: What) -> anyhow::Result<()> {
         match what {
-            What::Config => self.reload_config(),
+            What::Config => self.reload_config().await,
             What::Mesh => self.reload_mesh().await,
             What::Certificates => self.reload_certificates(),
         }
     }
 
-    fn reload_config(&mut self) -> anyhow::Result<()> {
+    async fn reload_config(&mut self) -> anyhow::Result<()> {
         let old = self.config.load_full();
         self.named = named(&Config::examine(&old.file));
         for (file, print) in fingerprints(&self.named) {
@@ -193,21 +209,24 @@ impl Reloader {
             .map(|new| old.restart_only_changes(new));
         let new = examined.config.map(|new| in_force(&old, new));
         if let Some(new) = &new {
-            report.compare(new, &self.gateway.reader.load().mesh);
+            let snapshot = self.gateway.reader.load();
+            report.compare(new, &snapshot.mesh, &snapshot.policies);
         }
         report.refusal()?;
         let (new, domains) = new.zip(domains).context("it could not be read")?;
-        let tls = tls::server_config(&self.material, &domains)?;
+        let served = self.certificates.served_with(&domains)?;
         if new.log.level != old.log.level {
             let set = self.log.configure(&new.log.level);
             set.map_err(anyhow::Error::msg)?;
         }
-        self.gateway.tls.store(tls);
-        self.publisher.update(Change {
+        self.certificates.trust(domains, served);
+        self.publish(Change {
             trust: Some(inputs::trust_set(&new)),
             exposure: Some(inputs::exposure_table(&new)),
+            enforcement: Some(inputs::enforcement(&new)),
             ..Change::default()
-        });
+        })
+        .await?;
         self.config.store(Arc::new(new));
         self.named.clear();
         for key in restart_only.unwrap_or_default() {
@@ -227,16 +246,26 @@ impl Reloader {
         };
         let network = config.gateway.network.as_str().into();
         // A large file takes its time, and admin pages live on this thread.
-        let mesh = tokio::task::spawn_blocking(move || xds::file::load(&path)).await??;
+        let (mesh, policies) =
+            tokio::task::spawn_blocking(move || xds::file::load(&path)).await??;
         let mut report = Report::default();
-        report.compare(&config, &mesh);
+        report.compare(&config, &mesh, &policies);
         report.refusal()?;
-        self.publisher.update(Change {
+        self.publish(Change {
             mesh: Some((mesh, network)),
+            policies: Some(policies),
             ..Change::default()
-        });
+        })
+        .await?;
         self.warn(report.warnings);
         Ok(())
+    }
+
+    /// Publishes a change. A large mesh takes its time, and so may one that is being built from
+    /// the control plane; admin pages live on this thread.
+    async fn publish(&self, change: Change) -> anyhow::Result<()> {
+        let publisher = Arc::clone(&self.publisher);
+        Ok(tokio::task::spawn_blocking(move || publisher.update(change)).await?)
     }
 
     /// Logs those warnings that were not given the last time.
@@ -251,14 +280,16 @@ impl Reloader {
 
     fn reload_certificates(&mut self) -> anyhow::Result<()> {
         let config = self.config.load();
-        let Identity::Files(files) = &config.identity;
-        let material = Material::load(files)?;
         let domains = TrustedDomain::load_all(&config.trust.domains)?;
-        self.gateway
-            .tls
-            .store(tls::server_config(&material, &domains)?);
-        self.status.set_certificate(material.status());
-        self.material = Arc::new(material);
+        let Identity::Files(files) = &config.identity else {
+            let served = self.certificates.served_with(&domains)?;
+            self.certificates.trust(domains, served);
+            return Ok(());
+        };
+        let material = Material::load(files)?;
+        let served = tls::server_config(&material, &domains)?;
+        self.certificates.trust(domains, None);
+        self.certificates.replace(Arc::new(material), served);
         Ok(())
     }
 }
@@ -269,6 +300,7 @@ fn in_force(old: &Config, new: Config) -> Config {
     Config {
         trust: new.trust,
         exposure: new.exposure,
+        policy: new.policy,
         log: Log {
             level: new.log.level,
             ..old.log.clone()
@@ -283,11 +315,14 @@ fn files(config: &Config, what: What) -> Vec<PathBuf> {
         What::Config => vec![config.file.clone()],
         What::Mesh => match &config.discovery {
             Discovery::File { path } => vec![path.clone()],
-            Discovery::Istio(_) => Vec::new(),
+            Discovery::Istio { .. } => Vec::new(),
         },
         What::Certificates => {
-            let Identity::Files(own) = &config.identity;
-            let own = [&own.chain, &own.key, &own.roots];
+            let own = match &config.identity {
+                Identity::Files(own) => vec![&own.chain, &own.key, &own.roots],
+                // Read anew for each certificate.
+                Identity::IstioCa(_) | Identity::Spiffe { .. } => Vec::new(),
+            };
             let domains = config
                 .trust
                 .domains

@@ -37,8 +37,8 @@ fn wrong(config: &Config, mesh: &Mesh, route: &SniRoute) -> Option<String> {
     if aliases.any(|name| name.overlaps(&route.to)) {
         return None;
     }
-    let mut services = mesh.services.iter();
-    let service = services.find(|service| service.hostname.eq_ignore_ascii_case(host));
+    let mut services = mesh.services.values();
+    let service = services.find(|service| *service.hostname == **host);
     let has_port = |port: u16| service.map(|service| service.ports.contains_key(&port));
     match route.to.port.and_then(has_port) {
         Some(true) => None,

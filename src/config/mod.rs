@@ -12,6 +12,7 @@ mod level;
 mod listeners;
 mod names;
 mod read;
+mod sources;
 #[cfg(test)]
 mod tests;
 pub mod yaml;
@@ -27,6 +28,7 @@ pub use findings::{Finding, Findings, Report, Severity};
 pub use level::Directives;
 pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
+pub use sources::unix_socket;
 
 /// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be
 /// reachable from other hosts.
@@ -45,6 +47,13 @@ pub const DRAIN_LAG: Duration = Duration::from_secs(5);
 
 /// Default of `drain.deadline`: with the lag it stays below Kubernetes' grace period of 30 s.
 pub const DRAIN_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Default of `identity.trust_domain`, Istio's.
+pub const TRUST_DOMAIN: &str = "cluster.local";
+
+/// Default of `identity.ttl`, Istio's `SECRET_TTL`. Its authority refuses to sign for longer than
+/// it is allowed, rather than to sign for less (contract 4).
+pub const CERTIFICATE_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Everything that `strait.yaml` says, checked.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -65,6 +74,8 @@ pub struct Config {
     pub discovery: Discovery,
     /// Which services peers may reach. By default none.
     pub exposure: Exposure,
+    /// What is done about authorization policies. By default nothing.
+    pub policy: Policy,
     /// Which addresses may be dialled in spite of the deny list. By default none.
     pub dial: Dial,
     /// How much of this host strangers and slow readers may take. By default by the host's size.
@@ -124,10 +135,48 @@ pub struct Locality {
 
 /// Where this gateway's certificate comes from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
+#[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Identity {
     /// From files, watched for change.
     Files(IdentityFiles),
+    /// From Istio's certificate authority, which signs for a key of ours.
+    IstioCa(IstioCa),
+    /// From a SPIFFE Workload API, which has the key as well.
+    Spiffe {
+        /// The socket of the API. Default: what the environment says, else the one that Istio
+        /// mounts.
+        #[serde(serialize_with = "lossy_path_option")]
+        socket: Option<PathBuf>,
+    },
+}
+
+impl Identity {
+    /// The word for it in `strait.yaml`.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Files(_) => "files",
+            Self::IstioCa(_) => "istio-ca",
+            Self::Spiffe { .. } => "spiffe",
+        }
+    }
+}
+
+/// A certificate that Istio's authority signs, for the identity
+/// `spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct IstioCa {
+    /// Where the authority is.
+    #[serde(flatten)]
+    pub plane: ControlPlane,
+    /// The trust domain. Default [`TRUST_DOMAIN`].
+    pub trust_domain: String,
+    /// The namespace. Default: what the environment says of the pod.
+    pub namespace: Option<String>,
+    /// The service account. Default: what the environment says of the pod.
+    pub service_account: Option<String>,
+    /// For how long a certificate is asked. Default [`CERTIFICATE_TTL`].
+    #[serde(serialize_with = "human_duration")]
+    pub ttl: Duration,
 }
 
 /// A certificate in files. All three are required, and relative to the file that names them.
@@ -149,6 +198,9 @@ pub struct IdentityFiles {
 pub struct Trust {
     /// The set of trust domains; a peer outside it is refused in the handshake.
     pub domains: Vec<TrustDomain>,
+    /// Identities of waypoints and ingress gateways whose `x-istio-source` is believed, besides
+    /// those of the waypoints themselves. By default none.
+    pub waypoints: Vec<String>,
 }
 
 /// One trust domain of the set.
@@ -158,7 +210,8 @@ pub struct TrustDomain {
     pub name: String,
     /// The cluster that the domain stands for. Default: the domain's name.
     pub cluster: String,
-    /// Roots of this domain alone. Default: `identity.roots`, as domains of one mesh share them.
+    /// Roots of this domain alone. Default: those that come with our certificate, as domains of
+    /// one mesh share them; of `identity.kind: spiffe`, the bundle of this domain.
     #[serde(serialize_with = "lossy_path_option")]
     pub roots: Option<PathBuf>,
 }
@@ -174,7 +227,15 @@ pub enum Discovery {
         path: PathBuf,
     },
     /// From istiod: workloads and services by WDS over delta ADS.
-    Istio(ControlPlane),
+    Istio {
+        /// Where istiod is.
+        #[serde(flatten)]
+        plane: ControlPlane,
+        /// The file that its last good state is kept in, for a start without it. Default: none is
+        /// kept.
+        #[serde(serialize_with = "lossy_path_option")]
+        cache: Option<PathBuf>,
+    },
 }
 
 /// A control plane that is spoken to by gRPC over TLS.
@@ -190,10 +251,6 @@ pub struct ControlPlane {
     pub token: Option<PathBuf>,
     /// The name that its certificate has to have. Default: the host of the address.
     pub san: Option<String>,
-    /// The file that its last good state is kept in, for a start without it. Default: none is
-    /// kept.
-    #[serde(serialize_with = "lossy_path_option")]
-    pub cache: Option<PathBuf>,
 }
 
 /// How much of this host strangers and slow readers may take.
@@ -252,6 +309,26 @@ pub struct Audience {
     /// Peers with these service accounts (namespace, name); empty is every account.
     #[serde(serialize_with = "account_names")]
     pub service_accounts: Vec<(String, String)>,
+}
+
+/// What is done about authorization policies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Policy {
+    /// About Istio's. Default [`PolicyMode::Off`].
+    pub istio: PolicyMode,
+}
+
+/// What is done about policies that discovery tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyMode {
+    /// Nothing: Envoy as such a gateway does not look at them either.
+    #[default]
+    Off,
+    /// What they refuse is logged and counted, and let through.
+    Audit,
+    /// What they refuse is refused.
+    Enforce,
 }
 
 /// Which addresses may be dialled.
@@ -356,8 +433,8 @@ impl Config {
         }
     }
 
-    /// The keys in which `new` differs and that are only read at the start. Trust, exposure and
-    /// the log's level apply live and are not among them.
+    /// The keys in which `new` differs and that are only read at the start. Trust, exposure,
+    /// policy and the log's level apply live and are not among them.
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let keys = [
             ("gateway", self.gateway != new.gateway),

@@ -4,18 +4,19 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use spiffe::TrustDomain as SpiffeTrustDomain;
+use spiffe::{SpiffeId, TrustDomain as SpiffeTrustDomain};
 
 use super::checks::{self, Opened};
 use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
 use super::listeners::{self, network, socket_address};
+use super::sources;
 use super::yaml::Document;
 use super::{
-    ADMIN, Bind, Config, ControlPlane, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery,
-    Drain, Examined, Exposure, Gateway, HostPort, Identity, IdentityFiles, Limits, Locality, Log,
-    LogFormat, METRICS, READINESS, Trust, TrustDomain,
+    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
+    Gateway, Limits, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS, Trust,
+    TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -28,7 +29,7 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Keys that the design names and that later work brings.
-const LATER: &[&str] = &["networks", "links", "names", "traffic", "policy", "tracing"];
+const LATER: &[&str] = &["networks", "links", "names", "traffic", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
@@ -53,7 +54,9 @@ fn sections(
 ) -> Option<Config> {
     top.later(LATER);
     let gateway = top.need("gateway", "{cluster: east}").and_then(gateway);
-    let identity = top.need("identity", IDENTITY_EXAMPLE).and_then(identity);
+    let identity = top
+        .need("identity", sources::IDENTITY_EXAMPLE)
+        .and_then(sources::identity);
     let trust = top
         .need("trust", "{domains: [{name: east.local}]}")
         .and_then(trust);
@@ -64,12 +67,13 @@ fn sections(
         .unwrap_or_default();
     let discovery = top
         .need("discovery", "{kind: file, path: mesh.yaml}")
-        .and_then(discovery);
+        .and_then(sources::discovery);
     let clusters = trust.as_ref().map(checks::clusters);
     let exposure = match top.get("exposure") {
         Some(value) => exposure::read(value, clusters.as_ref()),
         None => Some(Exposure::default()),
     };
+    let policy = section(&mut top, "policy", policy);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
     let workers = top
@@ -86,6 +90,9 @@ fn sections(
     examined.identity.clone_from(&identity);
     examined.trust.clone_from(&trust);
     examined.discovery.clone_from(&discovery);
+    let bind = |opened: &Opened<'_>| Bind {
+        bind: opened.address,
+    };
     Some(Config {
         file: document.file.clone(),
         gateway: gateway?,
@@ -97,18 +104,13 @@ fn sections(
             .collect(),
         discovery: discovery?,
         exposure: exposure?,
+        policy: policy?,
         dial: dial?,
         limits: limits?,
         workers: workers?.into(),
-        admin: Bind {
-            bind: admin.address,
-        },
-        metrics: Bind {
-            bind: metrics.address,
-        },
-        readiness: Bind {
-            bind: readiness.address,
-        },
+        admin: bind(&admin),
+        metrics: bind(&metrics),
+        readiness: bind(&readiness),
         drain: drain?,
         log: log?,
     })
@@ -122,9 +124,6 @@ fn section<'a, T: Default>(
 ) -> Option<T> {
     top.get(key).map_or_else(|| Some(T::default()), read)
 }
-
-const IDENTITY_EXAMPLE: &str = "{kind: files, chain: certs/gateway.crt, key: certs/gateway.key, \
-                                roots: certs/root.crt}";
 
 fn gateway(value: Value<'_>) -> Option<Gateway> {
     let mut fields = value.fields("gateway")?;
@@ -161,35 +160,14 @@ fn locality(value: Value<'_>) -> Option<Locality> {
     })
 }
 
-fn identity(value: Value<'_>) -> Option<Identity> {
-    let mut fields = value.fields("identity")?;
-    let kind = fields.need("kind", "files")?;
-    // The other keys belong to a kind that we do not know, so nothing can be said about them.
-    if kind.is_later(&["istio-ca", "spiffe"], "`files`") {
-        return None;
-    }
-    kind.choice(&[("files", ())])?;
-    let mut path = |key, example| fields.need(key, example).and_then(Value::existing_path);
-    let chain = path("chain", "certs/gateway.crt");
-    let key = path("key", "certs/gateway.key");
-    let roots = path("roots", "certs/root.crt");
-    fields.finish();
-    Some(Identity::Files(IdentityFiles {
-        chain: chain?,
-        key: key?,
-        roots: roots?,
-    }))
-}
-
 fn trust(value: Value<'_>) -> Option<Trust> {
     let mut fields = value.fields("trust")?;
-    fields.later(&[
-        "crl",
-        "skip_validation",
-        "waypoints",
-        "end_tunnels_at_expiry",
-    ]);
+    fields.later(&["crl", "skip_validation", "end_tunnels_at_expiry"]);
     let list = fields.need("domains", "[{name: east.local, cluster: east}]");
+    let waypoints = match fields.get("waypoints") {
+        Some(list) => list.items().map(workload_id).collect::<Vec<_>>(),
+        None => Vec::new(),
+    };
     fields.finish();
     let list = list?;
     if list.is_vacant() {
@@ -213,7 +191,18 @@ fn trust(value: Value<'_>) -> Option<Trust> {
         .into_iter()
         .map(|read| Some(read?.0))
         .collect::<Option<Vec<_>>>()?;
-    Some(Trust { domains })
+    let waypoints = waypoints.into_iter().collect::<Option<_>>()?;
+    Some(Trust { domains, waypoints })
+}
+
+/// The identity of a workload, as its certificate has it.
+fn workload_id(value: Value<'_>) -> Option<String> {
+    let wanted = "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`";
+    value.parsed(wanted, |text| {
+        let id = SpiffeId::new(text).ok()?;
+        let path: Vec<_> = id.path().split('/').collect();
+        matches!(&*path, ["", "ns", _, "sa", _]).then(|| text.to_owned())
+    })
 }
 
 fn trust_domain(value: Value<'_>) -> Option<TrustDomain> {
@@ -239,7 +228,7 @@ fn trust_domain(value: Value<'_>) -> Option<TrustDomain> {
     })
 }
 
-fn trust_domain_name(value: Value<'_>) -> Option<String> {
+pub(super) fn trust_domain_name(value: Value<'_>) -> Option<String> {
     let text = value.text()?;
     if text.contains('*') {
         let what = format!("is `{text}`, and a pattern would trust domains that nobody named");
@@ -255,57 +244,19 @@ fn trust_domain_name(value: Value<'_>) -> Option<String> {
     })
 }
 
-fn discovery(value: Value<'_>) -> Option<Discovery> {
-    let mut fields = value.fields("discovery")?;
-    let kind = fields.need("kind", "file")?;
-    // As for `identity`: the keys of another kind are none of ours.
-    if kind.is_later(&["envoy"], "`file` or `istio`") {
-        return None;
-    }
-    if kind.choice(&[("file", false), ("istio", true)])? {
-        return control_plane(fields).map(Discovery::Istio);
-    }
-    let path = fields
-        .need("path", "mesh.yaml")
-        .and_then(Value::existing_path);
+fn policy(value: Value<'_>) -> Option<Policy> {
+    let mut fields = value.fields("policy")?;
+    fields.later(&["files"]);
+    let modes = [
+        ("off", PolicyMode::Off),
+        ("audit", PolicyMode::Audit),
+        ("enforce", PolicyMode::Enforce),
+    ];
+    let istio = fields
+        .get("istio")
+        .map_or(Some(PolicyMode::Off), |mode| mode.choice(&modes));
     fields.finish();
-    Some(Discovery::File { path: path? })
-}
-
-fn control_plane(mut fields: Fields<'_>) -> Option<ControlPlane> {
-    let address = fields
-        .need("address", "istiod.istio-system.svc:15012")
-        .and_then(|value| {
-            let wanted = "a host and a port, such as `istiod.istio-system.svc:15012`";
-            value.parsed(wanted, |text| {
-                HostPort::parse(text)
-                    .ok()
-                    .filter(|address| address.port.is_some())
-            })
-        });
-    let roots = fields
-        .need("roots", "/var/run/secrets/istio/root-cert.pem")
-        .and_then(Value::existing_path);
-    let token = match fields.get("token") {
-        Some(value) => value.existing_path().map(Some),
-        None => Some(None),
-    };
-    let san = match fields.get("san") {
-        Some(value) => value.text().map(|text| Some(text.to_owned())),
-        None => Some(None),
-    };
-    let cache = match fields.get("cache") {
-        Some(value) => value.new_path().map(Some),
-        None => Some(None),
-    };
-    fields.finish();
-    Some(ControlPlane {
-        address: address?,
-        roots: roots?,
-        token: token?,
-        san: san?,
-        cache: cache?,
-    })
+    Some(Policy { istio: istio? })
 }
 
 fn dial(value: Value<'_>) -> Option<Dial> {

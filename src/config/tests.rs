@@ -136,10 +136,10 @@ fn the_cache_is_a_file_in_an_existing_folder_that_is_not_watched() {
     };
     let (config, findings) = istio("src/no-such-file");
     assert_eq!(findings, "");
-    let Discovery::Istio(plane) = config.unwrap().discovery else {
+    let Discovery::Istio { cache, .. } = config.unwrap().discovery else {
         panic!("another kind");
     };
-    assert!(plane.cache.unwrap().ends_with("src/no-such-file"));
+    assert!(cache.unwrap().ends_with("src/no-such-file"));
     for (cache, want) in [
         ("src", "src`, a folder"),
         (
@@ -151,6 +151,51 @@ fn the_cache_is_a_file_in_an_existing_folder_that_is_not_watched() {
         let findings = istio(cache).1;
         assert!(findings.contains(want), "{findings}");
         assert!(findings.contains("discovery.cache"), "{findings}");
+    }
+}
+
+#[test]
+fn a_certificate_may_be_issued_by_istio_or_a_workload_api() {
+    let line = GOOD.lines().nth(1).unwrap();
+    let identity = |keys: &str| check(&GOOD.replace(line, &format!("identity: {{{keys}}}")));
+    let plane = "kind: istio-ca, address: \"istiod:15012\", roots: Cargo.toml";
+    let (config, findings) = identity(plane);
+    assert_eq!(findings, "");
+    let Identity::IstioCa(ca) = config.unwrap().identity else {
+        panic!("another kind");
+    };
+    assert_eq!((&*ca.trust_domain, ca.namespace), (TRUST_DOMAIN, None));
+    assert_eq!((ca.service_account, ca.ttl), (None, CERTIFICATE_TTL));
+    let all = "token: Cargo.toml, san: istiod.istio-system.svc, trust_domain: east.local, \
+               namespace: a, service_account: b, ttl: 2h";
+    let (config, findings) = identity(&format!("{plane}, {all}"));
+    assert_eq!(findings, "");
+    let dump = serde_json::to_value(config.unwrap()).unwrap();
+    assert_eq!(dump["identity"]["kind"], "istio-ca");
+    assert_eq!(dump["identity"]["san"], "istiod.istio-system.svc");
+    assert_eq!(dump["identity"]["ttl"], "2h");
+    for (keys, wrong) in [
+        ("trust_domain: \"*\"", "identity.trust_domain"),
+        ("namespace: a/b", "identity.namespace"),
+        ("service_account: \"\"", "identity.service_account"),
+        (
+            "ttl: 10s",
+            "`identity.ttl` is `10s`; write a duration from 1m to 365d",
+        ),
+        ("cache: x", "unknown key `cache` in `identity`"),
+    ] {
+        let findings = identity(&format!("{plane}, {keys}")).1;
+        assert!(findings.contains(wrong), "{findings}");
+    }
+    for (keys, want) in [("", None), (", socket: \"unix:///a/b\"", Some("/a/b"))] {
+        let (config, findings) = identity(&format!("kind: spiffe{keys}"));
+        assert_eq!(findings, "");
+        let socket = want.map(Into::into);
+        assert_eq!(config.unwrap().identity, Identity::Spiffe { socket });
+    }
+    for socket in ["/a/b", "unix://a/b", "tcp://127.0.0.1:1"] {
+        let findings = identity(&format!("kind: spiffe, socket: \"{socket}\"")).1;
+        assert!(findings.contains("identity.socket"), "{findings}");
     }
 }
 
@@ -167,7 +212,7 @@ fn an_unknown_key_is_named_with_its_line() {
 #[test]
 fn what_is_not_built_yet_is_told_from_what_is_unknown() {
     let plan = "is not built yet; write the file without it";
-    for key in ["networks", "links", "names", "traffic", "policy", "tracing"] {
+    for key in ["networks", "links", "names", "traffic", "tracing"] {
         assert_eq!(
             with(&format!("{key}: []")),
             format!("11: error: `{key}` {plan}")
@@ -188,10 +233,6 @@ fn what_is_not_built_yet_is_told_from_what_is_unknown() {
     assert_eq!(
         instead("kind: file,", "kind: envoy, address: x,"),
         "10: error: `discovery.kind: envoy` is not built yet; write `file` or `istio`"
-    );
-    assert_eq!(
-        instead("kind: files", "kind: spiffe"),
-        "2: error: `identity.kind: spiffe` is not built yet; write `files`"
     );
     assert_eq!(
         instead("protocol: hbone", "protocol: tcp"),

@@ -109,6 +109,14 @@ impl Worker {
 /// # Errors
 /// The address is in use or is not ours.
 pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    listen(reserve(address)?)
+}
+
+/// Takes an address for a listening socket; connections are refused until [`listen`].
+///
+/// # Errors
+/// As [`bind`].
+pub fn reserve(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM,
@@ -120,6 +128,14 @@ pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+/// Lets peers connect.
+///
+/// # Errors
+/// The address is in use.
+pub fn listen(socket: Socket) -> io::Result<std::net::TcpListener> {
     socket.listen(BACKLOG)?;
     Ok(socket.into())
 }

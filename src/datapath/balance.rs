@@ -139,7 +139,7 @@ fn draw(set: &EndpointSet, eligible: &impl Fn(&Arc<EndpointState>) -> bool) -> O
 
 #[cfg(test)]
 mod tests {
-    use crate::snapshot::{Locality, Protocol};
+    use crate::snapshot::Protocol;
 
     use super::*;
 
@@ -150,10 +150,10 @@ mod tests {
                 address: ([10, 0, 0, 1], 15008).into(),
                 protocol: Protocol::Hbone,
                 weight,
-                locality: Locality::default(),
+                definition: Arc::default(),
                 workload: Arc::default(),
                 pod: "".into(),
-                state: Arc::new(EndpointState::new()),
+                state: Arc::new(EndpointState::default()),
             })
         };
         EndpointSet::new(weights.iter().enumerate().map(endpoint).collect())

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{PingPong, RecvStream};
-use http::{Method, Request};
+use http::{HeaderMap, HeaderValue, Method, Request};
 use tokio::io::AsyncRead;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
@@ -25,7 +25,7 @@ use super::handshake::{Refused, Session};
 use super::identity::Peer;
 use super::seal::Seal;
 use super::seam::{Owner, Seam};
-use super::tunnel::{Requested, Target};
+use super::tunnel::{Origin, Requested, Target};
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
 use super::{Gateway, budget, keepalive, linger};
 
@@ -43,6 +43,8 @@ const FRAME_BYTES_MAX: u32 = 64 * 1024;
 const SEND_BUFFER_BYTES: usize = 256 * 1024;
 /// Bytes of a decoded header list. Istio's own headers take under 1 KiB.
 const HEADER_LIST_BYTES: u32 = 16 * 1024;
+/// The header by which Istio's waypoints and gateways say that they are one (contract 2.3).
+const SOURCE: &str = "x-istio-source";
 /// Fields of a header list: HPACK makes a field of one byte, and each costs an allocation.
 const HEADER_FIELDS_MAX: usize = 64;
 
@@ -291,9 +293,43 @@ fn target(request: &Request<RecvStream>) -> (Box<str>, Result<Target, Reason>) {
     } else if request.method() != Method::CONNECT {
         Err(Reason::NotConnect)
     } else {
-        Authority::parse(asked)
-            .map(Target)
-            .map_err(|_| Reason::BadAuthority)
+        let origin = origin(request.headers());
+        let authority = Authority::parse(asked).map_err(|_| Reason::BadAuthority);
+        authority.map(|authority| Target { authority, origin })
     };
     (asked.into(), target)
+}
+
+/// Where the tunnel is said to come from; of two values none counts.
+fn origin(headers: &HeaderMap) -> Origin {
+    let mut values = headers.get_all(SOURCE).iter().map(HeaderValue::as_bytes);
+    match (values.next(), values.next()) {
+        (Some(b"waypoint"), None) => Origin::Waypoint,
+        (Some(b"gateway"), None) => Origin::Gateway,
+        _ => Origin::Workload,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_one_value_that_we_know_says_where_a_tunnel_comes_from() {
+        for (values, want) in [
+            (&[][..], Origin::Workload),
+            (&["waypoint"], Origin::Waypoint),
+            (&["gateway"], Origin::Gateway),
+            (&["sidecar"], Origin::Workload),
+            (&["Waypoint"], Origin::Workload),
+            (&["waypoint,gateway"], Origin::Workload),
+            (&["waypoint", "waypoint"], Origin::Workload),
+        ] {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(SOURCE, HeaderValue::from_static(value));
+            }
+            assert_eq!(origin(&headers), want, "{values:?}");
+        }
+    }
 }

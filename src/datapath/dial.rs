@@ -1,4 +1,4 @@
-//! Stage 8: the TCP connection to the picked endpoint.
+//! Stage 9: the TCP connection to the picked endpoint.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,7 +17,7 @@ use crate::snapshot::{Endpoint, EndpointSet, InFlight};
 use super::Gateway;
 use super::accept::{Keepalive, set_options};
 use super::admission::Descriptor;
-use super::balance::Pick;
+use super::authorize::Authorized;
 use super::policy::{Permit, Right};
 
 /// A connected endpoint.
@@ -25,11 +25,9 @@ use super::policy::{Permit, Right};
 pub struct Upstream {
     /// The socket.
     pub stream: TcpStream,
-    /// The endpoint behind it.
-    pub endpoint: Arc<Endpoint>,
     /// The endpoint's siblings, for its ejection.
     pub siblings: Arc<EndpointSet>,
-    /// What the tunnel was permitted.
+    /// What the tunnel was permitted, and the endpoint behind it.
     pub right: Right,
     _held: (InFlight, Descriptor),
 }
@@ -63,7 +61,12 @@ const UPSTREAM_KEEPALIVE: Keepalive = Keepalive {
 ///
 /// # Errors
 /// The reason, and the permit for another try.
-pub async fn run(pick: Pick, gateway: &Gateway, deadline: Instant) -> Result<Upstream, Failed> {
+pub async fn run(
+    authorized: Authorized,
+    gateway: &Gateway,
+    deadline: Instant,
+) -> Result<Upstream, Failed> {
+    let pick = authorized.into_pick();
     let address = pick.endpoint().address;
     let connected = match gateway.admission.upstream() {
         Some(descriptor) => {
@@ -81,9 +84,8 @@ pub async fn run(pick: Pick, gateway: &Gateway, deadline: Instant) -> Result<Ups
             let siblings = Arc::clone(permit.route().endpoints());
             Ok(Upstream {
                 stream,
-                endpoint,
                 siblings,
-                right: permit.into_right(),
+                right: permit.into_right(endpoint),
                 _held: (in_flight, descriptor),
             })
         }

@@ -37,6 +37,11 @@ impl Peer {
         }
     }
 
+    /// Whether it has shown no certificate.
+    pub fn is_unknown(&self) -> bool {
+        self.source.principal.is_empty()
+    }
+
     /// The peer as policy judges it.
     pub fn caller(&self) -> Caller<'_> {
         Caller {

@@ -7,18 +7,20 @@
 //! | 3 | `identity` | `Session`'s certificate | [`Peer`](identity::Peer) |
 //! | 4 | `connect` | HTTP/2 over the `Session` | [`Target`](tunnel::Target) |
 //! | 2 to 4 | `passthrough` | `Accepted` by a TLS listener | [`Hello`](hello::Hello) and `Target` |
-//! | 5 | `route` | `Target` × snapshot | [`Route`](route::Route) |
+//! | 5 | `route` | `Peer` × `Target` × snapshot | [`Route`](route::Route) |
 //! | 6 | `policy` | `Peer` × `Route` | [`Permit`](policy::Permit) |
 //! | 7 | `balance` | `Permit` | [`Pick`](balance::Pick) |
-//! | 8 | `dial` | `Pick` | [`Upstream`](dial::Upstream) |
-//! | 9 | `copy` | tunnel and `Upstream` | [`Reason`](crate::reason::Reason) |
+//! | 8 | `authorize` | `Peer` × `Pick` | [`Authorized`](authorize::Authorized) |
+//! | 9 | `dial` | `Authorized` | [`Upstream`](dial::Upstream) |
+//! | 10 | `copy` | tunnel and `Upstream` | [`Reason`](crate::reason::Reason) |
 //!
-//! [`serve`] is stages 1 to 4 and [`forward`] stages 5 to 9, each as one function. No other file
+//! [`serve`] is stages 1 to 4 and [`forward`] stages 5 to 10, each as one function. No other file
 //! calls stages, and a stage knows only the stages before it. The data path reads snapshots; it
 //! never knows where they come from.
 
 pub mod accept;
 pub mod admission;
+pub mod authorize;
 pub mod balance;
 pub mod budget;
 pub mod buffer;

@@ -16,7 +16,7 @@ use super::admission::Handshake;
 use super::forward::raw::{self, Arrived};
 use super::hello::{self, NoHello};
 use super::identity::Peer;
-use super::tunnel::Target;
+use super::tunnel::{Origin, Target};
 use super::{Gateway, linger};
 
 /// A peer that has gone without a word is noticed within a minute: there is no PING here.
@@ -60,7 +60,13 @@ async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived
     let wanted = accepted.listener.target(&hello);
     Some(Box::new(Arrived {
         record: Record::of_hello(&gateway.metrics, &peer.source, hello.sni.as_deref()),
-        wanted: wanted.map(|wanted| (Target(wanted.authority), wanted.granted)),
+        wanted: wanted.map(|wanted| {
+            let target = Target {
+                authority: wanted.authority,
+                origin: Origin::Workload,
+            };
+            (target, wanted.granted)
+        }),
         hello: hello.bytes,
         gateway,
         peer,

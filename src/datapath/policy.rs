@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::{Snapshot, Verdict};
+use crate::snapshot::{Endpoint, Snapshot, Verdict};
 use crate::wire::Authority;
 
 use super::identity::Peer;
@@ -23,9 +23,10 @@ impl Permit {
         &self.route
     }
 
-    /// What an open tunnel keeps of its permit, to be judged anew by.
-    pub fn into_right(self) -> Right {
+    /// What an open tunnel to `endpoint` keeps of its permit, to be judged anew by.
+    pub fn into_right(self, endpoint: Arc<Endpoint>) -> Right {
         Right {
+            endpoint,
             host: Arc::clone(&self.route.service().hostname),
             port: self.route.port(),
             asked: self.route.into_asked(),
@@ -41,6 +42,14 @@ pub struct Right {
     host: Arc<str>,
     port: u16,
     granted: bool,
+    endpoint: Arc<Endpoint>,
+}
+
+impl Right {
+    /// The endpoint of the tunnel.
+    pub fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
 }
 
 /// Judges the peer's use of the route by the snapshot's exposure rules, and by the control plane's

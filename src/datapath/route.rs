@@ -3,18 +3,22 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::{EndpointSet, Service, Snapshot};
+use crate::snapshot::mesh::{GatewayAddress, Place};
+use crate::snapshot::{EndpointSet, Protocol, Service, Snapshot};
 use crate::wire::{Authority, Host};
 
-use super::tunnel::Target;
+use super::identity::Peer;
+use super::tunnel::{Origin, Target};
 
-/// A service port and the endpoints that serve it.
+/// A service port and the endpoints that a tunnel to it is dialled at: its own, or those of a
+/// waypoint of the service.
 #[derive(Debug)]
 pub struct Route {
     asked: Authority,
     service: Arc<Service>,
     port: u16,
     endpoints: Arc<EndpointSet>,
+    by_waypoint: bool,
 }
 
 impl Route {
@@ -38,9 +42,17 @@ impl Route {
         self.port
     }
 
-    /// The endpoints of this port.
+    /// The endpoints to dial.
     pub fn endpoints(&self) -> &Arc<EndpointSet> {
         &self.endpoints
+    }
+
+    /// Why a tunnel ends for which there is no endpoint.
+    pub fn without_endpoint(&self) -> Reason {
+        match self.by_waypoint {
+            true => Reason::NoWaypoint,
+            false => Reason::NoEndpoint,
+        }
     }
 }
 
@@ -48,13 +60,19 @@ impl Route {
 ///
 /// # Errors
 /// [`Reason::UnknownService`].
-pub fn run(snapshot: &Snapshot, target: Target) -> Result<Route, Reason> {
-    let asked = target.into_authority();
-    let (service, port, endpoints) = find(snapshot, &asked).ok_or(Reason::UnknownService)?;
+pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Reason> {
+    let (asked, origin) = target.into_parts();
+    let (service, port, own) = find(snapshot, &asked).ok_or(Reason::UnknownService)?;
+    let by_waypoint = goes_by_waypoint(snapshot, service, &peer.source.principal, origin);
+    let endpoints = match by_waypoint {
+        true => waypoint(snapshot, service).cloned().unwrap_or_default(),
+        false => Arc::clone(own),
+    };
     Ok(Route {
         service: Arc::clone(service),
         port,
-        endpoints: Arc::clone(endpoints),
+        endpoints,
+        by_waypoint,
         asked,
     })
 }
@@ -64,10 +82,103 @@ pub fn run(snapshot: &Snapshot, target: Target) -> Result<Route, Reason> {
 /// # Errors
 /// [`Reason::UnknownService`].
 pub fn direct(snapshot: &Snapshot, target: Target) -> Result<Route, Reason> {
-    let route = run(snapshot, target)?;
-    let endpoints = route.service.direct.get(&route.port);
-    let endpoints = Arc::clone(endpoints.ok_or(Reason::UnknownService)?);
-    Ok(Route { endpoints, ..route })
+    let (asked, _) = target.into_parts();
+    let (service, port, _) = find(snapshot, &asked).ok_or(Reason::UnknownService)?;
+    let by_waypoint = !service.definition.waypoints.is_empty();
+    let own = service.direct.get(&port).filter(|_| !by_waypoint);
+    Ok(Route {
+        service: Arc::clone(service),
+        port,
+        endpoints: own.cloned().unwrap_or_default(),
+        by_waypoint,
+        asked,
+    })
+}
+
+/// Whether a tunnel goes to a waypoint of the service instead of its endpoints (contract 2.3).
+///
+/// That the waypoint has done its work is believed only of its own identity, or of one that the
+/// configuration names: anybody can send the header.
+fn goes_by_waypoint(
+    snapshot: &Snapshot,
+    service: &Service,
+    principal: &str,
+    origin: Origin,
+) -> bool {
+    let waypoints = &service.definition.waypoints;
+    let says_past = match origin {
+        Origin::Workload => false,
+        Origin::Waypoint => true,
+        Origin::Gateway => !service.definition.ingress_use_waypoint,
+    };
+    let is_believed = || {
+        let speaks = |gateway| {
+            let of = service_at(snapshot, gateway);
+            of.is_some_and(|service| speaks_for(service, principal))
+        };
+        snapshot.trust.is_waypoint(principal)
+            || waypoints.iter().any(|waypoint| speaks(&waypoint.gateway))
+    };
+    !waypoints.is_empty() && (!says_past || !is_believed())
+}
+
+/// Whether this is an identity of the service: one that it is said to have, or its workloads' own.
+fn speaks_for(service: &Service, principal: &str) -> bool {
+    let mut said = service.definition.subject_alt_names.iter();
+    let mut own = service.ports.values().flat_map(|set| &set.endpoints);
+    said.any(|name| name == principal)
+        || own.any(|endpoint| endpoint.workload.principal == principal)
+}
+
+/// The endpoints of one of the service's waypoints, drawn by weight among those that have any.
+fn waypoint<'a>(snapshot: &'a Snapshot, service: &Service) -> Option<&'a Arc<EndpointSet>> {
+    let waypoints = service.definition.waypoints.iter();
+    let usable: Vec<_> = waypoints
+        .filter(|waypoint| waypoint.weight > 0)
+        .filter_map(|waypoint| {
+            let endpoints = endpoints_at(snapshot, &waypoint.gateway)?;
+            Some((u64::from(waypoint.weight), endpoints))
+        })
+        .collect();
+    let sum: u64 = usable.iter().map(|(weight, _)| weight).sum();
+    let mut lot = fastrand::u64(..sum.max(1));
+    let drawn = usable.into_iter().find(|(weight, _)| {
+        let hit = lot < *weight;
+        lot = lot.saturating_sub(*weight);
+        hit
+    });
+    drawn.map(|(_, endpoints)| endpoints)
+}
+
+/// The endpoints of a waypoint. They are dialled at the port of HBONE whatever port of the waypoint
+/// they serve, so one without HBONE is of no use.
+fn endpoints_at<'a>(
+    snapshot: &'a Snapshot,
+    gateway: &GatewayAddress,
+) -> Option<&'a Arc<EndpointSet>> {
+    let speaks_hbone = |set: &&Arc<EndpointSet>| {
+        let endpoints = &set.endpoints;
+        let hbone = |protocol| protocol == Protocol::Hbone;
+        !endpoints.is_empty() && endpoints.iter().all(|one| hbone(one.protocol))
+    };
+    let ports = &service_at(snapshot, gateway)?.ports;
+    let named = ports.get(&gateway.port).filter(speaks_hbone);
+    named.or_else(|| ports.values().find(speaks_hbone))
+}
+
+/// The service of a waypoint: by its name, or by an address of it in this network.
+fn service_at<'a>(snapshot: &'a Snapshot, gateway: &GatewayAddress) -> Option<&'a Arc<Service>> {
+    match &gateway.place {
+        Place::Name(name) => {
+            let (namespace, hostname) = name.split_once('/')?;
+            let service = snapshot.services.get(hostname)?;
+            (*service.namespace == *namespace).then_some(service)
+        }
+        Place::Address(network, ip) if snapshot.is_local(network) => {
+            snapshot.by_vip(ip.to_canonical())
+        }
+        Place::Address(..) => None,
+    }
 }
 
 /// What is asked for: a service's own name, then an alias, then a VIP of this network.
@@ -86,7 +197,170 @@ pub fn find<'a>(
                 (snapshot.services.get(host)?, port)
             }
         },
-        Host::Ip(ip) => (snapshot.vips.get(ip)?, asked.port),
+        Host::Ip(ip) => (snapshot.by_vip(*ip)?, asked.port),
     };
     Some((service, port, service.ports.get(&port)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+    use crate::snapshot::TrustSet;
+    use crate::snapshot::builder::{Change, build};
+    use crate::snapshot::mesh;
+
+    const ECHO: &str = "app/echo.app";
+    const WAYPOINT: &str = "spiffe://east.local/ns/app/sa/waypoint";
+
+    fn ip(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    fn service(name: &str, waypoints: &[(Place, u32)]) -> mesh::Service {
+        let waypoint = |(place, weight): &(Place, u32)| mesh::Waypoint {
+            gateway: GatewayAddress {
+                place: place.clone(),
+                port: 15008,
+            },
+            weight: *weight,
+        };
+        mesh::Service {
+            name: name.into(),
+            namespace: "app".into(),
+            hostname: format!("{name}.app").into(),
+            ports: [(80, 8080)].into(),
+            waypoints: waypoints.iter().map(waypoint).collect(),
+            ..mesh::Service::default()
+        }
+    }
+
+    fn workload(service: &str, account: &str, last: u8) -> mesh::Workload {
+        mesh::Workload {
+            uid: format!("{service}-{last}").into(),
+            namespace: "app".into(),
+            trust_domain: "east.local".into(),
+            service_account: account.into(),
+            addresses: [ip(last)].into(),
+            protocol: Protocol::Hbone,
+            healthy: true,
+            capacity: 1,
+            services: [(service.into(), [(80, 8080)].into())].into(),
+            ..mesh::Workload::default()
+        }
+    }
+
+    fn snapshot(services: Vec<mesh::Service>, workloads: Vec<mesh::Workload>) -> Snapshot {
+        let mesh = mesh::Mesh::new(services, workloads);
+        let trust = TrustSet::new([("east.local", "east")]);
+        let change = Change {
+            mesh: Some((mesh, "east".into())),
+            trust: Some(trust.with_waypoints(["spiffe://west.local/ns/edge/sa/ingress"])),
+            ..Change::default()
+        };
+        build(&Snapshot::default(), change)
+    }
+
+    fn named(name: &str) -> Place {
+        Place::Name(format!("app/{name}.app"))
+    }
+
+    #[test]
+    fn who_goes_past_a_waypoint_says_so_and_is_believed() {
+        let behind = service("echo", &[(named("waypoint"), 1)]);
+        let mut waypoint = service("waypoint", &[]);
+        let san = "spiffe://west.local/ns/app/sa/waypoint";
+        waypoint.subject_alt_names = vec![san.to_owned()];
+        let by_ingress = mesh::Service {
+            name: "shown".into(),
+            hostname: "shown.app".into(),
+            ingress_use_waypoint: true,
+            ..behind.clone()
+        };
+        let snapshot = snapshot(
+            vec![behind, by_ingress, waypoint],
+            vec![workload("app/waypoint.app", "waypoint", 2)],
+        );
+        let ingress = "spiffe://west.local/ns/edge/sa/ingress";
+        let stranger = "spiffe://west.local/ns/shop/sa/checkout";
+        // Of the service: whether a tunnel goes by the waypoint if the peer says nothing, that it
+        // is a waypoint, or that it is an ingress gateway.
+        for (service, principal, want) in [
+            ("echo.app", stranger, [true, true, true]),
+            ("echo.app", WAYPOINT, [true, false, false]),
+            ("echo.app", san, [true, false, false]),
+            ("echo.app", ingress, [true, false, false]),
+            ("shown.app", ingress, [true, false, true]),
+            ("shown.app", stranger, [true, true, true]),
+            ("waypoint.app", stranger, [false, false, false]),
+        ] {
+            let service = snapshot.services.get(service).expect("a service");
+            let origins = [Origin::Workload, Origin::Waypoint, Origin::Gateway];
+            let got = origins.map(|origin| goes_by_waypoint(&snapshot, service, principal, origin));
+            assert_eq!(got, want, "{} {principal}", service.hostname);
+        }
+    }
+
+    /// The addresses of the waypoint's endpoints, over many draws.
+    fn drawn(waypoints: &[(Place, u32)], others: Vec<mesh::Service>) -> Vec<(IpAddr, usize)> {
+        let mut services = vec![service("echo", waypoints)];
+        services.extend(others);
+        let mut plain = workload("app/plain.app", "plain", 4);
+        plain.protocol = Protocol::Tcp;
+        let workloads = vec![
+            workload(ECHO, "echo", 1),
+            workload("app/one.app", "one", 2),
+            workload("app/two.app", "two", 3),
+            plain,
+        ];
+        let snapshot = snapshot(services, workloads);
+        let mut counts = std::collections::BTreeMap::new();
+        fastrand::seed(7);
+        let echo = snapshot.services.get("echo.app").expect("a service");
+        for _ in 0..4_000 {
+            if let Some(set) = waypoint(&snapshot, echo) {
+                let address = set.endpoints[0].address;
+                assert_eq!(address.port(), 15008);
+                *counts.entry(address.ip()).or_default() += 1;
+            }
+        }
+        counts.into_iter().collect()
+    }
+
+    #[test]
+    fn waypoints_are_drawn_by_weight_among_those_with_endpoints() {
+        let with_vip = |network: &str| mesh::Service {
+            vips: vec![(network.to_owned(), [240, 0, 0, 1].into())],
+            ..service("two", &[])
+        };
+        let others = || vec![service("one", &[]), service("two", &[])];
+        let at = |network: &str| Place::Address(network.to_owned(), [240, 0, 0, 1].into());
+        let both = drawn(&[(named("one"), 1), (named("two"), 3)], others());
+        let (one, two) = (both[0].1, both[1].1);
+        assert!(
+            (900..1_100).contains(&one) && one + two == 4_000,
+            "{both:?}"
+        );
+        let usable = [
+            (vec![(named("one"), 0), (named("two"), 3)], others()),
+            (vec![(named("gone"), 9), (named("two"), 1)], others()),
+            (vec![(at("east"), 1)], vec![with_vip("east")]),
+            (vec![(at(""), 1)], vec![with_vip("east")]),
+        ];
+        for (waypoints, others) in usable {
+            assert_eq!(drawn(&waypoints, others), [(ip(3), 4_000)], "{waypoints:?}");
+        }
+        let elsewhere = Place::Name("other/one.app".to_owned());
+        let unusable = [
+            (vec![(named("gone"), 1)], others()),
+            (vec![(elsewhere, 1)], others()),
+            (vec![(named("one"), 0)], others()),
+            (vec![(named("plain"), 1)], vec![service("plain", &[])]),
+            (vec![(at("west"), 1)], vec![with_vip("west")]),
+        ];
+        for (waypoints, others) in unusable {
+            assert_eq!(drawn(&waypoints, others), [], "{waypoints:?}");
+        }
+    }
 }

@@ -28,13 +28,28 @@ pub const RECORD_DATA_BYTES: usize = 16 * 1024 - 9;
 
 /// What a tunnel asks for.
 #[derive(Debug)]
-pub struct Target(pub(super) Authority);
+pub struct Target {
+    pub(super) authority: Authority,
+    pub(super) origin: Origin,
+}
 
 impl Target {
-    /// The authority, for the route to own.
-    pub fn into_authority(self) -> Authority {
-        self.0
+    /// The authority, for the route to own, and where the tunnel is said to come from.
+    pub fn into_parts(self) -> (Authority, Origin) {
+        (self.authority, self.origin)
     }
+}
+
+/// What a peer says of where a tunnel comes from. Anybody can say it: the route decides whether it
+/// is believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// From a workload: nothing is said, or nothing that we know.
+    Workload,
+    /// From a waypoint, which has done its work.
+    Waypoint,
+    /// From an ingress gateway.
+    Gateway,
 }
 
 /// A CONNECT that was not answered yet. Dropped without an answer, it is reset.

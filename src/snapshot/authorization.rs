@@ -107,8 +107,8 @@ pub struct Attributes<'a> {
     pub source: IpAddr,
     /// The endpoint's address.
     pub destination: IpAddr,
-    /// The endpoint's port.
-    pub port: u16,
+    /// The endpoint's port, where it is known: that of an inner CONNECT is not.
+    pub port: Option<u16>,
 }
 
 /// The parts of a peer's identity.
@@ -136,12 +136,27 @@ impl Policy {
         }
     }
 
+    /// Its name as workloads write it, `namespace/name`.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// How many matches its rules have together.
+    pub fn matches_held(&self) -> usize {
+        let clauses = self.rules.iter().flat_map(|rule| &rule.clauses);
+        clauses.map(|clause| clause.matches.len()).sum()
+    }
+
     /// Whether the policy matches.
+    ///
+    /// Of a port that is not known an ALLOW is taken to match and a DENY not: what is refused is
+    /// then what the destination, which knows the port, would refuse whatever it is.
     pub fn matches(&self, attributes: &Attributes<'_>) -> bool {
+        let unknown = self.action == Action::Allow;
         self.rules.iter().any(|rule| {
             rule.clauses.iter().all(|clause| {
                 let matches = &clause.matches;
-                matches.is_empty() || matches.iter().any(|one| one.holds(attributes))
+                matches.is_empty() || matches.iter().any(|one| one.holds(attributes, unknown))
             })
         })
     }
@@ -159,7 +174,8 @@ impl Match {
             && self.destination_ports.is_empty()
     }
 
-    fn holds(&self, attributes: &Attributes<'_>) -> bool {
+    fn holds(&self, attributes: &Attributes<'_>, unknown: bool) -> bool {
+        let ports = &self.destination_ports;
         let peer = attributes.peer;
         let namespace = peer.map_or("", |peer| peer.namespace);
         let principal = peer.and_then(|peer| peer.principal.strip_prefix("spiffe://"));
@@ -175,9 +191,10 @@ impl Match {
             && self.service_accounts.holds(account)
             && self.source_ips.holds(within(attributes.source))
             && self.destination_ips.holds(within(attributes.destination))
-            && self
-                .destination_ports
-                .holds(|port| *port == attributes.port)
+            && (ports.is_empty()
+                || attributes
+                    .port
+                    .map_or(unknown, |known| ports.holds(|port| *port == known)))
     }
 }
 
@@ -230,7 +247,7 @@ mod tests {
             peer,
             source: ip("::ffff:10.0.0.1"),
             destination: ip("10.1.0.1"),
-            port: 8080,
+            port: Some(8080),
         }
     }
 
@@ -356,6 +373,32 @@ mod tests {
             ..Match::default()
         };
         assert!(!matches(destination("10.1.0.0/24")) && matches(destination("10.0.0.0/24")));
+    }
+
+    #[test]
+    fn of_a_port_that_is_not_known_an_allow_matches_and_a_deny_does_not() {
+        let of_port = |from: Match, ports: Condition<u16>| Match {
+            destination_ports: ports,
+            ..from
+        };
+        let asked = Attributes {
+            port: None,
+            ..asked(Some(PEER))
+        };
+        for ports in [any(8080), none(8080)] {
+            for (one, allows, denies) in [
+                (of_port(good(), ports.clone()), true, false),
+                (of_port(bad(), ports.clone()), false, false),
+            ] {
+                let allow = policy(vec![rule(vec![clause(vec![one])])]);
+                let deny = Policy {
+                    action: Action::Deny,
+                    ..allow.clone()
+                };
+                let got = (allow.matches(&asked), deny.matches(&asked));
+                assert_eq!(got, (allows, denies), "{allow:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! An endpoint and the live state that outlasts a snapshot.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -8,11 +7,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::mesh::{Locality, Protocol};
+use super::mesh::{Protocol, Workload};
 use crate::status::WorkloadLabels;
-
-/// Endpoint state by (uid, dial address), so that an address that a new pod took over starts fresh.
-pub type States = HashMap<(Arc<str>, SocketAddr), Arc<EndpointState>>;
 
 /// One workload's address and port, as the data path dials it.
 #[derive(Debug)]
@@ -25,8 +21,8 @@ pub struct Endpoint {
     pub protocol: Protocol,
     /// Its share; never 0 in an [`EndpointSet`](super::EndpointSet).
     pub weight: u32,
-    /// Where it runs.
-    pub locality: Locality,
+    /// The workload as the source told of it when the endpoint was made.
+    pub definition: Arc<Workload>,
     /// What logs and metrics say of it.
     pub workload: Arc<WorkloadLabels>,
     /// The pod's name: in the log only, because pods come and go and label sets stay.
@@ -35,7 +31,8 @@ pub struct Endpoint {
     pub state: Arc<EndpointState>,
 }
 
-/// The live state of an endpoint: load and passive health.
+/// The live state of an endpoint: load and passive health. It is that of one workload at one
+/// address: an address that a new pod took over starts fresh.
 #[derive(Debug)]
 pub struct EndpointState {
     in_flight: AtomicU32,

@@ -1,40 +1,121 @@
 //! The mesh as a discovery source tells it, before it is turned into what the data path reads.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::authorization::Policy;
+use super::shards::Shards;
 
 /// Everything that a discovery source knows.
 ///
-/// What is in it is shared: a source that tells of changes keeps what it knows beside each mesh.
+/// A copy costs next to nothing: a source that tells of changes keeps what it knows beside each
+/// mesh, and what has changed from one to the next is found by what they do not share.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mesh {
-    /// The services.
-    pub services: Vec<Arc<Service>>,
-    /// The workloads, local and remote.
-    pub workloads: Vec<Arc<Workload>>,
-    /// How many authorization policies the source has.
-    pub policies: usize,
-    /// The policies themselves, where the source is one whose policies we read.
-    pub authorization: Vec<Arc<Policy>>,
+    /// The services, by `namespace/hostname`.
+    pub services: Shards<Arc<str>, Arc<Service>>,
+    /// The workloads, local and remote, by uid.
+    pub workloads: Shards<Arc<str>, Arc<Workload>>,
     /// Whether endpoints without HBONE are passed over, as under Istio (contract 10, Dialling):
     /// there a peer's bytes are for a ztunnel and mean nothing to the application.
     pub hbone_only: bool,
 }
 
+impl Mesh {
+    /// A mesh of these services and workloads, without policies.
+    pub fn new(
+        services: impl IntoIterator<Item = Service>,
+        workloads: impl IntoIterator<Item = Workload>,
+    ) -> Self {
+        let services = services.into_iter().map(|service| {
+            let name = format!("{}/{}", service.namespace, service.hostname);
+            (name.into(), Arc::new(service))
+        });
+        let workloads = workloads.into_iter();
+        let workloads = workloads.map(|one| (Arc::clone(&one.uid), Arc::new(one)));
+        Self {
+            services: services.collect(),
+            workloads: workloads.collect(),
+            ..Self::default()
+        }
+    }
+}
+
+/// A map of few entries, side by side in the order of their keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sorted<K, V>(Box<[(K, V)]>);
+
+impl<K: Ord, V> Sorted<K, V> {
+    /// What stands under a key.
+    pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+    {
+        let found = self.0.binary_search_by(|(own, _)| own.borrow().cmp(key));
+        self.0.get(found.ok()?).map(|(_, value)| value)
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All entries.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.0.iter().map(|(key, value)| (key, value))
+    }
+
+    /// All keys.
+    pub fn keys(&self) -> impl Iterator<Item = &K> {
+        self.iter().map(|(key, _)| key)
+    }
+
+    /// All values.
+    pub fn values(&self) -> impl Iterator<Item = &V> {
+        self.iter().map(|(_, value)| value)
+    }
+}
+
+impl<K, V> Default for Sorted<K, V> {
+    fn default() -> Self {
+        Self(Box::default())
+    }
+}
+
+/// Of several entries with one key the last one counts.
+impl<K: Ord, V> FromIterator<(K, V)> for Sorted<K, V> {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
+        let entries: BTreeMap<K, V> = entries.into_iter().collect();
+        Self(entries.into_iter().collect())
+    }
+}
+
+impl<K: Ord, V, const N: usize> From<[(K, V); N]> for Sorted<K, V> {
+    fn from(entries: [(K, V); N]) -> Self {
+        entries.into_iter().collect()
+    }
+}
+
+/// Service port to target port.
+pub type Ports = Sorted<u16, u16>;
+
 /// A service (Istio's WDS `Service`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Service {
     /// The service's name.
-    pub name: String,
+    pub name: Arc<str>,
     /// Its namespace.
-    pub namespace: String,
-    /// Its hostname.
-    pub hostname: String,
+    pub namespace: Arc<str>,
+    /// Its hostname, in lower case and without a last dot.
+    pub hostname: Arc<str>,
     /// Its virtual addresses by network.
     pub vips: Vec<(String, IpAddr)>,
     /// Service port to target port; target 0 means that each workload names its own.
@@ -105,29 +186,29 @@ pub enum Scope {
     Network,
 }
 
-/// A workload (Istio's WDS `Workload`).
+/// A workload (Istio's WDS `Workload`). There are many: what they have in common may be shared.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Workload {
     /// The unique id within the mesh.
-    pub uid: String,
+    pub uid: Arc<str>,
     /// The workload's name.
-    pub name: String,
+    pub name: Arc<str>,
     /// Its namespace.
-    pub namespace: String,
+    pub namespace: Arc<str>,
     /// Its service account.
-    pub service_account: String,
+    pub service_account: Arc<str>,
     /// Its trust domain.
-    pub trust_domain: String,
+    pub trust_domain: Arc<str>,
     /// The cluster that it runs in.
-    pub cluster: String,
+    pub cluster: Arc<str>,
     /// The network that its addresses belong to; empty means ours.
-    pub network: String,
+    pub network: Arc<str>,
     /// The node that it runs on.
-    pub node: String,
+    pub node: Arc<str>,
     /// A DNS name instead of an address.
-    pub hostname: String,
+    pub hostname: Arc<str>,
     /// Its addresses.
-    pub addresses: Vec<IpAddr>,
+    pub addresses: Box<[IpAddr]>,
     /// How it is dialled.
     pub protocol: Protocol,
     /// Whether it is ready.
@@ -137,21 +218,21 @@ pub struct Workload {
     /// Where it runs.
     pub locality: Locality,
     /// The name of the Deployment, Job or the like that made it.
-    pub workload_name: String,
+    pub workload_name: Arc<str>,
     /// The kind of what made it.
-    pub workload_type: String,
+    pub workload_type: Arc<str>,
     /// `service.istio.io/canonical-name`.
-    pub canonical_name: String,
+    pub canonical_name: Arc<str>,
     /// `service.istio.io/canonical-revision`.
-    pub canonical_revision: String,
+    pub canonical_revision: Arc<str>,
     /// Whether it shares its node's address.
     pub host_network: bool,
     /// The gateway of another network through which it is reached.
-    pub network_gateway: Option<GatewayAddress>,
+    pub network_gateway: Option<Box<GatewayAddress>>,
     /// The names, `namespace/name`, of the policies that select it.
-    pub policies: Vec<String>,
+    pub policies: Box<[Arc<str>]>,
     /// For each `namespace/hostname`, service port to target port.
-    pub services: BTreeMap<String, BTreeMap<u16, u16>>,
+    pub services: Sorted<Arc<str>, Ports>,
 }
 
 /// How an endpoint is dialled.
@@ -169,9 +250,9 @@ pub enum Protocol {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Locality {
     /// The region, such as `us-east-2`.
-    pub region: String,
+    pub region: Arc<str>,
     /// The zone, such as `us-east-2a`.
-    pub zone: String,
+    pub zone: Arc<str>,
     /// The subzone, such as a rack.
-    pub subzone: String,
+    pub subzone: Arc<str>,
 }

@@ -16,23 +16,34 @@ pub mod authorization;
 pub mod builder;
 mod endpoint;
 mod exposure;
+mod index;
 mod lots;
 pub mod mesh;
+#[cfg(test)]
+mod model;
+mod policies;
+mod shards;
 mod trust;
 
-pub use endpoint::{Endpoint, EndpointState, InFlight, States};
+pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
 pub use mesh::{Locality, Protocol};
+pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
+pub use shards::Shards;
 pub use trust::TrustSet;
 
+use index::Index;
 use lots::Lots;
 
 /// One consistent view of the mesh and of who may reach what in it.
-#[derive(Debug, Default)]
+///
+/// A copy shares everything, and the next snapshot all that has not changed.
+#[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// Counts every change.
     pub version: u64,
-    /// Moves only when trust, exposure or exports change: open tunnels are judged anew then.
+    /// Moves only when trust, exposure, exports or policies change: open tunnels are judged anew
+    /// then.
     pub generation: u64,
     /// The trust domains and the clusters that they stand for.
     pub trust: Arc<TrustSet>,
@@ -40,19 +51,27 @@ pub struct Snapshot {
     pub exposure: Arc<ExposureTable>,
     /// What the control plane exports; empty where there is none.
     pub exports: Arc<ExportSet>,
-    /// The mesh as the source told it, for the admin pages.
-    pub mesh: Arc<mesh::Mesh>,
+    /// Istio's authorization policies.
+    pub policies: Arc<Policies>,
+    /// What is done about them.
+    pub enforcement: Enforcement,
+    /// The mesh as the source told it, for the builder and the admin pages.
+    pub mesh: mesh::Mesh,
     /// Services by hostname.
-    pub services: HashMap<Arc<str>, Arc<Service>>,
-    /// Services of this network by VIP.
-    pub vips: HashMap<IpAddr, Arc<Service>>,
+    pub services: Shards<Arc<str>, Arc<Service>>,
+    /// The hostnames of services of this network by VIP; the first one answers.
+    pub vips: Shards<IpAddr, Arc<[Arc<str>]>>,
     /// Whether services have endpoints for TLS listeners too, which few gateways need.
     pub direct: bool,
-    /// Endpoint state by (uid, address), for the builder to carry over.
-    pub endpoints: States,
+    index: Index,
 }
 
 impl Snapshot {
+    /// The service that answers to a VIP of this network.
+    pub fn by_vip(&self, ip: IpAddr) -> Option<&Arc<Service>> {
+        self.services.get(self.vips.get(&ip)?.first()?)
+    }
+
     /// Whether `caller` may reach a service though the configuration says nothing of it: because
     /// the control plane exports it to the whole trust set (contract 10, Exposure).
     pub fn exports_to(&self, caller: Caller<'_>, host: &str, port: u16) -> bool {
@@ -71,7 +90,10 @@ pub struct Service {
     pub namespace: Arc<str>,
     /// The hostname by which peers ask for it.
     pub hostname: Arc<str>,
-    /// The endpoints of each service port, as HBONE listeners dial them.
+    /// The service as the source told of it.
+    pub definition: Arc<mesh::Service>,
+    /// The endpoints of each service port, as HBONE listeners dial them. Of a service behind a waypoint they are for tunnels that
+    /// come from there.
     pub ports: HashMap<u16, Arc<EndpointSet>>,
     /// The same for TLS listeners, always at the target port (contract 10, Dialling); empty where
     /// there is no such listener.
@@ -133,7 +155,7 @@ impl Reader {
         self.current.load()
     }
 
-    /// A receiver that changes whenever trust, exposure or exports do from now on.
+    /// A receiver that changes whenever the generation does from now on.
     pub fn generation(&self) -> watch::Receiver<u64> {
         let mut receiver = self.generation.clone();
         receiver.mark_unchanged();
@@ -146,8 +168,9 @@ impl Reader {
 pub struct Publisher {
     current: Arc<ArcSwap<Snapshot>>,
     generation: watch::Sender<u64>,
-    /// Of two changes at once the second is built upon the first.
-    building: Mutex<()>,
+    /// Of two changes at once the second is built upon the first. What the data path still reads
+    /// stays here, so that it never falls to a tunnel to free what only an old snapshot had.
+    old: Mutex<Vec<Arc<Snapshot>>>,
 }
 
 impl Publisher {
@@ -156,7 +179,7 @@ impl Publisher {
         Self {
             current: Arc::new(ArcSwap::from_pointee(Snapshot::default())),
             generation: watch::Sender::new(0),
-            building: Mutex::new(()),
+            old: Mutex::default(),
         }
     }
 
@@ -172,16 +195,16 @@ impl Publisher {
     ///
     /// Open tunnels are told only after the swap, so that they are judged by the new rules.
     pub fn update(&self, change: builder::Change) {
-        let building = self.building.lock();
-        let _building = building.unwrap_or_else(PoisonError::into_inner);
+        let mut old = self.old.lock().unwrap_or_else(PoisonError::into_inner);
         let next = builder::build(&self.current.load(), change);
         let generation = next.generation;
-        self.current.store(Arc::new(next));
+        old.push(self.current.swap(Arc::new(next)));
         self.generation.send_if_modified(|seen| {
             let moved = *seen != generation;
             *seen = generation;
             moved
         });
+        old.retain(|snapshot| Arc::strong_count(snapshot) > 1);
     }
 }
 

@@ -1,21 +1,39 @@
 //! The set of trust domains, each with the cluster that it stands for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Trust domain to cluster. A peer of any other domain is refused.
+/// Whom we trust: trust domains, each with its cluster, and identities that are believed what they
+/// say of where a tunnel comes from. A peer of any other domain is refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TrustSet(HashMap<Box<str>, Arc<str>>);
+pub struct TrustSet {
+    clusters: HashMap<Box<str>, Arc<str>>,
+    waypoints: HashSet<Box<str>>,
+}
 
 impl TrustSet {
     /// The set of the given (trust domain, cluster) pairs.
     pub fn new<'a>(domains: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let entry = |(domain, cluster): (&str, &str)| (domain.into(), cluster.into());
-        Self(domains.into_iter().map(entry).collect())
+        Self {
+            clusters: domains.into_iter().map(entry).collect(),
+            waypoints: HashSet::new(),
+        }
+    }
+
+    /// The same set, with the identities (`spiffe://…`) of waypoints and gateways.
+    pub fn with_waypoints<'a>(self, waypoints: impl IntoIterator<Item = &'a str>) -> Self {
+        let waypoints = waypoints.into_iter().map(Into::into).collect();
+        Self { waypoints, ..self }
+    }
+
+    /// Whether the configuration says that this identity is a waypoint's or a gateway's.
+    pub fn is_waypoint(&self, principal: &str) -> bool {
+        self.waypoints.contains(principal)
     }
 
     /// The cluster that `domain` stands for, if the domain is in the set.
     pub fn cluster(&self, domain: &str) -> Option<&Arc<str>> {
-        self.0.get(domain)
+        self.clusters.get(domain)
     }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
@@ -24,6 +24,8 @@ use crate::status::What;
 
 /// Log lines about refused handshakes that may be written in a second.
 const REFUSAL_LINES_A_SECOND: u32 = 10;
+/// Log lines about authorization policies that may be written in a second.
+const POLICY_LINES_A_SECOND: u32 = 10;
 
 /// Upper bounds of the dial time in seconds: from a pod of the same zone to the budget of 10 s.
 const DIAL_BUCKETS: [f64; 14] = [
@@ -39,7 +41,11 @@ const SHED: &str = "Connections turned away before their handshake, by limit";
 const EXHAUSTED: &str = "Connections ended for frames that carry nothing (ENHANCE_YOUR_CALM)";
 const BUFFERED: &str = "Bytes of all tunnels that are held for slow readers";
 const BUFFERED_MAX: &str = "How many may be held: past it tunnels are refused and reset";
+const POLICIES: &str = "Tunnels that authorization policies refuse, by what came of it";
 const RELOADS: &str = "Reads of a source that has changed, by result";
+const CERTIFICATE_FETCHES: &str = "Certificates asked for and told of, by result";
+const CERTIFICATE_EXPIRY: &str = "When the first certificate of a kind ends, in seconds since 1970";
+const CERTIFICATE_FAILING: &str = "Whether the last try to get a new certificate failed";
 const LOG_LINES_DROPPED: &str = "Log lines lost because they came faster than they were written";
 
 /// A label set of one or two labels from closed lists.
@@ -66,6 +72,30 @@ impl AcceptError {
     }
 }
 
+/// What came of the refusal of a tunnel by authorization policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyOutcome {
+    /// It was refused, or reset if it was open.
+    Refused,
+    /// It was let through, as refusals are only audited.
+    Audited,
+    /// It was let through, as only policies refuse it that are to log and do no more.
+    DryRun,
+}
+
+impl PolicyOutcome {
+    const ALL: [Self; 3] = [Self::Refused, Self::Audited, Self::DryRun];
+
+    /// The metric label and the log's `outcome` field.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Audited => "audited",
+            Self::DryRun => "dry_run",
+        }
+    }
+}
+
 /// The values of the `result` label of `strait_dials_total`.
 const DIAL_RESULTS: [&str; 5] = ["ok", "refused", "timeout", "failed", "denied"];
 
@@ -88,10 +118,15 @@ pub struct Metrics {
     buffered_max: Gauge,
     accept_pauses: Counter,
     shed: Family<Labels<1>, Counter>,
+    policies: Counters<1>,
     reloads: Counters<2>,
+    certificate_fetches: Counters<1>,
+    certificate_expiry: Family<[(&'static str, String); 2], Gauge>,
+    certificate_failing: Gauge,
     log_lines_dropped: Counter,
     log_drops: OnceLock<ErrorCounter>,
     pub(super) refusal_lines: Limiter,
+    policy_lines: Limiter,
 }
 
 impl Metrics {
@@ -118,10 +153,15 @@ impl Metrics {
             accept_pauses: metric(r, "strait_accept_pauses", ACCEPT_PAUSES),
             shed: metric(r, "strait_connections_shed", SHED),
             exhausted: metric(r, "strait_connections_exhausted", EXHAUSTED),
+            policies: metric(r, "strait_policy_refusals", POLICIES),
             reloads: metric(r, "strait_reload", RELOADS),
+            certificate_fetches: metric(r, "strait_certificate_fetches", CERTIFICATE_FETCHES),
+            certificate_expiry: metric(r, "strait_certificate_expiry_seconds", CERTIFICATE_EXPIRY),
+            certificate_failing: metric(r, "strait_certificate_failing", CERTIFICATE_FAILING),
             log_lines_dropped: metric(r, "strait_log_lines_dropped", LOG_LINES_DROPPED),
             log_drops: OnceLock::new(),
             refusal_lines: Limiter::new(REFUSAL_LINES_A_SECOND),
+            policy_lines: Limiter::new(POLICY_LINES_A_SECOND),
             registry,
         };
         metrics.create_closed_lists();
@@ -147,6 +187,12 @@ impl Metrics {
         }
         for result in DIAL_RESULTS {
             drop(self.dials.get_or_create(&[("result", result)]));
+        }
+        for outcome in PolicyOutcome::ALL {
+            drop(self.policies.get_or_create(&[("outcome", outcome.label())]));
+        }
+        for ok in [true, false] {
+            drop(self.certificate_fetches.get_or_create(&[result(ok)]));
         }
         for what in What::ALL {
             drop(self.reloads.get_or_create(&reload_labels(what, true)));
@@ -217,9 +263,43 @@ impl Metrics {
         self.ejections.inc();
     }
 
+    /// Counts a tunnel that authorization policies refuse.
+    pub fn policy_refused(&self, outcome: PolicyOutcome) {
+        self.policies
+            .get_or_create(&[("outcome", outcome.label())])
+            .inc();
+    }
+
+    /// Whether one more line about authorization policies may be written now.
+    pub fn may_log_policy(&self) -> bool {
+        self.policy_lines.admit(Instant::now()).is_some()
+    }
+
     /// Counts a read of a source.
     pub fn reload(&self, what: What, ok: bool) {
         self.reloads.get_or_create(&reload_labels(what, ok)).inc();
+    }
+
+    /// Counts a certificate that was asked for, or told of by who gives them.
+    pub fn certificate_fetched(&self, ok: bool) {
+        self.certificate_fetches.get_or_create(&[result(ok)]).inc();
+        self.certificate_failing.set((!ok).into());
+    }
+
+    /// Shows when the first certificate of each kind ends, of this identity alone.
+    pub fn certificates_end(&self, identity: &str, ends: &[(&'static str, SystemTime)]) {
+        self.certificate_expiry.clear();
+        for (kind, end) in ends {
+            let seconds = end.duration_since(SystemTime::UNIX_EPOCH);
+            let seconds = seconds.map_or(0, |end| end.as_secs());
+            let labels = [
+                ("identity", identity.to_owned()),
+                ("kind", (*kind).to_owned()),
+            ];
+            self.certificate_expiry
+                .get_or_create(&labels)
+                .set(i64::try_from(seconds).unwrap_or(i64::MAX));
+        }
     }
 
     /// Shows from now on how many log lines were dropped. Only the first call counts.
@@ -322,10 +402,11 @@ fn build_info(registry: &mut Registry) {
 }
 
 fn reload_labels(what: What, ok: bool) -> Labels<2> {
-    [
-        ("what", what.label()),
-        ("result", if ok { "ok" } else { "error" }),
-    ]
+    [("what", what.label()), result(ok)]
+}
+
+fn result(ok: bool) -> (&'static str, &'static str) {
+    ("result", if ok { "ok" } else { "error" })
 }
 
 #[cfg(test)]
@@ -346,6 +427,7 @@ mod tests {
         for line in [
             "strait_reload_total{what=\"config\",result=\"ok\"} 0\n",
             "strait_reload_total{what=\"certificates\",result=\"error\"} 0\n",
+            "strait_certificate_fetches_total{result=\"error\"} 0\n",
             "strait_connections_open 0\n",
             "strait_tunnels_open 0\n",
             "strait_connections_total 0\n",

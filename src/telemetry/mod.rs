@@ -10,7 +10,7 @@ mod tcp;
 
 pub use labels::{Destination, DestinationService, Source};
 pub use logging::LogHandle;
-pub use metrics::{AcceptError, ConnectionGuard, Metrics};
+pub use metrics::{AcceptError, ConnectionGuard, Metrics, PolicyOutcome};
 pub use record::{Record, handshake_refused};
 
 pub use crate::status::{What, WorkloadLabels};

@@ -1,5 +1,6 @@
 //! Certificates from PEM files.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -16,7 +17,7 @@ use crate::config::{IdentityFiles, TrustDomain};
 use crate::reason::HandshakeRefusal;
 use crate::status::{Certificate, CertificateInfo};
 
-use super::identity::{Identity, leaf_identity};
+use super::identity::{Identity, expiry_of, leaf_identity, start_of};
 
 /// A certificate with its key, and the roots by which others are judged.
 #[derive(Debug)]
@@ -27,11 +28,18 @@ pub struct Material {
     pub key: PrivateKeyDer<'static>,
     /// The shared roots.
     pub roots: Arc<RootCertStore>,
-    /// The certificates of `roots`, for people to look at.
+    /// The roots of each trust domain, where they are not shared.
+    pub bundles: Option<Bundles>,
+    /// All certificates among the roots, for people to look at.
     pub root_certificates: Vec<CertificateDer<'static>>,
     /// Who the leaf says that we are.
     pub identity: Identity,
+    /// When the leaf begins to be valid.
+    pub not_before: SystemTime,
 }
+
+/// Roots by the name of their trust domain.
+pub type Bundles = HashMap<Box<str>, Arc<RootCertStore>>;
 
 /// A trust domain, with roots of its own or by the shared ones.
 #[derive(Debug)]
@@ -101,25 +109,12 @@ impl Material {
             source,
         };
         let key = PrivateKeyDer::from_pem_file(&files.key).map_err(bad_pem)?;
-        let leaf = chain
-            .first()
-            .ok_or_else(|| TlsError::NoCertificate(files.chain.clone()))?;
-        let identity = leaf_identity(leaf).map_err(|refusal| TlsError::BadLeaf {
-            file: files.chain.clone(),
-            refusal,
-        })?;
+        let identity = identity(&files.chain, &chain)?;
         if identity.not_after < SystemTime::now() {
             return Err(TlsError::Expired(files.chain.clone()));
         }
-        let root_certificates = certificates(&files.roots)?;
-        let roots = root_store(&files.roots, &root_certificates)?;
-        Ok(Self {
-            chain,
-            key,
-            roots,
-            root_certificates,
-            identity,
-        })
+        let roots = certificates(&files.roots)?;
+        Self::new((&files.chain, chain), key, (&files.roots, roots))
     }
 
     /// Makes material of PEM texts, for clients that keep certificates in memory.
@@ -127,9 +122,9 @@ impl Material {
     /// # Errors
     /// As [`Material::load`], with `(memory)` as the file's name.
     pub fn from_pem(chain: &str, key: &str, roots: &str) -> Result<Self, TlsError> {
-        let file = || PathBuf::from("(memory)");
+        let file = Path::new("(memory)");
         let bad_pem = |source| TlsError::Pem {
-            file: file(),
+            file: file.to_owned(),
             source,
         };
         let parse = |text: &str| {
@@ -137,23 +132,49 @@ impl Material {
         };
         let chain = parse(chain).map_err(bad_pem)?;
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(bad_pem)?;
-        let leaf = chain
-            .first()
-            .ok_or_else(|| TlsError::NoCertificate(file()))?;
-        let identity = leaf_identity(leaf).map_err(|refusal| TlsError::BadLeaf {
-            file: file(),
-            refusal,
-        })?;
-        let root_certificates = parse(roots).map_err(bad_pem)?;
-        let roots = root_store(&file(), &root_certificates)?;
+        let roots = parse(roots).map_err(bad_pem)?;
+        Self::new((file, chain), key, (file, roots))
+    }
+
+    /// Puts material together of certificates, each lot with the name of where it is from. Whether
+    /// it is valid now, and whether the key fits, is for others to say.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub(super) fn new(
+        (file, chain): (&Path, Vec<CertificateDer<'static>>),
+        key: PrivateKeyDer<'static>,
+        (roots_file, root_certificates): (&Path, Vec<CertificateDer<'static>>),
+    ) -> Result<Self, TlsError> {
         Ok(Self {
+            identity: identity(file, &chain)?,
+            not_before: chain
+                .first()
+                .map_or(SystemTime::UNIX_EPOCH, |leaf| start_of(leaf)),
+            roots: root_store(roots_file, &root_certificates)?,
             chain,
             key,
-            roots,
+            bundles: None,
             root_certificates,
-            identity,
         })
     }
+
+    /// The roots of a trust domain that has none of its own; none where there is no bundle for it.
+    pub fn roots_of(&self, domain: &str) -> Option<&Arc<RootCertStore>> {
+        match &self.bundles {
+            None => Some(&self.roots),
+            Some(bundles) => bundles.get(domain),
+        }
+    }
+}
+
+fn identity(file: &Path, chain: &[CertificateDer<'static>]) -> Result<Identity, TlsError> {
+    let leaf = chain.first();
+    let leaf = leaf.ok_or_else(|| TlsError::NoCertificate(file.to_owned()))?;
+    leaf_identity(leaf).map_err(|refusal| TlsError::BadLeaf {
+        file: file.to_owned(),
+        refusal,
+    })
 }
 
 impl Material {
@@ -168,6 +189,19 @@ impl Material {
             chain: info(&self.chain),
             roots: info(&self.root_certificates),
         }
+    }
+
+    /// When the first certificate of each kind ends.
+    pub fn expiries(&self) -> Vec<(&'static str, SystemTime)> {
+        let (leaf, intermediates) = self.chain.split_at(self.chain.len().min(1));
+        let first = |certificates: &[_]| certificates.iter().map(expiry_of).min();
+        let kinds = [
+            ("leaf", first(leaf)),
+            ("intermediate", first(intermediates)),
+            ("root", first(&self.root_certificates)),
+        ];
+        let known = kinds.into_iter();
+        known.filter_map(|(kind, end)| Some((kind, end?))).collect()
     }
 }
 
@@ -185,6 +219,13 @@ fn certificate_info(der: &CertificateDer<'static>) -> Option<CertificateInfo> {
 }
 
 impl TrustedDomain {
+    /// The roots that its peers are judged by: its own, else those that came with `material`.
+    pub fn roots_with<'a>(&'a self, material: &'a Material) -> Option<&'a Arc<RootCertStore>> {
+        self.roots
+            .as_ref()
+            .or_else(|| material.roots_of(&self.name))
+    }
+
     /// Loads the roots of those domains that have their own.
     ///
     /// # Errors

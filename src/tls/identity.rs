@@ -55,6 +55,11 @@ pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRef
     })
 }
 
+/// Whether a text is an identity that a workload can have: `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+pub fn is_identity(uri: &str) -> bool {
+    parse_id(uri).is_ok()
+}
+
 /// Whether a chain's certificates are used for what they are for, where webpki does not look.
 ///
 /// The leaf's key signs handshakes and nothing else (X509-SVID section 4.3) and, if the leaf names
@@ -97,6 +102,23 @@ pub(super) fn check_usage(
 /// When a certificate ends, in seconds since 1970; what ended before that has ended.
 fn end_of(certificate: &X509Certificate<'_>) -> u64 {
     u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0)
+}
+
+/// When a certificate begins to be valid, and when it ends; 1970 for one that cannot be read.
+pub(super) fn start_of(der: &CertificateDer<'_>) -> SystemTime {
+    time_of(der, |certificate| {
+        u64::try_from(certificate.validity().not_before.timestamp()).unwrap_or(0)
+    })
+}
+
+/// See [`start_of`].
+pub(super) fn expiry_of(der: &CertificateDer<'_>) -> SystemTime {
+    time_of(der, end_of)
+}
+
+fn time_of(der: &CertificateDer<'_>, seconds: impl Fn(&X509Certificate<'_>) -> u64) -> SystemTime {
+    let seconds = parse(der).map_or(0, |certificate| seconds(&certificate));
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
 fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), HandshakeRefusal> {

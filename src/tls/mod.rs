@@ -1,13 +1,14 @@
 //! Certificates and the rustls configurations made of them.
 //!
-//! Owns what is loaded from disk ([`files`]), who is believed (`verifier`) and what a
-//! certificate says ([`leaf_identity`]). It never touches a socket: the data path and the HBONE
-//! client do the handshakes.
+//! Owns what is loaded from disk ([`files`]) or issued to us ([`issue`]), who is believed
+//! (`verifier`) and what a certificate says ([`leaf_identity`]). It touches no socket of the data
+//! path, which does its handshakes itself.
 
 mod chains;
 pub mod dev;
 pub mod files;
 mod identity;
+pub mod issue;
 mod verifier;
 
 use std::sync::Arc;
@@ -16,12 +17,15 @@ use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, cipher_suite, kx_group};
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::{
+    ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
+};
+use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, NamedGroup};
 use rustls::{ServerConfig, version::TLS13};
 
-pub use files::{Material, TlsError, TrustedDomain};
-pub use identity::{Identity, leaf_identity};
+pub use files::{Bundles, Material, TlsError, TrustedDomain};
+pub use identity::{Identity, is_identity, leaf_identity};
 pub use verifier::refusal_of;
 
 /// The only application protocol on an HBONE listener.
@@ -57,8 +61,31 @@ pub fn server_config(
     domains: &[TrustedDomain],
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let provider = provider();
-    let verifier = verifier::ClientVerifier::new(domains, &material.roots, &provider)?;
+    let verifier = verifier::ClientVerifier::new(domains, material, &provider)?;
     server_config_with(material, provider, Arc::new(verifier))
+}
+
+/// A configuration that ends every handshake, for a listener whose certificate is not there yet.
+///
+/// # Errors
+/// The crypto library does not offer what we ask for.
+pub fn server_config_without_certificate() -> Result<Arc<ServerConfig>, TlsError> {
+    /// Has no certificate for anybody.
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl ResolvesServerCert for Nothing {
+        fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+            None
+        }
+    }
+
+    let config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsError::Provider)?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(Nothing));
+    Ok(Arc::new(config))
 }
 
 /// As [`server_config`], for an endpoint that serves every client under `material`'s roots,

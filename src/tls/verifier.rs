@@ -18,7 +18,7 @@ use rustls::{
 use crate::reason::HandshakeRefusal;
 
 use super::chains::{Chains, Key};
-use super::files::{TlsError, TrustedDomain};
+use super::files::{Material, TlsError, TrustedDomain};
 use super::identity::{check_usage, leaf_identity};
 
 /// A refusal on its way through rustls, which gives it back to us in its own error.
@@ -128,24 +128,25 @@ pub(super) struct ClientVerifier {
 }
 
 impl ClientVerifier {
+    /// A domain without roots, neither its own nor of the material's, is not in the set.
     pub(super) fn new(
         domains: &[TrustedDomain],
-        shared: &Arc<RootCertStore>,
+        material: &Material,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, TlsError> {
-        let verifier = |roots: &Arc<RootCertStore>| {
-            WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(provider))
-                .build()
-                .map_err(TlsError::Verifier)
-        };
-        let shared = verifier(shared)?;
         let mut inner = HashMap::new();
         for domain in domains {
-            let chosen = match &domain.roots {
-                Some(own) => verifier(own)?,
-                None => Arc::clone(&shared),
+            let Some(roots) = domain.roots_with(material) else {
+                continue;
             };
-            inner.insert(domain.name.as_str().into(), chosen);
+            let verifier: Arc<dyn ClientCertVerifier> =
+                WebPkiClientVerifier::builder_with_provider(
+                    Arc::clone(roots),
+                    Arc::clone(provider),
+                )
+                .build()
+                .map_err(TlsError::Verifier)?;
+            inner.insert(domain.name.as_str().into(), verifier);
         }
         Ok(Self {
             domains: inner,
@@ -355,15 +356,18 @@ mod tests {
         read.collect::<Result<_, _>>().expect("certificates")
     }
 
+    const OWN: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
+
     /// A verifier of west.local by `root`, and how many chains webpki has judged for it.
     fn verifier(root: &str) -> (ClientVerifier, Arc<AtomicUsize>) {
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(certificates(root));
+        let own = dev::Authority::new().expect("a root").intermediate("east");
+        let own = own.expect("an intermediate").leaf(OWN).expect("a leaf");
+        let material = Material::from_pem(&own.chain_pem, &own.key_pem, root).expect("material");
         let domain = TrustedDomain {
             name: "west.local".into(),
             roots: None,
         };
-        let made = ClientVerifier::new(&[domain], &Arc::new(roots), &provider());
+        let made = ClientVerifier::new(&[domain], &material, &provider());
         let (mut verifier, count) = (made.expect("a verifier"), Arc::default());
         for inner in verifier.domains.values_mut() {
             *inner = Arc::new(Counting(Arc::clone(inner), Arc::clone(&count)));

@@ -1,20 +1,67 @@
 //! From Istio's authorization messages to policies.
 //!
 //! A policy that is understood in part would allow what it should not, so whatever is unknown in
-//! one rejects all of it: enum values, kinds of conditions, extensions, addresses of no length
-//! that exists. ztunnel drops such addresses, which can leave a list empty, and an empty list
-//! asks for nothing (contract 5).
+//! one rejects all of it: fields, enum values, kinds of conditions, addresses of no length that
+//! exists, and extensions. Those of a match narrow or widen it; what those of a policy do is
+//! theirs to say, so that neither can be passed over. ztunnel drops such addresses, which can leave
+//! a list empty, and an empty list asks for nothing (contract 5).
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::unknown::{self, Kind, Shape};
 use super::wds::{ip, namespace, number};
 use crate::grpc::security as proto;
 use crate::grpc::security::string_match::MatchType;
 use crate::snapshot::authorization::{
     Action, Clause, Condition, Match, Policy, Rule, Scope, StringMatch,
 };
+
+const LEAF: Kind = Kind::Leaf;
+static AUTHORIZATION: Shape = Shape(&[
+    (1, "name", LEAF),
+    (2, "namespace", LEAF),
+    (3, "scope", LEAF),
+    (4, "action", LEAF),
+    (5, "rules", Kind::Many(&RULE)),
+    (6, "dry_run", LEAF),
+    (7, "extensions", LEAF),
+]);
+static RULE: Shape = Shape(&[(1, "clauses", Kind::Many(&CLAUSE))]);
+static CLAUSE: Shape = Shape(&[(2, "matches", Kind::Many(&MATCH))]);
+static MATCH: Shape = Shape(&[
+    (1, "namespaces", Kind::Many(&STRING_MATCH)),
+    (2, "not_namespaces", Kind::Many(&STRING_MATCH)),
+    (3, "principals", Kind::Many(&STRING_MATCH)),
+    (4, "not_principals", Kind::Many(&STRING_MATCH)),
+    (5, "source_ips", Kind::Many(&ADDRESS)),
+    (6, "not_source_ips", Kind::Many(&ADDRESS)),
+    (7, "destination_ips", Kind::Many(&ADDRESS)),
+    (8, "not_destination_ips", Kind::Many(&ADDRESS)),
+    (9, "destination_ports", LEAF),
+    (10, "not_destination_ports", LEAF),
+    (11, "service_accounts", Kind::Many(&ACCOUNT)),
+    (12, "not_service_accounts", Kind::Many(&ACCOUNT)),
+    (13, "extensions", LEAF),
+]);
+static STRING_MATCH: Shape = Shape(&[
+    (1, "exact", LEAF),
+    (2, "prefix", LEAF),
+    (3, "suffix", LEAF),
+    (4, "presence", Kind::One(&EMPTY)),
+]);
+static ADDRESS: Shape = Shape(&[(1, "address", LEAF), (2, "length", LEAF)]);
+static ACCOUNT: Shape = Shape(&[(1, "namespace", LEAF), (2, "service_account", LEAF)]);
+static EMPTY: Shape = Shape(&[]);
+
+/// Whether we know every field of a policy as it was sent.
+///
+/// # Errors
+/// The first that we do not know, by its path.
+pub fn known_fields(body: &[u8]) -> Result<(), String> {
+    unknown::refuse(body, &AUTHORIZATION).map_err(|why| format!("authorization{why}"))
+}
 
 /// Reads a policy.
 pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
@@ -264,6 +311,64 @@ mod tests {
             one.service_accounts.none,
             [("c".to_owned(), "d".to_owned())]
         );
+    }
+
+    /// The places where a field of tomorrow may stand: a path, and the tags and lengths that lead
+    /// there from the outside in.
+    const PLACES: [(&str, &[u8]); 8] = [
+        ("", &[]),
+        (".rules[0]", &[5]),
+        (".rules[0].clauses[0]", &[5, 1]),
+        (".rules[0].clauses[0].matches[0]", &[5, 1, 2]),
+        (
+            ".rules[0].clauses[0].matches[0].not_principals[0]",
+            &[5, 1, 2, 4],
+        ),
+        (
+            ".rules[0].clauses[0].matches[0].principals[0].presence",
+            &[5, 1, 2, 3, 4],
+        ),
+        (
+            ".rules[0].clauses[0].matches[0].source_ips[0]",
+            &[5, 1, 2, 5],
+        ),
+        (
+            ".rules[0].clauses[0].matches[0].not_service_accounts[0]",
+            &[5, 1, 2, 12],
+        ),
+    ];
+
+    #[test]
+    fn a_field_that_we_do_not_know_is_named_wherever_it_stands() {
+        for (path, way) in PLACES {
+            // Field 99 with the varint 1, wrapped in one message after the other.
+            let mut body = vec![0x98, 0x06, 0x01];
+            for number in way.iter().rev() {
+                let length = u8::try_from(body.len()).expect("few bytes");
+                body = [&[number << 3 | 2, length], &*body].concat();
+            }
+            let why = known_fields(&body).expect_err(path);
+            let want = format!("authorization{path}: field 99 is not understood");
+            assert_eq!(why, want);
+        }
+        let why = known_fields(&[0x2a, 0x02, 0x0a]).expect_err("it is cut off");
+        assert_eq!(why, "authorization.rules[0]: it is cut off");
+    }
+
+    #[test]
+    fn what_we_encode_has_only_fields_that_we_know() {
+        use prost::Message;
+        for (change, _) in WRONG_MATCHES {
+            let mut one = proto::Match {
+                namespaces: text(MatchType::Presence(())),
+                principals: text(MatchType::Exact("a".into())),
+                not_service_accounts: account("a", "b"),
+                ..proto::Match::default()
+            };
+            change(&mut one);
+            let body = with(one).encode_to_vec();
+            assert_eq!(known_fields(&body), Ok(()));
+        }
     }
 
     /// A change of something good, and what is wrong with it then.

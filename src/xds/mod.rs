@@ -9,4 +9,6 @@ pub mod file;
 mod names;
 pub mod store;
 pub mod stream;
+mod unknown;
 pub mod wds;
+mod words;

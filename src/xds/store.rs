@@ -12,11 +12,12 @@ use prost::Message;
 
 use super::client::{Resource, Resources};
 use super::names::normal_hostname;
+use super::words::Words;
 use super::{authorization, wds};
 use crate::grpc::{security, workload as proto};
-use crate::snapshot::ExportSet;
 use crate::snapshot::authorization::{Policy, Scope};
-use crate::snapshot::mesh::{Mesh, Service, Workload};
+use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
+use crate::snapshot::{ExportSet, Policies, Shards};
 
 /// The type of services and workloads.
 pub const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
@@ -26,13 +27,26 @@ pub const AUTHORIZATION: &str = "type.googleapis.com/istio.security.Authorizatio
 /// The type of clusters, of which only the names are read: under Istio they are the export set.
 pub const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 
+/// The largest body of one resource: Kubernetes takes objects of 1.5 MiB.
+const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// Endpoints of all workloads: each of their ports for each of their services, of some 40 bytes.
+const ENDPOINTS_MAX: usize = 4_000_000;
+/// Matches of all policies, of some 300 bytes.
+const MATCHES_MAX: usize = 1_000_000;
+
 /// What discovery has told, by the names of the resources.
 #[derive(Debug, Default)]
 pub struct Store {
-    services: BTreeMap<String, Arc<Service>>,
-    workloads: BTreeMap<String, Arc<Workload>>,
-    policies: BTreeMap<String, Arc<Policy>>,
+    services: Shards<Arc<str>, Arc<Service>>,
+    workloads: Shards<Arc<str>, Arc<Workload>>,
+    policies: BTreeMap<Arc<str>, Arc<Policy>>,
+    /// How much they are, for the limits.
+    endpoints: usize,
+    matches: usize,
+    words: Words,
     changed: bool,
+    policies_changed: bool,
+    policies_told: bool,
     /// The hostnames and ports of clusters that export a service.
     exports: BTreeSet<(String, u16)>,
     exports_changed: bool,
@@ -54,13 +68,26 @@ impl Store {
         mem::take(&mut self.exports_changed).then(|| exports().collect())
     }
 
-    /// The mesh, each part in the order of the resources' names.
+    /// The policies, if they have changed since this was called last.
+    pub fn take_policies(&mut self) -> Option<Policies> {
+        mem::take(&mut self.policies_changed).then(|| self.policies())
+    }
+
+    /// The policies.
+    pub fn policies(&self) -> Policies {
+        self.policies.values().cloned().collect()
+    }
+
+    /// The control plane has told its policies, be it that there is none.
+    pub fn told_policies(&mut self) {
+        self.policies_changed |= !mem::replace(&mut self.policies_told, true);
+    }
+
+    /// The mesh.
     pub fn mesh(&self) -> Mesh {
         Mesh {
-            services: self.services.values().cloned().collect(),
-            workloads: self.workloads.values().cloned().collect(),
-            policies: self.policies.len(),
-            authorization: self.policies.values().cloned().collect(),
+            services: self.services.clone(),
+            workloads: self.workloads.clone(),
             hbone_only: true,
         }
     }
@@ -76,35 +103,82 @@ impl Store {
         match address.r#type {
             Some(proto::address::Type::Workload(from)) => {
                 is_named(resource, "workload.uid", &from.uid)?;
-                let workload = wds::workload(from)?;
-                self.changed |= self.services.remove(&resource.name).is_some();
-                self.changed |= put(&mut self.workloads, &resource.name, workload);
+                let workload = wds::workload(from, &mut self.words)?;
+                self.put_workload(resource, workload)?;
             }
             Some(proto::address::Type::Service(from)) => {
                 let name = format!("{}/{}", from.namespace, from.hostname);
                 let service = wds::service(from)?;
                 is_named(resource, "service.hostname", &name)?;
-                self.changed |= self.workloads.remove(&resource.name).is_some();
-                self.changed |= put(&mut self.services, &resource.name, service);
+                self.remove_workload(&resource.name);
+                let old = self.services.get(&resource.name);
+                if old.is_none_or(|old| **old != service) {
+                    let name = Arc::clone(&resource.name);
+                    self.services.insert(name, Arc::new(service));
+                    self.changed = true;
+                }
             }
             None => return Err("address.type: neither workload nor service".to_owned()),
         }
         Ok(())
     }
 
+    fn put_workload(&mut self, resource: &Resource, mut workload: Workload) -> Result<(), String> {
+        workload.uid = Arc::clone(&resource.name);
+        let old = self.workloads.get(&workload.uid);
+        if old.is_some_and(|old| **old == workload) {
+            return Ok(());
+        }
+        let count = |workload: &Workload| workload.services.values().map(Ports::len).sum::<usize>();
+        let others = self.endpoints - old.map_or(0, |old| count(old));
+        let all = others + count(&workload);
+        if all > ENDPOINTS_MAX && all > self.endpoints {
+            return Err(format!(
+                "workload.services: {all} endpoints with these, and at most {ENDPOINTS_MAX} are \
+                 taken"
+            ));
+        }
+        self.endpoints = all;
+        self.services.remove(&workload.uid);
+        self.workloads
+            .insert(Arc::clone(&workload.uid), Arc::new(workload));
+        self.changed = true;
+        Ok(())
+    }
+
+    fn remove_workload(&mut self, name: &str) {
+        if let Some(old) = self.workloads.remove(name) {
+            self.endpoints -= old.services.values().map(Ports::len).sum::<usize>();
+            self.changed = true;
+        }
+    }
+
     /// A policy that cannot be read and has no last good version is known by what stands in for
     /// it, which refuses all that it covers: everything, where not even that can be read.
     fn upsert_policy(&mut self, resource: &Resource) -> Result<(), String> {
         let message = decode::<security::Authorization>(AUTHORIZATION, resource);
-        let covers = message.as_ref().ok().map(|message| {
+        // Under another name than its own, nobody can say what selects it.
+        let own = |message: &security::Authorization| {
+            format!("{}/{}", message.namespace, message.name) == *resource.name
+        };
+        let covers = message.as_ref().ok().filter(|message| own(message));
+        let covers = covers.map(|message| {
             let scope = authorization::scope(message.scope).unwrap_or(Scope::Global);
             (scope, message.dry_run)
         });
         let policy = message.and_then(|message| {
             let name = format!("{}/{}", message.namespace, message.name);
+            authorization::known_fields(resource.body.as_deref().unwrap_or_default())?;
             let policy = authorization::policy(message)?;
             is_named(resource, "authorization.name", &name)?;
-            Ok(policy)
+            let matches = self.matches + policy.matches_held();
+            match matches > MATCHES_MAX {
+                true => Err(format!(
+                    "authorization.rules: {matches} matches with these, and at most {MATCHES_MAX} \
+                     are taken"
+                )),
+                false => Ok(policy),
+            }
         });
         let has_good = || {
             let known = self.policies.get(&resource.name);
@@ -114,15 +188,28 @@ impl Store {
             Ok(policy) => (policy, Ok(())),
             Err(why) if has_good() => return Err(why),
             Err(why) => {
-                let (namespace, name) = resource.name.split_once('/').unwrap_or_default();
                 let (scope, dry_run) = covers.unwrap_or((Scope::Global, false));
-                let (namespace, name) = (namespace.to_owned(), name.to_owned());
-                let stand_in = Policy::unreadable(namespace, name, scope, dry_run);
-                (stand_in, Err(why))
+                (stand_in(&resource.name, scope, dry_run), Err(why))
             }
         };
-        self.changed |= put(&mut self.policies, &resource.name, policy);
+        self.put_policy(&resource.name, Some(policy));
         result
+    }
+
+    /// Puts a policy in, or takes it out.
+    fn put_policy(&mut self, name: &str, policy: Option<Policy>) {
+        let old = self.policies.remove(name);
+        let new = policy.map(|new| match &old {
+            Some(old) if **old == new => Arc::clone(old),
+            _ => Arc::new(new),
+        });
+        let [before, after] =
+            [&old, &new].map(|one| one.as_deref().map_or(0, Policy::matches_held));
+        self.matches = self.matches - before + after;
+        if old.as_ref().map(Arc::as_ptr) != new.as_ref().map(Arc::as_ptr) {
+            self.policies_changed = true;
+        }
+        self.policies.extend(new.map(|new| (name.into(), new)));
     }
 }
 
@@ -141,20 +228,36 @@ impl Resources for Store {
         }
     }
 
+    /// A policy that was sent without a body, say, covers nobody knows what.
+    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
+        if type_url == AUTHORIZATION && !self.policies.contains_key(name) {
+            let policy = stand_in(name, Scope::Global, false);
+            self.put_policy(name, Some(policy));
+        }
+        self.has_stand_in(type_url, name)
+    }
+
     fn remove(&mut self, type_url: &'static str, name: &str) {
         if type_url == CLUSTER {
             let export = exported(name);
             self.exports_changed |= export.is_some_and(|export| self.exports.remove(&export));
             return;
         }
-        self.changed |= match type_url {
+        match type_url {
             ADDRESS => {
-                self.workloads.remove(name).is_some() || self.services.remove(name).is_some()
+                self.remove_workload(name);
+                self.changed |= self.services.remove(name).is_some();
             }
-            AUTHORIZATION => self.policies.remove(name).is_some(),
-            _ => false,
-        };
+            AUTHORIZATION => self.put_policy(name, None),
+            _ => {}
+        }
     }
+}
+
+/// What refuses all that a policy of this name would cover.
+fn stand_in(name: &str, scope: Scope, dry_run: bool) -> Policy {
+    let (namespace, name) = name.split_once('/').unwrap_or(("", name));
+    Policy::unreadable(namespace.to_owned(), name.to_owned(), scope, dry_run)
 }
 
 /// What a cluster exports by its name, `inbound-vip|PORT|tcp|HOST` (contract 2.5).
@@ -173,25 +276,22 @@ fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, 
         return Err(format!("resource.type_url: {got}, want `{wanted}`"));
     }
     let body = resource.body.clone().ok_or("resource: missing")?;
+    if body.len() > BODY_BYTES_MAX {
+        let bytes = body.len();
+        return Err(format!(
+            "resource: {bytes} bytes, and at most {BODY_BYTES_MAX} are taken"
+        ));
+    }
     T::decode(body).map_err(|error| error.to_string())
 }
 
 /// A resource is removed by its name, so the name has to be that of what is in it.
 fn is_named(resource: &Resource, field: &str, name: &str) -> Result<(), String> {
-    if resource.name == name {
+    if *resource.name == *name {
         return Ok(());
     }
     let (name, own) = (wds::shown(name), wds::shown(&resource.name));
     Err(format!("{field}: {name} is named {own}"))
-}
-
-/// Puts a resource in; says whether that made a difference.
-fn put<T: PartialEq>(map: &mut BTreeMap<String, Arc<T>>, name: &str, value: T) -> bool {
-    if map.get(name).is_some_and(|old| **old == value) {
-        return false;
-    }
-    map.insert(name.to_owned(), Arc::new(value));
-    true
 }
 
 #[cfg(test)]
@@ -264,7 +364,8 @@ mod tests {
     }
 
     fn uids(mesh: &Mesh) -> Vec<&str> {
-        mesh.workloads.iter().map(|one| one.uid.as_str()).collect()
+        let workloads = mesh.workloads.sorted().into_iter();
+        workloads.map(|one| &*one.uid).collect()
     }
 
     #[test]
@@ -276,16 +377,16 @@ mod tests {
         }
         let mesh = store.take_change().unwrap();
         assert_eq!(uids(&mesh), ["a", "b"]);
-        assert_eq!(mesh.services[0].hostname, "echo.app");
+        assert_eq!(&*mesh.services.sorted()[0].hostname, "echo.app");
         assert!(mesh.hbone_only);
         store.upsert(ADDRESS, &workload("a", "")).unwrap();
         store.remove(ADDRESS, "c");
         assert_eq!(store.take_change(), None, "nothing is different");
         store.upsert(ADDRESS, &workload("a", "n")).unwrap();
         let next = store.take_change().unwrap();
-        assert_eq!(next.workloads[0].node, "n");
+        assert_eq!(&*next.workloads.sorted()[0].node, "n");
         assert!(
-            Arc::ptr_eq(&next.workloads[1], &mesh.workloads[1]),
+            Arc::ptr_eq(next.workloads.sorted()[1], mesh.workloads.sorted()[1]),
             "shared"
         );
     }
@@ -298,15 +399,20 @@ mod tests {
         store.upsert(ADDRESS, &service("other", true)).unwrap();
         store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap();
         let mesh = store.take_change().unwrap();
-        let sizes = (mesh.workloads.len(), mesh.services.len(), mesh.policies);
-        assert_eq!(sizes, (1, 2, 1));
+        let sizes = (mesh.workloads.len(), mesh.services.len());
+        assert_eq!((sizes, store.take_policies().unwrap().len()), ((1, 2), 1));
         store.remove(ADDRESS, "a");
         assert!(store.take_change().unwrap().workloads.is_empty());
         store.remove(ADDRESS, "app/Echo.app");
         let mesh = store.take_change().unwrap();
-        assert_eq!(mesh.services[0].namespace, "other");
+        assert_eq!(&*mesh.services.sorted()[0].namespace, "other");
         store.remove(AUTHORIZATION, "app/p");
-        assert!(store.take_change().unwrap().authorization.is_empty());
+        assert!(store.take_policies().unwrap().is_empty());
+        assert_eq!(
+            store.take_change(),
+            None,
+            "policies are no part of the mesh"
+        );
     }
 
     #[test]
@@ -372,7 +478,7 @@ mod tests {
         let why = store.upsert("x", &workload("a", "")).unwrap_err();
         assert_eq!(why, "resources of type x are not kept here");
         assert_eq!(store.take_change(), None);
-        assert_eq!(store.mesh().workloads[0].node, "good");
+        assert_eq!(&*store.mesh().workloads.sorted()[0].node, "good");
     }
 
     #[test]
@@ -381,8 +487,9 @@ mod tests {
         let mut store = Store::default();
         let mut judge = |one: &Resource| {
             let result = store.upsert(AUTHORIZATION, one);
-            let mesh = store.mesh();
-            (result.is_ok(), Policy::clone(&mesh.authorization[0]))
+            let policies = store.policies();
+            let policy = policies.iter().next().unwrap();
+            (result.is_ok(), Policy::clone(policy))
         };
         let broken = Resource {
             body: Some(vec![0xff].into()),
@@ -400,8 +507,64 @@ mod tests {
             assert_eq!(stands_in.action, Action::Deny);
             assert_eq!((&*stands_in.namespace, &*stands_in.name), ("app", "p"));
         }
+        let another = Resource {
+            name: "app/other".into(),
+            ..policy(NAMESPACE, 80)
+        };
+        assert!(store.upsert(AUTHORIZATION, &another).is_err());
+        let stands_in = &store.policies["app/other"];
+        assert_eq!(
+            stands_in.scope,
+            Scope::Global,
+            "nobody knows what selects it"
+        );
+        store.remove(AUTHORIZATION, "app/other");
+        let mut judge = |one: &Resource| {
+            let result = store.upsert(AUTHORIZATION, one);
+            (result.is_ok(), Policy::clone(&store.policies["app/p"]))
+        };
         let (is_good, first) = judge(&policy(NAMESPACE, 80));
         assert!(is_good && !first.unreadable);
         assert_eq!(judge(&broken), (false, first), "the last good one stays");
+    }
+    #[test]
+    fn what_the_machine_rejects_itself_is_stood_in_for_if_it_is_a_policy() {
+        let mut store = Store::default();
+        assert!(!store.rejected(ADDRESS, "a") && store.take_policies().is_none());
+        assert!(store.rejected(AUTHORIZATION, "app/p"));
+        let policy = Policy::clone(&store.policies["app/p"]);
+        assert!(policy.unreadable && policy.scope == Scope::Global && !policy.dry_run);
+        assert_eq!(store.take_policies().unwrap().len(), 1);
+        store.upsert(AUTHORIZATION, &self::policy(1, 80)).unwrap();
+        assert!(
+            !store.rejected(AUTHORIZATION, "app/p"),
+            "the good one stays"
+        );
+        assert!(!store.policies["app/p"].unreadable);
+    }
+
+    #[test]
+    fn a_field_of_tomorrow_makes_a_policy_unreadable() {
+        let good = policy(1, 80);
+        let body = good.body.unwrap();
+        let newer = Resource {
+            body: Some([&*body, &[0x98, 0x06, 0x01]].concat().into()),
+            ..policy(1, 80)
+        };
+        let mut store = Store::default();
+        let why = store.upsert(AUTHORIZATION, &newer).unwrap_err();
+        assert_eq!(why, "authorization: field 99 is not understood");
+        let policy = &store.policies["app/p"];
+        assert!(policy.unreadable && policy.scope == Scope::Namespace);
+    }
+
+    #[test]
+    fn policies_are_told_once_though_there_is_none() {
+        let mut store = Store::default();
+        assert!(store.take_policies().is_none());
+        store.told_policies();
+        assert!(store.take_policies().unwrap().is_empty());
+        store.told_policies();
+        assert!(store.take_policies().is_none());
     }
 }

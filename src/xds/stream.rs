@@ -1,16 +1,16 @@
 //! The gRPC stream under the delta ADS machine: connect, talk, publish, wait, connect again.
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status as GrpcStatus, Streaming};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use super::cache::{Cache, Recorder};
 use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
@@ -31,9 +31,10 @@ const MESSAGE_BYTES_MAX: usize = 200 * 1024 * 1024;
 const REQUESTS_MAX: usize = 16;
 /// The time for the server to take the call, and each request.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
-/// Messages that follow each other within this time make one snapshot,
-const QUIET: Duration = Duration::from_millis(5);
-/// and those of no more than so many.
+/// The time from one snapshot to the next while changes keep coming. One that comes alone does
+/// not wait.
+const SNAPSHOTS_APART: Duration = Duration::from_millis(5);
+/// Messages that make one snapshot, at most.
 const MESSAGES_MAX: usize = 64;
 /// A nonce or a type longer than this is no word.
 const WORD_BYTES_MAX: usize = 1024;
@@ -57,6 +58,10 @@ pub struct Pod {
     pub cluster: String,
     /// The network that its endpoints are in.
     pub network: String,
+    /// The Gateway that it is of, by its label; empty if that is not known.
+    pub gateway: String,
+    /// The version of Istio whose dialect we speak.
+    pub istio_version: String,
 }
 
 /// Everything that the stream needs, and where it tells what it learns.
@@ -64,6 +69,8 @@ pub struct Pod {
 pub struct Istio {
     /// Where and how.
     pub plane: ControlPlane,
+    /// Where the last good state is kept.
+    pub cache: Option<PathBuf>,
     /// Who asks.
     pub pod: Pod,
     /// Where snapshots go.
@@ -101,9 +108,9 @@ impl From<GrpcStatus> for Ended {
 }
 
 /// Keeps the mesh as the control plane tells it. Runs for ever; what was told stays in force while
-/// the control plane is away.
+/// the control plane is away. It decodes and builds where it runs: on a thread of its own.
 pub async fn run(istio: Istio) {
-    let (mut client, mut store) = istio.start().await;
+    let (mut client, mut store) = istio.start();
     loop {
         let Ended { end, why } = istio.stream(&mut client, &mut store).await;
         let wait = client.disconnected(end);
@@ -124,8 +131,8 @@ fn client() -> Client {
 
 impl Istio {
     /// What there is before the first stream: the cached state, published, or nothing.
-    async fn start(&self) -> (Client, Recorder) {
-        let Some(file) = self.plane.cache.clone() else {
+    fn start(&self) -> (Client, Recorder) {
+        let Some(file) = self.cache.clone() else {
             return (client(), Recorder::default());
         };
         let cache = Cache {
@@ -133,18 +140,12 @@ impl Istio {
             cluster: self.pod.cluster.clone(),
             network: self.pod.network.clone(),
         };
-        let restore = move || {
-            let mut client = client();
-            let store = Recorder::restore(cache, &mut client);
-            (client, store)
-        };
-        let Ok((client, mut store)) = tokio::task::spawn_blocking(restore).await else {
-            // It fails only where the process ends.
-            return (client(), Recorder::default());
-        };
+        let mut client = client();
+        let mut store = Recorder::restore(cache, &mut client);
         tokio::spawn(store.writer());
         if let Some(notice) = store.restored().map(ToOwned::to_owned) {
-            self.update(&mut store).await;
+            store.store.told_policies();
+            self.update(&mut store);
             store.save();
             self.status.set_reload(What::Mesh, Err(notice));
             self.status.ready(self.pending);
@@ -183,33 +184,30 @@ impl Istio {
             self.send(&requests, request).await?;
         }
         let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
-        if let Some(token) = channel::authorization(&self.plane).await? {
-            call.metadata_mut().insert("authorization", token);
-        }
-        if let Ok(cluster) = self.pod.cluster.parse() {
-            call.metadata_mut().insert("clusterid", cluster);
-        }
+        channel::introduce(&self.plane, &self.pod.cluster, &mut call).await?;
         let late = || GrpcStatus::deadline_exceeded("the call was not answered in time");
         let called = timeout(CALL_DEADLINE, service.delta_aggregated_resources(call)).await;
         let mut responses = called.map_err(|_| late())??.into_inner();
         info!(address = %self.plane.address, "connected to the control plane");
+        let mut next = Instant::now();
         while let Some(response) = responses.message().await? {
             let row = self
-                .row(response, &mut responses, &requests, (client, store))
+                .row((response, next), &mut responses, &requests, (client, store))
                 .await;
             // What was accepted is published though the stream has broken: the version that we
             // will claim says that it is in force.
-            self.publish(client, store).await;
+            self.publish(client, store);
+            next = Instant::now() + SNAPSHOTS_APART;
             row?;
             *useful = true;
         }
         Ok(())
     }
 
-    /// Takes a message and those that follow at once.
+    /// Takes a message, and those that are there already or come before the next snapshot is due.
     async fn row(
         &self,
-        first: DeltaDiscoveryResponse,
+        (first, due): (DeltaDiscoveryResponse, Instant),
         responses: &mut Streaming<DeltaDiscoveryResponse>,
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
         (client, store): (&mut Client, &mut Recorder),
@@ -225,7 +223,7 @@ impl Istio {
             }
             count += 1;
             if count < MESSAGES_MAX {
-                next = soon(responses).await?;
+                next = before(due, responses).await?;
             }
         }
         Ok(())
@@ -249,8 +247,11 @@ impl Istio {
     }
 
     /// Publishes what has changed, and tells people and the probe where things stand.
-    async fn publish(&self, client: &Client, store: &mut Recorder) {
-        self.update(store).await;
+    fn publish(&self, client: &Client, store: &mut Recorder) {
+        if client.pending().all(|type_url| type_url != AUTHORIZATION) {
+            store.store.told_policies();
+        }
+        self.update(store);
         let rejected = client
             .rejected()
             .map(|(_, name, why, _)| format!("{name}: {why}"));
@@ -273,22 +274,18 @@ impl Istio {
     }
 
     /// Makes what has changed the next snapshot.
-    async fn update(&self, store: &mut Recorder) {
+    fn update(&self, store: &mut Recorder) {
         let network: Arc<str> = self.pod.network.as_str().into();
         let change = Change {
             mesh: store.store.take_change().map(|mesh| (mesh, network)),
             exports: store.store.take_exports(),
+            policies: store.store.take_policies(),
             ..Change::default()
         };
-        if change.mesh.is_none() && change.exports.is_none() {
+        if change.mesh.is_none() && change.exports.is_none() && change.policies.is_none() {
             return;
         }
-        let publisher = Arc::clone(&self.publisher);
-        // A large mesh takes its time, and admin pages live on this thread.
-        let built = tokio::task::spawn_blocking(move || publisher.update(change));
-        if let Err(error) = built.await {
-            error!(%error, "a change of the mesh could not be built; the next one may bring it");
-        }
+        self.publisher.update(change);
     }
 
     fn message(&self, request: Request) -> DeltaDiscoveryRequest {
@@ -308,11 +305,12 @@ impl Istio {
     }
 }
 
-/// The next message, if it comes at once.
-async fn soon(
+/// The next message, if it is there already or comes before `due`.
+async fn before(
+    due: Instant,
     responses: &mut Streaming<DeltaDiscoveryResponse>,
 ) -> Result<Option<DeltaDiscoveryResponse>, GrpcStatus> {
-    match timeout(QUIET, responses.message()).await {
+    match timeout_at(due, responses.message()).await {
         // The end of the stream is told again by the next call.
         Ok(message) => message,
         Err(_) => Ok(None),
@@ -327,8 +325,8 @@ impl From<DeltaDiscoveryResponse> for Response {
                 None => (String::new(), None),
             };
             Resource {
-                name: resource.name,
-                version: resource.version,
+                name: resource.name.into(),
+                version: resource.version.into(),
                 aliases: resource.aliases,
                 body,
                 body_type,
@@ -355,8 +353,11 @@ impl Pod {
         } = self;
         let labels = [
             ("gateway.istio.io/managed", "istio.io-eastwest-controller"),
-            ("topology.istio.io/network", &self.network),
+            ("topology.istio.io/network", &*self.network),
         ];
+        let gateway = ("gateway.networking.k8s.io/gateway-name", &*self.gateway);
+        let labels = labels.into_iter().chain([gateway]);
+        let labels = labels.filter(|(_, value)| !value.is_empty());
         let labels = labels.map(|(key, value)| (key.to_owned(), text(value)));
         let fields = [
             ("NAME", text(name)),
@@ -366,6 +367,7 @@ impl Pod {
             ("NETWORK", text(&self.network)),
             ("REQUESTED_NETWORK_VIEW", text(&self.network)),
             ("INSTANCE_IPS", text(ip)),
+            ("ISTIO_VERSION", text(&self.istio_version)),
             ("LABELS", value(Kind::StructValue(fields_of(labels)))),
         ];
         Node {
@@ -380,9 +382,9 @@ impl Pod {
     }
 }
 
-fn fields_of<const N: usize>(fields: [(String, Value); N]) -> Struct {
+fn fields_of(fields: impl IntoIterator<Item = (String, Value)>) -> Struct {
     Struct {
-        fields: BTreeMap::from(fields),
+        fields: fields.into_iter().collect(),
     }
 }
 

@@ -178,6 +178,25 @@ fn tls_listeners_that_lead_nowhere_are_warned_of() {
 }
 
 #[test]
+fn a_certificate_that_will_be_issued_is_not_asked_for() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        write(folder.path(), "mesh.yaml", GOOD_MESH);
+        let files = "  kind: files\n  chain: certs/gateway.crt\n  key: certs/gateway.key\n  \
+                     roots: certs/root.crt\n";
+        assert!(GOOD.contains(files));
+        // Nobody is there.
+        let authority = "  kind: istio-ca\n  address: \"127.0.0.1:1\"\n  roots: certs/root.crt\n";
+        for issued in [authority, "  kind: spiffe\n"] {
+            write(folder.path(), "strait.yaml", &GOOD.replace(files, issued));
+            let checked = check(folder.path()).await;
+            assert_eq!(checked.code, Some(0), "{checked:?}");
+            assert_eq!(checked.stderr, "");
+        }
+    });
+}
+
+#[test]
 fn wrong_usage_exits_2_and_a_file_that_is_not_there_1_with_its_name() {
     run(async {
         let folder = tempfile::tempdir().expect("a folder");

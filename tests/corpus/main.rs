@@ -135,6 +135,11 @@ mod replay {
     }
 
     #[test]
+    fn answers_of_an_authority() {
+        replay("ca_answer", targets::ca_answer, 2000);
+    }
+
+    #[test]
     fn connections() {
         replay("http2", targets::http2, 50);
     }

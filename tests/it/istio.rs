@@ -23,7 +23,7 @@ pub fn bytes(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-fn ports() -> Vec<Port> {
+pub fn ports() -> Vec<Port> {
     vec![Port {
         service_port: 80,
         target_port: 8080,
@@ -72,7 +72,7 @@ pub fn gateway(net: Net, name: &str) -> Gateway {
     spawn(&Settings::new(net, identities()), name)
 }
 
-fn spawn(settings: &Settings<'_>, name: &str) -> Gateway {
+pub fn spawn(settings: &Settings<'_>, name: &str) -> Gateway {
     spawn_with(settings, name, |_| {})
 }
 

@@ -286,8 +286,8 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
                 roots,
                 token: Some(token),
                 san: Some(NAME.to_owned()),
-                cache: None,
             },
+            cache: None,
             pod: Pod {
                 name: "strait".into(),
                 namespace: "istio-system".into(),
@@ -295,6 +295,8 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
                 service_account: "strait".into(),
                 cluster: "east".into(),
                 network: "east".into(),
+                gateway: String::new(),
+                istio_version: "1.31.0".into(),
             },
             publisher,
             status: Arc::clone(&status),
@@ -332,7 +334,8 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
         assert_eq!(status.list_pending(), [""; 0], "ready throughout");
         let snapshot = reader.load();
         assert_eq!(snapshot.version, before.0);
-        assert_eq!(snapshot.services[HOSTNAME].ports[&80].endpoints.len(), 1);
+        let service = snapshot.services.get(HOSTNAME).expect("the service");
+        assert_eq!(service.ports[&80].endpoints.len(), 1);
 
         counts.abort();
         let _ = counts.await;

@@ -15,6 +15,8 @@ mod balance;
 #[cfg(test)]
 mod budget;
 #[cfg(test)]
+mod certificates;
+#[cfg(test)]
 mod clusters;
 #[cfg(test)]
 mod drain;
@@ -39,6 +41,8 @@ mod oracle;
 #[cfg(test)]
 mod passthrough;
 #[cfg(test)]
+mod policy;
+#[cfg(test)]
 mod reload;
 #[cfg(test)]
 mod reload_under_load;
@@ -50,3 +54,5 @@ mod start;
 mod starved;
 #[cfg(test)]
 mod tls;
+#[cfg(test)]
+mod waypoint;

@@ -15,6 +15,7 @@ const STAGES: &[&str] = &[
     "route",
     "policy",
     "balance",
+    "authorize",
     "dial",
     "copy",
 ];

@@ -1,4 +1,4 @@
-//! Stage 9: both directions of a tunnel, with exact TCP semantics.
+//! Stage 10: both directions of a tunnel, with exact TCP semantics.
 //!
 //! END_STREAM becomes FIN and FIN becomes END_STREAM, each direction by itself; a reset on one
 //! side becomes a reset on the other. Back-pressure runs end to end: the peer's window is given

@@ -1,4 +1,4 @@
-//! Stages 5 to 9 as one function: from a target to the end of its tunnel.
+//! Stages 5 to 10 as one function: from a target to the end of its tunnel.
 
 pub mod raw;
 
@@ -22,12 +22,17 @@ use super::dial::{self, BUDGET, Upstream};
 use super::identity::Peer;
 use super::tunnel::{Requested, Target, Tunnel};
 use super::window::{OpenStream, StreamWindow};
-use super::{Gateway, balance, copy, linger, policy, route};
+use super::{Gateway, authorize, balance, copy, linger, policy, route};
 
 /// An endpoint that resets a tunnel this early, without having sent a byte, counts as failed.
 const EARLY: Duration = Duration::from_secs(1);
 /// Tunnels that lost their right end within this time, not all at once.
 const REVOKE_JITTER: Duration = Duration::from_secs(1);
+
+/// Endpoints whose policies may refuse one tunnel before it is refused. Policies are of a service
+/// as a rule and then refuse it at each, so more tries would only be work that a peer can cause;
+/// where they are of some endpoints, as of a canary, others are likely to be found.
+const REFUSALS_MAX: usize = 3;
 
 /// A CONNECT whose headers were read, with all that forwarding it takes.
 #[derive(Debug)]
@@ -85,7 +90,8 @@ fn answer(
     } = *asked;
     let answered = match reached {
         Ok(upstream) => {
-            record.connected(describe(&upstream.endpoint), &upstream.endpoint.workload);
+            let endpoint = upstream.right.endpoint();
+            record.connected(describe(endpoint), &endpoint.workload);
             requested.accept().map(|tunnel| (upstream, tunnel))
         }
         Err(reason) => {
@@ -126,12 +132,12 @@ async fn reach(asked: &mut Asked, target: Result<Target, Reason>) -> Result<Upst
     }
     let permit = {
         let snapshot = gateway.reader.load();
-        let route = route::run(&snapshot, target?)?;
+        let route = route::run(&snapshot, peer, target?)?;
         record.routed(named(route.service()));
         policy::run(&snapshot, peer, route)?
     };
     tokio::select! {
-        upstream = connect(gateway, permit, record) => upstream,
+        upstream = connect(gateway, peer, permit, record) => upstream,
         reason = requested.cancelled() => Err(reason),
         () = gateway.lifecycle.closing() => Err(Reason::DrainDeadline),
     }
@@ -140,18 +146,33 @@ async fn reach(asked: &mut Asked, target: Result<Target, Reason>) -> Result<Upst
 /// Picks and dials until an endpoint answers, none is left, or the budget is used up.
 async fn connect(
     gateway: &Gateway,
+    peer: &Peer,
     mut permit: policy::Permit,
     record: &mut Record,
 ) -> Result<Upstream, Reason> {
     let deadline = Instant::now() + BUDGET;
-    let mut tried = Vec::new();
-    let mut reason = Reason::NoEndpoint;
+    let (mut tried, mut refused) = (Vec::new(), 0);
+    let mut reason = permit.route().without_endpoint();
     while Instant::now() < deadline {
         let Ok(pick) = balance::pick(permit, &tried) else {
             break;
         };
+        let authorized = match authorize::run(gateway, peer, pick) {
+            Ok(authorized) => authorized,
+            Err((pick, why)) => {
+                reason = Reason::PolicyDenied;
+                record.detail(why);
+                refused += 1;
+                if refused == REFUSALS_MAX {
+                    break;
+                }
+                tried.push(Arc::clone(pick.endpoint()));
+                permit = pick.into_permit();
+                continue;
+            }
+        };
         let started = Instant::now();
-        let failed = match dial::run(pick, gateway, deadline).await {
+        let failed = match dial::run(authorized, gateway, deadline).await {
             Ok(upstream) => {
                 gateway.metrics.dialled(started.elapsed());
                 return Ok(upstream);
@@ -262,7 +283,9 @@ async fn revoked(
 ) {
     while generation.changed().await.is_ok() {
         let snapshot = gateway.reader.load();
-        if policy::still_allowed(&snapshot, peer, right).is_err() {
+        if policy::still_allowed(&snapshot, peer, right).is_err()
+            || authorize::still_allowed(&snapshot, gateway, peer, right).is_err()
+        {
             drop(snapshot);
             return Box::pin(sleep(REVOKE_JITTER.mul_f64(fastrand::f64()))).await;
         }
@@ -277,9 +300,13 @@ async fn revoked(
 fn judge_endpoint(gateway: &Gateway, upstream: &Upstream, outcome: &Outcome, early: bool) {
     let left = matches!(outcome.ended, Err(Reason::UpstreamReset)) || outcome.endpoint_left_first;
     if early && left {
-        balance::failed(&upstream.siblings, &upstream.endpoint, &gateway.metrics);
+        balance::failed(
+            &upstream.siblings,
+            upstream.right.endpoint(),
+            &gateway.metrics,
+        );
     } else if !early && !matches!(outcome.ended, Err(Reason::UpstreamReset)) {
-        upstream.endpoint.state.restore(Instant::now());
+        upstream.right.endpoint().state.restore(Instant::now());
     }
 }
 

@@ -1,4 +1,4 @@
-//! Stages 5 to 9 for a connection of a TLS listener, which is one tunnel.
+//! Stages 5 to 10 for a connection of a TLS listener, which is one tunnel.
 
 use std::future::poll_fn;
 use std::io;
@@ -84,7 +84,8 @@ async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
             return None;
         }
     };
-    record.connected(describe(&upstream.endpoint), &upstream.endpoint.workload);
+    let endpoint = upstream.right.endpoint();
+    record.connected(describe(endpoint), &endpoint.workload);
     let account = gateway.budget.account();
     Some(Box::new(Open {
         gateway,
@@ -124,7 +125,7 @@ async fn reach(arrived: &mut Arrived) -> Result<Upstream, Reason> {
         }
     };
     tokio::select! {
-        upstream = connect(gateway, permit, record) => upstream,
+        upstream = connect(gateway, peer, permit, record) => upstream,
         // Only a reset: a peer that has sent FIN may still wait for the answer.
         _ = stream.ready(Interest::ERROR) => Err(Reason::DownstreamReset),
         () = gateway.lifecycle.closing() => Err(Reason::DrainDeadline),

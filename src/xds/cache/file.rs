@@ -50,21 +50,39 @@ pub(super) struct Entry {
     pub(super) version: String,
     #[prost(bytes = "bytes", tag = "4")]
     pub(super) body: bytes::Bytes,
-    #[prost(string, repeated, tag = "5")]
-    pub(super) aliases: Vec<String>,
 }
 
 impl Entry {
-    /// As it stands in the file.
+    /// As it stands in the file, but for its length.
     pub(super) fn encode(&self) -> Arc<[u8]> {
-        self.encode_length_delimited_to_vec().into()
+        self.encode_to_vec().into()
     }
 }
 
+/// An entry whose type and name are kept apart from the rest of it.
+pub(super) type Split = (&'static str, Arc<str>, Arc<[u8]>);
+
+/// The length of an entry with its first fields; the rest of it follows.
+fn first((type_url, name, rest): &Split) -> Vec<u8> {
+    let first = Entry {
+        type_url: (*type_url).to_owned(),
+        name: name.to_string(),
+        ..Entry::default()
+    };
+    let mut bytes = Vec::new();
+    // Writing to a vector cannot fail.
+    let _ = prost::encode_length_delimiter(first.encoded_len() + rest.len(), &mut bytes);
+    bytes.extend(first.encode_to_vec());
+    bytes
+}
+
 /// Puts a new file in the place of the old one, which stays as it is if that fails.
-pub(super) fn write(path: &Path, header: &Header, entries: &[Arc<[u8]>]) -> io::Result<()> {
+pub(super) fn write(path: &Path, header: &Header, entries: &[Split]) -> io::Result<()> {
     let header = header.encode_length_delimited_to_vec();
-    let length = header.len() + entries.iter().map(|entry| entry.len()).sum::<usize>();
+    let lengths = entries
+        .iter()
+        .map(|split| first(split).len() + split.2.len());
+    let length = header.len() + lengths.sum::<usize>();
     if length > FILE_BYTES_MAX - HEAD_BYTES - DIGEST_BYTES {
         return Err(ErrorKind::FileTooLarge.into());
     }
@@ -75,8 +93,8 @@ pub(super) fn write(path: &Path, header: &Header, entries: &[Arc<[u8]>]) -> io::
         return Err(error);
     }
     let head = head(length);
-    let parts = entries.iter().map(|entry| &**entry);
-    let parts = [&*head, &*header].into_iter().chain(parts);
+    let parts = entries.iter().map(|split| (first(split), &*split.2));
+    let parts = [(head, &*header)].into_iter().chain(parts);
     let written = fill(&new, parts).and_then(|()| fs::rename(&new, path));
     if written.is_err() {
         // What is left of it would only be in the way, and the next write removes it anyway.
@@ -95,7 +113,7 @@ fn beside(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn fill<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
+fn fill<'a>(path: &Path, parts: impl Iterator<Item = (Vec<u8>, &'a [u8])>) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let file = options
         .write(true)
@@ -104,9 +122,11 @@ fn fill<'a>(path: &Path, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()
         .open(path)?;
     let mut file = BufWriter::with_capacity(256 * 1024, file);
     let mut context = Context::new(&SHA256);
-    for part in parts {
-        context.update(part);
-        file.write_all(part)?;
+    for (first, rest) in parts {
+        for part in [&*first, rest] {
+            context.update(part);
+            file.write_all(part)?;
+        }
     }
     file.write_all(context.finish().as_ref())?;
     file.into_inner()?.sync_all()

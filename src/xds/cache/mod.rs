@@ -55,10 +55,10 @@ struct Kept {
     told: Notify,
 }
 
-/// By type and name, each resource as it stands in the file.
+/// By type and name, each resource but for these two as it stands in the file.
 #[derive(Debug, Default)]
 struct State {
-    entries: BTreeMap<&'static str, BTreeMap<Box<str>, Arc<[u8]>>>,
+    entries: BTreeMap<&'static str, BTreeMap<Arc<str>, Arc<[u8]>>>,
     changed: bool,
 }
 
@@ -131,22 +131,22 @@ impl Recorder {
             return false;
         };
         let resource = Resource {
-            name: entry.name,
-            version: entry.version,
-            aliases: entry.aliases,
+            name: entry.name.into(),
+            version: entry.version.into(),
+            aliases: Vec::new(),
             body: Some(entry.body),
             body_type: entry.type_url,
         };
-        let name = &resource.name;
+        let name = Arc::clone(&resource.name);
         let version = match self.upsert(type_url, &resource) {
-            Ok(()) => &resource.version,
+            Ok(()) => Arc::clone(&resource.version),
             // It is to be sent again, or to be said to be gone.
-            Err(_) if self.store.has_stand_in(type_url, name) => "",
+            Err(_) if self.store.has_stand_in(type_url, &name) => Arc::default(),
             Err(_) => return false,
         };
-        let holds = client.restore(type_url, name, version);
+        let holds = client.restore(type_url, Arc::clone(&name), version);
         if !holds {
-            self.remove(type_url, name);
+            self.remove(type_url, &name);
         }
         holds
     }
@@ -191,6 +191,23 @@ impl Resources for Recorder {
         result
     }
 
+    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
+        let stands_in = self.store.rejected(type_url, name);
+        if let Some(kept) = &self.kept
+            && stands_in
+            && !kept.has(type_url, name)
+        {
+            // Nothing of it is known, so that nothing of it is read after a restart either.
+            let unreadable = Resource {
+                name: name.into(),
+                body_type: type_url.to_owned(),
+                ..Resource::default()
+            };
+            kept.put(type_url, &unreadable);
+        }
+        stands_in
+    }
+
     fn remove(&mut self, type_url: &'static str, name: &str) {
         self.store.remove(type_url, name);
         if let Some(kept) = &self.kept {
@@ -202,6 +219,12 @@ impl Resources for Recorder {
 }
 
 impl Kept {
+    fn has(&self, type_url: &'static str, name: &str) -> bool {
+        let state = self.state();
+        let entries = state.entries.get(type_url);
+        entries.is_some_and(|entries| entries.contains_key(name))
+    }
+
     fn put(&self, type_url: &'static str, resource: &Resource) {
         let body = match type_url {
             // Nobody reads it, and it is large.
@@ -209,11 +232,9 @@ impl Kept {
             _ => resource.body.clone().unwrap_or_default(),
         };
         let entry = Entry {
-            type_url: type_url.to_owned(),
-            name: resource.name.clone(),
-            version: resource.version.clone(),
+            version: resource.version.to_string(),
             body,
-            aliases: resource.aliases.clone(),
+            ..Entry::default()
         };
         let entry = entry.encode();
         let state = &mut *self.state();
@@ -221,7 +242,7 @@ impl Kept {
         match entries.get_mut(&*resource.name) {
             Some(old) if *old == entry => return,
             Some(old) => *old = entry,
-            None => drop(entries.insert(resource.name.as_str().into(), entry)),
+            None => drop(entries.insert(Arc::clone(&resource.name), entry)),
         }
         state.changed = true;
     }
@@ -256,8 +277,11 @@ impl Kept {
             if !std::mem::take(&mut state.changed) {
                 return Ok(());
             }
-            let entries = state.entries.values().flat_map(BTreeMap::values);
-            entries.cloned().collect()
+            let entries = state.entries.iter();
+            let entries = entries.flat_map(|(of, entries)| entries.iter().map(move |it| (*of, it)));
+            let entries =
+                entries.map(|(of, (name, rest))| (of, Arc::clone(name), Arc::clone(rest)));
+            entries.collect()
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let header = Header {

@@ -33,8 +33,8 @@ pub(super) struct Known {
 /// What is kept of an accepted resource.
 #[derive(Clone, Debug)]
 struct Held {
-    version: Box<str>,
-    aliases: Vec<Arc<str>>,
+    version: Arc<str>,
+    aliases: Box<[Arc<str>]>,
     /// Bytes of the body, which others keep in another form.
     body: usize,
 }
@@ -105,7 +105,7 @@ impl Known {
         let mut nack = Nack::default();
         for (name, (version, reason)) in &contradictions {
             nack.add(name, reason);
-            self.rejected.put(name, version, reason);
+            self.reject(name, version, reason, usage, resources);
         }
         // Removals first: an address may go from a resource that is removed to one that is new.
         for name in &response.removed {
@@ -123,7 +123,7 @@ impl Known {
                 Ok(()) => self.rejected.clear(name),
                 Err(reason) => {
                     nack.add(name, &reason);
-                    self.rejected.put(name, &resource.version, &reason);
+                    self.reject(name, &resource.version, &reason, usage, resources);
                 }
             }
         }
@@ -165,27 +165,43 @@ impl Known {
         Ok(())
     }
 
+    /// Notes a rejection, and holds without a version what stands in for what was rejected. Beyond
+    /// the limits nothing does.
+    fn reject(
+        &mut self,
+        name: &str,
+        version: &str,
+        reason: &str,
+        usage: &mut Usage,
+        resources: &mut impl Resources,
+    ) {
+        self.rejected.put(name, version, reason);
+        let type_url = self.subscription.type_url;
+        if has_use(name).is_err() || self.held.contains_key(name) {
+            return;
+        }
+        if resources.rejected(type_url, name) {
+            match usage.put(None, cost(name, "", std::iter::empty())) {
+                Ok(()) => self.hold(&name.into(), &Arc::default(), &BTreeSet::new(), 0),
+                Err(_) => resources.remove(type_url, name),
+            }
+        }
+    }
+
     /// Holds a resource, in place of what was held under its name.
-    fn hold(&mut self, name: &str, version: &str, aliases: &BTreeSet<&str>, body: usize) {
+    fn hold(&mut self, name: &Arc<str>, version: &Arc<str>, aliases: &BTreeSet<&str>, body: usize) {
         let aliases = aliases.iter().map(|&alias| Arc::from(alias)).collect();
         let held = Held {
-            version: version.into(),
+            version: Arc::clone(version),
             aliases,
             body,
         };
-        let name = match self.held.get_key_value(name) {
-            Some((name, _)) => Arc::clone(name),
-            None => Arc::from(name),
-        };
         let new = held.aliases.clone();
-        if let Some(old) = self.held.insert(Arc::clone(&name), held) {
-            self.disown(&name, &old);
+        if let Some(old) = self.held.insert(Arc::clone(name), held) {
+            self.disown(name, &old);
         }
         for alias in new {
-            self.owners
-                .entry(alias)
-                .or_default()
-                .push(Arc::clone(&name));
+            self.owners.entry(alias).or_default().push(Arc::clone(name));
         }
     }
 
@@ -253,12 +269,17 @@ impl Known {
     /// Whether somebody wants this resource, by name or by alias.
     fn is_wanted(&self, name: &str) -> bool {
         let held = self.held.get(name);
-        let mut aliases = held.into_iter().flat_map(|held| &held.aliases);
+        let mut aliases = held.into_iter().flat_map(|held| held.aliases.iter());
         self.wanted.contains(name) || aliases.any(|alias| self.wanted.contains(alias))
     }
 
     /// Holds what was accepted by another run; says whether there was room.
-    pub(super) fn restore(&mut self, name: &str, version: &str, usage: &mut Usage) -> bool {
+    pub(super) fn restore(
+        &mut self,
+        name: &Arc<str>,
+        version: &Arc<str>,
+        usage: &mut Usage,
+    ) -> bool {
         let old = self.held.get(name).map(|held| held.cost(name));
         let new = cost(name, version, std::iter::empty());
         if has_use(name).is_err() || usage.put(old, new).is_err() {

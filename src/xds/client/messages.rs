@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -81,10 +82,10 @@ impl Request {
 /// A resource as the server sent it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resource {
-    /// Unique within its type.
-    pub name: String,
+    /// Unique within its type. Shared with whoever keeps it.
+    pub name: Arc<str>,
     /// The server's word for this state of it. It means nothing to us.
-    pub version: String,
+    pub version: Arc<str>,
     /// Further names that it may be wanted by.
     pub aliases: Vec<String>,
     /// Not decoded yet; `None` if the message had no body.
@@ -115,6 +116,11 @@ pub trait Resources {
     /// that was taken before stays in force.
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String>;
 
-    /// A resource that was taken before is gone.
+    /// A resource was rejected, by us or by `upsert`, and nothing of it is held. Says whether
+    /// something stands in for it all the same. It is then held without a version: the server has
+    /// to send it again or to say that it is gone, and `remove` will be called.
+    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool;
+
+    /// A resource that was taken before is gone, or one that something stands in for.
     fn remove(&mut self, type_url: &'static str, name: &str);
 }

@@ -17,6 +17,7 @@ mod tests;
 mod usage;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use self::backoff::Backoff;
@@ -139,9 +140,15 @@ impl Client {
     /// Holds what another run accepted, in which version: to be called before the first stream for
     /// each resource that was read from the disk. Says whether it is held; what is not has no place
     /// in the `Resources` either. A resource of an on-demand type is wanted by this name.
-    pub fn restore(&mut self, type_url: &str, name: &str, version: &str) -> bool {
+    pub fn restore(
+        &mut self,
+        type_url: &str,
+        name: impl Into<Arc<str>>,
+        version: impl Into<Arc<str>>,
+    ) -> bool {
+        let (name, version) = (name.into(), version.into());
         find(&mut self.known, type_url)
-            .is_some_and(|known| known.restore(name, version, &mut self.usage))
+            .is_some_and(|known| known.restore(&name, &version, &mut self.usage))
     }
 
     /// Whether each wildcard type had a response that was accepted as a whole, on any stream.

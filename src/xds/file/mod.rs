@@ -18,25 +18,23 @@ use super::names::{normal_hostname, service_key};
 use crate::config::fields::{Fields, Value};
 use crate::config::yaml::Document;
 use crate::config::{Findings, Report};
-use crate::snapshot::mesh::{Locality, Mesh, Protocol, Service, Workload};
+use crate::snapshot::Policies;
+use crate::snapshot::mesh::{Locality, Mesh, Ports, Protocol, Service, Sorted, Workload};
 
 /// A service or workload and where it stands in the file.
 type Placed<'a, T> = (T, Value<'a>);
 
-/// Service port to target port.
-type Ports = BTreeMap<u16, u16>;
-
-/// Reads and checks a mesh file.
-pub fn load(path: &Path) -> Result<Mesh, Findings> {
+/// Reads and checks a mesh file: the mesh and its authorization policies.
+pub fn load(path: &Path) -> Result<(Mesh, Policies), Findings> {
     mesh(&Document::load(path)?)
 }
 
 /// Reads and checks a text that would stand in the file `path`.
-pub fn parse(path: &Path, text: &str) -> Result<Mesh, Findings> {
+pub fn parse(path: &Path, text: &str) -> Result<(Mesh, Policies), Findings> {
     mesh(&Document::parse(path, text)?)
 }
 
-fn mesh(document: &Document) -> Result<Mesh, Findings> {
+fn mesh(document: &Document) -> Result<(Mesh, Policies), Findings> {
     let report = Report::new(&document.file);
     // An empty file is more often one that is being written than a mesh without services.
     let mesh = Fields::of_document(document, &report, "workloads: []").map(read);
@@ -48,7 +46,7 @@ fn mesh(document: &Document) -> Result<Mesh, Findings> {
 }
 
 /// Every part is read before any is given up, so that each reports its findings.
-fn read(mut top: Fields<'_>) -> Mesh {
+fn read(mut top: Fields<'_>) -> (Mesh, Policies) {
     let workloads = items(&mut top, "workloads");
     let services = items(&mut top, "services");
     let policies = items(&mut top, "policies");
@@ -60,15 +58,11 @@ fn read(mut top: Fields<'_>) -> Mesh {
     vips_are_unique(&services);
     let (workloads, claims): (Vec<_>, Vec<_>) = workloads.into_iter().map(workload).unzip();
     services_are_known(claims.iter().flatten(), &services, &declared);
-    Mesh {
-        services: services
-            .into_iter()
-            .map(|(service, _)| Arc::new(service))
-            .collect(),
-        workloads: workloads.into_iter().flatten().map(Arc::new).collect(),
-        policies: policies.into_iter().filter_map(policies::policy).count(),
-        ..Mesh::default()
-    }
+    let policies = policies.into_iter().filter_map(policies::policy);
+    let policies = policies.map(Arc::new).collect();
+    let services = services.into_iter().map(|(service, _)| service);
+    let mesh = Mesh::new(services, workloads.into_iter().flatten());
+    (mesh, policies)
 }
 
 fn items<'a>(top: &mut Fields<'a>, key: &'static str) -> Vec<Value<'a>> {
@@ -94,7 +88,7 @@ fn workload(value: Value<'_>) -> (Option<Workload>, Vec<Claim<'_>>) {
 
 fn workload_fields(
     fields: &mut Fields<'_>,
-    services: Option<BTreeMap<String, Ports>>,
+    services: Option<Sorted<Arc<str>, Ports>>,
 ) -> Option<Workload> {
     let uid = fields
         .need("uid", "\"east//Pod/app/echo-1\"")
@@ -133,16 +127,16 @@ fn workload_fields(
     });
     let policies = policies_and_passed_over(fields);
     Some(Workload {
-        uid: uid?.to_owned(),
-        name: name?.to_owned(),
-        namespace: namespace?,
+        uid: uid?.into(),
+        name: name?.into(),
+        namespace: namespace?.into(),
         service_account: service_account?,
         trust_domain: trust_domain?,
         cluster: cluster?,
         network: network?,
         node: node?,
         hostname: hostname?,
-        addresses: addresses?,
+        addresses: addresses?.into(),
         protocol: protocol?,
         healthy: healthy?,
         capacity: capacity?,
@@ -152,15 +146,15 @@ fn workload_fields(
         canonical_name: canonical_name?,
         canonical_revision: canonical_revision?,
         host_network: host_network?,
-        network_gateway: gateway?,
-        policies: policies?,
+        network_gateway: gateway?.map(Box::new),
+        policies: policies?.into(),
         services: services?,
     })
 }
 
 /// The policies that select a workload, among keys that must be well formed, but that a gateway
 /// has no use for.
-fn policies_and_passed_over(fields: &mut Fields<'_>) -> Option<Vec<String>> {
+fn policies_and_passed_over(fields: &mut Fields<'_>) -> Option<Vec<Arc<str>>> {
     fields
         .get("waypoint")
         .map(|v| gateways::address(v, "workloads[].waypoint"));
@@ -168,7 +162,7 @@ fn policies_and_passed_over(fields: &mut Fields<'_>) -> Option<Vec<String>> {
     let policies = fields
         .get("authorizationPolicies")
         .map_or(Some(Vec::new()), |list| {
-            all(list, |name| name.text().map(str::to_owned))
+            all(list, |name| name.text().map(Arc::from))
         });
     if let Some(mut tunnel) = fields
         .get("applicationTunnel")
@@ -187,7 +181,7 @@ fn policies_and_passed_over(fields: &mut Fields<'_>) -> Option<Vec<String>> {
 fn claimed_services<'a>(
     value: Value<'a>,
     claims: &mut Vec<Claim<'a>>,
-) -> Option<BTreeMap<String, Ports>> {
+) -> Option<Sorted<Arc<str>, Ports>> {
     if !value.is_map() {
         value.error(
             "is not a map",
@@ -226,7 +220,10 @@ fn claimed_services<'a>(
             good = false;
         }
     }
-    good.then_some(services)
+    let services = services
+        .into_iter()
+        .map(|(key, ports): (String, Ports)| (key.into(), ports));
+    good.then(|| services.collect())
 }
 
 /// Service ports, each with its target port and the place of that. A target below `target_min`
@@ -299,9 +296,9 @@ fn service(value: Value<'_>) -> Option<Service> {
         .map(|(port, (target, _))| (port, target))
         .collect();
     Some(Service {
-        name: name?,
-        namespace: namespace?,
-        hostname: hostname?,
+        name: name?.into(),
+        namespace: namespace?.into(),
+        hostname: hostname?.into(),
         vips: vips?,
         ports,
         subject_alt_names: sans?,
@@ -329,9 +326,9 @@ fn locality(value: Value<'_>) -> Option<Locality> {
 }
 
 /// Text for which, as in WDS, empty means the same as absent.
-fn text_or(fields: &mut Fields<'_>, key: &'static str, default: &str) -> Option<String> {
+fn text_or(fields: &mut Fields<'_>, key: &'static str, default: &str) -> Option<Arc<str>> {
     let text = fields.get(key).map_or(Some(""), Value::text_or_empty)?;
-    Some(if text.is_empty() { default } else { text }.to_owned())
+    Some(if text.is_empty() { default } else { text }.into())
 }
 
 fn choice_or<T: Copy>(

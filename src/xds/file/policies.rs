@@ -3,73 +3,133 @@
 use ipnet::IpNet;
 
 use super::{all, segment};
-use crate::config::fields::Value;
+use crate::config::fields::{Fields, Value};
+use crate::snapshot::authorization::{
+    Action, Clause, Condition, Match, Policy, Rule, Scope, StringMatch,
+};
 
-/// A policy is checked for its form only: nothing enforces it yet.
-pub(super) fn policy(value: Value<'_>) -> Option<()> {
+/// Reads a policy. Of `rules[][][]` the outer list are the rules, then clauses, then matches.
+pub(super) fn policy(value: Value<'_>) -> Option<Policy> {
     let mut fields = value.fields("policies[]")?;
-    fields.need("name", "allow-shop").and_then(segment);
-    fields.need("namespace", "app").and_then(segment);
-    let scopes = ["Global", "Namespace", "WorkloadSelector"].map(|s| (s, ()));
-    fields.need("scope", "Namespace").map(|v| v.choice(&scopes));
-    fields
-        .need("action", "Allow")
-        .map(|v| v.choice(&[("Allow", ()), ("Deny", ())]));
-    if let Some(rules) = fields.need("rules", "[[[{namespaces: [{Exact: shop}]}]]]") {
-        let matches = rules.items().flat_map(Value::items).flat_map(Value::items);
-        matches.for_each(policy_match);
-    }
-    fields.get("dryRun").map(Value::flag);
+    let name = fields.need("name", "allow-shop").and_then(segment);
+    let namespace = fields.need("namespace", "app").and_then(segment);
+    let scopes = [
+        ("Global", Scope::Global),
+        ("Namespace", Scope::Namespace),
+        ("WorkloadSelector", Scope::Selected),
+    ];
+    let scope = fields.need("scope", "Namespace");
+    let scope = scope.and_then(|value| value.choice(&scopes));
+    let actions = [("Allow", Action::Allow), ("Deny", Action::Deny)];
+    let action = fields.need("action", "Allow");
+    let action = action.and_then(|value| value.choice(&actions));
+    let rules = fields
+        .need("rules", "[[[{namespaces: [{Exact: shop}]}]]]")
+        .and_then(|list| all(list, rule));
+    let dry_run = fields.get("dryRun").map_or(Some(false), Value::flag);
     fields.finish();
-    Some(())
+    Some(Policy {
+        name: name?,
+        namespace: namespace?,
+        scope: scope?,
+        action: action?,
+        rules: rules?,
+        dry_run: dry_run?,
+        unreadable: false,
+    })
 }
 
-fn policy_match(value: Value<'_>) {
-    let Some(mut fields) = value.fields("policies[].rules[][][]") else {
-        return;
+fn rule(value: Value<'_>) -> Option<Rule> {
+    let clauses = all(value, |value| {
+        let matches = all(value, one_match)?;
+        Some(Clause { matches })
+    })?;
+    Some(Rule { clauses })
+}
+
+fn one_match(value: Value<'_>) -> Option<Match> {
+    let mut fields = value.fields("policies[].rules[][][]")?;
+    let namespaces = condition(&mut fields, "namespaces", "notNamespaces", string_match);
+    let principals = condition(&mut fields, "principals", "notPrincipals", string_match);
+    let accounts = condition(
+        &mut fields,
+        "serviceAccounts",
+        "notServiceAccounts",
+        account,
+    );
+    let sources = condition(&mut fields, "sourceIps", "notSourceIps", network);
+    let destinations = condition(&mut fields, "destinationIps", "notDestinationIps", network);
+    let (any, none) = ("destinationPorts", "notDestinationPorts");
+    let ports = condition(&mut fields, any, none, Value::port);
+    fields.finish();
+    Some(Match {
+        namespaces: namespaces?,
+        principals: principals?,
+        service_accounts: accounts?,
+        source_ips: sources?,
+        destination_ips: destinations?,
+        destination_ports: ports?,
+    })
+}
+
+/// Two lists about one attribute; that of a key which is left out is empty.
+fn condition<'a, T>(
+    fields: &mut Fields<'a>,
+    any: &'static str,
+    none: &'static str,
+    read: impl Fn(Value<'a>) -> Option<T>,
+) -> Option<Condition<T>> {
+    let mut list = |key| {
+        let list = fields.get(key);
+        list.map_or(Some(Vec::new()), |list| all(list, &read))
     };
-    for key in ["namespaces", "notNamespaces", "principals", "notPrincipals"] {
-        fields.get(key).map(|list| all(list, string_match));
-    }
-    for key in ["serviceAccounts", "notServiceAccounts"] {
-        fields.get(key).map(|list| all(list, account_match));
-    }
-    for key in [
-        "sourceIps",
-        "notSourceIps",
-        "destinationIps",
-        "notDestinationIps",
-    ] {
-        let network = |text: &str| text.parse::<IpNet>().ok();
-        let wanted = "a network in CIDR form, such as `10.0.0.0/8`";
-        fields
-            .get(key)
-            .map(|list| all(list, |v| v.parsed(wanted, network)));
-    }
-    for key in ["destinationPorts", "notDestinationPorts"] {
-        fields.get(key).map(|list| all(list, Value::port));
-    }
-    fields.finish();
+    let (any, none) = (list(any), list(none));
+    Some(Condition {
+        any: any?,
+        none: none?,
+    })
 }
 
-/// `{Exact: x}`, or `!Exact x`, of which the parser leaves `x`.
-fn string_match(value: Value<'_>) -> Option<()> {
-    if !value.is_map() {
-        return value.text().map(drop);
-    }
-    let mut fields = value.fields("policies[].rules[][][].StringMatch")?;
-    for key in ["Exact", "Prefix", "Suffix"] {
-        fields.get(key).map(Value::text);
-    }
-    fields.get("Presence");
-    fields.finish();
-    Some(())
+fn network(value: Value<'_>) -> Option<IpNet> {
+    let wanted = "a network in CIDR form, such as `10.0.0.0/8`";
+    value.parsed(wanted, |text| text.parse().ok())
 }
 
-fn account_match(value: Value<'_>) -> Option<()> {
+/// `{Exact: x}`. The parser leaves nothing of a tag such as `!Prefix`, so that a text alone could
+/// mean any of them.
+fn string_match(value: Value<'_>) -> Option<StringMatch> {
+    let place = "policies[].rules[][][].StringMatch";
+    let mut fields = value.fields(place)?;
+    let mut text = |key, of: fn(String) -> StringMatch| {
+        let value = fields.get(key)?;
+        Some(value.text().map(|text| of(text.to_owned())))
+    };
+    let found = [
+        text("Exact", StringMatch::Exact),
+        text("Prefix", StringMatch::Prefix),
+        text("Suffix", StringMatch::Suffix),
+        fields.get("Presence").map(|_| Some(StringMatch::Presence)),
+    ];
+    fields.finish();
+    let mut found = found.into_iter().flatten();
+    match (found.next(), found.next()) {
+        (Some(one), None) => one,
+        _ => {
+            value.error(
+                "has not one way to compare",
+                "`{Exact: shop}`, or one of `Prefix`, `Suffix` and `Presence`",
+            );
+            None
+        }
+    }
+}
+
+fn account(value: Value<'_>) -> Option<(String, String)> {
     let mut fields = value.fields("policies[].rules[][][].serviceAccounts[]")?;
-    fields.need("namespace", "shop").map(Value::text);
-    fields.need("serviceAccount", "checkout").map(Value::text);
+    let namespace = fields.need("namespace", "shop").and_then(Value::text);
+    let name = fields
+        .need("serviceAccount", "checkout")
+        .and_then(Value::text);
     fields.finish();
-    Some(())
+    Some((namespace?.to_owned(), name?.to_owned()))
 }

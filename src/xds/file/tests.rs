@@ -6,10 +6,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::{Config, Discovery};
+use crate::snapshot::authorization::{self, StringMatch};
 use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Waypoint};
 
 fn read(text: &str) -> Result<Mesh, String> {
-    parse(Path::new("m.yaml"), text).map_err(|findings| findings.to_string())
+    let parsed = parse(Path::new("m.yaml"), text);
+    let parsed = parsed.map_err(|findings| findings.to_string());
+    parsed.map(|(mesh, _)| mesh)
 }
 
 /// The findings about a mesh, without the file's name.
@@ -40,20 +43,20 @@ fn service_with(keys: &str) -> String {
 #[test]
 fn what_is_left_out_has_the_default_of_the_contract() {
     let mesh = read(&workload_with("")).unwrap();
-    let workload = &mesh.workloads[0];
+    let workload = &mesh.workloads.sorted()[0];
     let want = Workload {
-        uid: "u".to_owned(),
-        namespace: "a".to_owned(),
-        service_account: "default".to_owned(),
-        trust_domain: "cluster.local".to_owned(),
-        cluster: "Kubernetes".to_owned(),
-        addresses: vec![IpAddr::from([10, 0, 0, 1])],
+        uid: "u".into(),
+        namespace: "a".into(),
+        service_account: "default".into(),
+        trust_domain: "cluster.local".into(),
+        cluster: "Kubernetes".into(),
+        addresses: [IpAddr::from([10, 0, 0, 1])].into(),
         healthy: true,
         capacity: 1,
         ..Workload::default()
     };
-    assert_eq!(**workload, want);
-    assert_eq!(mesh.services[0].ports, BTreeMap::from([(80, 0)]));
+    assert_eq!(***workload, want);
+    assert_eq!(mesh.services.sorted()[0].ports, BTreeMap::from([(80, 0)]));
 }
 
 const EVERY_KEY: &str = r#"
@@ -104,35 +107,35 @@ policies:
   scope: Namespace
   action: Deny
   rules: [[[{notPrincipals: [{Presence: []}], destinationPorts: [80], sourceIps: [10.0.0.0/8],
-    serviceAccounts: [{namespace: a, serviceAccount: b}]}], [{namespaces: [!Exact x]}]]]
+    serviceAccounts: [{namespace: a, serviceAccount: b}]}], [{namespaces: [{Exact: x}]}]]]
   dryRun: true
 "#;
 
 #[test]
 fn every_key_of_the_shape_is_read() {
     let mesh = read(EVERY_KEY).unwrap();
-    let (workload, service) = (&mesh.workloads[0], &mesh.services[0]);
+    let (workload, service) = (&mesh.workloads.sorted()[0], &mesh.services.sorted()[0]);
     assert_eq!(workload.addresses[0].to_string(), "10.0.0.1");
-    let ports = BTreeMap::from([(80, 8080), (81, 8081)]);
+    let ports = [(80, 8080), (81, 8081)].into();
+    assert_eq!(workload.services, [("a/b.c".into(), ports)].into());
     assert_eq!(
-        workload.services,
-        BTreeMap::from([("a/b.c".to_owned(), ports)])
-    );
-    assert_eq!(
-        (workload.service_account.as_str(), workload.capacity),
+        (&*workload.service_account, workload.capacity),
         ("default", 0)
     );
     assert_eq!(workload.protocol, Protocol::Hbone);
-    assert_eq!(workload.canonical_revision, "1.10");
+    assert_eq!(&*workload.canonical_revision, "1.10");
     assert!(workload.host_network && !workload.healthy);
     let gateway = |name: &str| GatewayAddress {
         place: Place::Name(name.to_owned()),
         port: 15008,
     };
-    assert_eq!(workload.network_gateway, Some(gateway("a/gw.c")));
-    assert_eq!(workload.policies, ["a/p"]);
-    assert_eq!(workload.locality.subzone, "s");
-    assert_eq!(service.hostname, "b.c");
+    assert_eq!(
+        workload.network_gateway.as_deref(),
+        Some(&gateway("a/gw.c"))
+    );
+    assert_eq!(*workload.policies, ["a/p".into()]);
+    assert_eq!(&*workload.locality.subzone, "s");
+    assert_eq!(&*service.hostname, "b.c");
     assert_eq!(
         service.vips[1],
         (String::new(), "2001:db8::2".parse().unwrap())
@@ -145,10 +148,45 @@ fn every_key_of_the_shape_is_read() {
     assert!(service.allow_unhealthy && service.passthrough && !service.strict);
     assert_eq!(service.preferences, [], "this mode has none");
     let failover = read(&EVERY_KEY.replace("mode: Passthrough", "mode: Failover")).unwrap();
-    let preferences = &failover.services[0].preferences;
+    let preferences = &failover.services.sorted()[0].preferences;
     assert_eq!(*preferences, [Scope::Network, Scope::Region]);
     assert!(service.canonical && service.private);
-    assert_eq!(mesh.policies, 1);
+}
+
+#[test]
+fn policies_of_the_file_are_those_of_the_control_plane() {
+    let (_, policies) = parse(Path::new("m.yaml"), EVERY_KEY).unwrap();
+    let policy = policies.iter().next().unwrap();
+    assert_eq!((policies.len(), policy.full_name().as_str()), (1, "a/p"));
+    assert_eq!(policy.scope, authorization::Scope::Namespace);
+    assert_eq!(policy.action, authorization::Action::Deny);
+    assert!(policy.dry_run && !policy.unreadable);
+    let [rule] = &*policy.rules else {
+        panic!("{policy:?}");
+    };
+    let [first, second] = &*rule.clauses else {
+        panic!("{policy:?}");
+    };
+    let one = &first.matches[0];
+    assert_eq!(one.principals.none, [StringMatch::Presence]);
+    assert_eq!(one.destination_ports.any, [80]);
+    assert_eq!(one.source_ips.any[0].to_string(), "10.0.0.0/8");
+    assert_eq!(one.service_accounts.any, [("a".to_owned(), "b".to_owned())]);
+    let exact = StringMatch::Exact("x".to_owned());
+    assert_eq!(second.matches[0].namespaces.any, [exact]);
+}
+
+#[test]
+fn a_text_without_a_way_to_compare_is_refused() {
+    for text in ["x", "!Prefix x", "{Exact: x, Prefix: y}", "{}"] {
+        let text = format!("namespaces: [{{Exact: x}}]|namespaces: [{text}]");
+        let (from, to) = text.split_once('|').unwrap();
+        let refusal = refusal(&EVERY_KEY.replace(from, to));
+        assert!(
+            refusal.contains("StringMatch") || refusal.contains("namespaces"),
+            "{refusal}"
+        );
+    }
 }
 
 #[test]
@@ -244,7 +282,7 @@ fn of_two_services_with_one_hostname_the_canonical_one_wins() {
     let both = |a: String, b: String| format!("services:\n{a}{b}");
     let mesh = read(&both(entry("a", 80, false), entry("a", 81, true))).unwrap();
     assert_eq!(mesh.services.len(), 1);
-    assert!(mesh.services[0].ports.contains_key(&81));
+    assert!(mesh.services.sorted()[0].ports.contains_key(&81));
     let mesh = read(&both(entry("a", 80, true), entry("other", 80, false))).unwrap();
     assert_eq!(mesh.services.len(), 2);
     for canonical in [false, true] {
@@ -418,16 +456,17 @@ fn the_examples_for_a_laptop_load() {
     let Discovery::File { path } = config.discovery else {
         panic!("a mesh file, and not {:?}", config.discovery);
     };
-    let mesh = load(&path).unwrap();
+    let (mesh, _) = load(&path).unwrap();
     assert_eq!(
         mesh.workloads
+            .sorted()
             .iter()
             .map(|w| w.capacity)
             .collect::<Vec<_>>(),
         [1, 3]
     );
     assert_eq!(
-        mesh.services[0].hostname,
+        *mesh.services.sorted()[0].hostname,
         config.exposure.services[0].service.host
     );
 }

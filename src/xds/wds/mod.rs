@@ -25,15 +25,26 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::names::{normal_hostname, service_key};
+use super::words::Words;
 use crate::grpc::workload as proto;
 use crate::grpc::workload::gateway_address::Destination;
 use crate::grpc::workload::load_balancing;
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{
-    GatewayAddress, Locality, Place, Protocol, Scope, Service, Waypoint, Workload,
+    GatewayAddress, Locality, Place, Ports, Protocol, Scope, Service, Sorted, Waypoint, Workload,
 };
+
+/// Ports of a service, and of a workload for each of its services.
+const PORTS_MAX: usize = 1024;
+/// Services of a workload.
+const SERVICES_MAX: usize = 1024;
+/// Virtual addresses of a service.
+const VIPS_MAX: usize = 1024;
+/// Addresses of a workload.
+const ADDRESSES_MAX: usize = 64;
 
 /// Reads a service.
 pub fn service(from: proto::Service) -> Result<Service, String> {
@@ -55,9 +66,9 @@ pub fn service(from: proto::Service) -> Result<Service, String> {
         Vec::new()
     };
     Ok(Service {
-        name: from.name,
-        namespace,
-        hostname,
+        name: from.name.into(),
+        namespace: namespace.into(),
+        hostname: hostname.into(),
         vips: vips(from.addresses)?,
         ports,
         subject_alt_names: from.subject_alt_names,
@@ -74,6 +85,7 @@ pub fn service(from: proto::Service) -> Result<Service, String> {
 
 /// Virtual addresses. Ranges are passed over: an authority is looked up by its address.
 fn vips(from: Vec<proto::NetworkAddress>) -> Result<Vec<(String, IpAddr)>, String> {
+    few("service.addresses", from.len(), VIPS_MAX)?;
     let mut vips = Vec::with_capacity(from.len());
     for (index, one) in from.into_iter().enumerate() {
         let at = |why| format!("service.addresses[{index}].{why}");
@@ -135,13 +147,14 @@ fn preferences(from: &[i32]) -> Vec<Scope> {
     from.iter().map_while(known).collect()
 }
 
-/// Reads a workload.
-pub fn workload(from: proto::Workload) -> Result<Workload, String> {
+/// Reads a workload; what it has in common with others it shares.
+pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workload, String> {
     if from.uid.is_empty() {
         return Err("workload.uid: empty".to_owned());
     }
     let namespace =
         namespace(from.namespace).map_err(|why| format!("workload.namespace: {why}"))?;
+    few("workload.addresses", from.addresses.len(), ADDRESSES_MAX)?;
     let mut addresses = Vec::with_capacity(from.addresses.len());
     for (index, bytes) in from.addresses.iter().enumerate() {
         addresses.push(ip(bytes).map_err(|why| format!("workload.addresses[{index}]: {why}"))?);
@@ -154,49 +167,74 @@ pub fn workload(from: proto::Workload) -> Result<Workload, String> {
     if let Some(tunnel) = from.application_tunnel {
         number(tunnel.port, 0).map_err(|why| format!("workload.application_tunnel.port: {why}"))?;
     }
+    let network_gateway = gateway("network_gateway", from.network_gateway)?;
+    let services = services(from.services, words)?;
+    let mut or = |text: &str, default| words.share(if text.is_empty() { default } else { text });
     Ok(Workload {
-        uid: from.uid,
-        name: from.name,
-        namespace,
-        service_account: or(from.service_account, "default"),
-        trust_domain: or(from.trust_domain, "cluster.local"),
-        cluster: or(from.cluster_id, "Kubernetes"),
-        network: from.network,
-        node: from.node,
-        hostname: from.hostname,
-        addresses,
+        uid: from.uid.into(),
+        name: from.name.into(),
+        namespace: or(&namespace, ""),
+        service_account: or(&from.service_account, "default"),
+        trust_domain: or(&from.trust_domain, "cluster.local"),
+        cluster: or(&from.cluster_id, "Kubernetes"),
+        network: or(&from.network, ""),
+        node: or(&from.node, ""),
+        hostname: or(&from.hostname, ""),
+        addresses: addresses.into(),
         protocol: protocol(from.tunnel_protocol),
         healthy: from.status == i32::from(proto::WorkloadStatus::Healthy),
         capacity: from.capacity.unwrap_or(1),
-        locality: from.locality.map(locality).unwrap_or_default(),
-        workload_name: from.workload_name,
-        workload_type: workload_type(from.workload_type).to_owned(),
-        canonical_name: from.canonical_name,
-        canonical_revision: from.canonical_revision,
+        workload_name: or(&from.workload_name, ""),
+        workload_type: or(workload_type(from.workload_type), ""),
+        canonical_name: or(&from.canonical_name, ""),
+        canonical_revision: or(&from.canonical_revision, ""),
         host_network: from.network_mode != i32::from(proto::NetworkMode::Standard),
-        network_gateway: gateway("network_gateway", from.network_gateway)?,
-        policies: from.authorization_policies,
-        services: services(from.services)?,
+        network_gateway: network_gateway.map(Box::new),
+        policies: from
+            .authorization_policies
+            .iter()
+            .map(|name| or(name, ""))
+            .collect(),
+        services,
+        locality: from
+            .locality
+            .map(|from| locality(&from, words))
+            .unwrap_or_default(),
     })
 }
 
 /// The ports of a workload by service. A service that is not known yet may come later.
 fn services(
     from: BTreeMap<String, proto::PortList>,
-) -> Result<BTreeMap<String, BTreeMap<u16, u16>>, String> {
+    words: &mut Words,
+) -> Result<Sorted<Arc<str>, Ports>, String> {
+    few("workload.services", from.len(), SERVICES_MAX)?;
     let mut services: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
     for (name, list) in from {
         let at = |why| format!("workload.services[{}]{why}", shown(&name));
         let key = service_key(&name).ok_or_else(|| at(": want NAMESPACE/HOSTNAME".to_owned()))?;
         let ports = ports(&list.ports, 1).map_err(|why| at(format!(".{why}")))?;
-        services.entry(key).or_default().extend(ports);
+        services.entry(words.share(&key)).or_default().extend(ports);
     }
-    Ok(services)
+    let services = services.into_iter();
+    let services = services.map(|(key, ports)| (key, ports.into_iter().collect()));
+    Ok(services.collect())
+}
+
+/// Whether a field has no more entries than are taken: each takes more memory than it has bytes.
+fn few(field: &str, count: usize, most: usize) -> Result<(), String> {
+    match count > most {
+        true => Err(format!(
+            "{field}: {count} entries, and at most {most} are taken"
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Service port to target port. A target below `target_min` is an error: 0 means a port that each
 /// workload names, so only a service may say it. Of two with one service port the last one counts.
 fn ports(from: &[proto::Port], target_min: u16) -> Result<BTreeMap<u16, u16>, String> {
+    few("ports", from.len(), PORTS_MAX)?;
     let mut ports = BTreeMap::new();
     for (index, port) in from.iter().enumerate() {
         let at = |field, why| format!("ports[{index}].{field}: {why}");
@@ -251,11 +289,11 @@ fn workload_type(from: i32) -> &'static str {
     }
 }
 
-fn locality(from: proto::Locality) -> Locality {
+fn locality(from: &proto::Locality, words: &mut Words) -> Locality {
     Locality {
-        region: from.region,
-        zone: from.zone,
-        subzone: from.subzone,
+        region: words.share(&from.region),
+        zone: words.share(&from.zone),
+        subzone: words.share(&from.subzone),
     }
 }
 
@@ -289,13 +327,6 @@ fn hostname(text: &str) -> Result<String, String> {
         return Err("empty".to_owned());
     }
     normal_hostname(text).ok_or_else(|| format!("{} is not a host name", shown(text)))
-}
-
-fn or(text: String, default: &str) -> String {
-    if text.is_empty() {
-        return default.to_owned();
-    }
-    text
 }
 
 /// What a message shows of a text that may be anything.

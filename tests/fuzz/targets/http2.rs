@@ -216,7 +216,9 @@ fn mesh() -> &'static Mesh {
             );
         }
         let text = services + &workloads;
-        xds::file::parse(Path::new("mesh.yaml"), &text).unwrap_or_else(|why| panic!("{why}"))
+        let parsed = xds::file::parse(Path::new("mesh.yaml"), &text);
+        let (mesh, _) = parsed.unwrap_or_else(|why| panic!("{why}"));
+        mesh
     })
 }
 

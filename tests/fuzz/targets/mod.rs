@@ -2,6 +2,7 @@
 //!
 //! `make fuzz` runs these under libFuzzer, and the test `corpus` replays the committed corpus.
 
+mod ca_answer;
 mod certificate;
 mod frames;
 mod hello;
@@ -18,6 +19,7 @@ use strait::snapshot::{ExposureTable, Snapshot, TrustSet};
 use strait::wire::{Authority, Host};
 use strait::xds;
 
+pub use ca_answer::ca_answer;
 pub use certificate::identity;
 pub use hello::hello;
 pub use http2::http2;
@@ -50,8 +52,8 @@ pub fn mesh_file(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
     };
-    let mesh = match xds::file::parse(Path::new("mesh.yaml"), text) {
-        Ok(mesh) => mesh,
+    let (mesh, policies) = match xds::file::parse(Path::new("mesh.yaml"), text) {
+        Ok(read) => read,
         Err(findings) => return assert_refused(&findings),
     };
     let (services, workloads) = (mesh.services.len(), mesh.workloads.len());
@@ -59,6 +61,7 @@ pub fn mesh_file(data: &[u8]) {
         mesh: Some((mesh, Arc::from("east"))),
         trust: Some(TrustSet::new([("west.local", "west")])),
         exposure: Some(ExposureTable::new(true)),
+        policies: Some(policies),
         ..Change::default()
     };
     let snapshot = build(&Snapshot::default(), change);

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use prost::Message;
 use strait::grpc::security::Authorization;
 use strait::grpc::workload::{Address, address::Type};
-use strait::snapshot::Snapshot;
 use strait::snapshot::authorization::{Attributes, PeerIdentity};
 use strait::snapshot::builder::{Change, build};
 use strait::snapshot::mesh::Mesh;
+use strait::snapshot::{Policies, Snapshot};
 use strait::xds::client::{Resource, Resources};
 use strait::xds::store::{ADDRESS, AUTHORIZATION, Store};
 
@@ -28,7 +28,7 @@ pub fn wds(data: &[u8]) {
     };
     let name = name.unwrap_or_else(|| "app/cut-off".to_owned());
     let resource = Resource {
-        name: name.clone(),
+        name: name.as_str().into(),
         body: Some(Bytes::copy_from_slice(body)),
         body_type: type_url.to_owned(),
         ..Resource::default()
@@ -38,18 +38,19 @@ pub fn wds(data: &[u8]) {
     if let Err(why) = &accepted {
         assert!(why.contains(": ") && why.len() < 2048, "{why}");
     }
-    let change = store.take_change();
-    // Of a policy that cannot be read something stays, and refuses.
+    let (change, policies) = (store.take_change(), store.take_policies());
     assert_eq!(
         change.is_some(),
-        accepted.is_ok() || is_policy,
+        accepted.is_ok() && !is_policy,
         "{accepted:?}"
     );
+    // Of a policy that cannot be read something stays, and refuses.
+    assert_eq!(policies.is_some(), is_policy, "{accepted:?}");
+    if let Some(policies) = &policies {
+        assert_eq!(policies.iter().any(|one| one.unreadable), accepted.is_err());
+        judge(policies);
+    }
     if let Some(mesh) = change {
-        assert_eq!(
-            mesh.authorization.iter().any(|one| one.unreadable),
-            accepted.is_err()
-        );
         used(mesh);
     }
     assert_eq!(
@@ -57,10 +58,10 @@ pub fn wds(data: &[u8]) {
         accepted,
         "twice the same"
     );
-    assert!(store.take_change().is_none(), "nothing has changed");
+    assert!(store.take_change().is_none() && store.take_policies().is_none());
     store.remove(type_url, &name);
     let mesh = store.mesh();
-    assert!(mesh.services.is_empty() && mesh.workloads.is_empty() && mesh.policies == 0);
+    assert!(mesh.services.is_empty() && mesh.workloads.is_empty() && store.policies().is_empty());
 }
 
 /// Names a workload by its uid and a service by namespace and hostname.
@@ -76,23 +77,26 @@ fn policy_name(body: &[u8]) -> Option<String> {
     Some(format!("{}/{}", policy.namespace, policy.name))
 }
 
-fn used(mesh: Mesh) {
+fn judge(policies: &Policies) {
     let peer = PeerIdentity {
         principal: "spiffe://west.local/ns/shop/sa/checkout",
         namespace: "shop",
         service_account: "checkout",
     };
-    for policy in &mesh.authorization {
+    for policy in policies.iter() {
         for peer in [Some(peer), None] {
             let matches = policy.matches(&Attributes {
                 peer,
                 source: IpAddr::V6(Ipv6Addr::LOCALHOST),
                 destination: IpAddr::V4(Ipv4Addr::LOCALHOST),
-                port: 80,
+                port: Some(80),
             });
             assert!(matches || !policy.unreadable);
         }
     }
+}
+
+fn used(mesh: Mesh) {
     let change = Change {
         mesh: Some((mesh, Arc::from("east"))),
         ..Change::default()

@@ -14,6 +14,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use socket2::Socket;
+use strait::grpc::auth::istio_certificate_service_server::IstioCertificateServiceServer;
 use strait::grpc::discovery::aggregated_discovery_service_server::{
     AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
 };
@@ -25,11 +26,13 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Identities;
+use super::ca::Ca;
 
 /// The name in its certificate.
 pub const NAME: &str = "istiod.istio-system.svc";
@@ -38,7 +41,11 @@ pub const TOKEN: &str = "a-token-of-the-pod";
 
 /// What it knows, whom it tells, and what it was told. It outlives the server.
 #[derive(Clone, Default)]
-pub struct Istiod(Arc<Mutex<State>>);
+pub struct Istiod {
+    state: Arc<Mutex<State>>,
+    /// Who signs certificates.
+    pub ca: Ca,
+}
 
 /// How it treats whoever calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,9 +112,10 @@ impl Istiod {
                 }
             }
         });
-        let service = AggregatedDiscoveryServiceServer::new(self.clone());
+        let discovery = AggregatedDiscoveryServiceServer::new(self.clone());
+        let ca = IstioCertificateServiceServer::new(self.ca.clone());
         tasks.spawn(async move {
-            let server = Server::builder().add_service(service);
+            let server = Server::builder().add_service(discovery).add_service(ca);
             let _ = server
                 .serve_with_incoming(ReceiverStream::new(incoming))
                 .await;
@@ -185,7 +193,7 @@ impl Istiod {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no panic with the lock held")
+        self.state.lock().expect("no panic with the lock held")
     }
 }
 
@@ -275,10 +283,7 @@ impl AggregatedDiscoveryService for Istiod {
         &self,
         call: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
-        let token = call.metadata().get("authorization");
-        if token.and_then(|token| token.to_str().ok()) != Some(&format!("Bearer {TOKEN}")) {
-            return Err(Status::unauthenticated("this is not the token"));
-        }
+        check_token(call.metadata())?;
         if self.state().manner == Manner::Refusing {
             return Err(Status::unavailable("out for lunch"));
         }
@@ -300,6 +305,15 @@ impl AggregatedDiscoveryService for Istiod {
             }
         });
         Ok(Response::new(ReceiverStream::new(responses)))
+    }
+}
+
+/// Whether a call shows the token.
+pub fn check_token(metadata: &MetadataMap) -> Result<(), Status> {
+    let token = metadata.get("authorization");
+    match token.and_then(|token| token.to_str().ok()) == Some(&format!("Bearer {TOKEN}")) {
+        true => Ok(()),
+        false => Err(Status::unauthenticated("this is not the token")),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the tests share: certificates in memory, addresses of their own, the gateway's process.
 
 pub mod bytes;
+pub mod ca;
 mod endpoint;
 mod gateway;
 mod identities;
@@ -11,6 +12,7 @@ pub mod mounted;
 mod net;
 pub mod oracle;
 pub mod raw;
+pub mod workload_api;
 
 use std::future::Future;
 use std::time::Duration;

@@ -124,8 +124,18 @@ impl Resources for Store {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
         judge(resource)?;
         let held = self.held.entry(type_url).or_default();
-        held.insert(resource.name.clone(), resource.version.clone());
+        held.insert(resource.name.to_string(), resource.version.to_string());
         Ok(())
+    }
+
+    /// Something stands in for policies, without a version.
+    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
+        if type_url == POLICY {
+            let held = self.held.entry(type_url).or_default();
+            let before = held.insert(name.to_owned(), String::new());
+            assert!(before.is_none(), "{name} was taken before");
+        }
+        type_url == POLICY
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {

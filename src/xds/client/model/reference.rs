@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use bytes::Bytes;
 
-use super::{DEMAND, Store, TYPES, judge, subscription};
+use super::{DEMAND, POLICY, Store, TYPES, judge, subscription};
 use crate::xds::client::{Client, End, Mode, Request, Resource, Response};
 
 /// What must be held of a resource.
@@ -96,8 +96,9 @@ impl Reference {
         for resource in &response.resources {
             let name = &resource.name;
             if is_good(response, resource) {
-                rejected.remove(name);
-                let (version, mut aliases) = (resource.version.clone(), resource.aliases.clone());
+                rejected.remove(&**name);
+                let version = resource.version.to_string();
+                let mut aliases = resource.aliases.clone();
                 if type_url != DEMAND {
                     aliases.clear();
                 }
@@ -107,11 +108,11 @@ impl Reference {
                     aliases,
                     body,
                 };
-                held.insert(name.clone(), kept);
+                held.insert(name.to_string(), kept);
             } else {
-                now.insert(name.clone());
-                let usable = name != "*" && name.len() <= 2048;
-                let name = if usable { name.as_str() } else { "" };
+                now.insert(name.to_string());
+                let usable = **name != *"*" && name.len() <= 2048;
+                let name = if usable { name } else { "" };
                 rejected.insert(name.to_owned());
             }
         }
@@ -120,6 +121,15 @@ impl Reference {
                 held.remove(name);
                 rejected.remove(name);
             }
+        }
+        // Something stands in for a policy of which nothing else is held.
+        let usable = |name: &&String| !["", "*"].contains(&name.as_str()) && name.len() <= 2048;
+        for name in now.iter().filter(usable).filter(|_| type_url == POLICY) {
+            held.entry(name.clone()).or_insert(Kept {
+                version: String::new(),
+                aliases: Vec::new(),
+                body: 0,
+            });
         }
         if now.is_empty() {
             self.synced.insert(type_url);
@@ -227,8 +237,8 @@ fn is_good(response: &Response, resource: &Resource) -> bool {
     let name = &resource.name;
     let same = response.resources.iter().filter(|one| one.name == *name);
     same.count() == 1
-        && !response.removed.contains(name)
-        && !["", "*"].contains(&name.as_str())
+        && !response.removed.iter().any(|removed| **removed == **name)
+        && !["", "*"].contains(&&**name)
         && name.len() <= 2048
         && resource.body.is_some()
         && resource.body_type == response.type_url

@@ -187,7 +187,10 @@ impl Watch {
         let names: BTreeSet<String> = names.into_iter().cloned().collect();
         // The names count everywhere, the versions not for policies: those are sent again.
         let skips = request.type_url != POLICY;
-        let told = versions.iter().filter(|(_, version)| !version.is_empty());
+        // Of a type that is wanted as a whole, each name is one that the client has something for.
+        let wildcard = request.type_url != DEMAND;
+        let told = versions.iter();
+        let told = told.filter(|(_, version)| wildcard || !version.is_empty());
         let told = told.map(|(name, version)| {
             let version = if skips { version.as_str() } else { "" };
             (name.clone(), version.to_owned())
@@ -254,7 +257,7 @@ impl Watch {
         }
         let sent = resources.iter();
         self.told
-            .extend(sent.map(|sent| (sent.name.clone(), sent.version.clone())));
+            .extend(sent.map(|sent| (sent.name.to_string(), sent.version.to_string())));
         (resources, removed)
     }
 }
@@ -263,8 +266,8 @@ impl Watch {
 pub(super) fn resource(type_url: &str, name: &str, item: &Item) -> Resource {
     let word = if item.good { "good" } else { "bad" };
     Resource {
-        name: name.to_owned(),
-        version: item.version.clone(),
+        name: name.into(),
+        version: item.version.as_str().into(),
         aliases: item.aliases.clone(),
         body: Some(Bytes::from(word)),
         body_type: type_url.to_owned(),

@@ -184,8 +184,8 @@ impl<'a> World<'a> {
     fn spoil(&mut self, response: &mut Response) {
         let type_url = response.type_url.clone();
         let good = |name: &str| Resource {
-            name: name.to_owned(),
-            version: "v0".to_owned(),
+            name: name.into(),
+            version: "v0".into(),
             body: Some(Bytes::from("good")),
             body_type: type_url.clone(),
             ..Resource::default()
@@ -201,7 +201,7 @@ impl<'a> World<'a> {
                 let twice = sent[at].clone();
                 sent.insert(self.rng.usize(..=sent.len()), twice);
             }
-            1 => response.removed.push(sent[at].name.clone()),
+            1 => response.removed.push(sent[at].name.to_string()),
             2 => sent[at].body = None,
             3 => sent[at].body_type.push_str("Other"),
             4 => sent.push(good("")),
@@ -239,7 +239,7 @@ impl<'a> World<'a> {
     /// Counts what a response is.
     fn classify(&mut self, response: &Response) {
         let sent = &response.resources;
-        let names: BTreeSet<&str> = sent.iter().map(|one| one.name.as_str()).collect();
+        let names: BTreeSet<&str> = sent.iter().map(|one| &*one.name).collect();
         let bad = |one: &&Resource| one.body.as_deref() == Some(b"bad");
         let bad = sent.iter().filter(bad).count();
         let held = self.store.held.get(response.type_url.as_str());
@@ -410,7 +410,8 @@ impl<'a> World<'a> {
         for (type_url, held) in &self.reference.held {
             for (name, kept) in held {
                 let client = &mut self.machine.client;
-                ensure!(client.restore(type_url, name, &kept.version), "no room");
+                let (name, version) = (name.as_str(), kept.version.as_str());
+                ensure!(client.restore(type_url, name, version), "no room");
             }
         }
         self.check()

@@ -23,6 +23,8 @@ pub(super) enum Fault {
     AllOrNothing,
     /// Removals that come with resources are passed over.
     MissesRemovals,
+    /// What stands in for a policy outlives it.
+    KeepsStandIns,
     /// New names ride on the next answer.
     NamesInAnAnswer,
     /// A type that nobody subscribed to is accepted.
@@ -36,12 +38,13 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    pub(super) const WRONG: [Self; 10] = [
+    pub(super) const WRONG: [Self; 11] = [
         Self::KeepsTheNonce,
         Self::AnswersLate,
         Self::ClaimsWhatItRejected,
         Self::AllOrNothing,
         Self::MissesRemovals,
+        Self::KeepsStandIns,
         Self::NamesInAnAnswer,
         Self::AcceptsAnyType,
         Self::ForgetsVersions,
@@ -109,6 +112,12 @@ impl Machine {
         let has_resources = !response.resources.is_empty();
         if self.fault == Fault::MissesRemovals && has_resources {
             response.removed.clear();
+        }
+        if self.fault == Fault::KeepsStandIns {
+            let held = store.held.get(response.type_url.as_str());
+            let version = |name: &String| held.and_then(|held| held.get(name));
+            let stands_in = |name: &String| version(name).is_some_and(String::is_empty);
+            response.removed.retain(|name| !stands_in(name));
         }
         let mut requests = self.apply(response, store);
         for request in &mut requests {

@@ -1,5 +1,7 @@
 //! Each rule by an example; `model` has them all at once.
 
+mod stand_ins;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -15,6 +17,8 @@ const SOME: &str = "type.googleapis.com/some";
 /// Takes what does not say `bad`, and writes down what it is told.
 #[derive(Default)]
 struct Taken {
+    /// Whether something stands in for what is rejected.
+    stands_in: bool,
     names: BTreeSet<String>,
     log: Vec<String>,
 }
@@ -29,9 +33,16 @@ impl Resources for Taken {
             }
             _ => {}
         }
-        self.names.insert(name.clone());
+        self.names.insert(name.to_string());
         self.log.push(format!("+{name}"));
         Ok(())
+    }
+
+    fn rejected(&mut self, _: &'static str, name: &str) -> bool {
+        if self.stands_in {
+            self.log.push(format!("?{name}"));
+        }
+        self.stands_in
     }
 
     fn remove(&mut self, _: &'static str, name: &str) {
@@ -63,8 +74,8 @@ fn connected() -> (Client, Taken) {
 
 fn resource(type_url: &str, name: &str, version: &str) -> Resource {
     Resource {
-        name: name.to_owned(),
-        version: version.to_owned(),
+        name: name.into(),
+        version: version.into(),
         aliases: Vec::new(),
         body: Some(Bytes::from_static(b"good")),
         body_type: type_url.to_owned(),

@@ -1,0 +1,249 @@
+//! The certificate in force, from files or issued to us, and what is said of it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustls::ServerConfig;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
+use tracing::{error, info, warn};
+
+use crate::config::{Config, Identity, IstioCa};
+use crate::datapath::Gateway;
+use crate::status::{Certificate, Status};
+use crate::tls::issue::istio::Authority;
+use crate::tls::issue::{News, workload_api};
+use crate::tls::{self, Material, TlsError, TrustedDomain};
+
+use super::{CERTIFICATES, pod};
+
+/// A host that slept has lost time that no timer noticed: the clock is looked at so often.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// Starts what gets certificates, if they are not in files, which never tell anything here.
+pub(super) fn source(config: &Config) -> mpsc::Receiver<News> {
+    let (news, told) = mpsc::channel(1);
+    match &config.identity {
+        Identity::Files(_) => {}
+        Identity::IstioCa(ca) => {
+            let authority = Authority {
+                plane: ca.plane.clone(),
+                cluster: pod::of_environment(&config.gateway).cluster,
+                id: id(config, ca),
+                ttl: ca.ttl,
+            };
+            tokio::spawn(authority.run(news));
+        }
+        Identity::Spiffe { socket } => {
+            let socket = pod::workload_api(socket.as_deref());
+            tokio::spawn(workload_api::run(socket, news));
+        }
+    }
+    told
+}
+
+/// The identity that the authority is asked for.
+pub(super) fn id(config: &Config, ca: &IstioCa) -> String {
+    let pod = pod::of_environment(&config.gateway);
+    let namespace = ca.namespace.as_ref().unwrap_or(&pod.namespace);
+    let account = ca.service_account.as_ref().unwrap_or(&pod.service_account);
+    format!("spiffe://{}/ns/{namespace}/sa/{account}", ca.trust_domain)
+}
+
+/// What may happen to a certificate.
+pub(super) enum Event {
+    News(News),
+    Ended,
+}
+
+/// The certificate in force with the trust domains in force: together they make the
+/// configuration of new handshakes.
+pub(super) struct Certificates {
+    gateway: Arc<Gateway>,
+    status: Arc<Status>,
+    material: Option<Arc<Material>>,
+    domains: Vec<TrustedDomain>,
+    news: mpsc::Receiver<News>,
+    /// Told when there is a certificate for the first time.
+    first: Option<oneshot::Sender<()>>,
+    /// Who we are, as far as that is known.
+    identity: String,
+    /// Why the last try to get a new one failed, if it did.
+    failure: Option<String>,
+    has_ended: bool,
+    /// The domains without roots that were named last.
+    rootless: Vec<String>,
+}
+
+impl Certificates {
+    /// Nothing yet; `first` is told when there is a certificate.
+    pub(super) fn new(
+        gateway: Arc<Gateway>,
+        status: Arc<Status>,
+        config: &Config,
+        domains: Vec<TrustedDomain>,
+        first: oneshot::Sender<()>,
+    ) -> Self {
+        let identity = match &config.identity {
+            Identity::IstioCa(ca) => id(config, ca),
+            Identity::Files(_) | Identity::Spiffe { .. } => "unknown".to_owned(),
+        };
+        let new = Self {
+            gateway,
+            status,
+            material: None,
+            domains,
+            news: source(config),
+            first: Some(first),
+            identity,
+            failure: None,
+            has_ended: false,
+            rootless: Vec::new(),
+        };
+        new.show();
+        new
+    }
+
+    /// Waits for news or for the end of the certificate in force. Nothing is lost if it is not
+    /// waited for to the end.
+    pub(super) async fn next(&mut self) -> Event {
+        let end = match &self.material {
+            Some(material) if !self.has_ended => Some(material.identity.not_after),
+            _ => None,
+        };
+        let ended = async {
+            let Some(end) = end else {
+                return std::future::pending().await;
+            };
+            while let Ok(left) = end.duration_since(SystemTime::now()) {
+                sleep(left.min(LOOK)).await;
+            }
+        };
+        tokio::select! {
+            Some(news) = self.news.recv() => Event::News(news),
+            () = ended => Event::Ended,
+            else => std::future::pending().await,
+        }
+    }
+
+    /// Applies what happened.
+    pub(super) fn apply(&mut self, event: Event) {
+        match event {
+            Event::News(News::Issued(material)) => self.issued(material),
+            Event::News(News::Failed(why)) => self.failed(why),
+            Event::Ended => {
+                self.has_ended = true;
+                error!(identity = self.identity, "our certificate has ended");
+                self.status.pending(CERTIFICATES);
+                self.show();
+            }
+        }
+    }
+
+    fn issued(&mut self, material: Arc<Material>) {
+        let served = tls::server_config(&material, &self.domains);
+        match served {
+            Ok(served) => {
+                self.gateway.metrics.certificate_fetched(true);
+                self.replace(material, served);
+            }
+            Err(error) => self.failed(error.to_string()),
+        }
+    }
+
+    fn failed(&mut self, why: String) {
+        self.gateway.metrics.certificate_fetched(false);
+        let rest = match &self.material {
+            Some(material) => {
+                let end = humantime::Timestamp::from(material.identity.not_after);
+                format!("the one before ends at {end}")
+            }
+            None => "there is none yet".to_owned(),
+        };
+        warn!(identity = self.identity, %why, rest, "no new certificate");
+        self.failure = Some(why);
+        self.show();
+    }
+
+    /// Puts a certificate in force, for handshakes from now on.
+    pub(super) fn replace(&mut self, material: Arc<Material>, served: Arc<ServerConfig>) {
+        self.gateway.tls.store(served);
+        let identity = material.identity.uri.to_string();
+        if identity != self.identity {
+            self.status.forget_certificate(&self.identity);
+        }
+        let end = humantime::Timestamp::from(material.identity.not_after);
+        info!(identity, expires = %end, "certificate in force");
+        self.gateway
+            .metrics
+            .certificates_end(&identity, &material.expiries());
+        (self.identity, self.material) = (identity, Some(material));
+        (self.failure, self.has_ended) = (None, false);
+        self.show();
+        self.name_rootless();
+        self.status.ready(CERTIFICATES);
+        if let Some(first) = self.first.take() {
+            // Whoever waits for it may have stopped.
+            let _ = first.send(());
+        }
+    }
+
+    /// What handshakes would be judged by with these trust domains; none without a certificate.
+    pub(super) fn served_with(
+        &self,
+        domains: &[TrustedDomain],
+    ) -> Result<Option<Arc<ServerConfig>>, TlsError> {
+        let material = self.material.as_ref();
+        material
+            .map(|material| tls::server_config(material, domains))
+            .transpose()
+    }
+
+    /// Puts trust domains in force, with what [`Certificates::served_with`] made of them.
+    pub(super) fn trust(&mut self, domains: Vec<TrustedDomain>, served: Option<Arc<ServerConfig>>) {
+        self.domains = domains;
+        if let Some(served) = served {
+            self.gateway.tls.store(served);
+        }
+        self.name_rootless();
+    }
+
+    /// Says which domains are in the set in vain, when that has changed.
+    fn name_rootless(&mut self) {
+        let Some(material) = &self.material else {
+            return;
+        };
+        let lacks = |domain: &&TrustedDomain| domain.roots_with(material).is_none();
+        let rootless = self.domains.iter().filter(lacks);
+        let rootless: Vec<_> = rootless.map(|domain| domain.name.clone()).collect();
+        if rootless != self.rootless && !rootless.is_empty() {
+            warn!(
+                domains = rootless.join(","),
+                "the Workload API has no bundle for these trust domains: their peers are refused; \
+                 federate with them, or write trust.domains[].roots"
+            );
+        }
+        self.rootless = rootless;
+    }
+
+    /// Tells people where things stand.
+    fn show(&self) {
+        let mut shown = match &self.material {
+            Some(material) => material.status(),
+            None => Certificate {
+                identity: self.identity.clone(),
+                ..Certificate::default()
+            },
+        };
+        shown.state = match (&self.material, &self.failure) {
+            (None, None) => "Initializing".to_owned(),
+            (Some(_), None) if !self.has_ended => "Available".to_owned(),
+            (Some(_), Some(why)) if !self.has_ended => {
+                format!("Available: no new certificate: {why}")
+            }
+            (_, Some(why)) => format!("Unavailable: {why}"),
+            (Some(_), None) => "Unavailable: the certificate has ended".to_owned(),
+        };
+        self.status.set_certificate(shown);
+    }
+}

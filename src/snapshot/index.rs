@@ -1,0 +1,388 @@
+//! From one mesh to the next: only what a change touches is built anew.
+//!
+//! What has changed is what two meshes do not share. Workloads are joined with the services that
+//! they name, hostnames with the services that claim them, and each of both that is touched is
+//! looked at again.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::mem;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::builder::HBONE_PORT;
+use super::mesh::{self, Mesh, Protocol};
+use super::{Endpoint, EndpointSet, Service, Shards, Snapshot};
+use crate::status::WorkloadLabels;
+
+/// What the builder has to find again with the next change.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Index {
+    /// The network whose endpoints are local.
+    network: Arc<str>,
+    /// Whether HBONE listeners pass over endpoints without it.
+    hbone_only: bool,
+    /// Whether there are endpoints for TLS listeners too.
+    direct: bool,
+    /// The workloads that can be dialled, by each `namespace/hostname` that they name: by uid.
+    members: Shards<Arc<str>, Members>,
+    /// The services that claim a hostname, in the order of their names.
+    claims: Shards<Arc<str>, Claims>,
+}
+
+type Members = Arc<[Arc<Member>]>;
+type Claims = Arc<[(Arc<str>, Arc<mesh::Service>)]>;
+
+/// A workload that can be dialled, and its endpoints.
+#[derive(Debug)]
+struct Member {
+    workload: Arc<mesh::Workload>,
+    /// One for each port that is dialled, in their order.
+    endpoints: Box<[Arc<Endpoint>]>,
+}
+
+/// The members of a service that come or change, and those that go, by uid.
+type Edits<'a> = BTreeMap<&'a str, Option<Arc<Member>>>;
+
+/// Puts a mesh in the place of the snapshot's. The network, whether only HBONE is dialled and whether
+/// there are TLS listeners stay what they are while a gateway runs; with others no endpoint keeps its state. Returns whether
+/// other policies may select a workload that was there before.
+pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> bool {
+    let index = &snapshot.index;
+    let rules = (&index.network, index.hbone_only, index.direct);
+    let (hbone_only, direct) = (mesh.hbone_only, snapshot.direct);
+    if rules != (&network, hbone_only, direct) {
+        snapshot.mesh = Mesh::default();
+        snapshot.services = Shards::default();
+        snapshot.vips = Shards::default();
+        snapshot.index = Index {
+            network,
+            hbone_only,
+            direct,
+            ..Index::default()
+        };
+    }
+    let old = mem::replace(&mut snapshot.mesh, mesh);
+    // What is written below is not what is read: a copy shares everything.
+    let new = snapshot.mesh.clone();
+    let (mut hosts, reselected) = snapshot.index.join(&old, &new);
+    snapshot.index.claim(&old, &new, &mut hosts);
+    for host in hosts {
+        snapshot.rebuild(host);
+    }
+    reselected
+}
+
+impl Index {
+    /// Joins workloads with the services that they name. Returns the hostnames that are touched,
+    /// and whether other policies may select a workload.
+    fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh) -> (BTreeSet<&'a str>, bool) {
+        let mut changes = new.workloads.changes(&old.workloads, same);
+        // Pods of one Deployment stand beside each other then, and share what is said of them.
+        changes.sort_unstable_by_key(|(uid, ..)| *uid);
+        let mut edits: HashMap<&Arc<str>, Edits<'a>> = HashMap::new();
+        let (mut last, mut reselected) = (None, false);
+        for (uid, before, after) in changes {
+            let both = before.zip(after);
+            reselected |= both.is_some_and(|(before, after)| {
+                (&before.namespace, &before.policies) != (&after.namespace, &after.policies)
+            });
+            let before = before.and_then(|workload| Some((workload, self.member(workload)?)));
+            if let Some((workload, _)) = before {
+                for service in workload.services.keys() {
+                    edits.entry(service).or_default().insert(uid, None);
+                }
+            }
+            let address = after.and_then(|workload| self.dialled(workload));
+            let Some((workload, ip)) = after.zip(address) else {
+                continue;
+            };
+            let neighbour = last.as_ref().or_else(|| self.neighbour(workload));
+            let before = before.map(|(_, member)| member);
+            let member = Arc::new(Member::new(workload, ip, self.direct, before, neighbour));
+            for service in workload.services.keys() {
+                let edits = edits.entry(service).or_default();
+                edits.insert(uid, Some(Arc::clone(&member)));
+            }
+            last = Some(member);
+        }
+        let mut hosts = BTreeSet::new();
+        for (service, edits) in edits {
+            self.edit(service, edits);
+            hosts.extend(service.split_once('/').map(|(_, host)| host));
+        }
+        (hosts, reselected)
+    }
+
+    /// What is known of a workload that could be dialled.
+    fn member(&self, workload: &mesh::Workload) -> Option<&Member> {
+        let mut services = workload.services.keys();
+        services.find_map(|service| {
+            let members = self.members.get(service)?;
+            let place = members.binary_search_by(|one| one.uid().cmp(&workload.uid));
+            members.get(place.ok()?).map(|member| &**member)
+        })
+    }
+
+    /// A workload that serves the same.
+    fn neighbour(&self, workload: &mesh::Workload) -> Option<&Arc<Member>> {
+        let service = workload.services.keys().next()?;
+        self.members.get(service)?.first()
+    }
+
+    /// The address of a workload that can be dialled from our network (contract 8.3): never a
+    /// record that stands for another network's gateway, and never what has no address.
+    fn dialled(&self, workload: &mesh::Workload) -> Option<IpAddr> {
+        let is_dialled = (workload.network.is_empty() || workload.network == self.network)
+            && workload.network_gateway.is_none()
+            && !workload.uid.starts_with("NetworkGateway/")
+            && !workload.uid.contains("/SplitHorizonWorkload/")
+            && (self.direct || self.tunnels_to(workload));
+        let first = workload.addresses.first().map(IpAddr::to_canonical);
+        first.filter(|_| is_dialled)
+    }
+
+    /// Whether HBONE listeners dial a workload.
+    fn tunnels_to(&self, workload: &mesh::Workload) -> bool {
+        !self.hbone_only || workload.protocol == Protocol::Hbone
+    }
+
+    /// Changes the members of a service.
+    fn edit(&mut self, service: &Arc<str>, edits: Edits<'_>) {
+        let old = self.members.get(service);
+        let stay = old.into_iter().flat_map(|members| members.iter());
+        let stay = stay.filter(|member| !edits.contains_key(&**member.uid()));
+        let mut members: Vec<_> = stay.cloned().collect();
+        members.extend(edits.into_values().flatten());
+        members.sort_unstable_by(|one, other| one.uid().cmp(other.uid()));
+        match members.is_empty() {
+            true => drop(self.members.remove(service)),
+            false => drop(self.members.insert(Arc::clone(service), members.into())),
+        }
+    }
+
+    /// Notes which services claim which hostname, and adds the hostnames that are touched.
+    fn claim<'a>(&mut self, old: &'a Mesh, new: &'a Mesh, hosts: &mut BTreeSet<&'a str>) {
+        for (name, before, after) in new.services.changes(&old.services, same) {
+            for service in [before, after].into_iter().flatten() {
+                let claims = self.claims.get(&service.hostname);
+                let others = claims.into_iter().flat_map(|claims| claims.iter());
+                let others = others.filter(|(other, _)| other != name);
+                let mut claims: Vec<_> = others.cloned().collect();
+                let stays = after.filter(|after| after.hostname == service.hostname);
+                claims.extend(stays.map(|after| (Arc::clone(name), Arc::clone(after))));
+                claims.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+                let host = Arc::clone(&service.hostname);
+                match claims.is_empty() {
+                    true => drop(self.claims.remove(&host)),
+                    false => drop(self.claims.insert(host, claims.into())),
+                }
+                hosts.insert(&service.hostname);
+            }
+        }
+    }
+
+    /// The service that answers to a hostname: of several the canonical one (contract 3).
+    fn answering(&self, host: &str) -> Option<&Arc<mesh::Service>> {
+        let claims = self.claims.get(host)?;
+        let canonical = claims.iter().rfind(|(_, service)| service.canonical);
+        canonical
+            .or_else(|| claims.first())
+            .map(|(_, service)| service)
+    }
+
+    /// A service with the endpoints that may be dialled.
+    fn service(&self, from: &Arc<mesh::Service>) -> Service {
+        let name = format!("{}/{}", from.namespace, from.hostname);
+        let members = self.members.get(&*name);
+        let members = members.map_or(&[][..], |members| members);
+        let tunnelled = |member: &Member, target| {
+            let port = self.tunnels_to(&member.workload);
+            port.then(|| dialled_port(&member.workload, target))
+        };
+        let set = |port| Arc::new(endpoint_set(from, &name, port, members, tunnelled));
+        let direct = |port| {
+            let at_target = |_: &Member, target| Some(target);
+            Arc::new(endpoint_set(from, &name, port, members, at_target))
+        };
+        let ports = || from.ports.keys().copied();
+        Service {
+            name: Arc::clone(&from.name),
+            namespace: Arc::clone(&from.namespace),
+            hostname: Arc::clone(&from.hostname),
+            definition: Arc::clone(from),
+            ports: ports().map(|port| (port, set(port))).collect(),
+            direct: match self.direct {
+                true => ports().map(|port| (port, direct(port))).collect(),
+                false => HashMap::new(),
+            },
+        }
+    }
+
+    /// The VIPs that lead to a service from our network.
+    fn vips(&self, service: &mesh::Service) -> BTreeSet<IpAddr> {
+        let here = |network: &str| network.is_empty() || *network == *self.network;
+        let vips = service.vips.iter().filter(|(network, _)| here(network));
+        vips.map(|(_, vip)| vip.to_canonical()).collect()
+    }
+}
+
+impl Snapshot {
+    /// Whether addresses of a network are ours to dial.
+    pub fn is_local(&self, network: &str) -> bool {
+        network.is_empty() || *network == *self.index.network
+    }
+
+    /// Looks anew at what answers to a hostname.
+    fn rebuild(&mut self, host: &str) {
+        let definition = self.index.answering(host);
+        let service = definition.map(|from| Arc::new(self.index.service(from)));
+        let old = match &service {
+            Some(new) => self
+                .services
+                .insert(Arc::clone(&new.hostname), Arc::clone(new)),
+            None => self.services.remove(host),
+        };
+        let definitions = [&old, &service].map(|one| one.as_ref().map(|one| &one.definition));
+        if definitions[0].map(Arc::as_ptr) == definitions[1].map(Arc::as_ptr) {
+            return;
+        }
+        let [old, new] = definitions.map(|one| one.map(|one| self.index.vips(one)));
+        let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
+        for vip in old.symmetric_difference(&new) {
+            self.answer(*vip, host, new.contains(vip));
+        }
+    }
+
+    /// Notes whether a hostname answers to a VIP.
+    fn answer(&mut self, vip: IpAddr, host: &str, answers: bool) {
+        let old = self
+            .vips
+            .get(&vip)
+            .into_iter()
+            .flat_map(|hosts| hosts.iter());
+        let mut hosts: BTreeSet<_> = old.filter(|other| ***other != *host).cloned().collect();
+        let own = self.services.get(host).filter(|_| answers);
+        hosts.extend(own.map(|service| Arc::clone(&service.hostname)));
+        match hosts.is_empty() {
+            true => drop(self.vips.remove(&vip)),
+            false => drop(self.vips.insert(vip, hosts.into_iter().collect())),
+        }
+    }
+}
+
+impl Member {
+    /// A workload that is dialled at `ip`, with the states that it had there before; by TLS
+    /// listeners too where there are some.
+    fn new(
+        workload: &Arc<mesh::Workload>,
+        ip: IpAddr,
+        direct: bool,
+        before: Option<&Self>,
+        neighbour: Option<&Arc<Self>>,
+    ) -> Self {
+        let labels = labels(workload);
+        let near = [before, neighbour.map(|member| &**member)];
+        let near = near
+            .into_iter()
+            .flatten()
+            .flat_map(|one| one.endpoints.first());
+        let mut near = near.map(|endpoint| &endpoint.workload);
+        let labels = match near.find(|near| ***near == labels) {
+            Some(same) => Arc::clone(same),
+            None => Arc::new(labels),
+        };
+        let targets = workload.services.values().flat_map(mesh::Ports::values);
+        let ports: BTreeSet<_> = targets
+            .flat_map(|&target| {
+                let also = direct.then_some(target);
+                also.into_iter().chain([dialled_port(workload, target)])
+            })
+            .collect();
+        let endpoint = |port| {
+            let address = SocketAddr::new(ip, port);
+            let state = before.and_then(|before| before.endpoint(port));
+            let state = state.filter(|old| old.address == address);
+            Arc::new(Endpoint {
+                uid: Arc::clone(&workload.uid),
+                address,
+                protocol: match port {
+                    HBONE_PORT => workload.protocol,
+                    _ => Protocol::Tcp,
+                },
+                weight: workload.capacity,
+                definition: Arc::clone(workload),
+                workload: Arc::clone(&labels),
+                pod: Arc::clone(&workload.name),
+                state: state.map_or_else(Arc::default, |old| Arc::clone(&old.state)),
+            })
+        };
+        Self {
+            workload: Arc::clone(workload),
+            endpoints: ports.into_iter().map(endpoint).collect(),
+        }
+    }
+
+    fn uid(&self) -> &Arc<str> {
+        &self.workload.uid
+    }
+
+    /// The endpoint that is dialled at this port.
+    fn endpoint(&self, port: u16) -> Option<&Arc<Endpoint>> {
+        let found = self
+            .endpoints
+            .binary_search_by_key(&port, |endpoint| endpoint.address.port());
+        self.endpoints.get(found.ok()?)
+    }
+}
+
+/// Where a target port is dialled.
+fn dialled_port(workload: &mesh::Workload, target: u16) -> u16 {
+    match workload.protocol {
+        Protocol::Hbone => HBONE_PORT,
+        Protocol::Tcp => target,
+    }
+}
+
+fn labels(workload: &mesh::Workload) -> WorkloadLabels {
+    WorkloadLabels {
+        workload: workload.workload_name.to_string(),
+        namespace: workload.namespace.to_string(),
+        principal: format!(
+            "spiffe://{}/ns/{}/sa/{}",
+            workload.trust_domain, workload.namespace, workload.service_account
+        ),
+        cluster: workload.cluster.to_string(),
+        canonical_name: workload.canonical_name.to_string(),
+        canonical_revision: workload.canonical_revision.to_string(),
+        region: workload.locality.region.to_string(),
+        zone: workload.locality.zone.to_string(),
+    }
+}
+
+/// The endpoints of one service port that may be dialled, at the port that `dialled` makes of a
+/// member's target port. A pass-through service, which names no
+/// endpoint at all, has none. Whether a tunnel goes to them or to a waypoint is decided when it is
+/// routed, so that no service is built from another.
+fn endpoint_set(
+    service: &mesh::Service,
+    name: &str,
+    port: u16,
+    members: &[Arc<Member>],
+    dialled: impl Fn(&Member, u16) -> Option<u16>,
+) -> EndpointSet {
+    if service.passthrough {
+        return EndpointSet::default();
+    }
+    let usable = |member: &&Arc<Member>| member.workload.healthy || service.allow_unhealthy;
+    let endpoint = |member: &Arc<Member>| {
+        let target = *member.workload.services.get(name)?.get(&port)?;
+        let port = dialled(member, target)?;
+        let endpoint = member.endpoint(port).filter(|_| port != 0);
+        endpoint.map(Arc::clone)
+    };
+    EndpointSet::new(members.iter().filter(usable).filter_map(endpoint).collect())
+}
+
+fn same<T: PartialEq>(one: &Arc<T>, other: &Arc<T>) -> bool {
+    Arc::ptr_eq(one, other) || one == other
+}

@@ -1,0 +1,324 @@
+//! Istio's authorization policies by what they cover, and what they say of one tunnel.
+//!
+//! They are a part of the snapshot by themselves: nothing of them is resolved into endpoints, so
+//! that neither a change of a policy nor one of a workload costs the other.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::authorization::{Action, Attributes, Policy, Scope};
+use super::mesh::Workload;
+
+/// What is done about Istio's authorization policies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Enforcement {
+    /// Nothing: they are not looked at.
+    #[default]
+    Off,
+    /// What they refuse is logged and counted.
+    Audit,
+    /// What they refuse is refused.
+    Enforce,
+}
+
+/// Every policy, by what it covers.
+///
+/// The default is that no source has told its policies yet, which refuses everything: a mesh that
+/// came before its policies would be open.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Policies {
+    told: bool,
+    global: Vec<Arc<Policy>>,
+    by_namespace: HashMap<Box<str>, Vec<Arc<Policy>>>,
+    /// By `namespace/name`.
+    by_name: HashMap<Box<str>, Arc<Policy>>,
+}
+
+/// What the policies of a workload say of a tunnel to it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// Why it is refused, if it is.
+    pub refusal: Option<Refusal>,
+    /// Why it would be if those that only log did more.
+    pub dry_run: Option<Refusal>,
+}
+
+/// Why a tunnel is refused.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Refusal {
+    /// The policies are not known yet.
+    Untold,
+    /// This policy denies it.
+    Denied(Arc<Policy>),
+    /// There are policies that allow, this one among them, and none of them does.
+    NotAllowed(Arc<Policy>),
+}
+
+impl FromIterator<Arc<Policy>> for Policies {
+    fn from_iter<T: IntoIterator<Item = Arc<Policy>>>(policies: T) -> Self {
+        let mut all = Self {
+            told: true,
+            ..Self::default()
+        };
+        for policy in policies {
+            match policy.scope {
+                Scope::Global => all.global.push(Arc::clone(&policy)),
+                Scope::Namespace => {
+                    let namespace = policy.namespace.as_str().into();
+                    let own = all.by_namespace.entry(namespace).or_default();
+                    own.push(Arc::clone(&policy));
+                }
+                Scope::Selected => {}
+            }
+            all.by_name.insert(policy.full_name().into(), policy);
+        }
+        all
+    }
+}
+
+impl Policies {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+
+    /// All of them, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Policy>> {
+        self.by_name.values()
+    }
+
+    /// A policy that the workload names and that is not there. It is passed over (contract 5).
+    pub fn missing<'a>(&self, workload: &'a Workload) -> Option<&'a str> {
+        let mut names = workload.policies.iter().map(|name| &**name);
+        names.find(|name| !self.by_name.contains_key(*name))
+    }
+
+    /// What the policies that cover `workload` say (contract 5): those of everything, of its
+    /// namespace, and those that it names.
+    pub fn judge(&self, workload: &Workload, attributes: &Attributes<'_>) -> Verdict {
+        if !self.told {
+            return Verdict {
+                refusal: Some(Refusal::Untold),
+                dry_run: None,
+            };
+        }
+        let in_force = self.of(workload).filter(|policy| !policy.dry_run);
+        let refusal = refusal(in_force, attributes);
+        let logs = self.of(workload).any(|policy| policy.dry_run);
+        let dry_run = match refusal {
+            None if logs => self::refusal(self.of(workload), attributes),
+            _ => None,
+        };
+        Verdict { refusal, dry_run }
+    }
+
+    fn of<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = &'a Arc<Policy>> + Clone {
+        let named = workload.policies.iter();
+        let namespace = self.by_namespace.get(&*workload.namespace);
+        self.global
+            .iter()
+            .chain(namespace.into_iter().flatten())
+            .chain(named.filter_map(|name| self.by_name.get(&**name)))
+    }
+}
+
+/// A DENY that matches refuses; so does the lack of an ALLOW that does, if there is any ALLOW.
+fn refusal<'a>(
+    policies: impl Iterator<Item = &'a Arc<Policy>>,
+    attributes: &Attributes<'_>,
+) -> Option<Refusal> {
+    let (mut allows, mut is_allowed) = (None, false);
+    for policy in policies {
+        match policy.action {
+            Action::Deny if policy.matches(attributes) => {
+                return Some(Refusal::Denied(Arc::clone(policy)));
+            }
+            Action::Deny => {}
+            Action::Allow => {
+                allows.get_or_insert(policy);
+                is_allowed = is_allowed || policy.matches(attributes);
+            }
+        }
+    }
+    let first = allows.filter(|_| !is_allowed)?;
+    Some(Refusal::NotAllowed(Arc::clone(first)))
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Untold => f.write_str("the authorization policies are not known yet"),
+            Self::Denied(policy) if policy.unreadable => {
+                let name = policy.full_name();
+                write!(
+                    f,
+                    "policy {name:?} cannot be read and refuses what it covers"
+                )
+            }
+            Self::Denied(policy) => write!(f, "policy {:?} denies it", policy.full_name()),
+            Self::NotAllowed(policy) => {
+                let name = policy.full_name();
+                write!(f, "no policy allows it, {name:?} among them")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::authorization::{Clause, Condition, Match, PeerIdentity, Rule, StringMatch};
+    use super::*;
+
+    fn policy(name: &str, scope: Scope, action: Action, namespace: &str) -> Policy {
+        let one = Match {
+            namespaces: Condition {
+                any: vec![StringMatch::Exact(namespace.to_owned())],
+                none: Vec::new(),
+            },
+            ..Match::default()
+        };
+        let clause = Clause { matches: vec![one] };
+        Policy {
+            name: name.to_owned(),
+            namespace: "app".to_owned(),
+            scope,
+            action,
+            rules: vec![Rule {
+                clauses: vec![clause],
+            }],
+            dry_run: false,
+            unreadable: false,
+        }
+    }
+
+    fn judge(policies: &Policies, names: &[&str]) -> Verdict {
+        let workload = Workload {
+            namespace: "app".into(),
+            policies: names.iter().map(|&name| name.into()).collect(),
+            ..Workload::default()
+        };
+        let attributes = Attributes {
+            peer: Some(PeerIdentity {
+                principal: "spiffe://west.local/ns/shop/sa/checkout",
+                namespace: "shop",
+                service_account: "checkout",
+            }),
+            source: [10, 0, 0, 1].into(),
+            destination: [10, 0, 0, 2].into(),
+            port: None,
+        };
+        policies.judge(&workload, &attributes)
+    }
+
+    fn policies(all: &[Policy]) -> Policies {
+        all.iter().cloned().map(Arc::new).collect()
+    }
+
+    /// The name of the policy that refuses, and whether it does by denying.
+    fn refused(verdict: &Verdict) -> Option<(&str, bool)> {
+        match verdict.refusal.as_ref()? {
+            Refusal::Untold => Some(("", false)),
+            Refusal::Denied(policy) => Some((&policy.name, true)),
+            Refusal::NotAllowed(policy) => Some((&policy.name, false)),
+        }
+    }
+
+    #[test]
+    fn what_covers_a_workload_decides_and_a_deny_comes_before_an_allow() {
+        use Action::{Allow, Deny};
+        use Scope::{Global, Namespace, Selected};
+        let one = |scope, action, of| policy("p", scope, action, of);
+        let two = |a: Policy, b: Policy| {
+            vec![
+                a,
+                Policy {
+                    name: "q".into(),
+                    ..b
+                },
+            ]
+        };
+        let elsewhere = |from: Policy| Policy {
+            namespace: "other".to_owned(),
+            ..from
+        };
+        let table = [
+            (vec![], None),
+            (vec![one(Global, Allow, "shop")], None),
+            (vec![one(Global, Allow, "bank")], Some(("p", false))),
+            (vec![one(Global, Deny, "shop")], Some(("p", true))),
+            (vec![one(Global, Deny, "bank")], None),
+            (vec![one(Namespace, Deny, "shop")], Some(("p", true))),
+            (vec![elsewhere(one(Namespace, Deny, "shop"))], None),
+            (
+                vec![elsewhere(one(Global, Deny, "shop"))],
+                Some(("p", true)),
+            ),
+            (vec![elsewhere(one(Selected, Deny, "shop"))], None),
+            (vec![one(Selected, Deny, "shop")], Some(("p", true))),
+            (
+                two(one(Global, Allow, "bank"), one(Selected, Allow, "shop")),
+                None,
+            ),
+            (
+                two(one(Global, Allow, "shop"), one(Namespace, Deny, "shop")),
+                Some(("q", true)),
+            ),
+        ];
+        for (all, want) in table {
+            let verdict = judge(&policies(&all), &["app/p", "app/q", "app/missing"]);
+            assert_eq!(refused(&verdict), want, "{all:?}");
+            assert_eq!(verdict.dry_run, None);
+        }
+        let selected = policies(&[one(Selected, Deny, "shop")]);
+        assert_eq!(refused(&judge(&selected, &[])), None, "nothing selects it");
+    }
+
+    #[test]
+    fn a_dry_run_refuses_nothing_and_tells_what_it_would() {
+        let would = |action, of| {
+            let one = policy("p", Scope::Global, action, of);
+            judge(
+                &policies(&[Policy {
+                    dry_run: true,
+                    ..one
+                }]),
+                &[],
+            )
+        };
+        for (verdict, want) in [
+            (would(Action::Deny, "shop"), true),
+            (would(Action::Deny, "bank"), false),
+            (would(Action::Allow, "bank"), true),
+            (would(Action::Allow, "shop"), false),
+        ] {
+            assert_eq!(verdict.refusal, None);
+            assert_eq!(verdict.dry_run.is_some(), want);
+        }
+    }
+
+    #[test]
+    fn before_a_source_has_told_its_policies_everything_is_refused() {
+        assert_eq!(
+            judge(&Policies::default(), &[]).refusal,
+            Some(Refusal::Untold)
+        );
+        assert_eq!(judge(&policies(&[]), &[]).refusal, None);
+    }
+
+    #[test]
+    fn a_policy_that_is_named_and_not_there_is_told() {
+        let known = policies(&[policy("p", Scope::Selected, Action::Deny, "shop")]);
+        let workload = |names: &[&str]| Workload {
+            policies: names.iter().map(|&name| name.into()).collect(),
+            ..Workload::default()
+        };
+        assert_eq!(known.missing(&workload(&["app/p"])), None);
+        let workload = workload(&["app/p", "app/q"]);
+        assert_eq!(known.missing(&workload), Some("app/q"));
+    }
+}

@@ -1,0 +1,252 @@
+//! Istio's certificate authority: `CreateCertificate` (contract 4).
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::rotation::keep;
+use super::{DEADLINE, IssueError, News, judge};
+use crate::config::ControlPlane;
+use crate::grpc::auth::IstioCertificateRequest;
+use crate::grpc::auth::istio_certificate_service_client::IstioCertificateServiceClient;
+use crate::grpc::channel;
+use crate::tls::Material;
+
+/// The largest answer that is taken: a thousand roots of 1 KiB.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// Whom to ask, and for what.
+#[derive(Clone, Debug)]
+pub struct Authority {
+    /// Where the authority is.
+    pub plane: ControlPlane,
+    /// The cluster that we are in, as the authority calls it.
+    pub cluster: String,
+    /// Our identity: `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+    pub id: String,
+    /// For how long a certificate is asked.
+    pub ttl: Duration,
+}
+
+impl Authority {
+    /// Keeps a certificate, each with a new key, and tells of every one and of every failure.
+    pub async fn run(self, news: mpsc::Sender<News>) {
+        let authority = Arc::new(self);
+        let fetch = || {
+            let authority = Arc::clone(&authority);
+            async move { authority.fetch().await }
+        };
+        keep(fetch, SystemTime::now, news).await;
+    }
+
+    /// Asks for one certificate. Roots and token are read anew, and the connection is given up
+    /// afterwards: the next certificate is hours away.
+    async fn fetch(&self) -> Result<Material, IssueError> {
+        timeout(DEADLINE, self.ask())
+            .await
+            .unwrap_or(Err(IssueError::Late))
+    }
+
+    async fn ask(&self) -> Result<Material, IssueError> {
+        let (key, csr) = request(&self.id)?;
+        let channel = channel::connect(&self.plane).await?;
+        let mut service =
+            IstioCertificateServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
+        let mut call = tonic::Request::new(IstioCertificateRequest {
+            csr,
+            validity_duration: i64::try_from(self.ttl.as_secs()).unwrap_or(i64::MAX),
+            metadata: None,
+        });
+        channel::introduce(&self.plane, &self.cluster, &mut call).await?;
+        let answer = service.create_certificate(call).await?.into_inner();
+        accept(&answer.cert_chain, key, &self.id, SystemTime::now())
+    }
+}
+
+/// A new key, and the request to sign it for `id`: an empty subject and one URI SAN.
+fn request(id: &str) -> Result<(PrivateKeyDer<'static>, String), rcgen::Error> {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.subject_alt_names = vec![SanType::URI(id.try_into()?)];
+    let csr = params.serialize_request(&key)?.pem()?;
+    Ok((PrivateKeyDer::Pkcs8(key.serialize_der().into()), csr))
+}
+
+/// Takes an authority's answer: the leaf, its intermediates and, last, the roots, each part PEM
+/// with one certificate or several.
+///
+/// # Errors
+/// What makes it of no use to us: it is cut off, too large, for another key or identity, or not
+/// valid now.
+pub fn accept(
+    answer: &[String],
+    key: PrivateKeyDer<'static>,
+    id: &str,
+    now: SystemTime,
+) -> Result<Material, IssueError> {
+    let (Some((roots, chain)), 2..) = (answer.split_last(), answer.len()) else {
+        return Err(IssueError::Parts(answer.len()));
+    };
+    let read = |part: &String| {
+        let certificates = CertificateDer::pem_slice_iter(part.as_bytes());
+        certificates.collect::<Result<Vec<_>, _>>()
+    };
+    let chain: Result<Vec<_>, _> = chain.iter().map(read).collect();
+    let material = judge(chain?.concat(), key, read(roots)?, now)?;
+    if &*material.identity.uri != id {
+        return Err(IssueError::Identity {
+            asked: id.to_owned(),
+            got: material.identity.uri.to_string(),
+        });
+    }
+    Ok(material)
+}
+
+#[cfg(test)]
+mod tests {
+    use x509_parser::prelude::{FromDer, GeneralName, ParsedExtension, X509CertificationRequest};
+
+    use super::*;
+    use crate::tls::dev::{Authority as Root, Issuer};
+
+    const ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
+    const OTHER: &str = "spiffe://east.local/ns/istio-system/sa/default";
+
+    struct Fixture {
+        root: String,
+        issuer: Issuer,
+        key: PrivateKeyDer<'static>,
+        csr: String,
+    }
+
+    fn fixture() -> Fixture {
+        let root = Root::new().unwrap();
+        let (key, csr) = request(ID).unwrap();
+        Fixture {
+            root: root.root_pem(),
+            issuer: root.intermediate("east").unwrap(),
+            key,
+            csr,
+        }
+    }
+
+    impl Fixture {
+        fn signed(&self, change: impl FnOnce(&mut CertificateParams)) -> Vec<String> {
+            self.signed_for(ID, change)
+        }
+
+        fn signed_for(&self, id: &str, change: impl FnOnce(&mut CertificateParams)) -> Vec<String> {
+            let signed = self.issuer.sign(&self.csr, |params| {
+                params.subject_alt_names = vec![SanType::URI(id.try_into().unwrap())];
+                change(params);
+            });
+            [&signed.unwrap()[..], std::slice::from_ref(&self.root)].concat()
+        }
+
+        fn accept(&self, answer: &[String]) -> Result<Material, String> {
+            let key = self.key.clone_key();
+            accept(answer, key, ID, SystemTime::now()).map_err(|error| error.to_string())
+        }
+    }
+
+    #[test]
+    fn a_request_has_no_subject_and_one_uri() {
+        let (_, csr) = request(ID).unwrap();
+        let der = pem::parse(&csr).unwrap();
+        assert_eq!(der.tag(), "CERTIFICATE REQUEST");
+        let (rest, csr) = X509CertificationRequest::from_der(der.contents()).unwrap();
+        assert!(rest.is_empty());
+        assert_eq!(csr.certification_request_info.subject.iter().count(), 0);
+        let names: Vec<_> = csr
+            .requested_extensions()
+            .unwrap()
+            .filter_map(|extension| match extension {
+                ParsedExtension::SubjectAlternativeName(names) => Some(&names.general_names),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        assert_eq!(names, [&GeneralName::URI(ID)]);
+    }
+
+    #[test]
+    fn an_answer_is_the_leaf_its_intermediates_and_last_the_roots() {
+        let fixture = fixture();
+        let mut answer = fixture.signed(|_| {});
+        let other = Root::new().unwrap().root_pem();
+        answer[2] += &other;
+        for answer in [
+            answer.clone(),
+            vec![answer[..2].concat(), answer[2].clone()],
+        ] {
+            let material = fixture.accept(&answer).unwrap();
+            assert_eq!((material.chain.len(), material.roots.len()), (2, 2));
+            assert_eq!(&*material.identity.uri, ID);
+            let kinds = material.expiries();
+            let kinds: Vec<_> = kinds.iter().map(|(kind, _)| *kind).collect();
+            assert_eq!(kinds, ["leaf", "intermediate", "root"]);
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_of_no_use_says_why() {
+        let fixture = fixture();
+        let good = fixture.signed(|_| {});
+        let other_key = Fixture {
+            csr: request(ID).unwrap().1,
+            ..self::fixture()
+        };
+        let day = time::Duration::DAY;
+        let part = |index: usize| good[index].clone();
+        let many = vec![part(0), part(1).repeat(CHAIN_MAX_TEST), part(2)];
+        let cases = [
+            (vec![], "the answer has 0 parts"),
+            (vec![part(0)], "the answer has 1 parts"),
+            (
+                vec![part(0), String::new()],
+                "the answer's roots: holds no certificate",
+            ),
+            (
+                vec![String::new(), part(2)],
+                "the answer: holds no certificate",
+            ),
+            (
+                vec![part(0), "-----BEGIN CERTIFICATE-----\n".into()],
+                "cannot be read as PEM",
+            ),
+            (
+                vec![part(1), part(2)],
+                "is no workload certificate (ca_as_leaf)",
+            ),
+            (many, "more than 16 certificates in its chain"),
+            (
+                vec![part(0), part(2).repeat(1025)],
+                "more than 1024 certificates in its roots",
+            ),
+            (fixture.signed_for(OTHER, |_| {}), OTHER),
+            (fixture.signed_for("https://a/b", |_| {}), "(bad_spiffe_id)"),
+            (other_key.signed(|_| {}), "does not fit the certificate"),
+            (
+                fixture.signed(|params| params.not_before += day),
+                "valid only from",
+            ),
+            (
+                fixture.signed(|params| params.not_after = params.not_before),
+                "has ended",
+            ),
+        ];
+        for (answer, why) in cases {
+            let refused = fixture.accept(&answer).expect_err(why);
+            assert!(refused.contains(why), "{refused}");
+        }
+    }
+
+    /// With the leaf one more than may be.
+    const CHAIN_MAX_TEST: usize = super::super::CHAIN_MAX;
+}

@@ -1,0 +1,45 @@
+//! What stands in for a rejected resource.
+
+use super::*;
+
+#[test]
+fn what_stands_in_for_a_rejected_resource_is_held_until_the_server_says_it_is_gone() {
+    let (mut client, mut taken) = connected();
+    taken.stands_in = true;
+    let twice = [resource(ALL, "twice", "1"), resource(ALL, "twice", "2")];
+    let without_body = Resource {
+        body: None,
+        ..resource(ALL, "empty", "1")
+    };
+    let other = Resource {
+        body_type: SOME.to_owned(),
+        ..resource(ALL, "other", "1")
+    };
+    client.received(response(ALL, twice), &mut taken);
+    let rest = [without_body, other, bad(ALL, "bad", "1"), bad(ALL, "", "1")];
+    client.received(response(ALL, rest), &mut taken);
+    assert_eq!(taken.log, ["?twice", "?empty", "?other", "?bad"]);
+    assert_eq!(client.held(ALL), 4);
+
+    client.disconnected(End::Clean);
+    let first = client.connected();
+    let claimed = versions(&[("bad", ""), ("empty", ""), ("other", ""), ("twice", "")]);
+    assert_eq!(first[0].initial_versions, claimed);
+    for name in ["twice", "empty", "other", "bad"] {
+        client.received(removal(ALL, name), &mut taken);
+    }
+    assert_eq!(taken.log[4..], ["-twice", "-empty", "-other", "-bad"]);
+    assert_eq!(client.usage.held(), (0, 0), "the place is given back");
+}
+
+#[test]
+fn a_good_version_stays_when_a_bad_one_comes_and_nothing_stands_in_for_it() {
+    let (mut client, mut taken) = connected();
+    taken.stands_in = true;
+    client.received(response(ALL, [resource(ALL, "a", "1")]), &mut taken);
+    client.received(response(ALL, [bad(ALL, "a", "2")]), &mut taken);
+    assert_eq!(taken.log, ["+a"]);
+    client.disconnected(End::Clean);
+    let first = client.connected();
+    assert_eq!(first[0].initial_versions, versions(&[("a", "1")]));
+}

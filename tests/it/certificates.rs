@@ -1,0 +1,352 @@
+//! Certificates that are issued while the gateway runs: by Istio's authority, and by a SPIFFE
+//! Workload API.
+
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use strait::hbone::{Client, Tunnel};
+use strait::tls::{self, Material};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::support::ca::Mode;
+use crate::support::istiod::{Istiod, NAME, TOKEN};
+use crate::support::workload_api::WorkloadApi;
+use crate::support::{
+    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, identities, replace, run,
+    until,
+};
+
+/// Half of this life is over a second from now.
+const SHORT: (Duration, Duration) = (Duration::from_secs(9), Duration::from_secs(11));
+/// Half of this one is over two seconds from now, and in all it is left six.
+const ENDING: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(6));
+
+/// A gateway whose identity comes from the control plane at host 2 of its net.
+fn of_istio(net: Net) -> Gateway {
+    let keys = format!(
+        "kind: istio-ca, address: \"{}\", roots: root.crt, token: token, san: {NAME}, \
+         trust_domain: east.local, namespace: istio-system, service_account: eastwest",
+        net.address(2, 15012)
+    );
+    spawn(net, &keys)
+}
+
+/// A gateway with one endpoint and this identity.
+fn spawn(net: Net, keys: &str) -> Gateway {
+    let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "HBONE")]);
+    settings.exposure = format!("    - {{service: \"{ECHO}\", to: [{{anyone: true}}]}}\n");
+    Gateway::spawn(&settings, |folder| {
+        std::fs::write(folder.join("token"), TOKEN).expect("a token");
+        for unused in ["gateway.crt", "gateway.key"] {
+            std::fs::remove_file(folder.join(unused)).expect("a file");
+        }
+        let file = folder.join("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let files = "kind: files, chain: gateway.crt, key: gateway.key, roots: root.crt";
+        assert!(text.contains(files));
+        let keys = keys.replace("FOLDER", &folder.to_string_lossy());
+        std::fs::write(file, text.replace(files, &keys)).expect("a configuration");
+    })
+}
+
+async fn echoes(tunnel: &mut Tunnel) {
+    tunnel.write_all(b"hello").await.expect("a request");
+    let mut answer = [0; 5];
+    tunnel.read_exact(&mut answer).await.expect("an answer");
+    assert_eq!(&answer, b"hello");
+}
+
+async fn asks(gateway: &Gateway) -> Result<(), String> {
+    let tls = identities().client(CLIENT, GATEWAY);
+    asks_as(gateway, &tls).await
+}
+
+async fn asks_as(
+    gateway: &Gateway,
+    tls: &std::sync::Arc<rustls::ClientConfig>,
+) -> Result<(), String> {
+    let client = Client::connect(gateway.address, tls).await;
+    let client = client.map_err(|error| error.to_string())?;
+    let tunnel = client.tunnel(ECHO).await;
+    let mut tunnel = tunnel.map_err(|error| error.to_string())?;
+    echoes(&mut tunnel).await;
+    Ok(())
+}
+
+/// The leaf that the gateway shows to a new connection.
+async fn shown(gateway: &Gateway) -> Vec<u8> {
+    let stream = TcpStream::connect(gateway.address).await.expect("TCP");
+    let connector = TlsConnector::from(identities().client(CLIENT, GATEWAY));
+    let name = ServerName::IpAddress(gateway.address.ip().into());
+    let stream = connector.connect(name, stream).await.expect("TLS");
+    let chain = stream.get_ref().1.peer_certificates();
+    chain.expect("a chain")[0].to_vec()
+}
+
+async fn dump(gateway: &Gateway) -> String {
+    gateway.http(15000, "GET", "/config_dump").await.1
+}
+
+async fn fetches(gateway: &Gateway, result: &str) -> f64 {
+    let name = format!("strait_certificate_fetches_total{{result=\"{result}\"}}");
+    gateway.metric(&name).await
+}
+
+#[test]
+fn the_data_path_opens_with_the_first_certificate_of_the_authority() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = of_istio(net);
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        gateway.logged("no new certificate").await;
+        let (status, pending) = gateway.readiness().await;
+        assert_eq!(status, 500);
+        assert!(
+            pending.contains("certificates") && pending.contains("listeners"),
+            "{pending}"
+        );
+        let refused = TcpStream::connect(gateway.address).await;
+        refused.expect_err("nobody listens without a certificate");
+        assert!(dump(&gateway).await.contains("Unavailable: "));
+
+        let istiod = Istiod::default();
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        asks(&gateway).await.expect("a tunnel");
+        let day = Duration::from_secs(24 * 3600).as_secs();
+        let asked = istiod.ca.requests();
+        assert_eq!(
+            asked,
+            [("east".to_owned(), i64::try_from(day).expect("a day"))]
+        );
+        let dump = dump(&gateway).await;
+        assert!(
+            dump.contains("\"Available\"") && dump.contains(GATEWAY),
+            "{dump}"
+        );
+        let now = std::time::SystemTime::UNIX_EPOCH
+            .elapsed()
+            .expect("after 1970");
+        for (kind, least) in [("leaf", 0.9), ("root", 300.0)] {
+            let name = format!(
+                "strait_certificate_expiry_seconds{{identity=\"{GATEWAY}\",kind=\"{kind}\"}}"
+            );
+            let days = (gateway.metric(&name).await - now.as_secs_f64()) / 86_400.0;
+            assert!((least..400.0).contains(&days), "{kind}: {days}");
+        }
+        assert!(fetches(&gateway, "error").await >= 1.0);
+        assert!((fetches(&gateway, "ok").await - 1.0).abs() < 0.5);
+    });
+}
+
+#[test]
+fn what_the_authority_must_not_answer_is_said_and_asked_for_again() {
+    run(async {
+        let net = Net::new();
+        let istiod = Istiod::default();
+        istiod.ca.set(Mode::Refuses);
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let mut gateway = of_istio(net);
+        for (next, line) in [
+            (Mode::AnswersOneElement, "the authority refused: "),
+            (Mode::SignsForAnother, "the answer has 1 parts"),
+            (Mode::Signs, "signs for whom the token belongs to"),
+        ] {
+            gateway.logged(line).await;
+            assert_eq!(gateway.readiness().await.0, 500);
+            istiod.ca.set(next);
+        }
+        gateway.ready().await;
+    });
+}
+
+#[test]
+fn a_short_lived_certificate_is_replaced_under_open_tunnels() {
+    run(async {
+        let net = Net::new();
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = Istiod::default();
+        istiod.ca.lives(SHORT.0, SHORT.1);
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let mut gateway = of_istio(net);
+        gateway.ready().await;
+        let first = shown(&gateway).await;
+        let client = gateway.client(identities()).await;
+        let mut open = client.tunnel(ECHO).await.expect("a tunnel");
+        let next = async || shown(&gateway).await;
+        let second = until("the second one", next, |shown| *shown != first).await;
+        until("the third one", next, |shown| {
+            *shown != first && *shown != second
+        })
+        .await;
+        echoes(&mut open).await;
+        let mut more = client
+            .tunnel(ECHO)
+            .await
+            .expect("a tunnel on the old connection");
+        echoes(&mut more).await;
+        assert_eq!(gateway.readiness().await.0, 200);
+        assert!((fetches(&gateway, "error").await).abs() < 0.5);
+
+        // A certificate that comes after a change of trust is served with the new domains, and
+        // the change is served with the certificate in force.
+        let file = gateway.file("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let west = "    - {name: west.local, cluster: west}\n";
+        assert!(text.contains(west));
+        replace(&file, &text.replace(west, ""));
+        until("the refusal", async || asks(&gateway).await, Result::is_err)
+            .await
+            .expect_err("the domain is not in the set");
+        let before = fetches(&gateway, "ok").await;
+        let now = async || fetches(&gateway, "ok").await;
+        until("one more", now, |now| *now > before).await;
+        asks(&gateway)
+            .await
+            .expect_err("the domain is not in the set");
+    });
+}
+
+#[test]
+fn an_authority_that_is_down_at_half_life_is_asked_until_it_is_back() {
+    run(async {
+        let net = Net::new();
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = Istiod::default();
+        istiod.ca.lives(SHORT.0, SHORT.1);
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let mut gateway = of_istio(net);
+        gateway.ready().await;
+        let first = shown(&gateway).await;
+        drop(serving);
+        gateway.logged("no new certificate").await;
+        gateway.logged("the one before ends at").await;
+        let failing = async || gateway.metric("strait_certificate_failing").await;
+        until("the metric", failing, |failing| *failing > 0.5).await;
+        assert!(
+            dump(&gateway)
+                .await
+                .contains("Available: no new certificate")
+        );
+        let second = shown(&gateway).await;
+        asks(&gateway)
+            .await
+            .expect("a tunnel with the certificate in force");
+        assert_eq!(gateway.readiness().await.0, 200);
+
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let next = async || shown(&gateway).await;
+        until("a new one", next, |shown| {
+            *shown != first && *shown != second
+        })
+        .await;
+        until("the metric", failing, |failing| *failing < 0.5).await;
+    });
+}
+
+#[test]
+fn a_certificate_that_ends_takes_readiness_with_it_until_there_is_a_new_one() {
+    run(async {
+        let net = Net::new();
+        let istiod = Istiod::default();
+        istiod.ca.lives(ENDING.0, ENDING.1);
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let mut gateway = of_istio(net);
+        gateway.ready().await;
+        drop(serving);
+        gateway.logged("our certificate has ended").await;
+        let (status, pending) = gateway.readiness().await;
+        assert_eq!(status, 500);
+        assert!(pending.contains("certificates"), "{pending}");
+        assert!(dump(&gateway).await.contains("Unavailable: "));
+        istiod.ca.lives(SHORT.0, SHORT.1);
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+    });
+}
+
+/// A gateway whose identity comes from the agent that it returns, which has none yet.
+fn of_an_agent(net: Net) -> (Gateway, WorkloadApi, tokio::task::JoinSet<()>) {
+    let gateway = spawn(net, "kind: spiffe, socket: \"unix://FOLDER/socket\"");
+    let api = WorkloadApi::new();
+    let serving = api.serve(&gateway.file("socket"));
+    (gateway, api, serving)
+}
+
+#[test]
+fn an_agent_rotates_an_identity_and_takes_it_back() {
+    run(async {
+        let net = Net::new();
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let (mut gateway, api, _serving) = of_an_agent(net);
+        gateway.logged("gives this workload no identity").await;
+        assert_eq!(gateway.readiness().await.0, 500);
+        let root = &*identities().root;
+        let give = || {
+            let leaf = identities().leaf(GATEWAY);
+            api.give(GATEWAY, &leaf, root, &[("west.local", root)]);
+        };
+        give();
+        gateway.ready().await;
+        let first = shown(&gateway).await;
+        let client = gateway.client(identities()).await;
+        let mut open = client.tunnel(ECHO).await.expect("a tunnel");
+        echoes(&mut open).await;
+        give();
+        let next = async || shown(&gateway).await;
+        let second = until("a new one", next, |shown| *shown != first).await;
+        echoes(&mut open).await;
+
+        api.withdraw();
+        let state = async || dump(&gateway).await;
+        until("the state", state, |dump| {
+            dump.contains("Available: no new certificate: the Workload API gives this workload no")
+        })
+        .await;
+        assert_eq!(shown(&gateway).await, second, "it is served until it ends");
+        echoes(&mut open).await;
+        asks(&gateway).await.expect("a tunnel");
+        assert_eq!(gateway.readiness().await.0, 200);
+        give();
+        until("a third one", next, |shown| *shown != second).await;
+        until("the state", state, |dump| dump.contains("\"Available\"")).await;
+    });
+}
+
+#[test]
+fn a_federated_bundle_lets_its_domain_in_and_its_removal_refuses_it() {
+    run(async {
+        let net = Net::new();
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let (mut gateway, api, _serving) = of_an_agent(net);
+        let leaf = identities().leaf(GATEWAY);
+        let root = &*identities().root;
+        api.give(GATEWAY, &leaf, root, &[]);
+        gateway.ready().await;
+        gateway.logged("domains=\"west.local\"").await;
+        asks(&gateway).await.expect_err("no bundle of the domain");
+        let counted = async || gateway.refused("untrusted_domain").await;
+        until("the refusal", counted, |count| *count > 0.5).await;
+
+        // The other domain's root is its own.
+        let other = Identities::new();
+        let peer = other.leaf(CLIENT);
+        let peer = Material::from_pem(&peer.chain_pem, &peer.key_pem, root).expect("material");
+        let peer = tls::client_config(&peer, &[GATEWAY]).expect("a client");
+        api.give(GATEWAY, &leaf, root, &[("west.local", &other.root)]);
+        let asks_now = async || asks_as(&gateway, &peer).await;
+        let first = until("the bundle", asks_now, Result::is_ok).await;
+        first.expect("a tunnel");
+        asks(&gateway)
+            .await
+            .expect_err("the domain by another root");
+        let counted = async || gateway.refused("unknown_issuer").await;
+        until("the refusal", counted, |count| *count > 0.5).await;
+
+        api.give(GATEWAY, &leaf, root, &[]);
+        let refused = until("the removal", asks_now, Result::is_err).await;
+        refused.expect_err("no bundle any more");
+    });
+}

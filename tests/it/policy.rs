@@ -1,0 +1,273 @@
+//! Istio's authorization policies at a gateway that a control plane programs.
+
+use prost::Message as _;
+use strait::grpc::security::string_match::MatchType;
+use strait::grpc::security::{Action, Authorization, Clause, Match, Rule, Scope, StringMatch};
+use strait::grpc::workload::{Address, address};
+use strait::hbone::Tunnel;
+use strait::xds::store::{ADDRESS, AUTHORIZATION};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{Duration, Instant};
+
+use crate::istio::{SERVICE, bytes, service, spawn, workload};
+use crate::support::istiod::{Istiod, NAME, Serving};
+use crate::support::{
+    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, identities, replace, run, until,
+};
+
+/// A client of another namespace than [`CLIENT`].
+const OTHER: &str = "spiffe://west.local/ns/bank/sa/teller";
+/// What a tunnel is told that policies refuse.
+const REFUSED: &str = "401";
+
+/// A policy `app/NAME` about peers of the namespace `of`.
+fn policy(name: &str, scope: Scope, action: Action, of: &str) -> Authorization {
+    let namespaces = vec![StringMatch {
+        match_type: Some(MatchType::Exact(of.to_owned())),
+    }];
+    let matches = vec![Match {
+        namespaces,
+        ..Match::default()
+    }];
+    Authorization {
+        name: name.to_owned(),
+        namespace: "app".to_owned(),
+        scope: scope.into(),
+        action: action.into(),
+        rules: vec![Rule {
+            clauses: vec![Clause { matches }],
+        }],
+        ..Authorization::default()
+    }
+}
+
+fn deny(of: &str) -> Authorization {
+    policy("p", Scope::Namespace, Action::Deny, of)
+}
+
+/// The workload `a`, which these policies select.
+fn selected(net: Net, policies: &[&str]) -> Address {
+    let mut message = workload("a", bytes(net.ip(11)));
+    if let Some(address::Type::Workload(workload)) = &mut message.r#type {
+        workload.authorization_policies = policies.iter().map(|&name| name.to_owned()).collect();
+    }
+    message
+}
+
+/// A gateway, the control plane and the one endpoint of its service.
+struct Mesh {
+    gateway: Gateway,
+    istiod: Istiod,
+    serving: Option<Serving>,
+    net: Net,
+    _endpoint: Endpoint,
+}
+
+impl Mesh {
+    async fn start(mode: &str, policies: &[Authorization]) -> Self {
+        let net = Net::new();
+        let endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let mut settings = Settings::new(net, identities());
+        settings.more += &policy_line(mode);
+        let mut gateway = spawn(&settings, NAME);
+        let istiod = Istiod::default();
+        istiod.put(ADDRESS, SERVICE, &service());
+        istiod.put(ADDRESS, "a", &selected(net, &[]));
+        for policy in policies {
+            let name = format!("app/{}", policy.name);
+            istiod.put(AUTHORIZATION, &name, policy);
+        }
+        let serving = Some(istiod.serve(net.address(2, 15012), identities()).await);
+        gateway.ready().await;
+        Self {
+            gateway,
+            istiod,
+            serving,
+            net,
+            _endpoint: endpoint,
+        }
+    }
+
+    async fn tunnel(&self, id: &str) -> Result<Tunnel, String> {
+        let client = self.gateway.client_as(identities(), id).await;
+        let tunnel = client.tunnel(ECHO).await;
+        // Without its handle the connection goes on as long as the tunnel does.
+        let mut tunnel = tunnel.map_err(|error| error.to_string())?;
+        echoes(&mut tunnel).await;
+        tokio::spawn(client.closed());
+        Ok(tunnel)
+    }
+
+    async fn asks(&self, id: &str) -> Result<(), String> {
+        self.tunnel(id).await.map(drop)
+    }
+
+    /// Waits until this peer is refused, and says by which answer.
+    async fn refuses(&self, id: &str) {
+        let asked = until("a refusal", async || self.asks(id).await, Result::is_err).await;
+        let why = asked.expect_err("a refusal");
+        assert!(why.contains(REFUSED), "{why}");
+    }
+
+    async fn admits(&self, id: &str) {
+        let asked = until("a tunnel", async || self.asks(id).await, Result::is_ok).await;
+        asked.expect("a tunnel");
+    }
+
+    async fn counted(&self, outcome: &str) -> f64 {
+        let name = format!("strait_policy_refusals_total{{outcome=\"{outcome}\"}}");
+        self.gateway.metric(&name).await
+    }
+
+    /// Changes the mode while it runs.
+    fn switch(&self, from: &str, to: &str) {
+        let file = self.gateway.file("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let (from, to) = (policy_line(from), policy_line(to));
+        assert!(text.contains(&from));
+        replace(&file, &text.replace(&from, &to));
+    }
+}
+
+fn policy_line(mode: &str) -> String {
+    format!("policy: {{istio: {mode}}}\n")
+}
+
+async fn echoes(tunnel: &mut Tunnel) {
+    tunnel.write_all(b"hello").await.expect("an open tunnel");
+    let mut answer = [0; 5];
+    let read = tunnel.read_exact(&mut answer).await;
+    read.expect("an open tunnel");
+    assert_eq!(&answer, b"hello");
+}
+
+#[test]
+fn allow_and_deny_decide_under_enforce_and_audit_lets_through() {
+    run(async {
+        let allow = policy("allow", Scope::Namespace, Action::Allow, "shop");
+        let mesh = Mesh::start("enforce", &[allow]).await;
+        mesh.asks(CLIENT).await.expect("it is allowed");
+        mesh.refuses(OTHER).await;
+        assert!(mesh.gateway.tunnels("policy_denied").await > 0.5);
+        mesh.gateway.logged("app/allow").await;
+
+        mesh.istiod.put(AUTHORIZATION, "app/p", &deny("shop"));
+        mesh.refuses(CLIENT).await;
+        mesh.gateway.logged("app/p").await;
+
+        let before = mesh.counted("audited").await;
+        mesh.switch("enforce", "audit");
+        mesh.admits(CLIENT).await;
+        mesh.admits(OTHER).await;
+        assert!(mesh.counted("audited").await > before + 1.5);
+        mesh.switch("audit", "off");
+        let still = async || {
+            let before = mesh.counted("audited").await;
+            mesh.admits(OTHER).await;
+            mesh.counted("audited").await > before + 0.5
+        };
+        until("nobody to look", still, |looks| !looks).await;
+        mesh.switch("off", "enforce");
+        mesh.refuses(OTHER).await;
+    });
+}
+
+#[test]
+fn a_dry_run_is_counted_and_refuses_nothing() {
+    run(async {
+        let policy = Authorization {
+            dry_run: true,
+            ..deny("shop")
+        };
+        let mesh = Mesh::start("enforce", &[policy]).await;
+        mesh.asks(CLIENT).await.expect("it only logs");
+        assert!((mesh.counted("dry_run").await - 1.0).abs() < 0.5);
+        assert!(mesh.counted("refused").await < 0.5);
+        mesh.gateway.logged("outcome=\"dry_run\"").await;
+    });
+}
+
+#[test]
+fn a_deny_resets_the_open_tunnels_that_it_matches_within_a_second() {
+    run(async {
+        let mesh = Mesh::start("enforce", &[]).await;
+        let mut kept = mesh.tunnel(OTHER).await.expect("a tunnel");
+        for (name, change) in [("a policy", AUTHORIZATION), ("what selects one", ADDRESS)] {
+            let mut lost = mesh.tunnel(CLIENT).await.expect(name);
+            let start = Instant::now();
+            match change {
+                AUTHORIZATION => mesh.istiod.put(AUTHORIZATION, "app/p", &deny("shop")),
+                _ => mesh
+                    .istiod
+                    .put(ADDRESS, "a", &selected(mesh.net, &["app/q"])),
+            }
+            let code = broken(&mut lost).await;
+            let took = start.elapsed();
+            assert_eq!(code, Some(h2::Reason::INTERNAL_ERROR), "{name}");
+            // A second of jitter, and what it takes to hear of the change on a busy machine.
+            assert!(took < Duration::from_secs(3), "{name}: {took:?}");
+            echoes(&mut kept).await;
+            // For the next turn: nothing is refused, and a policy waits to be named.
+            let q = policy("q", Scope::WorkloadSelector, Action::Deny, "shop");
+            mesh.istiod.put(AUTHORIZATION, "app/q", &q);
+            mesh.istiod.remove(AUTHORIZATION, "app/p");
+            if change == AUTHORIZATION {
+                mesh.admits(CLIENT).await;
+            }
+        }
+        assert!((mesh.gateway.tunnels("revoked").await - 2.0).abs() < 0.5);
+    });
+}
+
+/// A policy of the namespace that has a field of tomorrow.
+fn newer() -> Vec<u8> {
+    [deny("bank").encode_to_vec(), vec![0x98, 0x06, 0x01]].concat()
+}
+
+#[test]
+fn a_policy_that_cannot_be_read_refuses_what_it_covers_until_it_is_gone() {
+    run(async {
+        let mut mesh = Mesh::start("enforce", &[]).await;
+        mesh.asks(CLIENT).await.expect("a tunnel");
+        mesh.istiod.put_all(AUTHORIZATION, &[("app/p", newer())]);
+        mesh.refuses(CLIENT).await;
+        let rejections = mesh.istiod.rejections();
+        let want = "app/p: authorization: field 99 is not understood";
+        assert_eq!(rejections, [want]);
+        mesh.istiod.remove(AUTHORIZATION, "app/p");
+        mesh.admits(CLIENT).await;
+
+        // Gone while nobody could say so.
+        mesh.istiod.put_all(AUTHORIZATION, &[("app/p", newer())]);
+        mesh.refuses(CLIENT).await;
+        drop(mesh.serving.take());
+        mesh.gateway.logged("no stream to the control plane").await;
+        mesh.istiod.remove(AUTHORIZATION, "app/p");
+        mesh.refuses(CLIENT).await;
+        let address = mesh.net.address(2, 15012);
+        mesh.serving = Some(mesh.istiod.serve(address, identities()).await);
+        mesh.admits(CLIENT).await;
+
+        // A version that can be read replaces what stood in for it.
+        mesh.istiod.put_all(AUTHORIZATION, &[("app/p", newer())]);
+        mesh.refuses(CLIENT).await;
+        mesh.istiod.put(AUTHORIZATION, "app/p", &deny("bank"));
+        mesh.admits(CLIENT).await;
+        mesh.refuses(OTHER).await;
+    });
+}
+
+#[test]
+fn what_the_gateway_does_not_know_is_left_to_the_destination() {
+    run(async {
+        let with_port = |mut from: Authorization, port| {
+            from.rules[0].clauses[0].matches[0].destination_ports = vec![port];
+            from
+        };
+        let allow = policy("allow", Scope::Global, Action::Allow, "shop");
+        let policies = [with_port(allow, 9090), with_port(deny("shop"), 9091)];
+        let mesh = Mesh::start("enforce", &policies).await;
+        mesh.asks(CLIENT).await.expect("it may be for port 9090");
+        mesh.refuses(OTHER).await;
+    });
+}

@@ -1,0 +1,99 @@
+//! The certificate authority of the control plane.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, SystemTime};
+
+use rcgen::SanType;
+use strait::grpc::auth::istio_certificate_service_server::IstioCertificateService;
+use strait::grpc::auth::{IstioCertificateRequest, IstioCertificateResponse};
+use tonic::{Request, Response, Status};
+
+use super::identities::{GATEWAY, identities};
+use super::istiod::check_token;
+
+/// It signs with the key of cluster east that all tests share. It outlives the server.
+#[derive(Clone, Default)]
+pub struct Ca(Arc<Mutex<State>>);
+
+struct State {
+    mode: Mode,
+    life: (Duration, Duration),
+    requests: Vec<(String, i64)>,
+}
+
+/// What it does when it is asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    Signs,
+    Refuses,
+    SignsForAnother,
+    AnswersOneElement,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Signs,
+            life: (Duration::from_secs(120), Duration::from_secs(24 * 3600)),
+            requests: Vec::new(),
+        }
+    }
+}
+
+impl Ca {
+    /// Changes what it does.
+    pub fn set(&self, mode: Mode) {
+        self.state().mode = mode;
+    }
+
+    /// Certificates from now on have been valid for so long, and stay so for so long.
+    pub fn lives(&self, past: Duration, left: Duration) {
+        self.state().life = (past, left);
+    }
+
+    /// Who has asked so far: the cluster, and for how many seconds.
+    pub fn requests(&self) -> Vec<(String, i64)> {
+        self.state().requests.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("no panic with the lock held")
+    }
+}
+
+#[tonic::async_trait]
+impl IstioCertificateService for Ca {
+    async fn create_certificate(
+        &self,
+        call: Request<IstioCertificateRequest>,
+    ) -> Result<Response<IstioCertificateResponse>, Status> {
+        check_token(call.metadata())?;
+        let cluster = call.metadata().get("clusterid");
+        let cluster = cluster.and_then(|cluster| cluster.to_str().ok());
+        let cluster = cluster.unwrap_or_default().to_owned();
+        let mut state = self.state();
+        let request = call.into_inner();
+        state.requests.push((cluster, request.validity_duration));
+        let id = match state.mode {
+            Mode::Refuses => return Err(Status::permission_denied("not today")),
+            Mode::SignsForAnother => "spiffe://east.local/ns/istio-system/sa/default",
+            Mode::Signs | Mode::AnswersOneElement => GATEWAY,
+        };
+        let now = SystemTime::now();
+        let (past, left) = state.life;
+        let signed = identities().east.sign(&request.csr, |params| {
+            params.subject_alt_names = vec![SanType::URI(id.try_into().expect("a uri"))];
+            params.not_before = (now - past).into();
+            params.not_after = (now + left).into();
+        });
+        let mut cert_chain = Vec::from(signed.map_err(|error| {
+            let why = format!("no request that can be signed: {error:?}");
+            Status::invalid_argument(why)
+        })?);
+        cert_chain.push(identities().root.clone());
+        if state.mode == Mode::AnswersOneElement {
+            cert_chain.truncate(1);
+        }
+        Ok(Response::new(IstioCertificateResponse { cert_chain }))
+    }
+}

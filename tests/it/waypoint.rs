@@ -1,0 +1,217 @@
+//! Services behind waypoints, at a gateway that a control plane programs.
+
+use std::collections::BTreeMap;
+
+use http::{Method, Request};
+use strait::grpc::workload::gateway_address::Destination;
+use strait::grpc::workload::{
+    Address, GatewayAddress, NamespacedHostname, PortList, Service, WeightedWaypoint, Workload,
+    address,
+};
+use strait::xds::store::ADDRESS;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use crate::istio::{SERVICE, bytes, gateway, ports, service, workload};
+use crate::support::istiod::{Istiod, NAME, Serving};
+use crate::support::{CLIENT, ECHO, Endpoint, Gateway, Net, identities, replace, run, until};
+
+/// The waypoint's identity in the other cluster, which its service is said to have.
+const WAYPOINT: &str = "spiffe://west.local/ns/app/sa/waypoint";
+/// An ingress gateway that only the configuration knows.
+const INGRESS: &str = "spiffe://west.local/ns/edge/sa/ingress";
+
+/// The host of the service's own endpoint, and those of the waypoints `one` and `two`.
+const OWN: u8 = 11;
+const ONE: u8 = 12;
+const TWO: u8 = 13;
+
+/// An endpoint that says its own name.
+fn says(listener: TcpListener, name: u8) -> Endpoint {
+    Endpoint::new(listener, move |mut stream| async move {
+        let _ = stream.write_u8(name).await;
+        let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+    })
+}
+
+fn at(name: &str) -> GatewayAddress {
+    let hostname = NamespacedHostname {
+        namespace: "app".into(),
+        hostname: format!("{name}.app.svc.cluster.local"),
+    };
+    GatewayAddress {
+        destination: Some(Destination::Hostname(hostname)),
+        hbone_mtls_port: 15008,
+    }
+}
+
+/// The service, behind these waypoints.
+fn behind(waypoints: &[(&str, u32)]) -> Address {
+    let mut message = service();
+    if let Some(address::Type::Service(service)) = &mut message.r#type {
+        let weighted = |&(name, weight): &(&str, u32)| WeightedWaypoint {
+            destination: Some(at(name)),
+            weight,
+        };
+        service.weighted_waypoints = waypoints.iter().map(weighted).collect();
+    }
+    message
+}
+
+/// The service of a waypoint.
+fn of_waypoint(name: &str) -> Address {
+    let service = Service {
+        name: name.to_owned(),
+        namespace: "app".into(),
+        hostname: format!("{name}.app.svc.cluster.local"),
+        ports: ports(),
+        subject_alt_names: vec![WAYPOINT.to_owned()],
+        ..Service::default()
+    };
+    Address {
+        r#type: Some(address::Type::Service(service)),
+    }
+}
+
+/// The one workload of a waypoint.
+fn pod(name: &str, address: Vec<u8>) -> Address {
+    let mut message = workload(name, address);
+    let list = PortList { ports: ports() };
+    if let Some(address::Type::Workload(workload)) = &mut message.r#type {
+        *workload = Workload {
+            services: [(format!("app/{name}.app.svc.cluster.local"), list)].into(),
+            workload_name: name.to_owned(),
+            native_tunnel: true,
+            ..std::mem::take(workload)
+        };
+    }
+    message
+}
+
+/// A gateway, its control plane, and an endpoint each of the service and of two waypoints.
+struct Mesh {
+    gateway: Gateway,
+    istiod: Istiod,
+    _serving: Serving,
+    _endpoints: [Endpoint; 3],
+}
+
+impl Mesh {
+    async fn start(waypoints: &[(&str, u32)]) -> Self {
+        let net = Net::new();
+        let endpoints = [
+            says(net.listen(OWN, 15008).await, OWN),
+            says(net.listen(ONE, 15008).await, ONE),
+            says(net.listen(TWO, 15008).await, TWO),
+        ];
+        let istiod = Istiod::default();
+        istiod.put(ADDRESS, SERVICE, &behind(waypoints));
+        istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(OWN))));
+        for (name, host) in [("one", ONE), ("two", TWO)] {
+            let service = format!("app/{name}.app.svc.cluster.local");
+            istiod.put(ADDRESS, &service, &of_waypoint(name));
+            istiod.put(ADDRESS, name, &pod(name, bytes(net.ip(host))));
+        }
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let mut gateway = gateway(net, NAME);
+        gateway.ready().await;
+        Self {
+            gateway,
+            istiod,
+            _serving: serving,
+            _endpoints: endpoints,
+        }
+    }
+
+    /// Who answers a peer that says these words of where it comes from.
+    async fn asks(&self, id: &str, words: &[&str]) -> Result<u8, String> {
+        let client = self.gateway.client_as(identities(), id).await;
+        let mut request = Request::builder().method(Method::CONNECT).uri(ECHO);
+        for word in words {
+            request = request.header("x-istio-source", *word);
+        }
+        let request = request.body(()).expect("a request");
+        let mut tunnel = client.request(request).await.map_err(|e| e.to_string())?;
+        Ok(tunnel.read_u8().await.expect("a name"))
+    }
+
+    async fn becomes(&self, id: &str, words: &[&str], want: u8) {
+        let asks = async || self.asks(id, words).await;
+        let _ = until("another way", asks, |host| *host == Ok(want)).await;
+    }
+}
+
+#[test]
+fn a_tunnel_goes_by_the_waypoint_unless_one_that_is_believed_has_done_its_work() {
+    run(async {
+        let mesh = Mesh::start(&[("one", 1)]).await;
+        for (id, words, want) in [
+            (CLIENT, &[][..], ONE),
+            (CLIENT, &["waypoint"], ONE),
+            (CLIENT, &["gateway"], ONE),
+            (WAYPOINT, &[], ONE),
+            (WAYPOINT, &["waypoint"], OWN),
+            (WAYPOINT, &["gateway"], OWN),
+            (WAYPOINT, &["sidecar"], ONE),
+            (WAYPOINT, &["waypoint", "waypoint"], ONE),
+            (INGRESS, &["gateway"], ONE),
+        ] {
+            assert_eq!(mesh.asks(id, words).await, Ok(want), "{id} {words:?}");
+        }
+        let file = mesh.gateway.file("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let waypoints = format!("  waypoints: [\"{INGRESS}\"]\nlisteners:");
+        replace(&file, &text.replace("listeners:", &waypoints));
+        mesh.becomes(INGRESS, &["gateway"], OWN).await;
+        assert_eq!(mesh.asks(CLIENT, &["gateway"]).await, Ok(ONE));
+
+        // The service is the one that was asked for, the workload the waypoint's.
+        let (_, metrics) = mesh.gateway.http(15020, "GET", "/metrics").await;
+        let opened = metrics.lines().find(|line| {
+            line.starts_with("istio_tcp_connections_opened_total")
+                && line.contains("destination_workload=\"one\"")
+        });
+        let opened = opened.expect("a tunnel by the waypoint");
+        let of = "destination_service=\"echo.app.svc.cluster.local\"";
+        assert!(opened.contains(of), "{opened}");
+    });
+}
+
+#[test]
+fn waypoints_share_by_weight_and_without_one_nothing_goes_past() {
+    run(async {
+        const TUNNELS: usize = 400;
+        let mesh = Mesh::start(&[("one", 1), ("two", 3)]).await;
+        let mut shares = BTreeMap::<u8, usize>::new();
+        for _ in 0..TUNNELS {
+            let host = mesh.asks(CLIENT, &[]).await.expect("a waypoint");
+            *shares.entry(host).or_default() += 1;
+        }
+        // A quarter is 100; five standard deviations of 8.7 are 43.
+        assert!((57..=143).contains(&shares[&ONE]), "{shares:?}");
+        assert_eq!(shares[&ONE] + shares[&TWO], TUNNELS, "{shares:?}");
+
+        mesh.istiod.remove(ADDRESS, "two");
+        let only_one = async || {
+            let mut hosts = Vec::new();
+            for _ in 0..10 {
+                hosts.push(mesh.asks(CLIENT, &[]).await);
+            }
+            hosts
+        };
+        until("the one that is left", only_one, |hosts| {
+            hosts.iter().all(|host| *host == Ok(ONE))
+        })
+        .await;
+        mesh.istiod.remove(ADDRESS, "one");
+        let asks = async || mesh.asks(CLIENT, &[]).await;
+        let refused = until("a refusal", asks, Result::is_err).await;
+        assert!(refused.expect_err("a refusal").contains("503"));
+        assert!(mesh.gateway.tunnels("no_waypoint").await > 0.5);
+        assert_eq!(mesh.asks(WAYPOINT, &["waypoint"]).await, Ok(OWN));
+
+        let none = behind(&[]);
+        mesh.istiod.put(ADDRESS, SERVICE, &none);
+        mesh.becomes(CLIENT, &[], OWN).await;
+    });
+}
