@@ -125,6 +125,7 @@ fn the_client_meets_its_endpoints_own_certificate_at_the_target_port() {
         });
         let client = identities().client(crate::support::CLIENT, ENDPOINT);
         let mut client = (*client).clone();
+        client.enable_sni = true;
         client.alpn_protocols = vec![b"istio".to_vec()];
         let stream = TcpStream::connect(net.address(1, ISTIO))
             .await

@@ -182,6 +182,10 @@ impl<'a> Direction<'a> {
             } else if !self.pending.is_empty() {
                 let written = write(to, &self.pending)?;
                 self.pending.advance(written);
+                if self.pending.is_empty() {
+                    // What was behind it goes too: an idle tunnel keeps nothing.
+                    self.pending = Bytes::new();
+                }
                 self.account.give_back(written);
                 count(written as u64);
             } else if self.ended {

@@ -10,10 +10,10 @@ use socket2::SockRef;
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::reason::Reason;
-use crate::telemetry::Record;
+use crate::telemetry::{ConnectionGuard, Record};
 
 use super::super::accept::Held;
 use super::super::budget::Account;
@@ -22,7 +22,7 @@ use super::super::dial::Upstream;
 use super::super::identity::Peer;
 use super::super::tunnel::Target;
 use super::super::{Gateway, hello, linger, policy, route};
-use super::{EARLY, close, connect, describe, judge_endpoint, named, revoked};
+use super::{close, connect, describe, judge_endpoint, named, revoked};
 
 /// The time for an alert to leave.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ pub struct Arrived {
     /// What is said of the tunnel later.
     pub record: Record,
     /// What is counted of the connection while it lives.
-    pub held: Held,
+    pub held: (Held, ConnectionGuard),
 }
 
 /// Forwards one connection: resolve, judge, pick, dial, replay the hello, copy. As with a CONNECT,
@@ -96,7 +96,6 @@ async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
         upstream,
         record,
         account,
-        since: Instant::now(),
         held,
     }))
 }
@@ -133,7 +132,7 @@ async fn reach(arrived: &mut Arrived) -> Result<Upstream, Reason> {
 }
 
 /// Refuses by an alert, and closes once the peer has read it.
-async fn refuse(mut stream: TcpStream, reason: Reason, _held: Held) {
+async fn refuse(mut stream: TcpStream, reason: Reason, _held: (Held, ConnectionGuard)) {
     let alert = hello::alert(reason.alert());
     if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(&alert)).await {
         linger::close(stream, linger::PEER).await;
@@ -151,8 +150,7 @@ struct Open {
     upstream: Upstream,
     record: Record,
     account: Arc<Account>,
-    since: Instant,
-    held: Held,
+    held: (Held, ConnectionGuard),
 }
 
 impl Open {
@@ -194,12 +192,11 @@ impl Open {
             upstream,
             mut record,
             account,
-            since,
             held,
             ..
         } = *self;
-        let early = since.elapsed() < EARLY && record.sent_bytes() == 0;
-        judge_endpoint(&gateway, &upstream, &outcome, early);
+        // That an endpoint left early says nothing against it where anybody may send it anything.
+        judge_endpoint(&gateway, &upstream, &outcome, false);
         record.finish(match outcome.ended {
             Ok(()) => {
                 // Each side has sent FIN and has been sent it: what is left is the kernel's.
