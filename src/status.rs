@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+
+use serde::{Serialize, Serializer};
 
 /// What metrics and logs say of a workload. Empty is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -92,10 +94,109 @@ pub struct CertificateInfo {
     pub expires: String,
 }
 
+/// What is known of the stream to a control plane, and of what it told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Discovery {
+    /// The control plane's address.
+    pub address: String,
+    /// Whether there is a stream.
+    pub connected: bool,
+    /// Since when there is one, or none.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub since: Option<SystemTime>,
+    /// Why the last one ended, or did not come about.
+    pub why: Option<String>,
+    /// Streams that failed since the last one that said something.
+    pub retries: u32,
+    /// When the next one is tried, while there is none.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub next_try: Option<SystemTime>,
+    /// Each type of resources.
+    pub types: Vec<ResourceType>,
+    /// What is served from the disk, until the control plane has told all of it.
+    pub from_disk: Option<String>,
+    /// When the state on disk was saved.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub saved: Option<SystemTime>,
+}
+
+/// What is known of one type of resources.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceType {
+    /// What people call it, such as `addresses`.
+    pub name: &'static str,
+    /// Whether a response told of them, on any stream.
+    pub synced: bool,
+    /// How many are held.
+    pub held: usize,
+    /// When a response was last accepted as a whole.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub accepted: Option<SystemTime>,
+    /// How many are rejected.
+    pub rejected: usize,
+    /// The first of them, by name.
+    pub rejections: Vec<Rejection>,
+}
+
+/// A resource of which the last version was rejected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Rejection {
+    /// Its name; empty if it has none that could be used.
+    pub name: String,
+    /// Which of its fields is wrong, and how.
+    pub reason: String,
+    /// The version that was rejected.
+    pub version: String,
+    /// Since when.
+    #[serde(serialize_with = "rfc3339")]
+    pub since: SystemTime,
+}
+
+impl Discovery {
+    /// There is a stream now.
+    pub fn connect(&mut self, at: SystemTime) {
+        (self.connected, self.since, self.next_try) = (true, Some(at), None);
+    }
+
+    /// There is none any more, or none came about; the next one is tried after `wait`.
+    pub fn disconnect(&mut self, why: String, at: SystemTime, wait: Duration) {
+        if self.connected || self.since.is_none() {
+            self.since = Some(at);
+        }
+        self.connected = false;
+        self.why = Some(why);
+        self.retries = self.retries.saturating_add(1);
+        self.next_try = at.checked_add(wait);
+    }
+
+    /// Replaces what is known of the types. What was rejected for the same reason before keeps its
+    /// time, and each type that of its last accepted response.
+    pub fn told(&mut self, mut types: Vec<ResourceType>) {
+        for new in &mut types {
+            let mut old = self.types.iter();
+            let Some(old) = old.find(|old| old.name == new.name) else {
+                continue;
+            };
+            new.accepted = new.accepted.max(old.accepted);
+            for rejection in &mut new.rejections {
+                let mut known = old.rejections.iter();
+                let same =
+                    known.find(|old| old.name == rejection.name && old.reason == rejection.reason);
+                rejection.since = same.map_or(rejection.since, |same| same.since);
+            }
+        }
+        self.types = types;
+    }
+}
+
 /// What the process knows of itself; share it in an `Arc`.
 #[derive(Debug)]
 pub struct Status {
-    pending: Mutex<Vec<&'static str>>,
+    pending: Mutex<Vec<(&'static str, Vec<&'static str>)>>,
+    discovery: Mutex<Option<Discovery>>,
     certificates: Mutex<BTreeMap<String, Certificate>>,
     reloads: Mutex<BTreeMap<What, Reload>>,
 }
@@ -104,7 +205,8 @@ impl Status {
     /// A process that is not ready until each of `pending` is.
     pub fn new(pending: &[&'static str]) -> Self {
         Self {
-            pending: Mutex::new(pending.to_vec()),
+            pending: Mutex::new(pending.iter().map(|&name| (name, Vec::new())).collect()),
+            discovery: Mutex::default(),
             certificates: Mutex::default(),
             reloads: Mutex::default(),
         }
@@ -112,20 +214,43 @@ impl Status {
 
     /// Says that readiness no longer waits for `what`.
     pub fn ready(&self, what: &'static str) {
-        lock(&self.pending).retain(|name| *name != what);
+        lock(&self.pending).retain(|(name, _)| *name != what);
     }
 
     /// Says that readiness waits for `what` (again).
     pub fn pending(&self, what: &'static str) {
         let mut pending = lock(&self.pending);
-        if !pending.contains(&what) {
-            pending.push(what);
+        if !pending.iter().any(|(name, _)| *name == what) {
+            pending.push((what, Vec::new()));
         }
     }
 
-    /// What readiness waits for, in the order in which it was named; empty when ready.
-    pub fn list_pending(&self) -> Vec<&'static str> {
-        lock(&self.pending).clone()
+    /// Says what is missing of `what`, if readiness waits for it at all.
+    pub fn missing(&self, what: &'static str, parts: Vec<&'static str>) {
+        let mut pending = lock(&self.pending);
+        if let Some((_, missing)) = pending.iter_mut().find(|(name, _)| *name == what) {
+            *missing = parts;
+        }
+    }
+
+    /// What readiness waits for, in the order in which it was named; empty when ready. What is
+    /// missing of something stands behind it: `discovery (addresses, clusters)`.
+    pub fn list_pending(&self) -> Vec<String> {
+        let shown = |(name, missing): &(&str, Vec<&str>)| match missing.is_empty() {
+            true => (*name).to_owned(),
+            false => format!("{name} ({})", missing.join(", ")),
+        };
+        lock(&self.pending).iter().map(shown).collect()
+    }
+
+    /// Changes what is known of the stream to a control plane; from the first call on there is one.
+    pub fn set_discovery(&self, change: impl FnOnce(&mut Discovery)) {
+        change(lock(&self.discovery).get_or_insert_default());
+    }
+
+    /// What is known of the stream to a control plane, if there is to be one.
+    pub fn discovery(&self) -> Option<Discovery> {
+        lock(&self.discovery).clone()
     }
 
     /// Replaces what is known of one identity.
@@ -163,6 +288,21 @@ impl Status {
     }
 }
 
+/// A time as people and programs read it.
+pub(crate) fn rfc3339<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&humantime::format_rfc3339_seconds(*at))
+}
+
+fn rfc3339_option<S: Serializer>(
+    at: &Option<SystemTime>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match at {
+        Some(at) => rfc3339(at, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
 /// Takes a lock. Each critical section here is one step, so data behind a poisoned lock is whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -183,6 +323,58 @@ mod tests {
         status.pending("mesh");
         status.pending("mesh");
         assert_eq!(status.list_pending(), ["mesh"]);
+    }
+
+    #[test]
+    fn what_is_missing_of_something_stands_behind_it() {
+        let status = Status::new(&["discovery", "listeners"]);
+        status.missing("discovery", vec!["addresses", "clusters"]);
+        status.missing("never named", vec!["x"]);
+        let pending = status.list_pending();
+        assert_eq!(pending, ["discovery (addresses, clusters)", "listeners"]);
+        status.ready("discovery");
+        assert_eq!(status.list_pending(), ["listeners"]);
+    }
+
+    #[test]
+    fn a_rejection_keeps_its_time_while_its_reason_stays() {
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let rejected = |reason: &str, seconds, accepted: Option<u64>| {
+            vec![ResourceType {
+                name: "addresses",
+                accepted: accepted.map(at),
+                rejections: vec![Rejection {
+                    name: "bad".into(),
+                    reason: reason.into(),
+                    version: "1".into(),
+                    since: at(seconds),
+                }],
+                ..ResourceType::default()
+            }]
+        };
+        let mut discovery = Discovery::default();
+        let since = |discovery: &Discovery| discovery.types[0].rejections[0].since;
+        discovery.told(rejected("port", 1, Some(1)));
+        discovery.told(rejected("port", 2, None));
+        assert_eq!(since(&discovery), at(1));
+        assert_eq!(discovery.types[0].accepted, Some(at(1)));
+        discovery.told(rejected("address", 3, None));
+        assert_eq!(since(&discovery), at(3));
+    }
+
+    #[test]
+    fn the_time_without_a_stream_is_counted_from_its_end() {
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let wait = Duration::from_secs(1);
+        let mut discovery = Discovery::default();
+        discovery.disconnect("refused".into(), at(1), wait);
+        discovery.disconnect("refused".into(), at(2), wait);
+        assert_eq!((discovery.since, discovery.retries), (Some(at(1)), 2));
+        assert_eq!(discovery.next_try, Some(at(3)));
+        discovery.connect(at(4));
+        assert_eq!((discovery.since, discovery.next_try), (Some(at(4)), None));
+        discovery.disconnect("reset".into(), at(9), wait);
+        assert_eq!((discovery.since, discovery.connected), (Some(at(9)), false));
     }
 
     #[test]

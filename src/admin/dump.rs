@@ -1,101 +1,194 @@
-//! GET `/config_dump`: what the data path uses, with the key names that istioctl reads.
+//! GET `/config_dump`: what the data path uses, in the shape of ztunnel's dump, which
+//! `istioctl ztunnel-config` reads (contract 6). What is ours alone stands under `strait`, and in
+//! further keys of what istioctl knows.
+//!
+//! A mesh can have 100,000 workloads: the answer is written while it is sent.
 
 use std::collections::{BTreeMap, HashSet};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use serde::Serialize;
-use serde_json::Value;
+use serde::ser::{SerializeMap, SerializeSeq};
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::AdminState;
-use crate::config::Config;
-use crate::snapshot::mesh::{self, Locality};
-use crate::snapshot::{Protocol, Snapshot};
-use crate::status::{Certificate, CertificateInfo, Reload, Status, What};
+use super::view::{Member, View, key_of};
+use super::{AdminState, policies, stream};
+use crate::snapshot::Protocol;
+use crate::snapshot::mesh::{self, Locality, Place};
+use crate::status::{Certificate, CertificateInfo};
 
 /// Answers with the dump, indented for people.
 pub(super) async fn config_dump(State(state): State<AdminState>) -> Response {
-    let config = state.config.load_full();
-    let text = Dump::of(&state.reader.load(), &state.status, &config)
-        .and_then(|dump| serde_json::to_string_pretty(&dump));
-    match text {
-        Ok(text) => ([(header::CONTENT_TYPE, "application/json")], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    let body = stream::body(move |pieces| {
+        let snapshot = state.reader.snapshot();
+        let view = View::new(&snapshot, &state.denies, Instant::now());
+        serde_json::to_writer_pretty(pieces, &Dump(&state, &view)).map_err(io::Error::from)
+    });
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// GET `/certs`: the certificates of the dump.
+pub(super) async fn certs(State(state): State<AdminState>) -> Response {
+    axum::Json(json!({ "certificates": certificates(&state) })).into_response()
+}
+
+/// The whole dump; nothing of it is made before it is written.
+struct Dump<'a>(&'a AdminState, &'a View<'a>);
+
+impl Serialize for Dump<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(state, view) = self;
+        let snapshot = view.snapshot;
+        let mut dump = serializer.serialize_map(None)?;
+        dump.serialize_entry("version", &json!({ "version": env!("CARGO_PKG_VERSION") }))?;
+        dump.serialize_entry("config", &**state.config.load())?;
+        dump.serialize_entry("strait", &ours(state, view))?;
+        let services = || view.services().map(|service| Service::of(service, view));
+        dump.serialize_entry("services", &Each(services))?;
+        let workloads = || view.workloads().map(Workload::of);
+        dump.serialize_entry("workloads", &Each(workloads))?;
+        let policies = || {
+            let policies = snapshot.policies.iter();
+            policies.map(|one| policies::Policy::of(one))
+        };
+        dump.serialize_entry("policies", &Each(policies))?;
+        dump.serialize_entry("certificates", &certificates(state))?;
+        // Tunnels are not listed one by one: see `inFlight` of the endpoints.
+        dump.serialize_entry("workloadState", &json!({}))?;
+        let nothing = json!({ "services": [], "workloads": [], "policies": [] });
+        dump.serialize_entry("staticConfig", &nothing)?;
+        dump.end()
+    }
+}
+
+/// What istioctl knows nothing of.
+fn ours(state: &AdminState, view: &View<'_>) -> Value {
+    let reloads = state.status.reloads().into_iter();
+    let reloads: BTreeMap<_, _> = reloads
+        .map(|(what, reload)| {
+            let at = humantime::format_rfc3339_millis(reload.at).to_string();
+            let error = reload.error;
+            (
+                what.label(),
+                json!({ "at": at, "ok": reload.ok, "error": error }),
+            )
+        })
+        .collect();
+    json!({
+        "snapshot": view.snapshot.version,
+        "generation": view.snapshot.generation,
+        "network": view.snapshot.network(),
+        "pending": state.status.list_pending(),
+        "discovery": state.status.discovery(),
+        "reloads": reloads,
+    })
+}
+
+/// A list that is made while it is written.
+struct Each<F>(F);
+
+impl<F, I> Serialize for Each<F>
+where
+    F: Fn() -> I,
+    I: Iterator<Item: Serialize>,
+{
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(None)?;
+        for item in (self.0)() {
+            list.serialize_element(&item)?;
+        }
+        list.end()
     }
 }
 
 #[derive(Debug, Serialize)]
-struct Dump {
-    version: u64,
-    generation: u64,
-    config: Value,
-    exposure: Value,
-    services: Vec<Service>,
-    workloads: Vec<Workload>,
-    policies: [(); 0],
-    certificates: Vec<CertificateDump>,
-    reloads: BTreeMap<&'static str, ReloadDump>,
+#[serde(rename_all = "camelCase")]
+struct Service<'a> {
+    name: &'a str,
+    namespace: &'a str,
+    hostname: &'a str,
+    vips: Vec<String>,
+    ports: &'a BTreeMap<u16, u16>,
+    /// All workloads of the service, used or not, by uid.
+    endpoints: BTreeMap<&'a str, Endpoint<'a>>,
+    subject_alt_names: &'a [String],
+    waypoint: Option<Gateway>,
+    weighted_waypoints: Vec<WeightedWaypoint>,
+    load_balancer: LoadBalancer,
+    canonical: bool,
+}
+
+/// A gateway or a waypoint.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Gateway {
+    /// `namespace/hostname` or `network/ip`.
+    destination: String,
+    hbone_mtls_port: u16,
+}
+
+#[derive(Debug, Serialize)]
+struct WeightedWaypoint {
+    destination: Gateway,
+    weight: u32,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Service {
-    name: Arc<str>,
-    namespace: Arc<str>,
-    hostname: Arc<str>,
-    vips: Vec<String>,
-    ports: BTreeMap<u16, u16>,
-    subject_alt_names: Vec<String>,
-    waypoint: bool,
-    allow_unhealthy: bool,
-    passthrough: bool,
-    canonical: bool,
-    /// By workload uid.
-    endpoints: BTreeMap<String, Endpoint>,
+struct LoadBalancer {
+    routing_preferences: Vec<String>,
+    mode: &'static str,
+    health_policy: &'static str,
 }
 
-/// A workload that this gateway may dial for a service, and its live state.
-#[derive(Debug, Default, Serialize)]
+/// A workload of a service; what istioctl does not know is its live state.
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Endpoint {
-    workload_uid: String,
+struct Endpoint<'a> {
+    workload_uid: &'a str,
     service: String,
     port: BTreeMap<u16, u16>,
+    status: &'static str,
     weight: u32,
     ejected: bool,
     in_flight: u32,
     addresses: Vec<SocketAddr>,
+    /// Why it is not used, by service port.
+    unused: BTreeMap<u16, String>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Workload {
-    uid: Arc<str>,
-    workload_ips: Box<[IpAddr]>,
+struct Workload<'a> {
+    uid: &'a str,
+    workload_ips: &'a [IpAddr],
+    waypoint: Option<Gateway>,
+    network_gateway: Option<Gateway>,
     protocol: Protocol,
-    name: Arc<str>,
-    namespace: Arc<str>,
-    service_account: Arc<str>,
-    workload_name: Arc<str>,
-    workload_type: Arc<str>,
-    canonical_name: Arc<str>,
-    canonical_revision: Arc<str>,
-    cluster_id: Arc<str>,
-    trust_domain: Arc<str>,
-    locality: Locality,
-    node: Arc<str>,
-    network: Arc<str>,
+    network_mode: &'static str,
+    name: &'a str,
+    namespace: &'a str,
+    trust_domain: &'a str,
+    service_account: &'a str,
+    network: &'a str,
+    workload_name: &'a str,
+    workload_type: &'a str,
+    canonical_name: &'a str,
+    canonical_revision: &'a str,
+    hostname: &'a str,
+    node: &'a str,
     status: &'static str,
-    hostname: Arc<str>,
+    cluster_id: &'a str,
+    locality: &'a Locality,
+    services: Vec<&'a str>,
     capacity: u32,
-    host_network: bool,
-    /// Not istioctl's `networkGateway`, which holds an address.
-    is_network_gateway: bool,
-    services: Vec<Arc<str>>,
+    authorization_policies: &'a [Arc<str>],
 }
 
 #[derive(Debug, Serialize)]
@@ -117,141 +210,148 @@ struct Cert {
     expiration_time: String,
 }
 
-#[derive(Debug, Serialize)]
-struct ReloadDump {
-    at: String,
-    ok: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-}
-
-impl Dump {
-    fn of(snapshot: &Snapshot, status: &Status, config: &Config) -> serde_json::Result<Self> {
-        let config = serde_json::to_value(config)?;
-        let now = Instant::now();
-        Ok(Self {
-            version: snapshot.version,
-            generation: snapshot.generation,
-            exposure: config.get("exposure").cloned().unwrap_or(Value::Null),
-            config,
-            services: snapshot
-                .mesh
-                .services
-                .sorted()
-                .into_iter()
-                .map(|service| Service::of(service, snapshot, now))
-                .collect(),
-            workloads: snapshot
-                .mesh
-                .workloads
-                .sorted()
-                .into_iter()
-                .map(|workload| Workload::of(workload))
-                .collect(),
-            policies: [],
-            certificates: status
-                .certificates()
-                .into_iter()
-                .map(CertificateDump::of)
-                .collect(),
-            reloads: status.reloads().into_iter().map(ReloadDump::of).collect(),
-        })
-    }
-}
-
-impl Service {
-    fn of(service: &mesh::Service, snapshot: &Snapshot, now: Instant) -> Self {
+impl<'a> Service<'a> {
+    fn of(service: &'a mesh::Service, view: &View<'a>) -> Self {
         let vip = |(network, ip): &(String, IpAddr)| format!("{network}/{ip}");
+        let members = view.members(service);
+        let endpoints = members.into_iter().map(|member| {
+            let uid = &*member.workload.uid;
+            (uid, Endpoint::of(member, key_of(service)))
+        });
+        let weighted = |waypoint: &mesh::Waypoint| WeightedWaypoint {
+            destination: Gateway::of(&waypoint.gateway),
+            weight: waypoint.weight,
+        };
+        let waypoints = &service.waypoints;
         Self {
-            name: Arc::clone(&service.name),
-            namespace: Arc::clone(&service.namespace),
-            hostname: Arc::clone(&service.hostname),
+            name: &service.name,
+            namespace: &service.namespace,
+            hostname: &service.hostname,
             vips: service.vips.iter().map(vip).collect(),
-            ports: service.ports.clone(),
-            subject_alt_names: service.subject_alt_names.clone(),
-            waypoint: !service.waypoints.is_empty(),
-            allow_unhealthy: service.allow_unhealthy,
-            passthrough: service.passthrough,
+            ports: &service.ports,
+            endpoints: endpoints.collect(),
+            subject_alt_names: &service.subject_alt_names,
+            waypoint: waypoints.first().map(|one| Gateway::of(&one.gateway)),
+            weighted_waypoints: waypoints.iter().map(weighted).collect(),
+            load_balancer: LoadBalancer::of(service),
             canonical: service.canonical,
-            endpoints: endpoints(service, snapshot, now),
         }
     }
 }
 
-/// The endpoints as the data path sees them: the drained and the unusable are not among them.
-fn endpoints(
-    service: &mesh::Service,
-    snapshot: &Snapshot,
-    now: Instant,
-) -> BTreeMap<String, Endpoint> {
-    let mut endpoints: BTreeMap<String, Endpoint> = BTreeMap::new();
-    // Of several services with one hostname the snapshot serves one.
-    let built = snapshot.services.get(&service.hostname);
-    let Some(built) = built.filter(|built| *built.namespace == *service.namespace) else {
-        return endpoints;
-    };
-    let key = format!("{}/{}", service.namespace, service.hostname);
-    let targets = |uid: &str| {
-        let ports = snapshot.mesh.workloads.get(uid)?.services.get(&*key)?;
-        Some(
-            ports
+impl Gateway {
+    fn of(gateway: &mesh::GatewayAddress) -> Self {
+        Self {
+            destination: match &gateway.place {
+                Place::Name(name) => name.clone(),
+                Place::Address(network, ip) => format!("{network}/{ip}"),
+            },
+            hbone_mtls_port: gateway.port,
+        }
+    }
+}
+
+impl LoadBalancer {
+    fn of(service: &mesh::Service) -> Self {
+        let preferences = &service.preferences;
+        Self {
+            routing_preferences: preferences.iter().map(|one| format!("{one:?}")).collect(),
+            mode: match (service.passthrough, service.strict, preferences.is_empty()) {
+                (true, ..) => "Passthrough",
+                (_, true, _) => "Strict",
+                (.., false) => "Failover",
+                _ => "Standard",
+            },
+            health_policy: match service.allow_unhealthy {
+                true => "AllowAll",
+                false => "OnlyHealthy",
+            },
+        }
+    }
+}
+
+impl<'a> Endpoint<'a> {
+    fn of(member: Member<'a>, service: String) -> Self {
+        let mut endpoint = Self {
+            workload_uid: &member.workload.uid,
+            service,
+            port: member
+                .targets
                 .iter()
                 .map(|(port, target)| (*port, *target))
                 .collect(),
-        )
-    };
-    let mut seen = HashSet::new();
-    for endpoint in built.ports.values().flat_map(|set| &set.endpoints) {
-        let shown = endpoints
-            .entry(endpoint.uid.to_string())
-            .or_insert_with(|| Endpoint {
-                workload_uid: endpoint.uid.to_string(),
-                service: key.clone(),
-                port: targets(&endpoint.uid).unwrap_or_default(),
-                weight: endpoint.weight,
-                ..Endpoint::default()
-            });
-        // Ports that are dialled at one address share one state, which counts once.
-        if seen.insert((&endpoint.uid, endpoint.address)) {
-            shown.ejected |= endpoint.state.is_ejected(now);
-            shown.in_flight = shown.in_flight.saturating_add(endpoint.state.in_flight());
-            shown.addresses.push(endpoint.address);
-            shown.addresses.sort_unstable();
+            status: status_of(member.workload),
+            weight: member.workload.capacity,
+            ejected: false,
+            in_flight: 0,
+            addresses: Vec::new(),
+            unused: BTreeMap::new(),
+        };
+        let mut seen = HashSet::new();
+        for port in member.ports {
+            // Ports that are dialled at one address share one state, which counts once.
+            if let Some(found) = port.endpoint.filter(|found| seen.insert(found.address)) {
+                endpoint.ejected |= port.ejected;
+                endpoint.in_flight = endpoint.in_flight.saturating_add(found.state.in_flight());
+                endpoint.addresses.push(found.address);
+            }
+            endpoint
+                .unused
+                .extend(port.unused.map(|why| (port.port, why)));
         }
+        endpoint.addresses.sort_unstable();
+        endpoint
     }
-    endpoints
 }
 
-impl Workload {
-    fn of(workload: &mesh::Workload) -> Self {
+fn status_of(workload: &mesh::Workload) -> &'static str {
+    match workload.healthy {
+        true => "Healthy",
+        false => "Unhealthy",
+    }
+}
+
+impl<'a> Workload<'a> {
+    fn of(workload: &'a mesh::Workload) -> Self {
+        let mesh::Workload {
+            uid,
+            addresses: workload_ips,
+            ..
+        } = workload;
         Self {
-            uid: workload.uid.clone(),
-            workload_ips: workload.addresses.clone(),
+            uid,
+            workload_ips,
+            waypoint: None,
+            network_gateway: workload.network_gateway.as_deref().map(Gateway::of),
             protocol: workload.protocol,
-            name: workload.name.clone(),
-            namespace: workload.namespace.clone(),
-            service_account: workload.service_account.clone(),
-            workload_name: workload.workload_name.clone(),
-            workload_type: workload.workload_type.clone(),
-            canonical_name: workload.canonical_name.clone(),
-            canonical_revision: workload.canonical_revision.clone(),
-            cluster_id: workload.cluster.clone(),
-            trust_domain: workload.trust_domain.clone(),
-            locality: workload.locality.clone(),
-            node: workload.node.clone(),
-            network: workload.network.clone(),
-            status: if workload.healthy {
-                "Healthy"
-            } else {
-                "Unhealthy"
+            network_mode: match workload.host_network {
+                true => "HostNetwork",
+                false => "Standard",
             },
-            hostname: workload.hostname.clone(),
+            name: &workload.name,
+            namespace: &workload.namespace,
+            trust_domain: &workload.trust_domain,
+            service_account: &workload.service_account,
+            network: &workload.network,
+            workload_name: &workload.workload_name,
+            workload_type: &workload.workload_type,
+            canonical_name: &workload.canonical_name,
+            canonical_revision: &workload.canonical_revision,
+            hostname: &workload.hostname,
+            node: &workload.node,
+            status: status_of(workload),
+            cluster_id: &workload.cluster,
+            locality: &workload.locality,
+            services: workload.services.keys().map(|name| &**name).collect(),
             capacity: workload.capacity,
-            host_network: workload.host_network,
-            is_network_gateway: workload.network_gateway.is_some(),
-            services: workload.services.keys().cloned().collect(),
+            authorization_policies: &workload.policies,
         }
     }
+}
+
+fn certificates(state: &AdminState) -> Vec<CertificateDump> {
+    let certificates = state.status.certificates().into_iter();
+    certificates.map(CertificateDump::of).collect()
 }
 
 impl CertificateDump {
@@ -274,20 +374,6 @@ impl Cert {
             valid_from: info.valid_from,
             expiration_time: info.expires,
         }
-    }
-}
-
-impl ReloadDump {
-    fn of((what, reload): (What, Reload)) -> (&'static str, Self) {
-        let at = humantime::format_rfc3339_millis(reload.at).to_string();
-        (
-            what.label(),
-            Self {
-                at,
-                ok: reload.ok,
-                error: reload.error,
-            },
-        )
     }
 }
 

@@ -7,7 +7,12 @@
 mod dump;
 mod guard;
 mod levels;
+mod policies;
 mod server;
+mod status;
+mod stream;
+mod text;
+mod view;
 
 use std::sync::Arc;
 
@@ -26,6 +31,7 @@ use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics};
 
 pub use server::serve;
+pub use view::Denies;
 
 /// What the admin pages show and change.
 #[derive(Clone, Debug)]
@@ -42,14 +48,18 @@ pub struct AdminState {
     pub log: LogHandle,
     /// The configuration in use.
     pub config: Arc<ArcSwap<Config>>,
+    /// Which addresses are never dialled.
+    pub denies: Denies,
 }
 
 /// The index, for people who open the admin port without knowing it.
 const INDEX: &str = "\
 strait admin
 
-GET  /config_dump       what the data path uses, as JSON
+GET  /certs             the certificates, as JSON
+GET  /config_dump       what the data path uses, as JSON for `istioctl ztunnel-config --file`
 GET  /ready             readiness, as on the readiness port
+GET  /status            sources, certificates, services; ?service=NAME, ?all, ?format=json
 GET  /stats/prometheus  metrics, as on the metrics port
 POST /logging           the log level; ?level=LEVEL[,TARGET=LEVEL...] changes it, ?reset undoes
 POST /quitquitquit      starts the drain; a second one stops now
@@ -72,7 +82,9 @@ pub fn metrics_router(metrics: Arc<Metrics>) -> Router {
 pub fn admin_router(state: AdminState) -> Router {
     Router::new()
         .route("/", get(INDEX))
+        .route("/certs", get(dump::certs))
         .route("/config_dump", get(dump::config_dump))
+        .route("/status", get(status::status))
         .route("/logging", post(levels::logging))
         .route("/quitquitquit", post(quit))
         .route(
@@ -91,16 +103,22 @@ fn ready<S: Clone + Send + Sync + 'static>(
     lifecycle: Lifecycle,
 ) -> MethodRouter<S> {
     get(async move || {
-        let mut pending = status.list_pending();
-        if lifecycle.phase() >= Phase::Lag {
-            pending.push("draining");
-        }
+        let pending = pending(&status, &lifecycle);
         if pending.is_empty() {
             return (StatusCode::OK, "ready\n".to_owned());
         }
         let text = format!("not ready, pending: {}\n", pending.join(", "));
         (StatusCode::INTERNAL_SERVER_ERROR, text)
     })
+}
+
+/// What readiness waits for. A drain is one of them.
+fn pending(status: &Status, lifecycle: &Lifecycle) -> Vec<String> {
+    let mut pending = status.list_pending();
+    if lifecycle.phase() >= Phase::Lag {
+        pending.push("draining".to_owned());
+    }
+    pending
 }
 
 /// The metrics in the format that the scraper asks for; plain text unless it names OpenMetrics.
@@ -127,5 +145,7 @@ async fn quit(State(state): State<AdminState>) -> &'static str {
     "shutting down\n"
 }
 
+#[cfg(test)]
+mod istioctl;
 #[cfg(test)]
 mod tests;

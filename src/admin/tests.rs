@@ -17,10 +17,10 @@ use crate::status::{Certificate, CertificateInfo, What};
 use crate::telemetry::logging;
 
 /// Everything that the routers need; the log lives as long as its subscriber.
-struct Fixture {
-    state: AdminState,
-    publisher: Publisher,
-    _log: Box<dyn Subscriber>,
+pub(super) struct Fixture {
+    pub(super) state: AdminState,
+    pub(super) publisher: Publisher,
+    pub(super) _log: Box<dyn Subscriber>,
 }
 
 /// Every file that must exist is the one file that does.
@@ -39,7 +39,7 @@ fn config() -> Config {
     config.unwrap_or_else(|| panic!("{findings:?}"))
 }
 
-fn fixture() -> Fixture {
+pub(super) fn fixture() -> Fixture {
     let log = Log {
         level: "info".into(),
         format: LogFormat::Text,
@@ -53,6 +53,7 @@ fn fixture() -> Fixture {
         lifecycle: Lifecycle::new(),
         log,
         config: Arc::new(ArcSwap::from_pointee(config())),
+        denies: Denies::new(|address| address.ip().is_loopback().then_some("a loopback address")),
     };
     Fixture {
         state,
@@ -72,7 +73,7 @@ async fn send(router: Router, request: Request<Body>) -> (StatusCode, HeaderMap,
     )
 }
 
-async fn ask(router: Router, method: &str, uri: &str) -> (StatusCode, String) {
+pub(super) async fn ask(router: Router, method: &str, uri: &str) -> (StatusCode, String) {
     let request = Request::builder()
         .method(method)
         .uri(uri)
@@ -201,7 +202,7 @@ async fn every_endpoint_of_the_index_exists() {
             count += 1;
         }
     }
-    assert_eq!(count, 5);
+    assert_eq!(count, 7);
 }
 
 #[tokio::test]
@@ -217,7 +218,7 @@ async fn a_web_page_that_a_rebound_name_serves_gets_nothing() {
     assert_eq!(status, StatusCode::FORBIDDEN);
 }
 
-fn mesh() -> Mesh {
+pub(super) fn mesh() -> Mesh {
     let ports = [(80, 8080), (81, 8081)];
     let workload = Workload {
         uid: "east//Pod/app/echo-1".into(),
@@ -245,7 +246,7 @@ fn mesh() -> Mesh {
     Mesh::new([service], [workload])
 }
 
-fn certificate() -> Certificate {
+pub(super) fn certificate() -> Certificate {
     let info = CertificateInfo {
         pem: "foobar".into(),
         serial: "17".into(),
@@ -260,7 +261,7 @@ fn certificate() -> Certificate {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
     let Fixture {
         state,
@@ -284,12 +285,10 @@ async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
     assert_eq!(status, StatusCode::OK);
     let dump: Value = serde_json::from_str(&body).expect("JSON");
     assert_eq!(
-        (&dump["version"], &dump["policies"]),
+        (&dump["strait"]["snapshot"], &dump["policies"]),
         (&json!(1), &json!([]))
     );
     assert_eq!(dump["config"]["gateway"]["cluster"], "east");
-    assert_eq!(dump["exposure"], dump["config"]["exposure"]);
-    assert!(dump["exposure"].is_object(), "{}", dump["exposure"]);
     let service = &dump["services"][0];
     assert_eq!(service["vips"], json!(["east/10.96.0.1"]));
     assert_eq!(
@@ -298,10 +297,15 @@ async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
             "workloadUid": "east//Pod/app/echo-1",
             "service": "app/echo.app",
             "port": {"80": 8080, "81": 8081},
+            "status": "Healthy",
             "weight": 3,
             "ejected": true,
             "inFlight": 1,
             "addresses": ["10.0.0.1:15008"],
+            "unused": {
+                "80": "its dials failed; ejected for 5s more",
+                "81": "its dials failed; ejected for 5s more",
+            },
         })
     );
     let workload = &dump["workloads"][0];
@@ -323,6 +327,146 @@ async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
             "rootCerts": [],
         })
     );
-    assert_eq!(dump["reloads"]["mesh"]["ok"], false);
-    assert_eq!(dump["reloads"]["mesh"]["error"], "line 3");
+    assert_eq!(dump["strait"]["reloads"]["mesh"]["ok"], false);
+    assert_eq!(dump["strait"]["reloads"]["mesh"]["error"], "line 3");
+}
+
+#[tokio::test]
+async fn the_status_has_all_services_or_one_and_refuses_what_it_does_not_know() {
+    let Fixture {
+        state,
+        publisher,
+        _log,
+    } = fixture();
+    let mut mesh = mesh();
+    for index in 0..60 {
+        let hostname: Arc<str> = format!("s{index}.app").into();
+        let service = Service {
+            hostname: Arc::clone(&hostname),
+            ..Service::default()
+        };
+        mesh.services.insert(hostname, Arc::new(service));
+    }
+    publisher.update(Change {
+        mesh: Some((mesh, "east".into())),
+        ..Change::default()
+    });
+    let page = async |query: &str| {
+        let path = format!("/status{query}");
+        ask(admin_router(state.clone()), "GET", &path).await
+    };
+    let (status, text) = page("").await;
+    assert_eq!(status, StatusCode::OK);
+    assert!(
+        text.starts_with("strait 0.1.0  not ready, pending: certificates, mesh\n"),
+        "{text}"
+    );
+    assert!(text.contains("\nDiscovery  file "), "{text}");
+    assert!(text.contains("  50 of 61 services; see one by "), "{text}");
+    assert!(page("?all").await.1.contains("/s59.app "));
+    for name in ["echo", "echo.app", "app/echo", "app/ECHO.app"] {
+        let (_, text) = page(&format!("?service={name}")).await;
+        assert!(
+            text.contains("10.0.0.1:15008  3       0        used"),
+            "{name}: {text}"
+        );
+    }
+    let (status, text) = page("?service=other/echo").await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    assert!(text.contains("no service \"other/echo\""), "{text}");
+    assert_eq!(page("?format=xml").await.0, StatusCode::BAD_REQUEST);
+    let (_, json) = page("?format=json&service=echo").await;
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["ready"], false);
+    assert_eq!(
+        json["services"]["list"][0]["endpoints"][0]["uid"],
+        "east//Pod/app/echo-1"
+    );
+}
+
+#[tokio::test]
+async fn a_denied_address_and_a_namesake_are_said_to_be_so() {
+    let Fixture {
+        state,
+        publisher,
+        _log,
+    } = fixture();
+    let mut mesh = mesh();
+    let mut workload = Workload::clone(mesh.workloads.sorted()[0]);
+    workload.addresses = ["127.0.0.1".parse().expect("an address")].into();
+    let services = ["app/echo.app", "zeta/echo.app"].map(|name| (name.into(), [(80, 8080)].into()));
+    workload.services = services.into();
+    let uid = Arc::clone(&workload.uid);
+    mesh.workloads.insert(uid, Arc::new(workload));
+    let mut namesake = Service::clone(mesh.services.sorted()[0]);
+    namesake.namespace = "zeta".into();
+    mesh.services
+        .insert("zeta/echo.app".into(), Arc::new(namesake));
+    publisher.update(Change {
+        mesh: Some((mesh, "east".into())),
+        ..Change::default()
+    });
+    let (_, text) = ask(admin_router(state), "GET", "/status?service=echo").await;
+    assert!(
+        text.contains("not used: its address is a loopback address; see dial.allow"),
+        "{text}"
+    );
+    assert!(
+        text.contains("not used: the service of namespace app answers to this"),
+        "{text}"
+    );
+    assert!(text.contains("  0 of 1 workloads are used"), "{text}");
+}
+
+#[test]
+fn exposure_says_to_whom_and_by_which_rule() {
+    use crate::snapshot::{Audience, ExportSet, Exposure, ExposureTable};
+    let said = |table: ExposureTable, exports: &[(&str, u16)]| {
+        let publisher = Publisher::new();
+        publisher.update(Change {
+            mesh: Some((mesh(), "east".into())),
+            exposure: Some(table),
+            exports: Some(exports.iter().copied().collect::<ExportSet>()),
+            ..Change::default()
+        });
+        let snapshot = publisher.reader().snapshot();
+        status::exposed_to(&snapshot, snapshot.mesh.services.sorted()[0])
+    };
+    assert_eq!(said(ExposureTable::new(false), &[]), ["nobody"]);
+    assert_eq!(
+        said(ExposureTable::new(true), &[]),
+        ["the trust set (exposure.default)"]
+    );
+    assert_eq!(
+        said(
+            ExposureTable::new(false),
+            &[("echo.app", 81), ("echo.app", 99)]
+        ),
+        ["the trust set on port 81 (export set)"]
+    );
+    let to = vec![
+        Audience {
+            cluster: Some("west".into()),
+            namespaces: vec!["a".into(), "b".into()],
+            service_accounts: vec![("a".into(), "x".into())],
+            ..Audience::default()
+        },
+        Audience {
+            anyone: true,
+            ..Audience::default()
+        },
+    ];
+    let entry = |to| {
+        let mut table = ExposureTable::new(true);
+        table.expose("echo.app", &Exposure { port: Some(80), to }, []);
+        table
+    };
+    assert_eq!(
+        said(entry(to), &[("echo.app", 81)]),
+        [
+            "cluster west, namespace a or b, account a/x on port 80",
+            "anyone of the trust set on port 80"
+        ]
+    );
+    assert_eq!(said(entry(vec![]), &[]), ["nobody, by its entry"]);
 }

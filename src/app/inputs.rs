@@ -8,7 +8,7 @@ use anyhow::Context;
 
 use crate::config::{
     Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    IstioCa, PolicyMode, Severity,
+    IstioCa, PolicyMode, Severity, Source, findings,
 };
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder;
@@ -78,8 +78,8 @@ impl Inputs {
 
 /// Reads everything and reports all mistakes of all files at once: a mistake in one file hides
 /// none in the others, as long as the key that names them can be read.
-pub fn check(path: &Path) -> Report {
-    complete(path, Config::examine(path))
+pub fn check(source: &Source) -> Report {
+    complete(source.path(), source.examine())
 }
 
 fn complete(path: &Path, examined: Examined) -> Report {
@@ -187,16 +187,15 @@ impl Report {
     }
 
     /// Warns of a private key that every user of the machine may read or write.
-    fn private(&mut self, path: &Path, key: &Path, named: &[(PathBuf, u64)]) {
+    fn private(&mut self, path: &Path, key: &Path, named: &[(PathBuf, findings::Place)]) {
         let mode = key.metadata().map_or(0, |metadata| metadata.mode());
         if mode & OTHERS == 0 {
             return;
         }
         self.warnings.push(format!(
-            "{}:{}: warning: the private key {} is open to every user of this machine (mode \
+            "{}: warning: the private key {} is open to every user of this machine (mode \
              {:04o}); take that back by `chmod o-rwx`",
-            path.display(),
-            line_of(key, named),
+            place_of(key, path, named),
             key.display(),
             mode & 0o7777
         ));
@@ -302,12 +301,12 @@ impl Report {
     }
 }
 
-/// A mistake in a certificate's file, at the line of `path` that names the file.
+/// A mistake in a certificate's file, at the place that names the file, such as a line of `path`.
 fn located(
     error: &TlsError,
     path: &Path,
     own: Option<&IdentityFiles>,
-    named: &[(PathBuf, u64)],
+    named: &[(PathBuf, findings::Place)],
 ) -> String {
     let (file, is_said) = match error {
         TlsError::Pem { file, .. }
@@ -318,18 +317,22 @@ fn located(
         TlsError::KeyMismatch(_) => (own.map(|own| &own.key), false),
         TlsError::Verifier(_) | TlsError::Provider(_) => (own.map(|own| &own.roots), false),
     };
-    let line = file.map_or(1, |file| line_of(file, named));
-    let at = format!("{}:{line}: error: ", path.display());
+    let place = place_of(file.map_or(path, PathBuf::as_path), path, named);
+    let at = format!("{place}: error: ");
     match file {
         Some(file) if !is_said => format!("{at}{}: {error}", file.display()),
         _ => format!("{at}{error}"),
     }
 }
 
-/// The line that names a file.
-fn line_of(file: &Path, named: &[(PathBuf, u64)]) -> u64 {
+/// The place that names a file; the first line of the configuration in `path` where none does.
+fn place_of(file: &Path, path: &Path, named: &[(PathBuf, findings::Place)]) -> findings::Place {
     let found = named.iter().find(|(named, _)| named == file);
-    found.map_or(1, |(_, line)| *line)
+    let first = || findings::Place {
+        file: path.to_owned(),
+        line: 1,
+    };
+    found.map_or_else(first, |(_, place)| place.clone())
 }
 
 /// The trust set that the configuration describes.

@@ -11,7 +11,6 @@ mod reload;
 mod routes;
 
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::thread;
@@ -25,8 +24,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
-use crate::admin::{self, AdminState};
-use crate::config::{Config, Discovery, Listener};
+use crate::admin::{self, AdminState, Denies};
+use crate::config::{Config, Discovery, Listener, Source};
 use crate::datapath::accept::{self, Accepted, Worker};
 use crate::datapath::admission::Admission;
 use crate::datapath::budget::Budget;
@@ -51,24 +50,28 @@ const CERTIFICATES: &str = "certificates";
 const DISCOVERY: &str = "discovery";
 const LISTENERS: &str = "listeners";
 
-/// Runs the gateway until it is asked to stop and has drained.
+/// Runs the gateway until it is asked to stop and has drained. The notice, if there is one, is the
+/// log's first line.
 ///
 /// # Errors
 /// A file has mistakes, an address cannot be bound, or the system lacks threads or descriptors.
-pub fn run(path: &Path) -> anyhow::Result<()> {
-    let mut seen = reload::fingerprints(&[path.to_owned()]);
-    let examined = Config::examine(path);
+pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
+    let mut seen = reload::fingerprints(&[source.path().to_owned()]);
+    let examined = source.examine();
     let Some(config) = examined.config.clone() else {
-        return Inputs::load(path, examined).map(|_| ());
+        return Inputs::load(source.path(), examined).map(|_| ());
     };
     seen.extend(reload::fingerprints(&reload::named(&examined)));
     let log = logging::init(&config.log)?;
+    if let Some(notice) = notice {
+        info!("{notice}");
+    }
     let control = runtime()?;
     let done = control.block_on(async {
         // First, as a process that has the id 1 would ignore what it does not handle.
         let mut signals = Signals::new().context("cannot watch for signals")?;
         let front = Front::open(&config)?;
-        let path = path.to_owned();
+        let path = source.path().to_owned();
         let loading = tokio::task::spawn_blocking(move || Inputs::load(&path, examined));
         let inputs = tokio::select! {
             name = signals.next() => {
@@ -77,7 +80,7 @@ pub fn run(path: &Path) -> anyhow::Result<()> {
             }
             inputs = loading => inputs??,
         };
-        let (app, data) = App::start(inputs, seen, front, log.clone())?;
+        let (app, data) = App::start(source, inputs, seen, front, log.clone())?;
         app.until_stopped(signals, data).await
     });
     // What is queued is written before the process ends; what still loads is not waited for.
@@ -119,6 +122,7 @@ struct App {
 impl App {
     /// Starts everything but the data path: state first, then sockets, then those who serve them.
     fn start(
+        source: &Source,
         inputs: Inputs,
         seen: Seen,
         front: Front,
@@ -171,7 +175,9 @@ impl App {
         tokio::spawn(async move { budget.run().await });
         app.discover(&inputs.config, &publisher)?;
         let read = (inputs.warnings, seen);
-        tokio::spawn(reload::Reloader::new(&app, read, publisher, certificates, log).run());
+        tokio::spawn(
+            reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log).run(),
+        );
         let data = DataPath {
             sockets,
             certificate,
@@ -347,6 +353,10 @@ impl Sockets {
             lifecycle: gateway.lifecycle.clone(),
             log: log.clone(),
             config: Arc::clone(&app.config),
+            denies: Denies::new({
+                let gateway = Arc::clone(gateway);
+                move |address| gateway.deny.denies(address)
+            }),
         };
         spawn_admin(&gateway.lifecycle, self.admin, admin::admin_router(state))?;
         let metrics = admin::metrics_router(Arc::clone(&gateway.metrics));

@@ -11,7 +11,7 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use tracing::{error, info, warn};
 
-use crate::config::{Config, Discovery, Examined, Identity, Log};
+use crate::config::{Config, Discovery, Examined, Identity, Log, Source};
 use crate::datapath::Gateway;
 use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
@@ -31,6 +31,7 @@ pub(super) type Seen = BTreeMap<PathBuf, u64>;
 
 /// Watches the three kinds of files and applies their changes, one at a time.
 pub(super) struct Reloader {
+    source: Source,
     config: Arc<ArcSwap<Config>>,
     gateway: Arc<Gateway>,
     status: Arc<Status>,
@@ -48,6 +49,7 @@ pub(super) struct Reloader {
 
 impl Reloader {
     pub(super) fn new(
+        source: Source,
         app: &App,
         (warnings, seen): (Vec<String>, Seen),
         publisher: Arc<Publisher>,
@@ -61,6 +63,7 @@ impl Reloader {
             }
         }
         Self {
+            source,
             config: Arc::clone(&app.config),
             gateway: Arc::clone(&app.gateway),
             status: Arc::clone(&app.status),
@@ -196,11 +199,11 @@ impl Reloader {
 
     async fn reload_config(&mut self) -> anyhow::Result<()> {
         let old = self.config.load_full();
-        self.named = named(&Config::examine(&old.file));
+        self.named = named(&self.source.examine());
         for (file, print) in fingerprints(&self.named) {
             self.seen.entry(file).or_insert(print);
         }
-        let examined = Config::examine(&old.file);
+        let examined = self.source.examine();
         let mut report = Report::of(&examined.findings);
         let domains = report.domains(&old.file, &examined);
         let restart_only = examined

@@ -1,13 +1,14 @@
 //! `strait check`: everything that `strait run` would trip over, before it does.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use crate::app::{self, Inputs};
+use crate::config::Source;
 
 /// Reads the configuration and every file that it names; prints what is wrong with any of them.
-pub(super) fn run(path: &Path) -> ExitCode {
-    let report = app::check(path);
+pub(super) fn run(source: &Source) -> ExitCode {
+    let report = app::check(source);
+    let label = source.label();
     for line in &report.warnings {
         eprintln!("{line}");
     }
@@ -17,9 +18,8 @@ pub(super) fn run(path: &Path) -> ExitCode {
     match (&report.inputs, report.errors.len()) {
         (Some(Inputs { config, mesh, .. }), 0) => {
             println!(
-                "{}: ok: {} listeners, {} trust domains, {} exposed services, {} services and {} \
-                 workloads in the mesh",
-                path.display(),
+                "{label}: ok: {} listeners, {} trust domains, {} exposed services, {} services \
+                 and {} workloads in the mesh",
                 config.listeners.len(),
                 config.trust.domains.len(),
                 config.exposure.services.len(),
@@ -29,11 +29,11 @@ pub(super) fn run(path: &Path) -> ExitCode {
             ExitCode::SUCCESS
         }
         (_, 1) => {
-            eprintln!("{}: 1 mistake", path.display());
+            eprintln!("{label}: 1 mistake");
             ExitCode::FAILURE
         }
         (_, count) => {
-            eprintln!("{}: {count} mistakes", path.display());
+            eprintln!("{label}: {count} mistakes");
             ExitCode::FAILURE
         }
     }

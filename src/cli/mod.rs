@@ -1,16 +1,19 @@
 //! The command line: one file per command.
 //!
-//! Exit codes: 0 all is well, 1 it is not (the message says what), 2 the arguments are wrong.
+//! Exit codes: 0 all is well, 1 it is not (the message says what), 2 the arguments are wrong or,
+//! where a running gateway is asked, nobody answers.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
     reason = "a command speaks to the person who typed it"
 )]
 
+mod ask;
 pub mod certs;
 mod check;
 pub mod demo;
 pub mod load;
+mod proxy;
 mod stop;
 
 use std::path::PathBuf;
@@ -19,6 +22,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::app;
+use crate::config::Source;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,6 +30,7 @@ Examples:
   strait certs certs            make certificates for a trial
   strait check -c strait.yaml   find mistakes before they matter
   strait run -c strait.yaml     serve
+  strait status                 where the running gateway stands, and why an endpoint is not used
   strait load --help            measure it, or any other HBONE gateway";
 
 /// An east-west gateway data plane for multicluster service meshes.
@@ -48,12 +53,25 @@ enum Command {
     /// told to go elsewhere, and open tunnels have until `drain.deadline`. A second SIGTERM ends
     /// it now. Changes of the files are applied while it runs.
     Run(ConfigArgs),
+    /// Serves as a gateway of Istio's, started by the arguments of its proxies.
+    Proxy(proxy::Args),
     /// Checks strait.yaml and the files that it names, and lists every mistake with its line.
     ///
     /// Exits 0 if all is well (warnings are shown), 1 with findings.
     Check(ConfigArgs),
     /// Shows the gateway at work: two clusters, double HBONE, a killed endpoint, two refusals.
     Demo(demo::Args),
+    /// Shows where the running gateway stands: its sources, what is rejected and why,
+    /// certificates, and services; of one service each endpoint, and why one is not used.
+    ///
+    /// Exits 0 if the gateway is ready, 1 if not or if there is no such service, 2 if nobody
+    /// answers.
+    Status(ask::StatusArgs),
+    /// Prints all that the running gateway knows, as a file that `istioctl ztunnel-config` reads.
+    ///
+    /// Such as `strait dump > dump.json; istioctl ztunnel-config workload --file dump.json`. Exits
+    /// 2 if nobody answers.
+    Dump(ask::DumpArgs),
     /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
     Certs(certs::Args),
     Load(Box<load::Args>),
@@ -72,13 +90,22 @@ struct ConfigArgs {
     config: PathBuf,
 }
 
+impl ConfigArgs {
+    fn source(&self) -> Source {
+        Source::file(&self.config)
+    }
+}
+
 /// Runs the command that was asked for.
 pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
-        Command::Run(args) => app::run(&args.config),
-        Command::Check(args) => return check::run(&args.config),
+        Command::Run(args) => app::run(&args.source(), None),
+        Command::Check(args) => return check::run(&args.source()),
+        Command::Proxy(args) => return exit(proxy::run(&args)),
         Command::Demo(args) => demo::run(&args),
         Command::Certs(args) => certs::run(&args),
+        Command::Status(args) => return ask::status(&args),
+        Command::Dump(args) => return ask::dump(&args),
         Command::Load(args) => return exit(load::run(&args)),
     };
     exit(done.map(|()| ExitCode::SUCCESS))

@@ -342,12 +342,12 @@ impl<'a> Value<'a> {
     /// used is for whoever reads it to say.
     pub fn existing_path(self) -> Option<PathBuf> {
         let text = self.text()?;
-        let folder = self.document.file.parent().unwrap_or_else(|| Path::new(""));
+        let (folder, its_name) = self.document.folder_of(self.node);
         let path = folder.join(text);
         self.report.names(path.clone(), self.line());
         if let Err(error) = path.metadata() {
             let what = format!("is `{}`: {error}", shortened(&path.to_string_lossy()));
-            let how = "the path of an existing file, relative to the folder of this one";
+            let how = format!("the path of an existing file, relative to {its_name}");
             self.error(what, how);
             return None;
         }
@@ -358,7 +358,7 @@ impl<'a> Value<'a> {
     /// exists. It is not watched.
     pub fn new_path(self) -> Option<PathBuf> {
         let text = self.text()?;
-        let folder = self.document.file.parent().unwrap_or_else(|| Path::new(""));
+        let (folder, its_name) = self.document.folder_of(self.node);
         let path = folder.join(text);
         let shown = shortened(&path.to_string_lossy());
         let parent = path
@@ -370,7 +370,7 @@ impl<'a> Value<'a> {
             Ok(_) => format!("is `{shown}`, which is in no folder"),
             Err(error) => format!("is `{shown}`, whose folder cannot be used: {error}"),
         };
-        let how = "the path of a file in an existing folder, relative to the folder of this one";
+        let how = format!("the path of a file in an existing folder, relative to {its_name}");
         self.error(wrong, how);
         None
     }
@@ -381,6 +381,7 @@ impl<'a> Value<'a> {
             Kind::List(_) => "is a list".to_owned(),
             Kind::Map(_) => "is a map".to_owned(),
             Kind::Text(text) => format!("is `{}`", shortened(text)),
+            Kind::Int(number) => format!("is `{number}`"),
             _ => format!(
                 "is `{}`",
                 shortened(self.document.text_of(self.node).unwrap_or("?"))

@@ -4,6 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use super::yaml::{self, Document};
+
 /// Findings kept per file. Nobody reads more than a screen of them, and a hostile file must not
 /// cost more memory in findings than in text.
 const FINDINGS_MAX: usize = 200;
@@ -17,13 +19,40 @@ pub enum Severity {
     Warning,
 }
 
-/// One thing that is wrong at one line of a file.
+/// Where something is said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The file, as it was named when it was loaded; or what else says it, such as a variable of
+    /// the environment.
+    pub file: PathBuf,
+    /// The line, counted from one; 0 where it is no file.
+    pub line: u64,
+}
+
+impl Place {
+    /// What is no file and has no lines.
+    pub fn named(name: &str) -> Self {
+        Self {
+            file: name.into(),
+            line: 0,
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}", self.file.display()),
+            line => write!(f, "{}:{line}", self.file.display()),
+        }
+    }
+}
+
+/// One thing that is wrong at one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The file, as it was named when it was loaded.
-    pub file: PathBuf,
-    /// The line, counted from one.
-    pub line: u64,
+    /// Where it is.
+    pub place: Place,
     /// Whether the file can be used nevertheless.
     pub severity: Severity,
     /// What is wrong.
@@ -38,13 +67,7 @@ impl fmt::Display for Finding {
             Severity::Error => "error",
             Severity::Warning => "warning",
         };
-        write!(
-            f,
-            "{}:{}: {severity}: {}",
-            self.file.display(),
-            self.line,
-            self.what
-        )?;
+        write!(f, "{}: {severity}: {}", self.place, self.what)?;
         if !self.how.is_empty() {
             write!(f, "; write {}", self.how)?;
         }
@@ -95,17 +118,28 @@ impl std::error::Error for Findings {}
 #[derive(Debug)]
 pub struct Report {
     file: PathBuf,
+    origins: Vec<String>,
     found: RefCell<Vec<Finding>>,
     errors: Cell<usize>,
     left_out: Cell<usize>,
-    paths: RefCell<Vec<(PathBuf, u64)>>,
+    paths: RefCell<Vec<(PathBuf, Place)>>,
 }
 
 impl Report {
     /// An empty report about `file`.
     pub fn new(file: &Path) -> Self {
+        Self::with_origins(file, Vec::new())
+    }
+
+    /// An empty report about a document, which need not be the file's alone.
+    pub fn of(document: &Document) -> Self {
+        Self::with_origins(&document.file, document.origins.clone())
+    }
+
+    fn with_origins(file: &Path, origins: Vec<String>) -> Self {
         Self {
             file: file.to_owned(),
+            origins,
             found: RefCell::default(),
             errors: Cell::new(0),
             left_out: Cell::new(0),
@@ -115,11 +149,12 @@ impl Report {
 
     /// Remembers the line that names another file, for findings about that file's contents.
     pub fn names(&self, path: PathBuf, line: u64) {
-        self.paths.borrow_mut().push((path, line));
+        let place = yaml::place(&self.file, &self.origins, line);
+        self.paths.borrow_mut().push((path, place));
     }
 
-    /// The files that were named so far, each with its line.
-    pub fn named(&self) -> Vec<(PathBuf, u64)> {
+    /// The files that were named so far, each with its place.
+    pub fn named(&self) -> Vec<(PathBuf, Place)> {
         self.paths.borrow().clone()
     }
 
@@ -143,9 +178,10 @@ impl Report {
     /// Ends the collection.
     pub fn into_findings(self) -> Findings {
         let mut found = self.found.into_inner();
-        found.sort_by_key(|finding| finding.line);
+        found.sort_by_key(|finding| finding.place.line);
         if self.left_out.get() > 0 {
-            let line = found.last().map_or(1, |finding| finding.line);
+            let line = found.last().map_or(1, |finding| finding.place.line);
+            let file = self.file;
             let what = format!("{} more findings are left out", self.left_out.get());
             let severity = if self.errors.get() > 0 {
                 Severity::Error
@@ -153,8 +189,7 @@ impl Report {
                 Severity::Warning
             };
             found.push(Finding {
-                file: self.file,
-                line,
+                place: Place { file, line },
                 severity,
                 what,
                 how: String::new(),
@@ -172,8 +207,7 @@ impl Report {
         // Keys and values are quoted in findings, and findings go to terminals and logs.
         let (what, how) = (printable(what), printable(how));
         found.push(Finding {
-            file: self.file.clone(),
-            line,
+            place: yaml::place(&self.file, &self.origins, line),
             severity,
             what,
             how,

@@ -8,9 +8,12 @@ mod checks;
 mod exposure;
 pub mod fields;
 pub mod findings;
+mod headers;
+mod layers;
 mod level;
 mod listeners;
 mod names;
+pub mod pod;
 mod read;
 mod sources;
 #[cfg(test)]
@@ -24,7 +27,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 
-pub use findings::{Finding, Findings, Report, Severity};
+pub use findings::{Finding, Findings, Place, Report, Severity};
+pub use layers::Source;
 pub use level::Directives;
 pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
@@ -94,7 +98,7 @@ pub struct Config {
     pub log: Log,
 }
 
-/// What [`Config::examine`] found out about a file.
+/// What [`Source::examine`] found out about a file.
 #[derive(Debug, Default)]
 pub struct Examined {
     /// The configuration; there is one exactly when no finding is an error.
@@ -107,8 +111,8 @@ pub struct Examined {
     pub trust: Option<Trust>,
     /// The section `discovery`, if nothing is wrong with it.
     pub discovery: Option<Discovery>,
-    /// The other files that it names, each with the line that does. They need not exist.
-    pub named: Vec<(PathBuf, u64)>,
+    /// The other files that it names, each with the place that does. They need not exist.
+    pub named: Vec<(PathBuf, Place)>,
 }
 
 /// Where this gateway stands.
@@ -251,6 +255,10 @@ pub struct ControlPlane {
     pub token: Option<PathBuf>,
     /// The name that its certificate has to have. Default: the host of the address.
     pub san: Option<String>,
+    /// Metadata that is sent with each call besides `clusterid`, by its name in lower case: what
+    /// a proxy in front of the control plane wants to see. Default: none.
+    #[serde(serialize_with = "names_only")]
+    pub headers: Vec<(String, String)>,
 }
 
 /// How much of this host strangers and slow readers may take.
@@ -406,20 +414,8 @@ impl Config {
     /// Reads and checks a file, and gives the warnings also when it can be used. There is a
     /// configuration exactly when no finding is an error.
     pub fn check(path: &Path) -> (Option<Self>, Findings) {
-        let examined = Self::examine(path);
+        let examined = Source::file(path).examine();
         (examined.config, examined.findings)
-    }
-
-    /// As [`Config::check`], and gives what it names of other files also when it cannot be used,
-    /// so that their mistakes can be found in the same run.
-    pub fn examine(path: &Path) -> Examined {
-        match yaml::Document::load(path) {
-            Ok(document) => read::config(&document),
-            Err(findings) => Examined {
-                findings,
-                ..Examined::default()
-            },
-        }
     }
 
     /// As [`Config::check`], for a text that would stand in the file `path`.
@@ -474,6 +470,14 @@ fn lossy_path_option<S: Serializer>(
 
 fn human_duration<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_duration(*value))
+}
+
+/// Their values may be secrets.
+fn names_only<S: Serializer>(
+    headers: &[(String, String)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(headers.iter().map(|(name, _)| name))
 }
 
 fn account_names<S: Serializer>(

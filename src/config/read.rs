@@ -33,7 +33,7 @@ const LATER: &[&str] = &["networks", "links", "names", "traffic", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
-    let report = Report::new(&document.file);
+    let report = Report::of(document);
     let mut examined = Examined::default();
     let example = "gateway: {cluster: east}";
     let config = Fields::of_document(document, &report, example)

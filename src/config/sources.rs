@@ -6,6 +6,7 @@ use std::time::Duration;
 use spiffe::SpiffeId;
 
 use super::fields::{Fields, Value};
+use super::headers;
 use super::read::trust_domain_name;
 use super::{
     CERTIFICATE_TTL, ControlPlane, Discovery, HostPort, Identity, IdentityFiles, IstioCa,
@@ -144,11 +145,13 @@ fn control_plane(fields: &mut Fields<'_>) -> Option<ControlPlane> {
         .and_then(Value::existing_path);
     let token = optional(fields, "token", Value::existing_path);
     let san = optional(fields, "san", |value| value.text().map(str::to_owned));
+    let headers = optional(fields, "headers", headers::read);
     Some(ControlPlane {
         address: address?,
         roots: roots?,
         token: token?,
         san: san?,
+        headers: headers?.unwrap_or_default(),
     })
 }
 

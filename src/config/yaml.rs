@@ -12,7 +12,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Location, MessageFormatter, Options, Spanned, UserMessageFormatter};
 
-use super::findings::Findings;
+use super::findings::{Findings, Place};
 
 /// A mesh of 100,000 workloads is about 25 MB.
 const FILE_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -28,7 +28,11 @@ const EVENTS_MAX: usize = 2 * NODES_MAX;
 /// parser recurses: a hundred levels overflowed the 2 MiB stack of a test thread.
 const DEPTH_MAX: usize = 16;
 
-/// A parsed file.
+/// Lines from here on are none of the file, which has fewer: what is left of them is an index into
+/// the origins of a [`Layer`].
+const ORIGINS: u32 = 1 << 31;
+
+/// A parsed file, or what lies under it.
 #[derive(Clone, Debug)]
 pub struct Document {
     /// The file, as it was named when it was loaded.
@@ -36,6 +40,16 @@ pub struct Document {
     text: String,
     /// The value of the whole document.
     pub root: Node,
+    pub(super) origins: Vec<String>,
+}
+
+/// A tree that was made and not parsed: each value knows the name of what it came from.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// The value of the whole tree.
+    pub root: Node,
+    /// The names, by [`Node::made`].
+    pub origins: Vec<String>,
 }
 
 /// A value and where it stands.
@@ -117,13 +131,125 @@ impl Document {
             file: file.to_owned(),
             text: text.to_owned(),
             root,
+            origins: Vec::new(),
         })
+    }
+
+    /// A layer alone, as if the file were empty.
+    pub(super) fn of_layer(file: &Path, layer: &Layer) -> Self {
+        Self {
+            file: file.to_owned(),
+            text: String::new(),
+            root: layer.root.clone(),
+            origins: layer.origins.clone(),
+        }
+    }
+
+    /// Lays the file over a layer: maps are merged key by key, and all else is the file's. An
+    /// empty file changes nothing.
+    pub(super) fn over(mut self, layer: &Layer) -> Self {
+        self.root = match self.root.kind {
+            Kind::Null => layer.root.clone(),
+            _ => self.root.over(&layer.root),
+        };
+        self.origins.clone_from(&layer.origins);
+        self
+    }
+
+    /// Where a value stands.
+    pub(super) fn place_of(&self, node: &Node) -> Place {
+        place(&self.file, &self.origins, node.line.into())
+    }
+
+    /// What relative paths of a value are relative to, and how to say so: the folder of the file,
+    /// or the working directory for what is of no file.
+    pub(super) fn folder_of(&self, node: &Node) -> (&Path, &'static str) {
+        match node.line < ORIGINS {
+            true => (
+                self.file.parent().unwrap_or_else(|| Path::new("")),
+                "the folder of this one",
+            ),
+            false => (Path::new(""), "the working directory"),
+        }
     }
 
     /// The characters of a scalar as they stand in the file.
     pub(super) fn text_of(&self, node: &Node) -> Option<&str> {
         let (start, length) = (node.span.0 as usize, node.span.1 as usize);
         self.text.get(start..start.checked_add(length)?)
+    }
+}
+
+/// What a line stands for, for findings.
+pub(super) fn place(file: &Path, origins: &[String], line: u64) -> Place {
+    let index = line.checked_sub(ORIGINS.into());
+    let index = index.and_then(|index| usize::try_from(index).ok());
+    match index.and_then(|index| origins.get(index)) {
+        Some(name) => Place::named(name),
+        None => Place {
+            file: file.to_owned(),
+            line,
+        },
+    }
+}
+
+impl Node {
+    /// A value that was made, from the origin of this index.
+    pub(super) fn made(origin: usize, kind: Kind) -> Self {
+        let origin = u32::try_from(origin).unwrap_or(u32::MAX);
+        Self {
+            line: ORIGINS.saturating_add(origin),
+            span: (0, 0),
+            kind,
+        }
+    }
+
+    /// Lays this over `base`. Where both are maps of different `kind`, the base's other keys are
+    /// those of another thing, and it goes whole.
+    fn over(self, base: &Self) -> Self {
+        let (Kind::Map(entries), Kind::Map(below)) = (&self.kind, &base.kind) else {
+            return self;
+        };
+        if let (Some(kind), Some(other)) = (self.word("kind"), base.word("kind"))
+            && kind != other
+        {
+            return self;
+        }
+        let mut merged = Vec::with_capacity(entries.len() + below.len());
+        for entry in below {
+            // A repeated key stays repeated, for the reader to report.
+            let mut own = entries.iter().filter(|own| own.key == entry.key).peekable();
+            if own.peek().is_none() {
+                merged.push(entry.clone());
+            }
+            merged.extend(own.map(|own| Entry {
+                value: own.value.clone().over(&entry.value),
+                ..own.clone()
+            }));
+        }
+        let is_new = |own: &&Entry| below.iter().all(|entry| entry.key != own.key);
+        merged.extend(entries.iter().filter(is_new).cloned());
+        Self {
+            kind: Kind::Map(merged.into_boxed_slice()),
+            ..self
+        }
+    }
+
+    /// The text under a key of this map.
+    pub(super) fn word(&self, key: &str) -> Option<&str> {
+        match &self.get(key)?.kind {
+            Kind::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The value under a key of this map.
+    pub(super) fn get(&self, key: &str) -> Option<&Self> {
+        let Kind::Map(entries) = &self.kind else {
+            return None;
+        };
+        let entry = entries.iter().find(|entry| *entry.key == *key)?;
+        Some(&entry.value)
     }
 }
 

@@ -1,12 +1,13 @@
 //! Stage 1: listening sockets, and the hand-over of each accepted socket to a worker.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -104,7 +105,8 @@ impl Worker {
     }
 }
 
-/// Opens a listening socket. An IPv6 wildcard also takes IPv4.
+/// Opens a listening socket. An IPv6 wildcard also takes IPv4, and is IPv4's where the host has no
+/// IPv6.
 ///
 /// # Errors
 /// The address is in use or is not ours.
@@ -117,6 +119,22 @@ pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
 /// # Errors
 /// As [`bind`].
 pub fn reserve(address: SocketAddr) -> io::Result<Socket> {
+    match reserve_exactly(address) {
+        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && is_without_ipv6(&error) => {
+            reserve_exactly((Ipv4Addr::UNSPECIFIED, address.port()).into())
+        }
+        reserved => reserved,
+    }
+}
+
+/// Whether the kernel has no IPv6, or a setting has turned it off (`disable_ipv6`).
+fn is_without_ipv6(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    let codes = [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL];
+    code.is_some_and(|code| codes.map(Errno::raw_os_error).contains(&code))
+}
+
+fn reserve_exactly(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM,

@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tonic::metadata::{Ascii, MetadataValue};
+use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
@@ -93,7 +93,8 @@ pub async fn connect(plane: &ControlPlane) -> Result<Channel, ChannelError> {
         .map_err(|error| ChannelError::Transport(chain(&error)))
 }
 
-/// Says in a call's metadata who we are: the token as it is in its file now, and our cluster.
+/// Says in a call's metadata who we are: the token as it is in its file now, our cluster, and what
+/// the configuration adds.
 ///
 /// # Errors
 /// The token's file cannot be read, or holds no token.
@@ -108,6 +109,13 @@ pub async fn introduce<T>(
     }
     if let Ok(cluster) = cluster.parse() {
         call.metadata_mut().insert("clusterid", cluster);
+    }
+    for (name, value) in &plane.headers {
+        // The configuration was checked for both.
+        let name = MetadataKey::<Ascii>::from_bytes(name.as_bytes());
+        if let (Ok(name), Ok(value)) = (name, MetadataValue::try_from(value)) {
+            call.metadata_mut().insert(name, value);
+        }
     }
     Ok(())
 }

@@ -73,6 +73,13 @@ impl EndpointState {
         self.millis(now) < self.ejected_until_ms.load(Ordering::Relaxed)
     }
 
+    /// How much longer the endpoint is ejected, if it is at `now`.
+    pub fn ejected_for(&self, now: Instant) -> Option<Duration> {
+        let until = self.ejected_until_ms.load(Ordering::Relaxed);
+        let left = until.saturating_sub(self.millis(now));
+        (left > 0).then_some(Duration::from_millis(left))
+    }
+
     /// Ejects the endpoint: 5 s at first, doubling with each ejection up to 5 min.
     pub fn eject(&self, now: Instant) -> Duration {
         let strikes = self.strikes.fetch_add(1, Ordering::Relaxed);
@@ -135,6 +142,8 @@ mod tests {
             let time = state.eject(now);
             times.push(time.as_secs());
             assert!(state.is_ejected(now) && !state.is_ejected(now + time));
+            assert_eq!(state.ejected_for(now), Some(time));
+            assert_eq!(state.ejected_for(now + time), None);
         }
         assert_eq!(times, [5, 10, 20, 40, 80, 160, 300, 300]);
         state.restore(Instant::now());

@@ -147,6 +147,16 @@ impl ExposureTable {
         self.services.contains_key(host)
     }
 
+    /// The entries of a service; none where the rule for all services holds.
+    pub fn entries(&self, host: &str) -> &[Exposure] {
+        self.services.get(host).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether services without an entry are exposed to every peer of the trust set.
+    pub fn exposes_all(&self) -> bool {
+        self.expose_all
+    }
+
     /// The service and port that an alias stands for.
     pub fn alias(&self, asked: &Authority) -> Option<(&str, u16)> {
         let (alias, _) = self.entries_of_alias(asked)?.next()?;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::builder::HBONE_PORT;
 use super::mesh::{self, Mesh, Protocol};
+use super::usable::{undialled, unserved};
 use super::{Endpoint, EndpointSet, Service, Shards, Snapshot};
 use crate::status::WorkloadLabels;
 
@@ -18,7 +19,7 @@ use crate::status::WorkloadLabels;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Index {
     /// The network whose endpoints are local.
-    network: Arc<str>,
+    pub(super) network: Arc<str>,
     /// Whether HBONE listeners pass over endpoints without it.
     hbone_only: bool,
     /// Whether there are endpoints for TLS listeners too.
@@ -129,16 +130,11 @@ impl Index {
         self.members.get(service)?.first()
     }
 
-    /// The address of a workload that can be dialled from our network (contract 8.3): never a
-    /// record that stands for another network's gateway, and never what has no address.
+    /// The address of a workload that can be dialled from our network.
     fn dialled(&self, workload: &mesh::Workload) -> Option<IpAddr> {
-        let is_dialled = (workload.network.is_empty() || workload.network == self.network)
-            && workload.network_gateway.is_none()
-            && !workload.uid.starts_with("NetworkGateway/")
-            && !workload.uid.contains("/SplitHorizonWorkload/")
-            && (self.direct || self.tunnels_to(workload));
         let first = workload.addresses.first().map(IpAddr::to_canonical);
-        first.filter(|_| is_dialled)
+        let hbone_only = self.hbone_only && !self.direct;
+        first.filter(|_| undialled(workload, &self.network, hbone_only).is_none())
     }
 
     /// Whether HBONE listeners dial a workload.
@@ -360,8 +356,7 @@ fn labels(workload: &mesh::Workload) -> WorkloadLabels {
 }
 
 /// The endpoints of one service port that may be dialled, at the port that `dialled` makes of a
-/// member's target port. A pass-through service, which names no
-/// endpoint at all, has none. Whether a tunnel goes to them or to a waypoint is decided when it is
+/// member's target port. Whether a tunnel goes to them or to a waypoint is decided when it is
 /// routed, so that no service is built from another.
 fn endpoint_set(
     service: &mesh::Service,
@@ -370,15 +365,11 @@ fn endpoint_set(
     members: &[Arc<Member>],
     dialled: impl Fn(&Member, u16) -> Option<u16>,
 ) -> EndpointSet {
-    if service.passthrough {
-        return EndpointSet::default();
-    }
-    let usable = |member: &&Arc<Member>| member.workload.healthy || service.allow_unhealthy;
+    let usable = |member: &&Arc<Member>| unserved(service, &member.workload, port).is_none();
     let endpoint = |member: &Arc<Member>| {
         let target = *member.workload.services.get(name)?.get(&port)?;
         let port = dialled(member, target)?;
-        let endpoint = member.endpoint(port).filter(|_| port != 0);
-        endpoint.map(Arc::clone)
+        member.endpoint(port).filter(|_| port != 0).map(Arc::clone)
     };
     EndpointSet::new(members.iter().filter(usable).filter_map(endpoint).collect())
 }

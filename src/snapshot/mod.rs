@@ -24,6 +24,7 @@ mod model;
 mod policies;
 mod shards;
 mod trust;
+mod usable;
 
 pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
@@ -31,6 +32,7 @@ pub use mesh::{Locality, Protocol};
 pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
 pub use shards::Shards;
 pub use trust::TrustSet;
+pub use usable::{Unused, unused};
 
 use index::Index;
 use lots::Lots;
@@ -67,6 +69,11 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// The network whose endpoints are local.
+    pub fn network(&self) -> &str {
+        &self.index.network
+    }
+
     /// The service that answers to a VIP of this network.
     pub fn by_vip(&self, ip: IpAddr) -> Option<&Arc<Service>> {
         self.services.get(self.vips.get(&ip)?.first()?)
@@ -153,6 +160,11 @@ impl Reader {
     /// The current snapshot, for a look-up that ends before the next await.
     pub fn load(&self) -> Guard<Arc<Snapshot>> {
         self.current.load()
+    }
+
+    /// The current snapshot, for as long as it is wanted.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.current.load_full()
     }
 
     /// A receiver that changes whenever the generation does from now on.

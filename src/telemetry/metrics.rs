@@ -18,6 +18,7 @@ use tracing_appender::non_blocking::ErrorCounter;
 use super::labels::Facts;
 use super::limiter::Limiter;
 use super::tcp::{Handles, Tcp};
+use super::xds::Xds;
 use super::{WorkloadLabels, exposition};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::What;
@@ -104,6 +105,7 @@ const DIAL_RESULTS: [&str; 5] = ["ok", "refused", "timeout", "failed", "denied"]
 pub struct Metrics {
     registry: Registry,
     tcp: Tcp,
+    xds: Xds,
     tunnels: Counters<1>,
     tunnels_open: Gauge,
     handshakes_refused: Counters<1>,
@@ -134,11 +136,13 @@ impl Metrics {
     pub fn new() -> Self {
         let mut registry = Registry::default();
         let tcp = Tcp::register(&mut registry);
+        let xds = Xds::register(&mut registry);
         build_info(&mut registry);
         let r = &mut registry;
         let seconds = Histogram::new(DIAL_BUCKETS);
         let metrics = Self {
             tcp,
+            xds,
             tunnels: metric(r, "strait_tunnels", "Tunnels ended, by reason"),
             tunnels_open: metric(r, "strait_tunnels_open", "Tunnels now open"),
             handshakes_refused: metric(r, "strait_handshakes_refused", HANDSHAKES_REFUSED),
@@ -278,6 +282,11 @@ impl Metrics {
     /// Counts a read of a source.
     pub fn reload(&self, what: What, ok: bool) {
         self.reloads.get_or_create(&reload_labels(what, ok)).inc();
+    }
+
+    /// What is counted of discovery by a control plane.
+    pub fn xds(&self) -> &Xds {
+        &self.xds
     }
 
     /// Counts a certificate that was asked for, or told of by who gives them.

@@ -7,11 +7,13 @@ pub mod logging;
 mod metrics;
 mod record;
 mod tcp;
+mod xds;
 
 pub use labels::{Destination, DestinationService, Source};
 pub use logging::LogHandle;
 pub use metrics::{AcceptError, ConnectionGuard, Metrics, PolicyOutcome};
 pub use record::{Record, handshake_refused};
+pub use xds::Xds;
 
 pub use crate::status::{What, WorkloadLabels};
 

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use prost::Message as _;
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use tokio::sync::mpsc;
@@ -22,7 +23,7 @@ use crate::grpc::discovery::aggregated_discovery_service_client::AggregatedDisco
 use crate::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use crate::grpc::rpc;
 use crate::snapshot::{Publisher, builder::Change};
-use crate::status::{Status, What};
+use crate::status::{Rejection, ResourceType, Status, What};
 use crate::telemetry::Metrics;
 
 /// The largest message that is taken (contract 3.1).
@@ -38,7 +39,9 @@ const SNAPSHOTS_APART: Duration = Duration::from_millis(5);
 const MESSAGES_MAX: usize = 64;
 /// A nonce or a type longer than this is no word.
 const WORD_BYTES_MAX: usize = 1024;
-/// How many rejected resources the status page has.
+/// How many rejected resources of each type the status page has, and how many the line of the last
+/// reload.
+const REJECTED_KEPT: usize = 100;
 const REJECTED_SHOWN: usize = 20;
 /// gRPC's `INVALID_ARGUMENT`, the code of a NACK.
 const INVALID_ARGUMENT: i32 = 3;
@@ -111,10 +114,15 @@ impl From<GrpcStatus> for Ended {
 /// the control plane is away. It decodes and builds where it runs: on a thread of its own.
 pub async fn run(istio: Istio) {
     let (mut client, mut store) = istio.start();
+    istio.told(&client, &store);
     loop {
         let Ended { end, why } = istio.stream(&mut client, &mut store).await;
         let wait = client.disconnected(end);
         let wait = wait.mul_f64(0.8 + 0.4 * fastrand::f64());
+        istio.metrics.xds().terminated(termination(end));
+        istio
+            .status
+            .set_discovery(|known| known.disconnect(why.clone(), SystemTime::now(), wait));
         warn!(address = %istio.plane.address, ?wait, %why, "no stream to the control plane");
         sleep(wait).await;
     }
@@ -127,6 +135,32 @@ fn client() -> Client {
         mode: Mode::Wildcard,
     };
     Client::new([ADDRESS, AUTHORIZATION, CLUSTER].map(wildcard).into())
+}
+
+/// What people call a type.
+fn name_of(type_url: &str) -> &'static str {
+    match type_url {
+        ADDRESS => "addresses",
+        AUTHORIZATION => "authorizations",
+        CLUSTER => "clusters",
+        _ => "others",
+    }
+}
+
+/// The type as a metric knows it: types that nobody asked for are one.
+fn label_of(type_url: &str) -> &'static str {
+    let mut known = [ADDRESS, AUTHORIZATION, CLUSTER].into_iter();
+    known.find(|known| *known == type_url).unwrap_or("other")
+}
+
+/// The reason of an end, in the words of ztunnel's metric.
+fn termination(end: End) -> &'static str {
+    match end {
+        End::Connect => "ConnectionError",
+        End::Clean => "Complete",
+        End::Status => "Error",
+        _ => "Reconnect",
+    }
 }
 
 impl Istio {
@@ -142,7 +176,15 @@ impl Istio {
         };
         let mut client = client();
         let mut store = Recorder::restore(cache, &mut client);
-        tokio::spawn(store.writer());
+        if let Some(saved) = store.saved() {
+            self.metrics.xds().cached(saved);
+            self.status.set_discovery(|known| known.saved = Some(saved));
+        }
+        let (status, metrics) = (Arc::clone(&self.status), Arc::clone(&self.metrics));
+        tokio::spawn(store.writer(move |saved| {
+            metrics.xds().cached(saved);
+            status.set_discovery(|known| known.saved = Some(saved));
+        }));
         if let Some(notice) = store.restored().map(ToOwned::to_owned) {
             store.store.told_policies();
             self.update(&mut store);
@@ -189,6 +231,9 @@ impl Istio {
         let called = timeout(CALL_DEADLINE, service.delta_aggregated_resources(call)).await;
         let mut responses = called.map_err(|_| late())??.into_inner();
         info!(address = %self.plane.address, "connected to the control plane");
+        self.metrics.xds().connected();
+        self.status
+            .set_discovery(|known| known.connect(SystemTime::now()));
         let mut next = Instant::now();
         while let Some(response) = responses.message().await? {
             let row = self
@@ -200,6 +245,7 @@ impl Istio {
             next = Instant::now() + SNAPSHOTS_APART;
             row?;
             *useful = true;
+            self.status.set_discovery(|known| known.retries = 0);
         }
         Ok(())
     }
@@ -218,7 +264,12 @@ impl Istio {
             if response.nonce.len().max(response.type_url.len()) > WORD_BYTES_MAX {
                 return Err(GrpcStatus::internal("a nonce or a type is too long").into());
             }
+            let url = label_of(&response.type_url);
+            self.metrics.xds().message(url, response.encoded_len());
             for request in client.received(response.into(), store) {
+                if request.error.is_none() {
+                    self.accepted(url);
+                }
                 self.send(requests, request).await?;
             }
             count += 1;
@@ -234,9 +285,13 @@ impl Istio {
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
         request: Request,
     ) -> Result<(), Ended> {
-        if let Some(why) = &request.error {
+        if let Some(why) = &request.error
+            && let Some(suppressed) = self.metrics.xds().nacked(label_of(&request.type_url))
+        {
             // Quoted: names and reasons are the server's words.
-            warn!(type_url = ?request.type_url, ?why, "rejected what the control plane sent");
+            warn!(type_url = ?request.type_url, ?why,
+                suppressed = (suppressed > 0).then_some(suppressed),
+                "rejected what the control plane sent");
         }
         let request = self.message(request);
         let sent = timeout(CALL_DEADLINE, requests.send(request)).await;
@@ -252,6 +307,7 @@ impl Istio {
             store.store.told_policies();
         }
         self.update(store);
+        self.told(client, store);
         let rejected = client
             .rejected()
             .map(|(_, name, why, _)| format!("{name}: {why}"));
@@ -271,6 +327,51 @@ impl Istio {
         if client.is_synced() || store.restored().is_some() {
             store.save();
         }
+    }
+
+    /// A response of a type was accepted as a whole.
+    fn accepted(&self, url: &'static str) {
+        self.metrics.xds().accepted(url);
+        self.status.set_discovery(|known| {
+            let mut types = known.types.iter_mut();
+            if let Some(known) = types.find(|known| known.name == name_of(url)) {
+                known.accepted = Some(SystemTime::now());
+            }
+        });
+    }
+
+    /// Tells people what is known of each type.
+    fn told(&self, client: &Client, store: &Recorder) {
+        let now = SystemTime::now();
+        let types = client.types().map(|url| {
+            let rejected = client.rejected().filter(|(of, ..)| *of == url);
+            let rejection = |(_, name, reason, version): (_, &str, &str, &str)| Rejection {
+                name: name.to_owned(),
+                reason: reason.to_owned(),
+                version: version.to_owned(),
+                since: now,
+            };
+            let told = ResourceType {
+                name: name_of(url),
+                synced: client.pending().all(|pending| pending != url),
+                held: client.held(url),
+                accepted: None,
+                rejected: rejected.clone().count(),
+                rejections: rejected.take(REJECTED_KEPT).map(rejection).collect(),
+            };
+            self.metrics.xds().expect(url);
+            self.metrics.xds().holds(url, told.held, told.rejected);
+            told
+        });
+        let types = types.collect();
+        let from_disk = store.restored().filter(|_| !client.is_synced());
+        self.status.set_discovery(|known| {
+            known.address = self.plane.address.to_string();
+            known.from_disk = from_disk.map(ToOwned::to_owned);
+            known.told(types);
+        });
+        let missing = client.pending().map(name_of).collect();
+        self.status.missing(self.pending, missing);
     }
 
     /// Makes what has changed the next snapshot.

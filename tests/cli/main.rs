@@ -14,3 +14,9 @@ mod certs;
 mod check;
 #[cfg(test)]
 mod demo;
+#[cfg(test)]
+mod deploy;
+#[cfg(test)]
+mod proxy;
+#[cfg(test)]
+mod status;

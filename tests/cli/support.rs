@@ -70,7 +70,15 @@ pub struct Done {
 
 /// Runs the command in `folder` to its end.
 pub async fn done(folder: &Path, args: &[&str]) -> Done {
-    let output = strait().args(args).current_dir(folder).output().await;
+    done_with(folder, args, |_| {}).await
+}
+
+/// Runs the command in `folder` to its end, with what `configure` adds, such as an environment.
+pub async fn done_with(folder: &Path, args: &[&str], configure: impl FnOnce(&mut Command)) -> Done {
+    let mut command = strait();
+    command.args(args).current_dir(folder);
+    configure(&mut command);
+    let output = command.output().await;
     let output = output.expect("the command's output");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     Done {

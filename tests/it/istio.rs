@@ -122,7 +122,7 @@ fn endpoints_come_and_go_as_the_control_plane_says() {
         until(
             "readiness",
             async || gateway.readiness().await,
-            |(status, says)| *status == 500 && says.contains("discovery"),
+            |(status, says)| *status == 500 && says.contains("discovery (addresses, "),
         )
         .await;
         let istiod = Istiod::default();

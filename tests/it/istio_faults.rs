@@ -1,5 +1,6 @@
 //! A control plane that misbehaves. What is wrong with it is said, and what it told before holds.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -263,6 +264,40 @@ fn a_control_plane_that_is_silent_stops_nothing_else() {
     });
 }
 
+/// Discovery at host 2, with its files in `folder`.
+fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Status>) -> Istio {
+    let (roots, token) = (folder.join("root.crt"), folder.join("token"));
+    std::fs::write(&roots, &identities().root).expect("roots");
+    std::fs::write(&token, TOKEN).expect("a token");
+    Istio {
+        plane: ControlPlane {
+            address: HostPort {
+                host: net.ip(2).to_string(),
+                port: Some(15012),
+            },
+            roots,
+            token: Some(token),
+            san: Some(NAME.to_owned()),
+            headers: Vec::new(),
+        },
+        cache: None,
+        pod: Pod {
+            name: "strait".into(),
+            namespace: "istio-system".into(),
+            ip: net.ip(1).to_string(),
+            service_account: "strait".into(),
+            cluster: "east".into(),
+            network: "east".into(),
+            gateway: String::new(),
+            istio_version: "1.31.0".into(),
+        },
+        publisher,
+        status,
+        metrics: Arc::new(Metrics::new()),
+        pending: "discovery",
+    }
+}
+
 /// Twelve hours without control plane, by the stream alone: no process has a clock to pause.
 #[test]
 fn twelve_hours_without_a_control_plane_change_nothing() {
@@ -271,38 +306,10 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
     runtime.block_on(async {
         let net = Net::new();
         let folder = tempfile::tempdir().expect("a folder");
-        let (roots, token) = (folder.path().join("root.crt"), folder.path().join("token"));
-        std::fs::write(&roots, &identities().root).expect("roots");
-        std::fs::write(&token, TOKEN).expect("a token");
         let publisher = Arc::new(Publisher::new());
         let reader = publisher.reader();
         let status = Arc::new(Status::new(&["discovery"]));
-        let istio = Istio {
-            plane: ControlPlane {
-                address: HostPort {
-                    host: net.ip(2).to_string(),
-                    port: Some(15012),
-                },
-                roots,
-                token: Some(token),
-                san: Some(NAME.to_owned()),
-            },
-            cache: None,
-            pod: Pod {
-                name: "strait".into(),
-                namespace: "istio-system".into(),
-                ip: net.ip(1).to_string(),
-                service_account: "strait".into(),
-                cluster: "east".into(),
-                network: "east".into(),
-                gateway: String::new(),
-                istio_version: "1.31.0".into(),
-            },
-            publisher,
-            status: Arc::clone(&status),
-            metrics: Arc::new(Metrics::new()),
-            pending: "discovery",
-        };
+        let istio = discovery(net, folder.path(), publisher, Arc::clone(&status));
         let istiod = istiod(net);
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
         let stream = tokio::spawn(stream::run(istio));

@@ -41,6 +41,8 @@ mod oracle;
 #[cfg(test)]
 mod passthrough;
 #[cfg(test)]
+mod pod;
+#[cfg(test)]
 mod policy;
 #[cfg(test)]
 mod reload;
@@ -52,6 +54,8 @@ mod slow;
 mod start;
 #[cfg(test)]
 mod starved;
+#[cfg(test)]
+mod status;
 #[cfg(test)]
 mod tls;
 #[cfg(test)]

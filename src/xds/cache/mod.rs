@@ -45,6 +45,7 @@ pub struct Recorder {
     pub store: Store,
     kept: Option<Arc<Kept>>,
     restored: Option<String>,
+    saved: Option<SystemTime>,
 }
 
 /// What the file will have, and the one who writes it is told by.
@@ -117,6 +118,7 @@ impl Recorder {
         let took = began.elapsed();
         info!(%file, ?age, resources = held, left_out = total - held, ?took,
             "no control plane yet; serving the cached state");
+        self.saved = Some(saved);
         let age = humantime::format_duration(age);
         let saved = humantime::format_rfc3339_seconds(saved);
         self.restored = Some(format!(
@@ -156,6 +158,11 @@ impl Recorder {
         self.restored.as_deref()
     }
 
+    /// When that was saved.
+    pub fn saved(&self) -> Option<SystemTime> {
+        self.saved
+    }
+
     /// The state is complete and in force: if it has changed, the file is to follow.
     pub fn save(&self) {
         if let Some(kept) = &self.kept
@@ -165,12 +172,15 @@ impl Recorder {
         }
     }
 
-    /// What writes the file, for ever. There is nothing to do without one.
-    pub fn writer(&self) -> impl Future<Output = ()> + Send + 'static {
+    /// What writes the file, for ever, and tells when it did. There is nothing to do without one.
+    pub fn writer(
+        &self,
+        saved: impl Fn(SystemTime) + Send + 'static,
+    ) -> impl Future<Output = ()> + Send + 'static {
         let kept = self.kept.clone();
         async move {
             if let Some(kept) = kept {
-                kept.run().await;
+                kept.run(saved).await;
             }
         }
     }
@@ -247,7 +257,7 @@ impl Kept {
         state.changed = true;
     }
 
-    async fn run(self: Arc<Self>) {
+    async fn run(self: Arc<Self>, saved: impl Fn(SystemTime)) {
         let (mut next, mut failed) = (Instant::now(), None);
         loop {
             self.told.notified().await;
@@ -258,6 +268,9 @@ impl Kept {
                 return;
             };
             next = Instant::now() + EVERY;
+            if let Ok(Some(at)) = written {
+                saved(at);
+            }
             let error = written.err();
             if let Some(error) = &error {
                 self.told.notify_one();
@@ -270,12 +283,12 @@ impl Kept {
         }
     }
 
-    /// Writes the file if anything has changed since that was done last.
-    fn write(&self) -> io::Result<()> {
+    /// Writes the file if anything has changed since that was done last, and says when.
+    fn write(&self) -> io::Result<Option<SystemTime>> {
         let entries: Vec<_> = {
             let mut state = self.state();
             if !std::mem::take(&mut state.changed) {
-                return Ok(());
+                return Ok(None);
             }
             let entries = state.entries.iter();
             let entries = entries.flat_map(|(of, entries)| entries.iter().map(move |it| (*of, it)));
@@ -283,16 +296,17 @@ impl Kept {
                 entries.map(|(of, (name, rest))| (of, Arc::clone(name), Arc::clone(rest)));
             entries.collect()
         };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = SystemTime::now();
+        let since = now.duration_since(UNIX_EPOCH);
         let header = Header {
             cluster: self.cache.cluster.clone(),
             network: self.cache.network.clone(),
-            saved: now.unwrap_or_default().as_secs(),
+            saved: since.unwrap_or_default().as_secs(),
             resources: u64::try_from(entries.len()).unwrap_or(u64::MAX),
         };
         let written = file::write(&self.cache.file, &header, &entries);
         self.state().changed |= written.is_err();
-        written
+        written.map(|()| Some(now))
     }
 
     /// Each critical section is a step that leaves it whole.

@@ -77,7 +77,7 @@ fn filled(folder: &Path) -> Recorder {
 }
 
 fn write(recorder: &Recorder) -> io::Result<()> {
-    recorder.kept.as_ref().unwrap().write()
+    recorder.kept.as_ref().unwrap().write().map(drop)
 }
 
 fn versions(client: &mut Client) -> Vec<(String, String)> {
@@ -255,7 +255,7 @@ async fn the_file_follows_in_five_seconds_and_is_written_no_more_often() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache");
     let mut recorder = filled(folder.path());
-    let writing = tokio::spawn(recorder.writer());
+    let writing = tokio::spawn(recorder.writer(drop));
     let mut writes = 0;
     for second in 0..30 {
         let version = format!("v{second}");

@@ -24,7 +24,7 @@ pub(super) struct Known {
     /// Names and aliases that were asked for.
     wanted: BTreeSet<Arc<str>>,
     pub(super) rejected: Rejected,
-    /// A response was accepted as a whole, on this stream or before.
+    /// There was a response, on this stream or before, of which something could be used.
     pub(super) synced: bool,
     /// No response came on this stream yet.
     fresh: bool,
@@ -128,7 +128,8 @@ impl Known {
             }
         }
         let error = nack.message();
-        self.synced |= error.is_none();
+        // One bad resource is no reason to wait for ever: the server does not send it again.
+        self.synced |= error.is_none() || !self.held.is_empty();
         error
     }
 

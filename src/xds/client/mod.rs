@@ -151,7 +151,8 @@ impl Client {
             .is_some_and(|known| known.restore(&name, &version, &mut self.usage))
     }
 
-    /// Whether each wildcard type had a response that was accepted as a whole, on any stream.
+    /// Whether each wildcard type had a response, on any stream, that was of use: not one of which
+    /// everything was rejected while nothing is held and nothing stands in for it.
     pub fn is_synced(&self) -> bool {
         self.pending().next().is_none()
     }
@@ -167,12 +168,17 @@ impl Client {
     /// What is rejected, as type, name, reason and version: until a good version or a removal
     /// comes, or another stream has told anew. At most 1,000 of each type. The name is empty where
     /// it cannot be used.
-    pub fn rejected(&self) -> impl Iterator<Item = (&'static str, &str, &str, &str)> {
+    pub fn rejected(&self) -> impl Iterator<Item = (&'static str, &str, &str, &str)> + Clone {
         self.known.iter().flat_map(|known| {
             let type_url = known.subscription.type_url;
             let rejected = known.rejected.iter();
             rejected.map(move |(name, reason, version)| (type_url, name, reason, version))
         })
+    }
+
+    /// The types, in the order of their first requests.
+    pub fn types(&self) -> impl Iterator<Item = &'static str> {
+        self.known.iter().map(|known| known.subscription.type_url)
     }
 
     /// The name of the held resource that answers to a name or, in an on-demand type, to an alias.

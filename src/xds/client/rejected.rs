@@ -59,7 +59,7 @@ impl Rejected {
     }
 
     /// Name, reason and version of each, by name.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str, &str)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str, &str)> + Clone {
         let entries = self.entries.iter();
         entries.map(|(name, entry)| (&**name, &*entry.reason, &*entry.version))
     }

@@ -126,12 +126,28 @@ impl Gateway {
         write("mesh.yaml", &settings.mesh);
         write("strait.yaml", &strait_yaml(settings));
         prepare(folder.path());
+        let file = folder.path().join("strait.yaml");
+        Self::spawn_in(folder, settings, |command| {
+            command.args(["run", "-c"]).arg(file);
+        })
+    }
+
+    /// Starts the process in a folder, by arguments, and perhaps an environment, that
+    /// `configure` adds.
+    pub fn spawn_in(
+        folder: TempDir,
+        settings: &Settings<'_>,
+        configure: impl FnOnce(&mut Command),
+    ) -> Self {
         let log = std::fs::File::create(folder.path().join("log")).expect("a log file");
         // prlimit is of util-linux, which every Linux distribution has.
-        let process = Command::new("prlimit")
+        let mut command = Command::new("prlimit");
+        command
             .arg(format!("--nofile={0}:{0}", settings.descriptors))
-            .args([env!("CARGO_BIN_EXE_strait"), "run", "-c"])
-            .arg(folder.path().join("strait.yaml"))
+            .arg(env!("CARGO_BIN_EXE_strait"));
+        configure(&mut command);
+        let process = command
+            .current_dir(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -249,6 +265,22 @@ impl Gateway {
     /// Memory that the process alone has and has written to, in bytes.
     pub fn private_dirty(&self) -> u64 {
         memory::private_dirty(self.process.id().expect("a running gateway"))
+    }
+
+    /// Runs a command of ours that asks this gateway's admin port: its exit code, what it printed,
+    /// and what went wrong.
+    pub async fn asked(&self, args: &[&str]) -> (i32, String, String) {
+        let admin = SocketAddr::new(self.address.ip(), 15000).to_string();
+        let output = Command::new(env!("CARGO_BIN_EXE_strait"))
+            .args(args)
+            .args(["--admin", &admin])
+            .stdin(Stdio::null())
+            .output();
+        let output = timeout(Duration::from_secs(10), output).await;
+        let output = output.expect("an end in time").expect("its output");
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+        let code = output.status.code().expect("an exit code");
+        (code, text(output.stdout), text(output.stderr))
     }
 
     /// Sends a signal.

@@ -68,6 +68,8 @@ struct State {
     nonce: u64,
     streams: Vec<Stream>,
     requests: Vec<DeltaDiscoveryRequest>,
+    /// By calls, the metadata that came with them.
+    calls: Vec<MetadataMap>,
     sent: usize,
 }
 
@@ -171,6 +173,11 @@ impl Istiod {
     /// Everything that clients have said so far.
     pub fn requests(&self) -> Vec<DeltaDiscoveryRequest> {
         self.state().requests.clone()
+    }
+
+    /// The metadata of each call so far that showed its token.
+    pub fn calls(&self) -> Vec<MetadataMap> {
+        self.state().calls.clone()
     }
 
     /// How many first requests of a type came so far.
@@ -284,6 +291,7 @@ impl AggregatedDiscoveryService for Istiod {
         call: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
         check_token(call.metadata())?;
+        self.state().calls.push(call.metadata().clone());
         if self.state().manner == Manner::Refusing {
             return Err(Status::unavailable("out for lunch"));
         }

@@ -131,7 +131,7 @@ impl Reference {
                 body: 0,
             });
         }
-        if now.is_empty() {
+        if now.is_empty() || !held.is_empty() {
             self.synced.insert(type_url);
         }
         Some(now)

@@ -375,13 +375,14 @@ fn nothing_is_dropped_because_a_stream_ended() {
 }
 
 #[test]
-fn synced_is_after_the_first_ack_of_each_wildcard_type() {
+fn synced_is_after_the_first_useful_response_of_each_wildcard_type() {
     let (mut client, mut taken) = connected();
     assert_eq!(client.pending().collect::<Vec<_>>(), [ALL]);
     client.received(response(SOME, []), &mut taken);
     client.received(response(ALL, [bad(ALL, "a", "1")]), &mut taken);
     assert!(!client.is_synced());
-    client.received(response(ALL, [resource(ALL, "a", "2")]), &mut taken);
+    let half_bad = [bad(ALL, "a", "2"), resource(ALL, "b", "2")];
+    client.received(response(ALL, half_bad), &mut taken);
     assert!(client.is_synced() && client.pending().next().is_none());
     client.received(response(ALL, [bad(ALL, "a", "3")]), &mut taken);
     client.disconnected(End::Connect);
@@ -469,6 +470,25 @@ fn what_is_forgotten_by_one_name_stays_for_another() {
     client.forget(SOME, "ip", &mut taken);
     assert_eq!((client.held(SOME), client.resolve(SOME, "ip")), (0, None));
     assert_eq!(taken.log, ["+pod", "-pod"]);
+}
+
+#[test]
+fn what_stands_in_for_all_that_was_rejected_is_of_use_too() {
+    struct StandsIn;
+    impl Resources for StandsIn {
+        fn upsert(&mut self, _: &'static str, _: &Resource) -> Result<(), String> {
+            Err("not readable".to_owned())
+        }
+        fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
+            (type_url, name) == (ALL, "policy")
+        }
+        fn remove(&mut self, _: &'static str, _: &str) {}
+    }
+    let (mut client, _) = connected();
+    client.received(response(ALL, [resource(ALL, "other", "1")]), &mut StandsIn);
+    assert!(!client.is_synced());
+    client.received(response(ALL, [resource(ALL, "policy", "1")]), &mut StandsIn);
+    assert!(client.is_synced());
 }
 
 #[test]

@@ -1,0 +1,396 @@
+//! GET `/status`: where the gateway stands, for people; what it shows is JSON too.
+
+use std::time::SystemTime;
+
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::view::{Member, View, key_of};
+use super::{AdminState, pending, text};
+use crate::config::{Config, Discovery};
+use crate::snapshot::mesh::Service;
+use crate::snapshot::{Audience, Exposure, Snapshot};
+use crate::status::{self, Certificate, What};
+
+/// Services, or endpoints of one service, that are shown unless all are asked for.
+const SHOWN: usize = 50;
+
+/// `?service=NAME`, `?all`, `?format=json` and, for a terminal, `?color`.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Parameters {
+    service: Option<String>,
+    all: Option<String>,
+    format: Option<String>,
+    color: Option<String>,
+}
+
+/// The page, as text or JSON; 404 for a service that the mesh does not have.
+pub(super) async fn status(
+    State(state): State<AdminState>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
+    // A large mesh takes its time.
+    let made = tokio::task::spawn_blocking(move || answer(&state, &parameters));
+    made.await
+        .unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
+}
+
+fn answer(state: &AdminState, parameters: &Parameters) -> Response {
+    let wanted = parameters.service.as_deref();
+    let limit = match parameters.all {
+        Some(_) => usize::MAX,
+        None => SHOWN,
+    };
+    let page = Page::of(state, wanted, limit);
+    if let (Some(wanted), 0) = (wanted, page.services.total) {
+        let text = format!(
+            "the mesh has no service {wanted:?}; write its name, its hostname, or NAMESPACE/ and \
+             either\n"
+        );
+        return (StatusCode::NOT_FOUND, text).into_response();
+    }
+    match parameters.format.as_deref() {
+        Some("json") => axum::Json(page).into_response(),
+        None | Some("text") => {
+            text::page(&page, wanted.is_some(), parameters.color.is_some()).into_response()
+        }
+        Some(other) => {
+            let text = format!("format is {other:?}; write `text` or `json`\n");
+            (StatusCode::BAD_REQUEST, text).into_response()
+        }
+    }
+}
+
+/// Everything that the page shows.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Page {
+    pub(super) version: &'static str,
+    #[serde(serialize_with = "status::rfc3339")]
+    pub(super) at: SystemTime,
+    pub(super) ready: bool,
+    pub(super) pending: Vec<String>,
+    pub(super) problems: Vec<String>,
+    pub(super) cluster: String,
+    pub(super) network: String,
+    pub(super) snapshot: u64,
+    /// How much the mesh has.
+    pub(super) mesh: Counts,
+    pub(super) source: Source,
+    pub(super) certificates: Vec<CertificateRow>,
+    pub(super) reloads: Vec<ReloadRow>,
+    pub(super) services: Services,
+}
+
+/// How much a mesh has.
+#[derive(Debug, Serialize)]
+pub(super) struct Counts {
+    pub(super) services: usize,
+    pub(super) workloads: usize,
+    pub(super) policies: usize,
+}
+
+/// Where the mesh comes from.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Source {
+    pub(super) kind: &'static str,
+    /// The file or the address.
+    pub(super) place: String,
+    /// The stream, where it is a control plane.
+    pub(super) stream: Option<status::Discovery>,
+}
+
+/// One of our own certificates.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CertificateRow {
+    pub(super) identity: String,
+    pub(super) state: String,
+    pub(super) serial: String,
+    /// In RFC 3339.
+    pub(super) expires: String,
+}
+
+/// The last reading of a file.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ReloadRow {
+    pub(super) what: &'static str,
+    #[serde(serialize_with = "status::rfc3339")]
+    pub(super) at: SystemTime,
+    pub(super) error: Option<String>,
+}
+
+/// Those services that were asked for, or the first of them.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Services {
+    pub(super) total: usize,
+    pub(super) list: Vec<ServiceRow>,
+}
+
+/// A service.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ServiceRow {
+    pub(super) service: String,
+    pub(super) ports: Vec<u16>,
+    /// Workloads that are used for at least one port, and all of them.
+    pub(super) used: usize,
+    pub(super) total: usize,
+    pub(super) tunnels: u32,
+    pub(super) exposed_to: Vec<String>,
+    /// Only where one service was asked for.
+    pub(super) endpoints: Vec<EndpointRow>,
+    /// How many of these there are beyond the limit.
+    pub(super) more: usize,
+}
+
+/// A workload of a service, for one port.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct EndpointRow {
+    pub(super) port: u16,
+    pub(super) uid: String,
+    /// What is dialled.
+    pub(super) address: Option<String>,
+    pub(super) weight: u32,
+    pub(super) tunnels: u32,
+    /// Why it is not used, if it is not.
+    pub(super) unused: Option<String>,
+}
+
+impl Page {
+    fn of(state: &AdminState, wanted: Option<&str>, limit: usize) -> Self {
+        let snapshot = state.reader.snapshot();
+        let view = View::new(&snapshot, &state.denies, Instant::now());
+        let config = state.config.load_full();
+        let pending = pending(&state.status, &state.lifecycle);
+        let mut page = Self {
+            version: env!("CARGO_PKG_VERSION"),
+            at: SystemTime::now(),
+            ready: pending.is_empty(),
+            pending,
+            problems: Vec::new(),
+            cluster: config.gateway.cluster.clone(),
+            network: snapshot.network().to_owned(),
+            snapshot: snapshot.version,
+            mesh: Counts {
+                services: snapshot.mesh.services.len(),
+                workloads: snapshot.mesh.workloads.len(),
+                policies: snapshot.policies.len(),
+            },
+            source: Source::of(&config, state.status.discovery()),
+            certificates: state
+                .status
+                .certificates()
+                .into_iter()
+                .map(CertificateRow::of)
+                .collect(),
+            reloads: Vec::new(),
+            services: Services::of(&view, wanted, limit),
+        };
+        for (what, reload) in state.status.reloads() {
+            // Of a control plane the stream knows more.
+            if what != What::Mesh || page.source.stream.is_none() {
+                page.reloads.push(ReloadRow {
+                    what: what.label(),
+                    at: reload.at,
+                    error: reload.error,
+                });
+            }
+        }
+        page.problems = problems(&page);
+        page
+    }
+}
+
+/// What is wrong, though the gateway may be ready.
+fn problems(page: &Page) -> Vec<String> {
+    let mut problems = Vec::new();
+    if let Some(stream) = &page.source.stream {
+        if !stream.connected {
+            let why = stream.why.as_deref().unwrap_or("no stream was tried yet");
+            problems.push(format!("no stream to the control plane: {why}"));
+        }
+        problems.extend(stream.from_disk.clone());
+        for kind in stream.types.iter().filter(|kind| kind.rejected > 0) {
+            let count = kind.rejected;
+            problems.push(format!("{count} of {} are rejected", kind.name));
+        }
+    }
+    for reload in &page.reloads {
+        if let Some(error) = &reload.error {
+            problems.push(format!("{}: {error}", reload.what));
+        }
+    }
+    for certificate in &page.certificates {
+        let expires = humantime::parse_rfc3339(&certificate.expires);
+        if expires.is_ok_and(|expires| expires <= page.at) {
+            problems.push(format!(
+                "the certificate of {} has expired",
+                certificate.identity
+            ));
+        } else if certificate.state != "Available" {
+            let CertificateRow {
+                identity, state, ..
+            } = certificate;
+            problems.push(format!("the certificate of {identity}: {state}"));
+        }
+    }
+    problems
+}
+
+impl Source {
+    fn of(config: &Config, stream: Option<status::Discovery>) -> Self {
+        let (kind, place) = match &config.discovery {
+            Discovery::File { path } => ("file", path.display().to_string()),
+            Discovery::Istio { plane, .. } => ("istio", plane.address.to_string()),
+        };
+        Self {
+            kind,
+            place,
+            stream,
+        }
+    }
+}
+
+impl CertificateRow {
+    fn of(certificate: Certificate) -> Self {
+        let leaf = certificate.chain.into_iter().next().unwrap_or_default();
+        Self {
+            identity: certificate.identity,
+            state: certificate.state,
+            serial: leaf.serial,
+            expires: leaf.expires,
+        }
+    }
+}
+
+impl Services {
+    fn of(view: &View<'_>, wanted: Option<&str>, limit: usize) -> Self {
+        let is_wanted = |service: &&Service| wanted.is_none_or(|name| is_called(service, name));
+        let mut services: Vec<_> = view.services().filter(is_wanted).collect();
+        let total = services.len();
+        services.truncate(limit);
+        let rows = services.into_iter();
+        let rows = rows.map(|service| ServiceRow::of(service, view, wanted.map(|_| limit)));
+        Self {
+            total,
+            list: rows.collect(),
+        }
+    }
+}
+
+/// By its name or hostname, alone or behind its namespace.
+fn is_called(service: &Service, name: &str) -> bool {
+    let (namespace, name) = match name.split_once('/') {
+        Some((namespace, name)) => (Some(namespace), name),
+        None => (None, name),
+    };
+    namespace.is_none_or(|namespace| *service.namespace == *namespace)
+        && (*service.name == *name || service.hostname.eq_ignore_ascii_case(name))
+}
+
+impl ServiceRow {
+    /// With the first endpoints, if so many are asked for.
+    fn of(service: &Service, view: &View<'_>, endpoints: Option<usize>) -> Self {
+        let members = view.members(service);
+        let is_used = |member: &&Member<'_>| member.ports.iter().any(|port| port.unused.is_none());
+        let used = members.iter().filter(is_used).count();
+        let total = members.len();
+        let mut seen = std::collections::HashSet::new();
+        let found = members.iter().flat_map(|member| &member.ports);
+        let found = found.filter_map(|port| port.endpoint);
+        // Ports that are dialled at one address share one state, which counts once.
+        let found = found.filter(|found| seen.insert((&found.uid, found.address)));
+        let tunnels = found.map(|found| found.state.in_flight()).sum();
+        let rows: usize = members.iter().map(|member| member.ports.len()).sum();
+        let more = endpoints.map_or(0, |limit| rows.saturating_sub(limit));
+        let rows = members.into_iter().flat_map(EndpointRow::all);
+        Self {
+            service: key_of(service),
+            ports: service.ports.keys().copied().collect(),
+            used,
+            total,
+            tunnels,
+            exposed_to: exposed_to(view.snapshot, service),
+            endpoints: rows.take(endpoints.unwrap_or(0)).collect(),
+            more,
+        }
+    }
+}
+
+impl EndpointRow {
+    fn all(member: Member<'_>) -> impl Iterator<Item = Self> {
+        let (uid, weight) = (&member.workload.uid, member.workload.capacity);
+        member.ports.into_iter().map(move |port| Self {
+            port: port.port,
+            uid: uid.to_string(),
+            address: port.endpoint.map(|found| found.address.to_string()),
+            weight,
+            tunnels: port.endpoint.map_or(0, |found| found.state.in_flight()),
+            unused: port.unused,
+        })
+    }
+}
+
+/// Who may reach a service, and by which rule.
+pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> {
+    let host = &*service.hostname;
+    let entries = snapshot.exposure.entries(host);
+    if !entries.is_empty() {
+        let mut said: Vec<_> = entries.iter().flat_map(of_entry).collect();
+        if said.is_empty() {
+            said.push("nobody, by its entry".to_owned());
+        }
+        return said;
+    }
+    let mut said = Vec::new();
+    let ports = service.ports.keys();
+    let exported = ports.filter(|port| snapshot.exports.contains(host, **port));
+    let exported: Vec<_> = exported.map(ToString::to_string).collect();
+    if !exported.is_empty() {
+        let ports = exported.join(", ");
+        said.push(format!("the trust set on port {ports} (export set)"));
+    }
+    if snapshot.exposure.exposes_all() {
+        said.push("the trust set (exposure.default)".to_owned());
+    }
+    if said.is_empty() {
+        said.push("nobody".to_owned());
+    }
+    said
+}
+
+fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {
+    let port = entry.port.map(|port| format!(" on port {port}"));
+    let port = port.unwrap_or_default();
+    let audiences = entry.to.iter();
+    audiences.map(move |to| format!("{}{port}", audience(to)))
+}
+
+fn audience(to: &Audience) -> String {
+    if to.anyone {
+        return "anyone of the trust set".to_owned();
+    }
+    let mut said = match &to.cluster {
+        Some(cluster) => format!("cluster {cluster}"),
+        None => "any cluster".to_owned(),
+    };
+    if !to.namespaces.is_empty() {
+        said += &format!(", namespace {}", to.namespaces.join(" or "));
+    }
+    let accounts = to.service_accounts.iter();
+    let accounts: Vec<_> = accounts
+        .map(|(space, name)| format!("{space}/{name}"))
+        .collect();
+    if !accounts.is_empty() {
+        said += &format!(", account {}", accounts.join(" or "));
+    }
+    said
+}

@@ -1,0 +1,488 @@
+//! The status page as text: aligned, and coloured for a terminal.
+//!
+//! Names and reasons come from control planes and files: what could move a terminal's cursor is
+//! shown as an escape.
+
+use std::fmt::Write;
+use std::time::SystemTime;
+
+use super::status::{Counts, Page, ServiceRow};
+use crate::status::Discovery;
+
+/// Rejected resources of each type that are shown; the dump has more of them.
+const REJECTIONS_SHOWN: usize = 10;
+
+/// The page; `one` is whether services were asked for by name.
+pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
+    let mut text = Text {
+        out: String::new(),
+        color,
+    };
+    text.summary(page);
+    if !one {
+        text.problems(page);
+        text.source(page);
+        text.certificates(page);
+        text.files(page);
+    }
+    text.services(page, one);
+    text.out
+}
+
+struct Text {
+    out: String,
+    color: bool,
+}
+
+const GREEN: &str = "32";
+const RED: &str = "31";
+const BOLD: &str = "1";
+
+impl Text {
+    fn line(&mut self, line: &str) {
+        self.out.push_str(line.trim_end());
+        self.out.push('\n');
+    }
+
+    fn paint(&self, color: &str, text: &str) -> String {
+        match self.color {
+            true => format!("\x1b[{color}m{text}\x1b[0m"),
+            false => text.to_owned(),
+        }
+    }
+
+    fn heading(&mut self, heading: &str, rest: &str) {
+        let heading = self.paint(BOLD, heading);
+        self.line("");
+        self.line(&format!("{heading}  {}", plain(rest)));
+    }
+
+    fn summary(&mut self, page: &Page) {
+        let state = match page.ready {
+            true => self.paint(GREEN, "ready"),
+            false => self.paint(RED, "not ready"),
+        };
+        let pending = match page.ready {
+            true => String::new(),
+            false => format!(", pending: {}", page.pending.join(", ")),
+        };
+        let strait = self.paint(BOLD, "strait");
+        self.line(&format!("{strait} {}  {state}{pending}", page.version));
+        let Page {
+            cluster,
+            network,
+            snapshot,
+            mesh,
+            ..
+        } = page;
+        let Counts {
+            services,
+            workloads,
+            policies,
+        } = mesh;
+        let known = format!(
+            "cluster {cluster}, network {network}; snapshot {snapshot}: {services} services, \
+             {workloads} workloads, {policies} policies"
+        );
+        self.line(&plain(&known));
+    }
+
+    fn problems(&mut self, page: &Page) {
+        if page.problems.is_empty() {
+            return;
+        }
+        let heading = self.paint(RED, "Problems");
+        self.line("");
+        self.line(&heading);
+        for problem in &page.problems {
+            self.line(&format!("  {}", plain(problem)));
+        }
+    }
+
+    fn source(&mut self, page: &Page) {
+        let source = &page.source;
+        self.heading("Discovery", &format!("{} {}", source.kind, source.place));
+        if let Some(stream) = &source.stream {
+            self.stream(stream, page.at);
+        }
+    }
+
+    fn stream(&mut self, stream: &Discovery, now: SystemTime) {
+        let since = stream.since.map_or_else(String::new, |since| {
+            format!(" since {} ({})", time(since), ago(now, since))
+        });
+        let state = match stream.connected {
+            true => format!("connected{since}"),
+            false => format!("not connected{since}"),
+        };
+        self.line(&format!("  {state}"));
+        if let Some(why) = stream.why.as_deref().filter(|_| !stream.connected) {
+            self.line(&format!("  {}", plain(why)));
+            let next = stream
+                .next_try
+                .and_then(|next| next.duration_since(now).ok());
+            let next = next.map_or_else(
+                || "now".to_owned(),
+                |wait| format!("in {}s", wait.as_millis().div_ceil(1000)),
+            );
+            self.line(&format!("  tried {} times, next {next}", stream.retries));
+        }
+        if let Some(saved) = stream.saved {
+            let (saved, ago) = (time(saved), ago(now, saved));
+            self.line(&format!("  state on disk of {saved} ({ago})"));
+        }
+        let rows = stream.types.iter().map(|kind| {
+            let synced = if kind.synced { "synced" } else { "pending" };
+            let accepted = kind
+                .accepted
+                .map_or_else(|| "never".to_owned(), |at| ago(now, at));
+            let (held, rejected) = (kind.held.to_string(), kind.rejected.to_string());
+            [
+                kind.name.to_owned(),
+                synced.to_owned(),
+                held,
+                rejected,
+                accepted,
+            ]
+        });
+        let header = ["TYPE", "STATE", "HELD", "REJECTED", "LAST ACCEPTED"];
+        self.table("  ", header, rows.collect());
+        for kind in &stream.types {
+            for rejection in kind.rejections.iter().take(REJECTIONS_SHOWN) {
+                let name = match rejection.name.as_str() {
+                    "" => "(no name)",
+                    name => name,
+                };
+                let (since, reason) = (ago(now, rejection.since), &rejection.reason);
+                let line = format!("rejected of {}: {name}: {reason} ({since})", kind.name);
+                self.line(&format!("  {}", plain(&line)));
+            }
+            let more = kind.rejected.saturating_sub(REJECTIONS_SHOWN);
+            if more > 0 {
+                self.line(&format!("  and {more} more, see `strait dump`"));
+            }
+        }
+    }
+
+    fn certificates(&mut self, page: &Page) {
+        self.heading("Certificates", "");
+        let rows = page.certificates.iter().map(|certificate| {
+            let expires = &certificate.expires;
+            let left = humantime::parse_rfc3339(expires).map(|at| until(page.at, at));
+            let left = left.map_or_else(|_| expires.clone(), |left| format!("{left} ({expires})"));
+            [
+                certificate.identity.clone(),
+                certificate.state.clone(),
+                certificate.serial.clone(),
+                left,
+            ]
+        });
+        let header = ["IDENTITY", "STATE", "SERIAL", "EXPIRES"];
+        self.table("  ", header, rows.collect());
+    }
+
+    fn files(&mut self, page: &Page) {
+        if page.reloads.is_empty() {
+            return;
+        }
+        self.heading("Changes read", "");
+        let rows = page.reloads.iter().map(|reload| {
+            let result = match &reload.error {
+                Some(error) => format!("refused: {error}"),
+                None => "in use".to_owned(),
+            };
+            [reload.what.to_owned(), ago(page.at, reload.at), result]
+        });
+        self.table("  ", ["SOURCE", "READ", "RESULT"], rows.collect());
+    }
+
+    fn services(&mut self, page: &Page, one: bool) {
+        if one {
+            for service in &page.services.list {
+                self.service(service);
+            }
+            return;
+        }
+        self.heading("Services", "");
+        let rows = page.services.list.iter().map(|service| {
+            let ports: Vec<_> = service.ports.iter().map(ToString::to_string).collect();
+            [
+                service.service.clone(),
+                ports.join(","),
+                format!("{} of {}", service.used, service.total),
+                service.tunnels.to_string(),
+                service.exposed_to.join("; "),
+            ]
+        });
+        let header = [
+            "SERVICE",
+            "PORTS",
+            "ENDPOINTS USED",
+            "TUNNELS",
+            "EXPOSED TO",
+        ];
+        self.table("  ", header, rows.collect());
+        let (shown, total) = (page.services.list.len(), page.services.total);
+        if shown < total {
+            let see = "see one by `strait status SERVICE`, all by --all";
+            self.line(&format!("  {shown} of {total} services; {see}"));
+        }
+    }
+
+    /// One service with its endpoints.
+    fn service(&mut self, service: &ServiceRow) {
+        self.heading("Service", &service.service);
+        for who in &service.exposed_to {
+            self.line(&format!("  exposed to {}", plain(who)));
+        }
+        let ServiceRow { used, total, .. } = service;
+        self.line(&format!("  {used} of {total} workloads are used"));
+        let rows = service.endpoints.iter().map(|endpoint| {
+            let unused = endpoint.unused.as_ref();
+            [
+                endpoint.port.to_string(),
+                endpoint.uid.clone(),
+                endpoint.address.clone().unwrap_or_else(|| "-".to_owned()),
+                endpoint.weight.to_string(),
+                endpoint.tunnels.to_string(),
+                unused.map_or_else(|| "used".to_owned(), |why| format!("not used: {why}")),
+            ]
+        });
+        let header = ["PORT", "WORKLOAD", "ADDRESS", "WEIGHT", "TUNNELS", "STATE"];
+        self.table("  ", header, rows.collect());
+        if service.more > 0 {
+            self.line(&format!("  and {} more; see all by --all", service.more));
+        }
+    }
+
+    /// Columns as wide as their widest cell; the last one is not filled.
+    fn table<const N: usize>(&mut self, indent: &str, header: [&str; N], rows: Vec<[String; N]>) {
+        if rows.is_empty() {
+            self.line(&format!("{indent}none"));
+            return;
+        }
+        let rows = rows.into_iter().map(|row| row.map(|cell| plain(&cell)));
+        let rows: Vec<_> = [header.map(ToOwned::to_owned)]
+            .into_iter()
+            .chain(rows)
+            .collect();
+        let width = |column: usize| {
+            let cells = rows.iter().map(|row| row[column].chars().count());
+            cells.max().unwrap_or(0)
+        };
+        let widths: [usize; N] = std::array::from_fn(width);
+        for row in &rows {
+            let mut line = indent.to_owned();
+            for (cell, width) in row.iter().zip(widths) {
+                // Writing to a string cannot fail.
+                let _ = write!(line, "{cell:width$}  ");
+            }
+            self.line(&line);
+        }
+    }
+}
+
+/// Without what a terminal takes for an order, line ends included.
+fn plain(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for char in text.chars() {
+        match char.is_control() {
+            true => out.extend(char.escape_default()),
+            false => out.push(char),
+        }
+    }
+    out
+}
+
+fn time(at: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(at).to_string()
+}
+
+fn ago(now: SystemTime, at: SystemTime) -> String {
+    match now.duration_since(at).unwrap_or_default().as_secs() {
+        0 => "just now".to_owned(),
+        seconds => format!("{} ago", span(seconds)),
+    }
+}
+
+fn until(now: SystemTime, at: SystemTime) -> String {
+    match at.duration_since(now) {
+        Ok(left) => format!("in {}", span(left.as_secs())),
+        Err(_) => ago(now, at),
+    }
+}
+
+/// The two largest units of a time.
+fn span(seconds: u64) -> String {
+    let exact = humantime::format_duration(std::time::Duration::from_secs(seconds)).to_string();
+    let units: Vec<_> = exact.split(' ').take(2).collect();
+    units.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::status::{CertificateRow, EndpointRow, ReloadRow, Services, Source};
+    use super::*;
+    use crate::status::{Rejection, ResourceType};
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600 + seconds)
+    }
+
+    fn stream() -> Discovery {
+        let rejection = Rejection {
+            name: "east//Pod/app/bad".into(),
+            reason: "workload.addresses[0]: 5 bytes\u{1b}[2J".into(),
+            version: "7".into(),
+            since: at(3540),
+        };
+        let addresses = ResourceType {
+            name: "addresses",
+            synced: true,
+            held: 12,
+            accepted: Some(at(0)),
+            rejected: 11,
+            rejections: vec![rejection; 11],
+        };
+        let clusters = ResourceType {
+            name: "clusters",
+            ..ResourceType::default()
+        };
+        Discovery {
+            address: "istiod:15012".into(),
+            since: Some(at(3600)),
+            why: Some("unavailable: \"gone\"".into()),
+            retries: 3,
+            next_try: Some(at(3661) + Duration::from_millis(500)),
+            types: vec![addresses, clusters],
+            saved: Some(at(3595)),
+            ..Discovery::default()
+        }
+    }
+
+    fn service() -> ServiceRow {
+        let endpoint = |uid: &str, address: Option<&str>, unused: Option<&str>| EndpointRow {
+            port: 80,
+            uid: uid.into(),
+            address: address.map(Into::into),
+            weight: 1,
+            tunnels: u32::from(unused.is_none()),
+            unused: unused.map(Into::into),
+        };
+        ServiceRow {
+            service: "app/echo.app".into(),
+            ports: vec![80, 81],
+            used: 1,
+            total: 2,
+            tunnels: 1,
+            exposed_to: vec!["cluster west on port 80".into(), "cluster north".into()],
+            endpoints: vec![
+                endpoint("a", Some("10.0.0.1:15008"), None),
+                endpoint("long-uid", None, Some("it is unhealthy")),
+            ],
+            more: 4,
+        }
+    }
+
+    fn page() -> Page {
+        Page {
+            version: "0.1.0",
+            at: at(3660),
+            ready: false,
+            pending: vec!["discovery (clusters)".into()],
+            problems: vec!["11 of addresses are rejected".into()],
+            cluster: "east".into(),
+            network: "net".into(),
+            snapshot: 7,
+            mesh: Counts {
+                services: 60,
+                workloads: 2,
+                policies: 0,
+            },
+            source: Source {
+                kind: "istio",
+                place: "istiod:15012".into(),
+                stream: Some(stream()),
+            },
+            certificates: vec![CertificateRow {
+                identity: "spiffe://east.local/ns/a/sa/b".into(),
+                state: "Available".into(),
+                serial: "17".into(),
+                expires: "2026-01-02T01:01:00Z".into(),
+            }],
+            reloads: vec![ReloadRow {
+                what: "config",
+                at: at(0),
+                error: Some("line 3".into()),
+            }],
+            services: Services {
+                total: 60,
+                list: vec![service()],
+            },
+        }
+    }
+
+    #[test]
+    fn the_page_is_aligned_and_says_when_and_why() {
+        let text = super::page(&page(), false, false);
+        let rejected = "  rejected of addresses: east//Pod/app/bad: workload.addresses[0]: 5 \
+                        bytes\\u{1b}[2J (2m ago)\n";
+        let want = format!(
+            r#"strait 0.1.0  not ready, pending: discovery (clusters)
+cluster east, network net; snapshot 7: 60 services, 2 workloads, 0 policies
+
+Problems
+  11 of addresses are rejected
+
+Discovery  istio istiod:15012
+  not connected since 2026-01-01T01:00:00Z (1m ago)
+  unavailable: "gone"
+  tried 3 times, next in 2s
+  state on disk of 2026-01-01T00:59:55Z (1m 5s ago)
+  TYPE       STATE    HELD  REJECTED  LAST ACCEPTED
+  addresses  synced   12    11        1h 1m ago
+  clusters   pending  0     0         never
+{rejected}  and 1 more, see `strait dump`
+
+Certificates
+  IDENTITY                       STATE      SERIAL  EXPIRES
+  spiffe://east.local/ns/a/sa/b  Available  17      in 1day (2026-01-02T01:01:00Z)
+
+Changes read
+  SOURCE  READ       RESULT
+  config  1h 1m ago  refused: line 3
+
+Services
+  SERVICE       PORTS  ENDPOINTS USED  TUNNELS  EXPOSED TO
+  app/echo.app  80,81  1 of 2          1        cluster west on port 80; cluster north
+  1 of 60 services; see one by `strait status SERVICE`, all by --all
+"#,
+            rejected = rejected.repeat(10)
+        );
+        assert_eq!(text, want);
+    }
+
+    #[test]
+    fn one_service_has_its_endpoints_and_why_they_are_not_used() {
+        let page = Page {
+            ready: true,
+            ..page()
+        };
+        let text = super::page(&page, true, true);
+        let want = "\u{1b}[1mstrait\u{1b}[0m 0.1.0  \u{1b}[32mready\u{1b}[0m
+cluster east, network net; snapshot 7: 60 services, 2 workloads, 0 policies
+
+\u{1b}[1mService\u{1b}[0m  app/echo.app
+  exposed to cluster west on port 80
+  exposed to cluster north
+  1 of 2 workloads are used
+  PORT  WORKLOAD  ADDRESS         WEIGHT  TUNNELS  STATE
+  80    a         10.0.0.1:15008  1       1        used
+  80    long-uid  -               1       0        not used: it is unhealthy
+  and 4 more; see all by --all
+";
+        assert_eq!(text, want);
+    }
+}

@@ -1,0 +1,151 @@
+//! The mesh joined with what is made of it: each service with its workloads, and for each of
+//! them whether it is dialled, and if not why.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
+use crate::snapshot::{self, Endpoint, Snapshot, unused};
+
+/// Why an address is never dialled, if it is not: asked of the data path's list.
+#[derive(Clone)]
+pub struct Denies(Arc<dyn Fn(SocketAddr) -> Option<&'static str> + Send + Sync>);
+
+impl Denies {
+    /// What this function says.
+    pub fn new(say: impl Fn(SocketAddr) -> Option<&'static str> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(say))
+    }
+}
+
+impl fmt::Debug for Denies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Denies")
+    }
+}
+
+/// A snapshot, looked at.
+pub(super) struct View<'a> {
+    pub(super) snapshot: &'a Snapshot,
+    denies: &'a Denies,
+    now: Instant,
+    /// By `namespace/hostname`.
+    by_service: HashMap<&'a str, Vec<&'a Workload>>,
+}
+
+/// A workload that names a service.
+pub(super) struct Member<'a> {
+    pub(super) workload: &'a Workload,
+    /// Service port to target port, as the workload has it.
+    pub(super) targets: &'a Ports,
+    pub(super) ports: Vec<Port<'a>>,
+}
+
+/// What is made of a workload for one service port that it names.
+pub(super) struct Port<'a> {
+    pub(super) port: u16,
+    /// What is dialled, if it is an endpoint.
+    pub(super) endpoint: Option<&'a Endpoint>,
+    pub(super) ejected: bool,
+    /// Why it is not used, if it is not.
+    pub(super) unused: Option<String>,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(snapshot: &'a Snapshot, denies: &'a Denies, now: Instant) -> Self {
+        let mut by_service: HashMap<&str, Vec<&Workload>> = HashMap::new();
+        for workload in workloads(&snapshot.mesh) {
+            for service in workload.services.keys() {
+                by_service.entry(service).or_default().push(workload);
+            }
+        }
+        Self {
+            snapshot,
+            denies,
+            now,
+            by_service,
+        }
+    }
+
+    pub(super) fn services(&self) -> impl Iterator<Item = &'a Service> + use<'a> {
+        let services = self.snapshot.mesh.services.sorted();
+        services.into_iter().map(|service| &**service)
+    }
+
+    pub(super) fn workloads(&self) -> impl Iterator<Item = &'a Workload> + use<'a> {
+        workloads(&self.snapshot.mesh)
+    }
+
+    /// The workloads of a service, in the order of the mesh.
+    pub(super) fn members(&self, service: &Service) -> Vec<Member<'a>> {
+        let key = key_of(service);
+        let built = self.snapshot.services.get(&service.hostname);
+        // Of several services with one hostname the snapshot serves one.
+        let own = built.filter(|built| *built.namespace == *service.namespace);
+        let mut sets = HashMap::new();
+        for (&port, set) in own.into_iter().flat_map(|built| &built.ports) {
+            let by_uid = set.endpoints.iter().map(|one| (&*one.uid, &**one));
+            sets.insert(port, by_uid.collect::<HashMap<_, _>>());
+        }
+        let members = self.by_service.get(key.as_str()).into_iter().flatten();
+        let members = members.filter_map(|workload| {
+            let targets = workload.services.get(&*key)?;
+            let ports = targets.keys().map(|&port| {
+                let found = sets.get(&port).and_then(|set| set.get(&*workload.uid));
+                let endpoint = found.copied();
+                Port {
+                    port,
+                    endpoint,
+                    ejected: endpoint.is_some_and(|found| found.state.is_ejected(self.now)),
+                    unused: self.why(service, built, workload, port, endpoint),
+                }
+            });
+            Some(Member {
+                workload,
+                targets,
+                ports: ports.collect(),
+            })
+        });
+        members.collect()
+    }
+
+    fn why(
+        &self,
+        service: &Service,
+        built: Option<&Arc<snapshot::Service>>,
+        workload: &Workload,
+        port: u16,
+        endpoint: Option<&Endpoint>,
+    ) -> Option<String> {
+        let (network, hbone_only) = (self.snapshot.network(), self.snapshot.mesh.hbone_only);
+        if let Some(why) = unused(service, workload, network, hbone_only, port) {
+            return Some(why.to_string());
+        }
+        let Some(endpoint) = endpoint else {
+            let other = built.map_or("no service", |built| &built.namespace);
+            return Some(format!(
+                "the service of namespace {other} answers to this hostname"
+            ));
+        };
+        if let Some(rule) = (self.denies.0)(endpoint.address) {
+            return Some(format!("its address is {rule}; see dial.allow"));
+        }
+        let left = endpoint.state.ejected_for(self.now)?;
+        let seconds = left.as_millis().div_ceil(1000);
+        Some(format!("its dials failed; ejected for {seconds}s more"))
+    }
+}
+
+/// `namespace/hostname`, by which workloads name a service.
+pub(super) fn key_of(service: &Service) -> String {
+    format!("{}/{}", service.namespace, service.hostname)
+}
+
+fn workloads(mesh: &Mesh) -> impl Iterator<Item = &Workload> {
+    let workloads = mesh.workloads.sorted();
+    workloads.into_iter().map(|workload| &**workload)
+}

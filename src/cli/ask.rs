@@ -1,0 +1,173 @@
+//! `strait status` and `strait dump`: what the running gateway's admin port says.
+
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use axum::body::{Body, BodyDataStream, Bytes};
+use clap::Args;
+use http::{Request, StatusCode};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_stream::StreamExt;
+
+/// The time for the gateway to begin its answer, and for each piece of it.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Args)]
+pub(super) struct Admin {
+    /// The admin port of the gateway, `admin.bind` in its configuration.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:15000")]
+    admin: String,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct StatusArgs {
+    /// Only this service, with its endpoints: a name or a hostname, alone or behind NAMESPACE/.
+    service: Option<String>,
+    /// All services, or all endpoints of the service; without it the first 50.
+    #[arg(long)]
+    all: bool,
+    /// JSON instead of text.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    admin: Admin,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DumpArgs {
+    #[command(flatten)]
+    admin: Admin,
+}
+
+/// Prints the status page, and exits by what the readiness probe says.
+pub(super) fn status(args: &StatusArgs) -> ExitCode {
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let mut query = Vec::new();
+    query.extend(
+        args.service
+            .as_ref()
+            .map(|name| format!("service={}", encoded(name))),
+    );
+    query.extend(args.all.then(|| "all".to_owned()));
+    query.extend(args.json.then(|| "format=json".to_owned()));
+    query.extend((color && !args.json).then(|| "color".to_owned()));
+    let path = format!("/status?{}", query.join("&"));
+    answered(async {
+        let page = ask(&args.admin.admin, &path).await?;
+        if page.status == StatusCode::NOT_FOUND {
+            page.print(&mut std::io::stderr()).await?;
+            return Ok(ExitCode::FAILURE);
+        }
+        page.printed().await?;
+        let ready = ask(&args.admin.admin, "/ready").await?;
+        Ok(match ready.status {
+            StatusCode::OK => ExitCode::SUCCESS,
+            _ => ExitCode::FAILURE,
+        })
+    })
+}
+
+/// Prints the dump.
+pub(super) fn dump(args: &DumpArgs) -> ExitCode {
+    answered(async {
+        let dump = ask(&args.admin.admin, "/config_dump").await?;
+        dump.printed().await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// Runs it; that nobody answers, or not as a gateway does, is 2 and an error for people.
+fn answered(asking: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let done = runtime
+        .context("cannot start a runtime")
+        .and_then(|runtime| runtime.block_on(asking));
+    done.unwrap_or_else(|error| {
+        eprintln!("{error:#}");
+        ExitCode::from(2)
+    })
+}
+
+/// An answer that is still coming.
+struct Answer {
+    status: StatusCode,
+    body: BodyDataStream,
+}
+
+/// Asks by GET.
+async fn ask(admin: &str, path: &str) -> anyhow::Result<Answer> {
+    let asking = async {
+        let stream = TcpStream::connect(admin).await?;
+        // The port answers to addresses and to nobody who only knows a name for one.
+        let host = stream.peer_addr()?.to_string();
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        let request = Request::get(path).header("host", host);
+        let answer = sender.send_request(request.body(Body::empty())?).await?;
+        anyhow::Ok(answer)
+    };
+    let asked = timeout(DEADLINE, asking).await;
+    let asked = asked.unwrap_or_else(|_| Err(anyhow!("no answer within {DEADLINE:?}")));
+    let answer = asked.with_context(|| {
+        format!(
+            "cannot ask a gateway at {admin}; does one run there? --admin names another place, as \
+             its `admin.bind` does"
+        )
+    })?;
+    let (head, body) = answer.into_parts();
+    Ok(Answer {
+        status: head.status,
+        body: Body::new(body).into_data_stream(),
+    })
+}
+
+impl Answer {
+    /// Prints a good answer to stdout.
+    async fn printed(self) -> anyhow::Result<()> {
+        match self.status {
+            StatusCode::OK => self.print(&mut std::io::stdout()).await,
+            status => {
+                bail!("the admin port answered {status}; is it that of this version of strait?")
+            }
+        }
+    }
+
+    /// Writes the answer as it comes. A reader that has seen enough is no error.
+    async fn print(mut self, to: &mut impl Write) -> anyhow::Result<()> {
+        while let Some(piece) = self.piece().await? {
+            match to.write_all(&piece).and_then(|()| to.flush()) {
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
+                written => written?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn piece(&mut self) -> anyhow::Result<Option<Bytes>> {
+        let piece = timeout(DEADLINE, self.body.next()).await;
+        let piece =
+            piece.map_err(|_| anyhow!("the gateway stopped in the middle of its answer"))?;
+        piece.transpose().context("the gateway's answer broke off")
+    }
+}
+
+/// As a part of a query: what is no plain character of a name is escaped.
+fn encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'/' => {
+                out.push(char::from(byte));
+            }
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}

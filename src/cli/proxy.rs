@@ -1,0 +1,252 @@
+//! `strait proxy`: the command line that Istio gives the containers of its gateways.
+//!
+//! Istio's arguments grow with its versions, and a gateway must not fail to start over one that
+//! it has no use for: what we do not know is named in the log and passed over. So they are read
+//! here and not by clap, which knows no such thing.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::{CommandFactory, ValueEnum};
+
+use crate::app;
+use crate::config::Source;
+use crate::config::pod::{Defaults, Environment, Flags};
+
+/// The file that lies over the pod's defaults, where there is one.
+const USUAL: &str = "/etc/strait/strait.yaml";
+
+/// Flags of Istio's that have no value.
+const SWITCHES: [&str; 2] = ["--log_as_json", "--profiling"];
+
+const HELP: &str = "\
+Options, anywhere after the role:
+  -c, --config FILE   a strait.yaml that lies over the pod's defaults: maps are merged, and all
+                      else is replaced [default: /etc/strait/strait.yaml, if it exists]
+                      [env: STRAIT_CONFIG]
+  --print-config      print all that is in force as YAML, each value with what says so, then
+                      every mistake; exits 1 if there is one
+  --log_output_level, --proxyLogLevel, --log_as_json
+                      as Istio writes them: the level and format of the log
+All other arguments of Istio's are accepted, and named in the log's first line.
+
+Examples:
+  strait proxy waypoint --domain istio-system.svc.cluster.local --log_output_level default:info
+  strait proxy waypoint --print-config
+  kubectl exec -n istio-system deploy/eastwest -- /strait proxy waypoint --print-config";
+
+/// Serves as a gateway of Istio's: everything is taken from the environment and the files that
+/// Istio gives its proxies. No configuration is needed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub(super) struct Args {
+    /// What Istio starts the container as; it makes no difference.
+    role: Role,
+    /// Istio's arguments, and the options below.
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGUMENTS"
+    )]
+    arguments: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Role {
+    Waypoint,
+    Router,
+    Ztunnel,
+}
+
+/// What the arguments say.
+#[derive(Debug, Default)]
+struct Arguments {
+    config: Option<PathBuf>,
+    flags: Flags,
+    prints: bool,
+    helps: bool,
+    ignored: Vec<String>,
+}
+
+/// Serves, or prints what it would serve by.
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let Arguments {
+        config,
+        flags,
+        prints,
+        helps,
+        ignored,
+    } = Arguments::parse(&args.arguments)?;
+    if helps {
+        let mut command = super::Cli::command();
+        let proxy = command
+            .find_subcommand_mut("proxy")
+            .context("no such command")?;
+        proxy.print_long_help()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let config = config.or_else(|| std::env::var_os("STRAIT_CONFIG").map(PathBuf::from));
+    let defaults = Defaults::new(&Environment::of_process(), &flags);
+    let source = Source::pod(defaults, config.as_deref(), Path::new(USUAL));
+    if prints {
+        return Ok(print(&source));
+    }
+    let notice = (!ignored.is_empty())
+        .then(|| format!("arguments that mean nothing here: {}", ignored.join(" ")));
+    app::run(&source, notice)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(source: &Source) -> ExitCode {
+    match source.print() {
+        Ok(text) => print!("{text}"),
+        Err(_) => println!("# nothing: the file cannot be read"),
+    }
+    super::check::run(source)
+}
+
+impl Arguments {
+    fn parse(arguments: &[OsString]) -> anyhow::Result<Self> {
+        let mut read = Self::default();
+        let mut levels = (None, None);
+        let mut left = arguments.iter().peekable();
+        while let Some(argument) = left.next() {
+            let text = argument.to_string_lossy();
+            let (name, mut value) = match text.split_once('=') {
+                Some((name, value)) if name.starts_with('-') => (name, Some(value.into())),
+                _ => (&*text, None),
+            };
+            let takes = match name {
+                "-h" | "--help" | "--print-config" => false,
+                name => name.starts_with('-') && !SWITCHES.contains(&name),
+            };
+            if takes && value.is_none() {
+                value = left
+                    .next_if(|next| !next.to_string_lossy().starts_with('-'))
+                    .cloned();
+            }
+            let word = || {
+                value
+                    .as_ref()
+                    .map(|value| value.to_string_lossy().into_owned())
+            };
+            match name {
+                "-h" | "--help" => read.helps = true,
+                "--print-config" => read.prints = true,
+                "-c" | "--config" => match value {
+                    Some(file) => read.config = Some(file.into()),
+                    None => bail!("{name} names no file; write `{name} FILE`"),
+                },
+                "--log_as_json" => read.flags.json = word().is_none_or(|word| word != "false"),
+                "--log_output_level" => levels.0 = word().and_then(|word| agent_level(&word)),
+                "--proxyLogLevel" => levels.1 = word().and_then(|word| proxy_level(&word)),
+                name => read.ignored.push(name.to_owned()),
+            }
+        }
+        let (agent, proxy) = levels;
+        read.flags.level = proxy
+            .map(|level| (level, "--proxyLogLevel"))
+            .or_else(|| agent.map(|level| (level, "--log_output_level")));
+        Ok(read)
+    }
+}
+
+/// The level that `--log_output_level` has for everything, as in `default:info,ads:debug`.
+fn agent_level(text: &str) -> Option<String> {
+    let levels = text.split(',').map(str::trim);
+    let level = levels
+        .filter_map(|level| match level.split_once(':') {
+            Some(("default" | "all", level)) => Some(level),
+            Some(_) => None,
+            None => Some(level),
+        })
+        .next_back()?;
+    let level = match level {
+        "none" => "off",
+        "fatal" => "error",
+        level => level,
+    };
+    Some(level.to_owned())
+}
+
+/// `--proxyLogLevel` is Envoy's level, `warning` by default, and its access log does not heed it,
+/// as ours would: it only counts where somebody wants to see more.
+fn proxy_level(text: &str) -> Option<String> {
+    matches!(text, "debug" | "trace").then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Arguments {
+        let words: Vec<_> = line.split_whitespace().map(OsString::from).collect();
+        Arguments::parse(&words).unwrap()
+    }
+
+    #[test]
+    fn istios_arguments_are_read_or_named() {
+        let read = parse(
+            "--domain istio-system.svc.cluster.local --serviceCluster eastwest.istio-system \
+             --proxyLogLevel warning --proxyComponentLogLevel misc:error \
+             --log_output_level default:warn,ads:debug --log_as_json --stsPort=15463 \
+             --outlierLogPath /dev/stdout --of-tomorrow",
+        );
+        assert_eq!(
+            read.ignored,
+            [
+                "--domain",
+                "--serviceCluster",
+                "--proxyComponentLogLevel",
+                "--stsPort",
+                "--outlierLogPath",
+                "--of-tomorrow"
+            ]
+        );
+        assert_eq!(
+            read.flags.level,
+            Some(("warn".into(), "--log_output_level"))
+        );
+        assert!(read.flags.json && !read.prints && read.config.is_none());
+    }
+
+    #[test]
+    fn our_own_options_stand_anywhere() {
+        for line in [
+            "-c a --print-config --x 1",
+            "--x 1 --print-config --config=a",
+        ] {
+            let read = parse(line);
+            assert_eq!(read.config.as_deref(), Some(Path::new("a")), "{line}");
+            assert!(read.prints, "{line}");
+            assert_eq!(read.ignored, ["--x"], "{line}");
+        }
+        let error = Arguments::parse(&["--config".into(), "--domain".into()]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "--config names no file; write `--config FILE`"
+        );
+    }
+
+    #[test]
+    fn levels_mean_what_they_mean_to_istio() {
+        let cases = [
+            ("--log_output_level=info", Some("info")),
+            ("--log_output_level all:debug", Some("debug")),
+            ("--log_output_level default:none", Some("off")),
+            ("--log_output_level ads:debug", None),
+            ("--proxyLogLevel warning", None),
+            (
+                "--proxyLogLevel trace --log_output_level default:info",
+                Some("trace"),
+            ),
+            ("--log_output_level", None),
+        ];
+        for (line, want) in cases {
+            let level = parse(line).flags.level;
+            assert_eq!(level.map(|(level, _)| level).as_deref(), want, "{line}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What a configuration is read from: a file, or a file that lies over what a pod says by itself.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::pod::Defaults;
+use super::yaml::{Document, Kind, Node};
+use super::{Examined, Findings, read};
+
+/// How much further in each level is printed.
+const INDENT: usize = 2;
+
+/// The column in which the origins stand, where values are short enough.
+const ORIGIN_COLUMN: usize = 56;
+
+/// Where a configuration comes from; it can be read again at any time.
+#[derive(Clone, Debug)]
+pub struct Source {
+    file: PathBuf,
+    is_optional: bool,
+    defaults: Option<Arc<Defaults>>,
+}
+
+impl Source {
+    /// A file alone.
+    pub fn file(file: &Path) -> Self {
+        Self {
+            file: file.to_owned(),
+            is_optional: false,
+            defaults: None,
+        }
+    }
+
+    /// The defaults of a pod, and over them a file, if one was named or if there is one in the
+    /// `usual` place.
+    pub fn pod(defaults: Defaults, named: Option<&Path>, usual: &Path) -> Self {
+        Self {
+            file: named.unwrap_or(usual).to_owned(),
+            is_optional: named.is_none(),
+            defaults: Some(Arc::new(defaults)),
+        }
+    }
+
+    /// The file. That of a pod need not exist.
+    pub fn path(&self) -> &Path {
+        &self.file
+    }
+
+    /// What it is called where all of it is meant.
+    pub fn label(&self) -> String {
+        match self.defaults.is_some() && self.is_absent() {
+            true => "the pod".to_owned(),
+            false => self.file.display().to_string(),
+        }
+    }
+
+    /// Whether there is no file, and there need not be. A broken link is found when it is read.
+    fn is_absent(&self) -> bool {
+        self.is_optional && !self.file.is_symlink() && !self.file.exists()
+    }
+
+    /// Reads and checks it all, and gives what it names of other files also when it cannot be
+    /// used, so that their mistakes can be found in the same run.
+    pub fn examine(&self) -> Examined {
+        let mut examined = match self.document() {
+            Ok(document) => read::config(&document),
+            Err(findings) => Examined {
+                findings,
+                ..Examined::default()
+            },
+        };
+        if let Some(defaults) = &self.defaults {
+            let more = defaults.findings.0.iter().cloned();
+            examined.findings.0.splice(0..0, more);
+        }
+        if examined.findings.has_errors() {
+            examined.config = None;
+        }
+        examined
+    }
+
+    /// All that is said, as a file of its own would say it, each value with the place that says
+    /// so as a comment. Values of `headers` may be secrets and are left out.
+    ///
+    /// # Errors
+    /// The file cannot be read or is not YAML.
+    pub fn print(&self) -> Result<String, Findings> {
+        let document = self.document()?;
+        let mut printer = Printer {
+            document: &document,
+            text: String::new(),
+        };
+        printer.entries(&document.root, 0, false);
+        Ok(printer.text)
+    }
+
+    fn document(&self) -> Result<Document, Findings> {
+        let Some(defaults) = &self.defaults else {
+            return Document::load(&self.file);
+        };
+        let layer = &defaults.layer;
+        if self.is_absent() {
+            return Ok(Document::of_layer(&self.file, layer));
+        }
+        Ok(Document::load(&self.file)?.over(layer))
+    }
+}
+
+/// Writes a tree as YAML, line by line.
+struct Printer<'a> {
+    document: &'a Document,
+    text: String,
+}
+
+impl Printer<'_> {
+    /// A map or list with entries, each on lines of its own; `is_secret` hides their values.
+    fn entries(&mut self, node: &Node, depth: usize, is_secret: bool) {
+        match &node.kind {
+            Kind::Map(entries) => {
+                for entry in entries {
+                    let start = format!("{}:", scalar(&entry.key));
+                    let is_secret = is_secret || *entry.key == *"headers";
+                    self.entry(&start, &entry.value, depth, is_secret);
+                }
+            }
+            Kind::List(items) => {
+                for item in items {
+                    self.entry("-", item, depth, is_secret);
+                }
+            }
+            _ => self.entry("", node, depth, is_secret),
+        }
+    }
+
+    fn entry(&mut self, start: &str, node: &Node, depth: usize, is_secret: bool) {
+        let start = format!("{}{start}", " ".repeat(depth * INDENT));
+        if is_open(node) {
+            let _ = writeln!(self.text, "{start}");
+            return self.entries(node, depth + 1, is_secret);
+        }
+        let value = match is_secret {
+            true => "hidden".to_owned(),
+            false => value(self.document, node),
+        };
+        let said = format!("{start} {value}");
+        let place = self.document.place_of(node);
+        let _ = writeln!(self.text, "{said:<ORIGIN_COLUMN$}  # {place}");
+    }
+}
+
+/// Whether a value takes lines of its own.
+fn is_open(node: &Node) -> bool {
+    match &node.kind {
+        Kind::Map(entries) => !entries.is_empty(),
+        Kind::List(items) => !items.is_empty(),
+        _ => false,
+    }
+}
+
+fn value(document: &Document, node: &Node) -> String {
+    match &node.kind {
+        Kind::Null => "~".to_owned(),
+        Kind::Bool(flag) => flag.to_string(),
+        Kind::Int(number) => number.to_string(),
+        Kind::Float => document.text_of(node).unwrap_or("~").to_owned(),
+        Kind::Text(text) => scalar(text),
+        Kind::List(_) => "[]".to_owned(),
+        Kind::Map(_) => "{}".to_owned(),
+    }
+}
+
+/// Text as YAML: as it is where nothing but text could be meant, else quoted.
+fn scalar(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./".contains(&byte);
+    let is_word = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
+        || text.starts_with("./");
+    let means_more = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
+    let means_more = means_more
+        .iter()
+        .any(|word| text.eq_ignore_ascii_case(word));
+    match is_word && text.bytes().all(is_plain) && !means_more {
+        true => text.to_owned(),
+        // JSON is YAML.
+        false => serde_json::Value::from(text).to_string(),
+    }
+}

@@ -1,0 +1,431 @@
+//! What a pod says by itself: the environment, the arguments and the files that Istio gives the
+//! containers of its gateways, as a layer that `strait.yaml` lies over.
+//!
+//! Nothing is judged here but what only this module reads: the reader of `strait.yaml` judges the
+//! values, and a finding names the variable that said so.
+
+mod environment;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use super::findings::Findings;
+use super::yaml::{Entry, Kind, Layer, Node};
+use super::{DRAIN_LAG, Report, TRUST_DOMAIN};
+
+pub use environment::Environment;
+use environment::Said;
+
+/// Who says what nothing else does.
+const DEFAULT: &str = "the pod's default";
+/// Where istiod is, unless something says otherwise.
+const ISTIOD: &str = "istiod.istio-system.svc:15012";
+/// Istio's names of certificates in files: chain, key and roots.
+const FILES: [&str; 3] = ["cert-chain.pem", "key.pem", "root-cert.pem"];
+/// Where Istio mounts certificates of the user's, and those of a SPIFFE credentials driver.
+const MOUNTED: &str = "etc/certs";
+const CREDENTIALS: &str = "var/run/secrets/workload-spiffe-credentials";
+/// Where Istio mounts the socket of a SPIFFE Workload API.
+const SOCKETS: &str = "var/run/secrets/workload-spiffe-uds";
+/// Where the roots of istiod's certificate are, and our token.
+const ROOTS: &str = "var/run/secrets/istio/root-cert.pem";
+const TOKEN: &str = "var/run/secrets/tokens/istio-token";
+/// The folder that Istio gives its proxies to write to.
+const DATA: &str = "var/lib/istio/data";
+/// The pod's labels, a line `KEY="VALUE"` for each.
+const LABELS: &str = "etc/istio/pod/labels";
+const NETWORK_LABEL: &str = "topology.istio.io/network";
+/// Of the grace period, for the process to end in: a second of ours, and the kubelet's own delay.
+const END: Duration = Duration::from_secs(5);
+
+/// Variables that ask for something which this version does not do.
+const UNHEARD: [(&str, &str); 3] = [
+    ("CRL_PATH", "no list of revoked certificates is read yet"),
+    (
+        "SKIP_VALIDATE_TRUST_DOMAIN",
+        "peers outside `trust.domains` are refused; name theirs in TRUST_DOMAINS",
+    ),
+    (
+        "COMPLIANCE_POLICY",
+        "no such policy is enforced: TLS 1.3 with post-quantum key exchange preferred",
+    ),
+];
+
+/// What the arguments say.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    /// The level of the log, and the flag that says so.
+    pub level: Option<(String, &'static str)>,
+    /// `--log_as_json`.
+    pub json: bool,
+}
+
+/// What a pod says by itself.
+#[derive(Clone, Debug)]
+pub struct Defaults {
+    /// All of `strait.yaml` that can be known.
+    pub layer: Layer,
+    /// What is wrong with that which only we read.
+    pub findings: Findings,
+}
+
+impl Defaults {
+    /// The defaults of a pod with this environment and these arguments.
+    pub fn new(environment: &Environment, flags: &Flags) -> Self {
+        let mut builder = Builder {
+            environment,
+            origins: Vec::new(),
+        };
+        let entries = vec![
+            ("gateway", Some(builder.gateway())),
+            ("identity", Some(builder.identity())),
+            ("trust", Some(builder.trust())),
+            ("listeners", Some(builder.listeners())),
+            ("discovery", Some(builder.discovery())),
+            ("workers", builder.workers()),
+            ("admin", Some(builder.bind("127.0.0.1", said("15000")))),
+            ("metrics", Some(builder.open(said("15020")))),
+            ("readiness", Some(builder.readiness())),
+            ("drain", builder.drain()),
+            ("log", builder.log(flags)),
+        ];
+        let root = builder.map(entries);
+        let mut findings = environment.findings().clone();
+        for (name, what) in UNHEARD {
+            let on = environment
+                .first(&[name])
+                .filter(|said| said.value != "false");
+            if let Some(said) = on {
+                let report = Report::new(Path::new(&said.by));
+                report.warning(0, format!("is set, and {what}"), "");
+                findings.0.extend(report.into_findings().0);
+            }
+        }
+        Self {
+            layer: Layer {
+                root,
+                origins: builder.origins,
+            },
+            findings,
+        }
+    }
+}
+
+/// A value that nothing says.
+fn said(value: &str) -> Said {
+    Said {
+        value: value.to_owned(),
+        by: DEFAULT.to_owned(),
+    }
+}
+
+/// Makes the tree, and knows who says what.
+struct Builder<'a> {
+    environment: &'a Environment,
+    origins: Vec<String>,
+}
+
+impl Builder<'_> {
+    fn node(&mut self, by: &str, kind: Kind) -> Node {
+        let known = self.origins.iter().position(|origin| origin == by);
+        let index = known.unwrap_or_else(|| {
+            self.origins.push(by.to_owned());
+            self.origins.len() - 1
+        });
+        Node::made(index, kind)
+    }
+
+    fn text(&mut self, said: &Said) -> Node {
+        self.node(&said.by, Kind::Text(said.value.as_str().into()))
+    }
+
+    /// A whole number, if it is one; the reader says what else it cannot be.
+    fn number(&mut self, said: &Said) -> Node {
+        match said.value.parse() {
+            Ok(number) => self.node(&said.by, Kind::Int(number)),
+            Err(_) => self.text(said),
+        }
+    }
+
+    fn map(&mut self, entries: Vec<(&str, Option<Node>)>) -> Node {
+        let entries = entries.into_iter().filter_map(|(key, value)| {
+            let value = value?;
+            Some(Entry {
+                key: key.into(),
+                line: value.line,
+                value,
+            })
+        });
+        let entries = Kind::Map(entries.collect());
+        self.node(DEFAULT, entries)
+    }
+
+    fn list(&mut self, items: Vec<Node>) -> Node {
+        self.node(DEFAULT, Kind::List(items.into()))
+    }
+
+    /// The value of the first variable that is set.
+    fn first(&mut self, names: &[&str]) -> Option<Node> {
+        let said = self.environment.first(names)?;
+        Some(self.text(&said))
+    }
+
+    fn path(&mut self, relative: &str) -> Node {
+        let path = self.environment.path(relative);
+        self.text(&said(&path))
+    }
+
+    fn gateway(&mut self) -> Node {
+        let cluster = self.text(&self.cluster());
+        let names = [
+            "ISTIO_META_NETWORK",
+            "NETWORK",
+            "ISTIO_META_REQUESTED_NETWORK_VIEW",
+        ];
+        let network = self.environment.first(&names);
+        let network = network.or_else(|| self.environment.label(LABELS, NETWORK_LABEL));
+        let network = network.map(|network| self.text(&network));
+        self.map(vec![("cluster", Some(cluster)), ("network", network)])
+    }
+
+    fn cluster(&self) -> Said {
+        let cluster = self
+            .environment
+            .first(&["ISTIO_META_CLUSTER_ID", "CLUSTER_ID"]);
+        cluster.unwrap_or_else(|| said("Kubernetes"))
+    }
+
+    /// Certificates in files come first, as somebody has put them there; then a SPIFFE Workload
+    /// API, as somebody has mounted its socket.
+    fn identity(&mut self) -> Node {
+        let environment = self.environment;
+        let asked = environment.first(&["FILE_MOUNTED_CERTS"]);
+        if let Some(asked) = asked.filter(|asked| asked.value == "true") {
+            return self.files(&asked.by, MOUNTED);
+        }
+        for folder in [CREDENTIALS, MOUNTED] {
+            if FILES
+                .iter()
+                .all(|file| environment.has(&format!("{folder}/{file}")))
+            {
+                return self.files(DEFAULT, folder);
+            }
+        }
+        let socket = environment.first(&["WORKLOAD_IDENTITY_SOCKET_FILE"]);
+        let socket = socket.unwrap_or_else(|| said("socket"));
+        let path = format!("{SOCKETS}/{}", socket.value);
+        if environment.has(&path) {
+            let value = format!("unix://{}", environment.absolute(&path));
+            let (kind, socket) = (self.text(&said("spiffe")), Said { value, ..socket });
+            let socket = self.text(&socket);
+            return self.map(vec![("kind", Some(kind)), ("socket", Some(socket))]);
+        }
+        let kind = self.text(&said("istio-ca"));
+        let address = self.address(&["CA_ADDR", "CA_ADDRESS"]);
+        let mut entries = vec![("kind", Some(kind)), ("address", Some(address))];
+        let san = ["ISTIOD_SAN", "ALT_CA_HOSTNAME"];
+        entries.extend(self.control_plane("CA_ROOT_CA", &san, "CA_HEADER_"));
+        let account = ["SERVICE_ACCOUNT", "ISTIO_META_SERVICE_ACCOUNT"];
+        entries.extend([
+            ("trust_domain", Some(self.text(&self.trust_domain()))),
+            ("namespace", self.first(&["POD_NAMESPACE"])),
+            ("service_account", self.first(&account)),
+            ("ttl", self.first(&["SECRET_TTL"])),
+        ]);
+        self.map(entries)
+    }
+
+    fn files(&mut self, by: &str, folder: &str) -> Node {
+        let said = |value: &str| Said {
+            value: value.to_owned(),
+            by: by.to_owned(),
+        };
+        let mut entries = vec![("kind", Some(self.text(&said("files"))))];
+        for (key, file) in ["chain", "key", "roots"].into_iter().zip(FILES) {
+            let path = self.environment.path(&format!("{folder}/{file}"));
+            entries.push((key, Some(self.text(&said(&path)))));
+        }
+        self.map(entries)
+    }
+
+    /// Where a control plane is. ztunnel's variables say it as a URL.
+    fn address(&mut self, names: &[&str]) -> Node {
+        let environment = self.environment;
+        let address = environment.first(names);
+        let address = address.or_else(|| environment.proxy_config("discoveryAddress"));
+        let mut address = address.unwrap_or_else(|| said(ISTIOD));
+        if let Some(rest) = address.value.strip_prefix("https://") {
+            address.value = rest.trim_end_matches('/').to_owned();
+        }
+        self.text(&address)
+    }
+
+    /// What the ways to istiod as the source of the mesh and as the authority have in common.
+    fn control_plane(
+        &mut self,
+        roots: &str,
+        san: &[&str],
+        headers: &str,
+    ) -> Vec<(&'static str, Option<Node>)> {
+        let roots = self.first(&[roots]);
+        let roots = roots.unwrap_or_else(|| self.path(ROOTS));
+        let token = self.first(&["AUTH_TOKEN"]);
+        let token = token.unwrap_or_else(|| self.path(TOKEN));
+        let headers = self.environment.prefixed(headers);
+        let headers = headers
+            .into_iter()
+            .map(|(name, said)| (name, self.text(&said)));
+        let headers: Vec<_> = headers.collect();
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (*name, Some(value.clone())));
+        let headers: Vec<_> = headers.collect();
+        let headers = (!headers.is_empty()).then(|| self.map(headers));
+        vec![
+            ("roots", Some(roots)),
+            ("token", Some(token)),
+            ("san", self.first(san)),
+            ("headers", headers),
+        ]
+    }
+
+    fn discovery(&mut self) -> Node {
+        if let Some(path) = self.first(&["LOCAL_XDS_PATH"]) {
+            let kind = self.text(&said("file"));
+            return self.map(vec![("kind", Some(kind)), ("path", Some(path))]);
+        }
+        let kind = self.text(&said("istio"));
+        let address = self.address(&["XDS_ADDRESS"]);
+        let mut entries = vec![("kind", Some(kind)), ("address", Some(address))];
+        let san = ["ISTIOD_SAN", "ALT_XDS_HOSTNAME"];
+        entries.extend(self.control_plane("XDS_ROOT_CA", &san, "XDS_HEADER_"));
+        if self.environment.has(DATA) {
+            let cache = self.path(&format!("{DATA}/strait-mesh"));
+            entries.push(("cache", Some(cache)));
+        }
+        self.map(entries)
+    }
+
+    fn trust_domain(&self) -> Said {
+        let domain = self.environment.first(&["TRUST_DOMAIN"]);
+        domain.unwrap_or_else(|| said(TRUST_DOMAIN))
+    }
+
+    /// Our own domain, which stands for our cluster, and others, which stand for themselves.
+    fn trust(&mut self) -> Node {
+        let own = self.trust_domain();
+        let (name, cluster) = (self.text(&own), self.text(&self.cluster()));
+        let own_entry = vec![("name", Some(name)), ("cluster", Some(cluster))];
+        let mut domains = vec![self.map(own_entry)];
+        let others = self.environment.first(&["TRUST_DOMAINS"]);
+        let mut seen = vec![own.value];
+        for other in others.iter().flat_map(Said::items) {
+            if !seen.contains(&other.value) {
+                let name = self.text(&other);
+                domains.push(self.map(vec![("name", Some(name))]));
+                seen.push(other.value);
+            }
+        }
+        let domains = self.list(domains);
+        self.map(vec![("domains", Some(domains))])
+    }
+
+    fn listeners(&mut self) -> Node {
+        let name = self.text(&said("cross-network"));
+        let address = self.address_of(said("15008"));
+        let listener = self.map(vec![("name", Some(name)), ("bind", Some(address))]);
+        self.list(vec![listener])
+    }
+
+    fn readiness(&mut self) -> Node {
+        let port = self.environment.first(&["ENVOY_STATUS_PORT"]);
+        self.open(port.unwrap_or_else(|| said("15021")))
+    }
+
+    /// A port that is open to other hosts.
+    fn open(&mut self, port: Said) -> Node {
+        let address = self.address_of(port);
+        self.map(vec![("bind", Some(address))])
+    }
+
+    fn address_of(&mut self, port: Said) -> Node {
+        let no_ipv6 = self.environment.first(&["IPV6_ENABLED"]);
+        let host = match no_ipv6.filter(|said| said.value == "false") {
+            Some(_) => "0.0.0.0",
+            None => "[::]",
+        };
+        let value = format!("{host}:{}", port.value);
+        self.text(&Said { value, ..port })
+    }
+
+    fn bind(&mut self, host: &str, port: Said) -> Node {
+        let value = format!("{host}:{}", port.value);
+        let address = self.text(&Said { value, ..port });
+        self.map(vec![("bind", Some(address))])
+    }
+
+    fn workers(&mut self) -> Option<Node> {
+        let environment = self.environment;
+        let said = environment.proxy_config("concurrency");
+        let mut said = said.or_else(|| environment.first(&["ZTUNNEL_WORKER_THREADS"]))?;
+        let percent = said.value.strip_suffix('%');
+        if let Some(percent) = percent.and_then(|percent| percent.trim().parse::<usize>().ok()) {
+            let cores = thread::available_parallelism().map_or(1, usize::from);
+            let workers = cores.saturating_mul(percent).div_ceil(100).max(1);
+            said.value = workers.to_string();
+        }
+        Some(self.number(&said))
+    }
+
+    /// The lag, and what the grace period leaves after it.
+    fn drain(&mut self) -> Option<Node> {
+        let environment = self.environment;
+        let lag = environment.first(&["MINIMUM_DRAIN_DURATION"]);
+        let time = lag
+            .as_ref()
+            .map_or(Ok(DRAIN_LAG), |lag| humantime::parse_duration(&lag.value));
+        let left = |grace: &Said| {
+            let grace = Duration::from_secs(grace.value.parse().ok()?);
+            Some(grace.saturating_sub(time.clone().ok()?.saturating_add(END)))
+        };
+        let deadline = environment.first(&["CONNECTION_TERMINATION_DEADLINE"]);
+        let deadline = deadline.or_else(|| {
+            let grace = environment.first(&["TERMINATION_GRACE_PERIOD_SECONDS"])?;
+            // What is no number of seconds is passed on for the reader to name.
+            let value = left(&grace).map(|left| humantime::format_duration(left).to_string());
+            Some(Said {
+                value: value.unwrap_or_else(|| grace.value.clone()),
+                ..grace
+            })
+        });
+        if lag.is_none() && deadline.is_none() {
+            return None;
+        }
+        let lag = lag.map(|lag| self.text(&lag));
+        let deadline = deadline.map(|deadline| self.text(&deadline));
+        Some(self.map(vec![("lag", lag), ("deadline", deadline)]))
+    }
+
+    fn log(&mut self, flags: &Flags) -> Option<Node> {
+        let level = self.environment.first(&["RUST_LOG"]).or_else(|| {
+            let (value, by) = flags.level.clone()?;
+            let by = by.to_owned();
+            Some(Said { value, by })
+        });
+        let format = self.environment.first(&["LOG_FORMAT"]);
+        let format = format.filter(|format| format.value.eq_ignore_ascii_case("json"));
+        let by = match (flags.json, format) {
+            (true, _) => Some("--log_as_json".to_owned()),
+            (false, format) => format.map(|format| format.by),
+        };
+        let format = by.map(|by| self.node(&by, Kind::Text("json".into())));
+        let level = level.map(|level| self.text(&level));
+        if level.is_none() && format.is_none() {
+            return None;
+        }
+        Some(self.map(vec![("level", level), ("format", format)]))
+    }
+}

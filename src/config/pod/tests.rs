@@ -1,0 +1,332 @@
+//! Pods, and what is made of what they say.
+
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::config::{Config, Discovery, Examined, Identity, LogFormat, Source};
+
+/// A folder with the files that Istio mounts.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write(&folder, ROOTS, "");
+    write(&folder, TOKEN, "");
+    folder
+}
+
+fn write(folder: &TempDir, file: &str, text: &str) {
+    let path = folder.path().join(file);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
+}
+
+/// A pod in a folder with variables, and `strait.yaml` over it, if it is not empty.
+fn source(folder: &TempDir, variables: &[(&str, &str)], file: &str) -> Source {
+    let variables = variables
+        .iter()
+        .map(|&(name, value)| (name.to_owned(), value.to_owned()));
+    let environment = Environment::new(variables, folder.path());
+    let defaults = Defaults::new(&environment, &Flags::default());
+    let usual = folder.path().join("strait.yaml");
+    if !file.is_empty() {
+        std::fs::write(&usual, file).unwrap();
+    }
+    Source::pod(defaults, None, &usual)
+}
+
+fn examine(variables: &[(&str, &str)], file: &str) -> Examined {
+    source(&folder(), variables, file).examine()
+}
+
+fn good(variables: &[(&str, &str)], file: &str) -> Config {
+    let examined = examine(variables, file);
+    assert_eq!(examined.findings.to_string(), "");
+    examined.config.unwrap()
+}
+
+/// The findings, without the folder's name.
+fn findings(variables: &[(&str, &str)], file: &str) -> String {
+    let folder = folder();
+    let examined = source(&folder, variables, file).examine();
+    let name = format!("{}/", folder.path().display());
+    examined.findings.to_string().replace(&name, "")
+}
+
+#[test]
+fn a_pod_needs_no_file_and_no_variable() {
+    let config = good(&[], "");
+    assert_eq!(config.gateway.cluster, "Kubernetes");
+    assert_eq!(config.gateway.network, "Kubernetes");
+    let Identity::IstioCa(ca) = &config.identity else {
+        panic!("{:?}", config.identity);
+    };
+    assert_eq!(ca.plane.address.to_string(), ISTIOD);
+    assert_eq!((&*ca.trust_domain, &ca.namespace), (TRUST_DOMAIN, &None));
+    let trust: Vec<_> = config
+        .trust
+        .domains
+        .iter()
+        .map(|of| (&*of.name, &*of.cluster))
+        .collect();
+    assert_eq!(trust, [("cluster.local", "Kubernetes")]);
+    let Discovery::Istio { plane, cache } = &config.discovery else {
+        panic!("{:?}", config.discovery);
+    };
+    assert_eq!(plane.address.to_string(), ISTIOD);
+    assert!(plane.token.as_ref().unwrap().ends_with(TOKEN));
+    assert_eq!((plane.san.as_deref(), cache.as_deref()), (None, None));
+    let binds = [config.admin, config.metrics, config.readiness].map(|of| of.bind.to_string());
+    assert_eq!(binds, ["127.0.0.1:15000", "[::]:15020", "[::]:15021"]);
+    assert_eq!(config.listeners[0].bind.to_string(), "[::]:15008");
+    assert!(config.exposure.services.is_empty());
+}
+
+#[test]
+fn istios_variables_say_what_they_say_to_its_proxies() {
+    let folder = folder();
+    write(&folder, &format!("{DATA}/x"), "");
+    write(
+        &folder,
+        LABELS,
+        "app=\"x\"\ntopology.istio.io/network=\"net-1\"\n",
+    );
+    let variables = [
+        ("ISTIO_META_CLUSTER_ID", "east"),
+        ("TRUST_DOMAIN", "east.local"),
+        ("TRUST_DOMAINS", "west.local, east.local,west.local"),
+        (
+            "XDS_ADDRESS",
+            "https://istiod-canary.istio-system.svc:15012/",
+        ),
+        ("ISTIOD_SAN", "istiod.other"),
+        ("XDS_HEADER_X-Tenant", "a b"),
+        ("ENVOY_STATUS_PORT", "16021"),
+        ("IPV6_ENABLED", "false"),
+        ("TERMINATION_GRACE_PERIOD_SECONDS", "60"),
+        ("MINIMUM_DRAIN_DURATION", "10s"),
+        ("ZTUNNEL_WORKER_THREADS", "3"),
+        ("LOG_FORMAT", "json"),
+        ("RUST_LOG", "debug"),
+        ("POD_NAME", ""),
+        ("SOMETHING_ELSE", "\u{7}"),
+    ];
+    let examined = source(&folder, &variables, "").examine();
+    assert_eq!(examined.findings.to_string(), "");
+    let config = examined.config.unwrap();
+    assert_eq!(
+        (&*config.gateway.cluster, &*config.gateway.network),
+        ("east", "net-1")
+    );
+    let trust: Vec<_> = config
+        .trust
+        .domains
+        .iter()
+        .map(|of| (&*of.name, &*of.cluster))
+        .collect();
+    assert_eq!(
+        trust,
+        [("east.local", "east"), ("west.local", "west.local")]
+    );
+    let Discovery::Istio { plane, cache } = &config.discovery else {
+        panic!("{:?}", config.discovery);
+    };
+    assert_eq!(
+        plane.address.to_string(),
+        "istiod-canary.istio-system.svc:15012"
+    );
+    assert_eq!(plane.san.as_deref(), Some("istiod.other"));
+    assert_eq!(plane.headers, [("x-tenant".to_owned(), "a b".to_owned())]);
+    assert!(
+        cache
+            .as_ref()
+            .unwrap()
+            .starts_with(folder.path().join(DATA))
+    );
+    assert_eq!(config.readiness.bind.to_string(), "0.0.0.0:16021");
+    assert_eq!(config.listeners[0].bind.to_string(), "0.0.0.0:15008");
+    assert_eq!(config.drain.lag, Duration::from_secs(10));
+    assert_eq!(config.drain.deadline, Duration::from_secs(60 - 10 - 5));
+    assert_eq!(config.workers, 3);
+    assert_eq!(
+        (config.log.format, &*config.log.level),
+        (LogFormat::Json, "debug")
+    );
+}
+
+#[test]
+fn proxy_config_says_what_no_variable_does() {
+    let yaml = "discoveryAddress: istiod.a:15012\nconcurrency: 2\n\
+                proxyMetadata:\n  ISTIO_META_NETWORK: n\n  TRUST_DOMAIN: a.local\n";
+    let json = r#"{"discoveryAddress":"istiod.a:15012","concurrency":2,
+                   "proxyMetadata":{"ISTIO_META_NETWORK":"n","TRUST_DOMAIN":"a.local"}}"#;
+    for text in [yaml, json] {
+        let config = good(&[("PROXY_CONFIG", text), ("TRUST_DOMAIN", "b.local")], "");
+        let Discovery::Istio { plane, .. } = &config.discovery else {
+            panic!("{:?}", config.discovery);
+        };
+        assert_eq!(plane.address.to_string(), "istiod.a:15012");
+        assert_eq!((config.workers, &*config.gateway.network), (2, "n"));
+        assert_eq!(config.trust.domains[0].name, "b.local");
+    }
+    assert_eq!(
+        findings(&[("PROXY_CONFIG", "a: b: c")], ""),
+        "PROXY_CONFIG:1: error: not valid YAML: mapping values are not allowed in this context"
+    );
+}
+
+#[test]
+fn a_mistake_is_told_of_the_variable_that_makes_it() {
+    let cases = [
+        (
+            ("XDS_ADDRESS", "istiod"),
+            "XDS_ADDRESS: error: `discovery.address` is `istiod`; write a host and a port, such as \
+             `istiod.istio-system.svc:15012`",
+        ),
+        (
+            ("XDS_ROOT_CA", "/no/such"),
+            "XDS_ROOT_CA: error: `discovery.roots` is `/no/such`: No such file or directory (os \
+             error 2); write the path of an existing file, relative to the working directory",
+        ),
+        (
+            ("PROXY_CONFIG", "{concurrency: -1}"),
+            "PROXY_CONFIG.concurrency: error: `workers` is `-1`; write a whole number from 0 to \
+             1024",
+        ),
+        (
+            ("TRUST_DOMAINS", "*"),
+            "TRUST_DOMAINS: error: `trust.domains[].name` is `*`, and a pattern would trust \
+             domains that nobody named; write each trust domain by its name",
+        ),
+        (
+            ("XDS_HEADER_Authorization", "x"),
+            "XDS_HEADER_Authorization: error: `discovery.headers[]` has `Authorization`, which \
+             cannot be sent; write the name of a header of your own, such as `x-tenant`",
+        ),
+        (
+            ("CRL_PATH", "x"),
+            "CRL_PATH: warning: is set, and no list of revoked certificates is read yet",
+        ),
+    ];
+    for (variable, want) in cases {
+        assert_eq!(findings(&[variable], ""), want);
+    }
+}
+
+#[test]
+fn the_file_lies_over_the_pod_and_its_mistakes_have_lines() {
+    let file = "gateway: {network: mine}\n\
+                trust: {domains: [{name: a.local}]}\n\
+                discovery: {kind: file, path: strait.yaml}\n\
+                drain: {lag: 1s}\n\
+                exposure: {services: []}\n";
+    let config = good(&[("ISTIO_META_CLUSTER_ID", "east")], file);
+    assert_eq!(
+        (&*config.gateway.cluster, &*config.gateway.network),
+        ("east", "mine")
+    );
+    assert_eq!(config.trust.domains.len(), 1);
+    assert!(matches!(&config.discovery, Discovery::File { path } if path.ends_with("strait.yaml")));
+
+    let variables = [("XDS_ADDRESS", "istiod")];
+    assert_eq!(
+        findings(&variables, "gateway: {x: 1}\nworkers: 1\nworkers: many\n"),
+        "XDS_ADDRESS: error: `discovery.address` is `istiod`; write a host and a port, such as \
+         `istiod.istio-system.svc:15012`\n\
+         strait.yaml:1: error: unknown key `x` in `gateway`; write one of `cluster`, `network`, \
+         `locality`\n\
+         strait.yaml:3: error: `workers` is given twice, first on line 2; write it once"
+    );
+    assert!(findings(&[], "[a]").starts_with("strait.yaml:1: error: the file is not a map"));
+    assert_eq!(findings(&[], "# nothing yet\n"), "");
+}
+
+#[test]
+fn a_file_that_was_named_has_to_be_there() {
+    let folder = folder();
+    let defaults = Defaults::new(&Environment::new([], folder.path()), &Flags::default());
+    let absent = PathBuf::from("/no/such/strait.yaml");
+    let source = |named| Source::pod(defaults.clone(), named, &absent).examine();
+    assert_eq!(source(None).findings.to_string(), "");
+    let named = source(Some(absent.as_path())).findings.to_string();
+    assert!(
+        named.contains("the file cannot be read: No such file"),
+        "{named}"
+    );
+}
+
+#[test]
+fn certificates_in_files_come_before_a_socket_and_that_before_the_authority() {
+    let folder = tempfile::tempdir().unwrap();
+    let kind = |variables: &[(&str, &str)]| {
+        let printed = source(&folder, variables, "").print().unwrap();
+        let lines = printed
+            .lines()
+            .skip_while(|line| !line.starts_with("identity:"));
+        lines
+            .take(3)
+            .map(|line| line.split('#').next().unwrap().trim().to_owned())
+            .collect()
+    };
+    let all: Vec<String> = kind(&[("CA_ADDR", "istiod.b:15012")]);
+    assert_eq!(all[1..], ["kind: istio-ca", "address: \"istiod.b:15012\""]);
+    write(&folder, &format!("{SOCKETS}/socket"), "");
+    assert_eq!(kind(&[])[1], "kind: spiffe");
+    FILES
+        .iter()
+        .for_each(|file| write(&folder, &format!("{MOUNTED}/{file}"), ""));
+    let chain = format!(
+        "chain: {}/{MOUNTED}/cert-chain.pem",
+        folder.path().display()
+    );
+    assert_eq!(kind(&[])[1..], ["kind: files", &chain]);
+    let asked = tempfile::tempdir().unwrap();
+    let source = source(&asked, &[("FILE_MOUNTED_CERTS", "true")], "");
+    let findings = source.examine().findings.to_string();
+    assert!(
+        findings.contains("FILE_MOUNTED_CERTS: error: `identity.chain` is"),
+        "{findings}"
+    );
+}
+
+#[test]
+fn what_is_printed_says_who_says_so_and_reads_as_the_same_configuration() {
+    let folder = folder();
+    let variables = [
+        ("ISTIO_META_CLUSTER_ID", "e: #\"'st"),
+        ("ISTIO_META_NETWORK", "007"),
+        ("TRUST_DOMAINS", "west.local"),
+        ("RUST_LOG", "off"),
+    ];
+    let file = "workers: 3\nexposure: {services: []}\ndrain: {lag: 1m 30s}\n";
+    let source = source(&folder, &variables, file);
+    let text = source.print().unwrap();
+    let place = format!("{}/strait.yaml:1", folder.path().display());
+    for (said, by) in [
+        ("  network: \"007\"", "ISTIO_META_NETWORK"),
+        ("      cluster: \"e: #\\\"'st\"", "ISTIO_META_CLUSTER_ID"),
+        ("  kind: istio", DEFAULT),
+        ("workers: 3", &place),
+    ] {
+        let is_it = |line: &str| {
+            let rest = line.strip_prefix(said).map(str::trim_start);
+            rest == Some(&format!("# {by}"))
+        };
+        assert!(text.lines().any(is_it), "{said}\n{text}");
+    }
+    let (printed, findings) = Config::parse(source.path(), &text);
+    assert_eq!(findings.to_string(), "");
+    assert_eq!(printed, source.examine().config);
+}
+
+#[test]
+fn headers_are_not_printed() {
+    let folder = folder();
+    let text = source(&folder, &[("XDS_HEADER_X-Key", "hunter2")], "")
+        .print()
+        .unwrap();
+    assert!(text.contains("X-Key: hidden"), "{text}");
+    assert!(!text.contains("hunter2"), "{text}");
+    let config = good(&[("XDS_HEADER_X-Key", "hunter2")], "");
+    assert!(!serde_json::to_string(&config).unwrap().contains("hunter2"));
+}

@@ -1,0 +1,232 @@
+//! Why a workload is no endpoint of a service: asked by the builder, which leaves it out, and by
+//! the status page, which says so. One function answers both, so that they cannot disagree.
+
+use std::fmt;
+
+use super::mesh::{Protocol, Service, Workload};
+
+/// Why a workload is not dialled for a service port, as far as the mesh says it.
+///
+/// What only the running gateway knows comes besides: ejections, and addresses on the deny list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unused {
+    /// The service passes original destinations through, and names no endpoint at all.
+    PassThrough,
+    /// The service has no such port.
+    NoServicePort,
+    /// The workload does not serve this port of the service.
+    NotServed,
+    /// The record stands for the gateway of another network (contract 8.3).
+    StandsForGateway,
+    /// It is in this network, which is not ours.
+    OtherNetwork(String),
+    /// It does not speak HBONE, and the source says that only those who do are dialled.
+    NoHbone,
+    /// It has no IP address.
+    NoAddress,
+    /// It is dialled by plain TCP, and nobody says at which port.
+    NoTargetPort,
+    /// It is not healthy, and the service wants endpoints that are.
+    Unhealthy,
+    /// Its weight is 0.
+    Drained,
+    /// It could be dialled, but tunnels go to the service's waypoints, which are not gone past.
+    BehindWaypoint,
+}
+
+impl fmt::Display for Unused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PassThrough => "the service passes original destinations through",
+            Self::NoServicePort => "the service has no such port",
+            Self::NotServed => "it does not serve this port",
+            Self::StandsForGateway => "it stands for the gateway of another network",
+            Self::OtherNetwork(network) => return write!(f, "it is in network {network}"),
+            Self::NoHbone => "it does not speak HBONE",
+            Self::NoAddress => "it has no address",
+            Self::NoTargetPort => "it has no target port",
+            Self::Unhealthy => "it is unhealthy",
+            Self::Drained => "it is drained (weight 0)",
+            Self::BehindWaypoint => "tunnels go to the service's waypoint",
+        })
+    }
+}
+
+/// Why `workload` is no endpoint of port `port` of `service` for a gateway in `network`; none if
+/// it is one. `hbone_only` is the mesh's.
+pub fn unused(
+    service: &Service,
+    workload: &Workload,
+    network: &str,
+    hbone_only: bool,
+    port: u16,
+) -> Option<Unused> {
+    let behind = || (!service.waypoints.is_empty()).then_some(Unused::BehindWaypoint);
+    undialled(workload, network, hbone_only)
+        .or_else(|| unserved(service, workload, port))
+        .or_else(behind)
+}
+
+/// The part of [`unused`] that depends on the service, for a workload that can be dialled.
+pub(super) fn unserved(service: &Service, workload: &Workload, port: u16) -> Option<Unused> {
+    if service.passthrough {
+        return Some(Unused::PassThrough);
+    }
+    if !service.ports.contains_key(&port) {
+        return Some(Unused::NoServicePort);
+    }
+    let Some(target) = target_port(service, workload, port) else {
+        return Some(Unused::NotServed);
+    };
+    if workload.protocol == Protocol::Tcp && target == 0 {
+        Some(Unused::NoTargetPort)
+    } else if !workload.healthy && !service.allow_unhealthy {
+        Some(Unused::Unhealthy)
+    } else if workload.capacity == 0 {
+        Some(Unused::Drained)
+    } else {
+        None
+    }
+}
+
+/// The port at which `workload` serves port `port` of `service`. It names few services, and the
+/// key of one, `namespace/hostname`, need not be put together to find it.
+fn target_port(service: &Service, workload: &Workload, port: u16) -> Option<u16> {
+    let is_its = |key: &str| {
+        let hostname = key.strip_prefix(&*service.namespace);
+        let hostname = hostname.and_then(|rest| rest.strip_prefix('/'));
+        hostname == Some(&*service.hostname)
+    };
+    let mut services = workload.services.iter();
+    let (_, ports) = services.find(|(key, _)| is_its(key))?;
+    ports.get(&port).copied()
+}
+
+/// The part of [`unused`] that depends on the workload alone: why it is dialled for no service at
+/// all (contract 8.3).
+pub(super) fn undialled(workload: &Workload, network: &str, hbone_only: bool) -> Option<Unused> {
+    if workload.network_gateway.is_some()
+        || workload.uid.starts_with("NetworkGateway/")
+        || workload.uid.contains("/SplitHorizonWorkload/")
+    {
+        Some(Unused::StandsForGateway)
+    } else if !workload.network.is_empty() && *workload.network != *network {
+        Some(Unused::OtherNetwork(workload.network.to_string()))
+    } else if hbone_only && workload.protocol != Protocol::Hbone {
+        Some(Unused::NoHbone)
+    } else if workload.addresses.is_empty() {
+        Some(Unused::NoAddress)
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::mesh::{self, GatewayAddress, Place, Waypoint};
+
+    fn service() -> Service {
+        Service {
+            namespace: "app".into(),
+            hostname: "echo.app".into(),
+            ports: [(80, 0), (81, 0)].into(),
+            ..Service::default()
+        }
+    }
+
+    fn workload() -> Workload {
+        Workload {
+            uid: "a".into(),
+            addresses: ["10.0.0.1".parse().expect("an address")].into(),
+            network: "east".into(),
+            protocol: Protocol::Hbone,
+            healthy: true,
+            capacity: 1,
+            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
+            ..Workload::default()
+        }
+    }
+
+    fn gateway() -> GatewayAddress {
+        GatewayAddress {
+            place: Place::Name("app/gateway".into()),
+            port: 15008,
+        }
+    }
+
+    /// What is said of port 80 after a change of either.
+    fn said(change: impl FnOnce(&mut Service, &mut Workload)) -> Option<Unused> {
+        let (mut service, mut workload) = (service(), workload());
+        change(&mut service, &mut workload);
+        unused(&service, &workload, "east", true, 80)
+    }
+
+    #[test]
+    fn what_can_be_dialled_is_used() {
+        assert_eq!(said(|_, _| ()), None);
+        assert_eq!(said(|_, workload| workload.network = "".into()), None);
+        let allowed = said(|service, workload| {
+            service.allow_unhealthy = true;
+            workload.healthy = false;
+        });
+        assert_eq!(allowed, None);
+        let mut plain = workload();
+        plain.protocol = Protocol::Tcp;
+        assert_eq!(unused(&service(), &plain, "east", false, 80), None);
+        plain.services = [("app/echo.app".into(), [(80, 0)].into())].into();
+        let without_port = unused(&service(), &plain, "east", false, 80);
+        assert_eq!(without_port, Some(Unused::NoTargetPort));
+    }
+
+    #[test]
+    fn each_reason_is_given_for_what_causes_it() {
+        type Change = fn(&mut Service, &mut Workload);
+        let table: [(Change, Unused); 12] = [
+            (
+                |service, _| {
+                    let gateway = gateway();
+                    service.waypoints.push(Waypoint { gateway, weight: 1 });
+                },
+                Unused::BehindWaypoint,
+            ),
+            (|service, _| service.passthrough = true, Unused::PassThrough),
+            (|service, _| service.ports.clear(), Unused::NoServicePort),
+            (
+                |_, workload| workload.services = mesh::Sorted::default(),
+                Unused::NotServed,
+            ),
+            (
+                |_, workload| workload.network_gateway = Some(Box::new(gateway())),
+                Unused::StandsForGateway,
+            ),
+            (
+                |_, workload| workload.uid = "NetworkGateway/west/10.0.0.9/15008".into(),
+                Unused::StandsForGateway,
+            ),
+            (
+                |_, workload| workload.uid = "x/SplitHorizonWorkload/gw/gw/10.0.0.9/a/b".into(),
+                Unused::StandsForGateway,
+            ),
+            (
+                |_, workload| workload.network = "west".into(),
+                Unused::OtherNetwork("west".into()),
+            ),
+            (
+                |_, workload| workload.protocol = Protocol::Tcp,
+                Unused::NoHbone,
+            ),
+            (
+                |_, workload| workload.addresses = Box::default(),
+                Unused::NoAddress,
+            ),
+            (|_, workload| workload.healthy = false, Unused::Unhealthy),
+            (|_, workload| workload.capacity = 0, Unused::Drained),
+        ];
+        for (change, want) in table {
+            assert_eq!(said(change), Some(want));
+        }
+        let other = unused(&service(), &workload(), "east", true, 81);
+        assert_eq!(other, Some(Unused::NotServed));
+    }
+}

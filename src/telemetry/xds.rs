@@ -1,0 +1,164 @@
+//! Metrics of discovery by a control plane; Istio's names where it has one (contract 6).
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::limiter::Limiter;
+use super::metrics::metric;
+
+/// Log lines about NACKs that may be written in a second: a server can cause one by each message.
+const NACK_LINES_A_SECOND: u32 = 10;
+
+const TERMINATIONS: &str = "Streams to the control plane that ended or did not come about";
+const MESSAGES: &str = "Messages from the control plane, by type";
+const MESSAGE_BYTES: &str = "Their bytes";
+const CONNECTED: &str = "Whether there is a stream to the control plane";
+const NACKS: &str = "Messages of which something was rejected, by type";
+const RESOURCES: &str = "Resources held, by type";
+const REJECTED: &str = "Resources now rejected, by type";
+const ACCEPTED: &str = "When a message was last accepted as a whole, by type (Unix time)";
+const CACHED: &str = "When the state on disk was saved (Unix time); 0 without one";
+
+type Label = [(&'static str, &'static str); 1];
+
+/// What is counted of the stream to a control plane. Types are known by their whole URL.
+#[derive(Debug)]
+pub struct Xds {
+    terminations: Family<Label, Counter>,
+    messages: Family<Label, Counter>,
+    message_bytes: Family<Label, Counter>,
+    connected: Gauge,
+    nacks: Family<Label, Counter>,
+    resources: Family<Label, Gauge>,
+    rejected: Family<Label, Gauge>,
+    accepted: Family<Label, Gauge>,
+    cached: Gauge,
+    nack_lines: Limiter,
+}
+
+impl Xds {
+    pub(super) fn register(r: &mut Registry) -> Self {
+        Self {
+            terminations: metric(r, "istio_xds_connection_terminations", TERMINATIONS),
+            messages: metric(r, "istio_xds_message", MESSAGES),
+            message_bytes: metric(r, "istio_xds_message_bytes", MESSAGE_BYTES),
+            connected: metric(r, "strait_xds_connected", CONNECTED),
+            nacks: metric(r, "strait_xds_nacks", NACKS),
+            resources: metric(r, "strait_xds_resources", RESOURCES),
+            rejected: metric(r, "strait_xds_rejected", REJECTED),
+            accepted: metric(r, "strait_xds_accepted_timestamp_seconds", ACCEPTED),
+            cached: metric(r, "strait_xds_cache_timestamp_seconds", CACHED),
+            nack_lines: Limiter::new(NACK_LINES_A_SECOND),
+        }
+    }
+
+    /// Shows what is counted of a type as 0 from now on.
+    pub fn expect(&self, url: &'static str) {
+        let label = label(url);
+        drop(self.messages.get_or_create(&label));
+        drop(self.message_bytes.get_or_create(&label));
+        drop(self.nacks.get_or_create(&label));
+    }
+
+    /// There is a stream.
+    pub fn connected(&self) {
+        self.connected.set(1);
+    }
+
+    /// There is none any more, or none came about, for one of a few reasons.
+    pub fn terminated(&self, reason: &'static str) {
+        self.connected.set(0);
+        self.terminations.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    /// A message came.
+    pub fn message(&self, url: &'static str, bytes: usize) {
+        self.messages.get_or_create(&label(url)).inc();
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        self.message_bytes.get_or_create(&label(url)).inc_by(bytes);
+    }
+
+    /// A message was accepted as a whole.
+    pub fn accepted(&self, url: &'static str) {
+        self.accepted
+            .get_or_create(&label(url))
+            .set(seconds(SystemTime::now()));
+    }
+
+    /// Something of a message was rejected. If a line of the log may say so, the number of those
+    /// that none did since the last.
+    pub fn nacked(&self, url: &'static str) -> Option<u64> {
+        self.nacks.get_or_create(&label(url)).inc();
+        self.nack_lines.admit(Instant::now())
+    }
+
+    /// How many resources of a type are held, and how many are rejected.
+    pub fn holds(&self, url: &'static str, held: usize, rejected: usize) {
+        let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.resources.get_or_create(&label(url)).set(count(held));
+        self.rejected
+            .get_or_create(&label(url))
+            .set(count(rejected));
+    }
+
+    /// When the state on disk was saved.
+    pub fn cached(&self, at: SystemTime) {
+        self.cached.set(seconds(at));
+    }
+}
+
+fn label(url: &'static str) -> Label {
+    [("url", url)]
+}
+
+fn seconds(at: SystemTime) -> i64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::telemetry::Metrics;
+
+    use super::*;
+
+    #[test]
+    fn each_event_of_the_stream_is_counted_by_its_type() {
+        let metrics = Metrics::new();
+        let xds = metrics.xds();
+        xds.expect("a");
+        xds.connected();
+        xds.message("b", 10);
+        xds.message("b", 5);
+        xds.accepted("b");
+        xds.holds("b", 7, 2);
+        xds.cached(UNIX_EPOCH + Duration::from_secs(77));
+        let lines = (0..20).filter_map(|_| xds.nacked("b")).count();
+        assert_eq!(lines, 10, "in one second");
+        let connected = metrics.encode();
+        xds.terminated("Complete");
+        for line in [
+            "istio_xds_message_total{url=\"a\"} 0",
+            "istio_xds_message_total{url=\"b\"} 2",
+            "istio_xds_message_bytes_total{url=\"b\"} 15",
+            "strait_xds_connected 1",
+            "strait_xds_nacks_total{url=\"b\"} 20",
+            "strait_xds_resources{url=\"b\"} 7",
+            "strait_xds_rejected{url=\"b\"} 2",
+            "strait_xds_cache_timestamp_seconds 77",
+        ] {
+            assert!(connected.lines().any(|l| l == line), "{line}\n{connected}");
+        }
+        assert!(connected.contains("strait_xds_accepted_timestamp_seconds{url=\"b\"} 1"));
+        let ended = metrics.encode();
+        assert!(ended.contains("strait_xds_connected 0\n"));
+        let line = "istio_xds_connection_terminations_total{reason=\"Complete\"} 1\n";
+        assert!(ended.contains(line), "{ended}");
+    }
+}

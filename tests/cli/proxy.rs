@@ -1,0 +1,104 @@
+//! `strait proxy`: what it prints, and what it makes of mistakes.
+
+use std::path::Path;
+
+use crate::support::{Done, done_with, folder_with_certificates, run, write};
+
+const MESH: &str = "services: []\nworkloads: []\n";
+
+/// Runs it for a pod whose root is `folder`.
+async fn proxy(folder: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> Done {
+    done_with(folder, arguments, |command| {
+        command.env_clear().envs(variables.iter().copied());
+    })
+    .await
+}
+
+async fn pod() -> tempfile::TempDir {
+    let folder = folder_with_certificates().await;
+    let mounted = folder.path().join("etc/certs");
+    std::fs::create_dir_all(&mounted).expect("a folder");
+    for (from, to) in [
+        ("gateway.crt", "cert-chain.pem"),
+        ("gateway.key", "key.pem"),
+        ("root.crt", "root-cert.pem"),
+    ] {
+        let from = folder.path().join("certs").join(from);
+        std::fs::copy(from, mounted.join(to)).expect("a file");
+    }
+    write(folder.path(), "mesh.yaml", MESH);
+    folder
+}
+
+#[test]
+fn it_prints_what_is_in_force_and_who_says_so() {
+    run(async {
+        let folder = pod().await;
+        write(folder.path(), "over.yaml", "workers: 2\n");
+        let variables = [
+            ("LOCAL_XDS_PATH", "mesh.yaml"),
+            ("ISTIO_META_CLUSTER_ID", "east"),
+        ];
+        let arguments = [
+            "proxy",
+            "router",
+            "--stsPort=1",
+            "-c",
+            "over.yaml",
+            "--print-config",
+        ];
+        let done = proxy(folder.path(), &variables, &arguments).await;
+        assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{done:?}");
+        let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        let lines: Vec<_> = done.stdout.lines().map(squeezed).collect();
+        for line in [
+            "cluster: east # ISTIO_META_CLUSTER_ID",
+            "workers: 2 # over.yaml:1",
+            "path: mesh.yaml # LOCAL_XDS_PATH",
+            "key: ./etc/certs/key.pem # the pod's default",
+        ] {
+            assert!(lines.contains(&line.to_owned()), "{line}\n{}", done.stdout);
+        }
+        assert!(
+            done.stdout.contains("over.yaml: ok: 1 listeners"),
+            "{}",
+            done.stdout
+        );
+    });
+}
+
+#[test]
+fn it_names_the_variables_that_are_wrong() {
+    run(async {
+        let folder = pod().await;
+        let variables = [("LOCAL_XDS_PATH", "absent.yaml"), ("TRUST_DOMAIN", "a b")];
+        for arguments in [
+            &["proxy", "waypoint"][..],
+            &["proxy", "waypoint", "--print-config"],
+        ] {
+            let done = proxy(folder.path(), &variables, arguments).await;
+            assert_eq!(done.code, Some(1), "{done:?}");
+            for line in ["LOCAL_XDS_PATH: error: ", "TRUST_DOMAIN: error: "] {
+                assert!(done.stderr.contains(line), "{done:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_role_that_does_not_exist_is_refused_and_help_is_given_anywhere() {
+    run(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let done = proxy(folder.path(), &[], &["proxy", "sidecars"]).await;
+        assert_eq!(done.code, Some(2), "{done:?}");
+        for arguments in [
+            &["proxy", "--help"][..],
+            &["proxy", "waypoint", "--help"],
+            &["proxy", "waypoint", "--domain", "x", "-h"],
+        ] {
+            let done = proxy(folder.path(), &[], arguments).await;
+            assert_eq!(done.code, Some(0), "{done:?}");
+            assert!(done.stdout.contains("Examples:"), "{done:?}");
+        }
+    });
+}
