@@ -250,7 +250,7 @@ fn route(value: Value<'_>) -> Option<(SniRoute, Vec<Value<'_>>)> {
         return None;
     }
     let sni: Vec<_> = items.iter().map(|item| pattern(*item)).collect();
-    let line = Line(to.map_or(value.line(), Value::line));
+    let line = Line(to.unwrap_or(value).line());
     let (to, sni) = (to.and_then(target), sni.into_iter().collect());
     let route = SniRoute {
         sni: Option::<Vec<_>>::filter(sni, |sni| !sni.is_empty())?,
@@ -292,6 +292,79 @@ mod tests {
         instead("listeners:", &listener)
     }
 
+    /// Listeners, and what is said of each.
+    const WRONG: &[(&str, &str)] = &[
+        (
+            "protocol: tls",
+            "is of TLS and has neither `routing` nor `routes`",
+        ),
+        (
+            "protocol: tls, routing: istio, routes: []",
+            "`listeners[].routing` stands beside `routes`",
+        ),
+        (
+            "protocol: tls, routing: envoy",
+            "`listeners[].routing` cannot be `envoy`; write `istio`",
+        ),
+        (
+            "routing: istio",
+            "`listeners[].routing` is for listeners of TLS",
+        ),
+        ("routes: []", "`listeners[].routes` is for listeners of TLS"),
+        (
+            "protocol: tls, routing: istio, route_by: authority",
+            "`listeners[].route_by` is for listeners of HBONE",
+        ),
+        (
+            "protocol: tls, routes: []",
+            "`listeners[].routes` is empty, so",
+        ),
+        (
+            "protocol: tls, routes: [{sni: [a]}]",
+            "`listeners[].routes[]` has no `to`",
+        ),
+        (
+            "protocol: tls, routes: [{to: \"a:1\"}]",
+            "`listeners[].routes[]` has no `sni`",
+        ),
+        (
+            "protocol: tls, routes: [{sni: [], to: \"a:1\"}]",
+            "has no name in its `sni`",
+        ),
+        (
+            "protocol: tls, routes: [{sni: [\"a*\"], to: \"a:1\"}]",
+            "`listeners[].routes[].sni[]` is `a*`, which has a host with a character",
+        ),
+        (
+            "protocol: tls, routes: [{sni: [a], to: a}]",
+            "`listeners[].routes[].to` is `a`; write the hostname and port of a service",
+        ),
+        (
+            "protocol: tls, routes: [{sni: [a], to: \"10.0.0.1:1\"}]",
+            "`listeners[].routes[].to` is `10.0.0.1:1`; write the hostname and port",
+        ),
+        (
+            "protocol: tls, routes: [{sni: [a], to: \"b:1\"}, {sni: [A.], to: \"c:1\"}]",
+            "`listeners[].routes[].sni[]` has `a` twice, first on line 9; write each name once",
+        ),
+        (
+            "protocol: tcp",
+            "`listeners[].protocol: tcp` is not built yet",
+        ),
+        (
+            "protocol: udp",
+            "`listeners[].protocol` cannot be `udp`; write one of `hbone`, `tls`",
+        ),
+        (
+            "sources: []",
+            "`listeners[].sources` is empty, which would refuse everybody",
+        ),
+        (
+            "sources: [10.0.0.1.0/8]",
+            "`listeners[].sources[]` is `10.0.0.1.0/8`; write a network in CIDR form",
+        ),
+    ];
+
     #[test]
     fn a_tls_listener_routes_in_one_way_and_each_name_once() {
         let good = [
@@ -304,78 +377,7 @@ mod tests {
         for listener in good {
             assert_eq!(listening(listener), "", "{listener}");
         }
-        let cases = [
-            (
-                "protocol: tls",
-                "is of TLS and has neither `routing` nor `routes`",
-            ),
-            (
-                "protocol: tls, routing: istio, routes: []",
-                "`listeners[].routing` stands beside `routes`",
-            ),
-            (
-                "protocol: tls, routing: envoy",
-                "`listeners[].routing` cannot be `envoy`; write `istio`",
-            ),
-            (
-                "routing: istio",
-                "`listeners[].routing` is for listeners of TLS",
-            ),
-            ("routes: []", "`listeners[].routes` is for listeners of TLS"),
-            (
-                "protocol: tls, routing: istio, route_by: authority",
-                "`listeners[].route_by` is for listeners of HBONE",
-            ),
-            (
-                "protocol: tls, routes: []",
-                "`listeners[].routes` is empty, so",
-            ),
-            (
-                "protocol: tls, routes: [{sni: [a]}]",
-                "`listeners[].routes[]` has no `to`",
-            ),
-            (
-                "protocol: tls, routes: [{to: \"a:1\"}]",
-                "`listeners[].routes[]` has no `sni`",
-            ),
-            (
-                "protocol: tls, routes: [{sni: [], to: \"a:1\"}]",
-                "has no name in its `sni`",
-            ),
-            (
-                "protocol: tls, routes: [{sni: [\"a*\"], to: \"a:1\"}]",
-                "`listeners[].routes[].sni[]` is `a*`, which has a host with a character",
-            ),
-            (
-                "protocol: tls, routes: [{sni: [a], to: a}]",
-                "`listeners[].routes[].to` is `a`; write the hostname and port of a service",
-            ),
-            (
-                "protocol: tls, routes: [{sni: [a], to: \"10.0.0.1:1\"}]",
-                "`listeners[].routes[].to` is `10.0.0.1:1`; write the hostname and port",
-            ),
-            (
-                "protocol: tls, routes: [{sni: [a, \"*.a\"], to: \"b:1\"}, {sni: [A.], to: \"c:1\"}]",
-                "`listeners[].routes[].sni[]` has `a` twice, first on line 9; write each name once",
-            ),
-            (
-                "protocol: tcp",
-                "`listeners[].protocol: tcp` is not built yet",
-            ),
-            (
-                "protocol: udp",
-                "`listeners[].protocol` cannot be `udp`; write one of `hbone`, `tls`",
-            ),
-            (
-                "sources: []",
-                "`listeners[].sources` is empty, which would refuse everybody",
-            ),
-            (
-                "sources: [10.0.0.1.0/8]",
-                "`listeners[].sources[]` is `10.0.0.1.0/8`; write a network in CIDR form",
-            ),
-        ];
-        for (listener, want) in cases {
+        for (listener, want) in WRONG {
             let found = listening(listener);
             assert!(found.starts_with("9: error: "), "{listener}: {found}");
             assert!(found.contains(want), "{listener}: {found}");

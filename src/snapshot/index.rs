@@ -44,9 +44,9 @@ struct Member {
 /// The members of a service that come or change, and those that go, by uid.
 type Edits<'a> = BTreeMap<&'a str, Option<Arc<Member>>>;
 
-/// Puts a mesh in the place of the snapshot's. The network, whether only HBONE is dialled and whether
-/// there are TLS listeners stay what they are while a gateway runs; with others no endpoint keeps its state. Returns whether
-/// other policies may select a workload that was there before.
+/// Puts a mesh in the place of the snapshot's. The network, whether only HBONE is dialled and
+/// whether there are TLS listeners stay what they are while a gateway runs; with others no endpoint
+/// keeps its state. Returns whether other policies may select a workload that was there before.
 pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> bool {
     let index = &snapshot.index;
     let rules = (&index.network, index.hbone_only, index.direct);

@@ -99,8 +99,8 @@ pub struct Service {
     pub hostname: Arc<str>,
     /// The service as the source told of it.
     pub definition: Arc<mesh::Service>,
-    /// The endpoints of each service port, as HBONE listeners dial them. Of a service behind a waypoint they are for tunnels that
-    /// come from there.
+    /// The endpoints of each service port, as HBONE listeners dial them. Of a service behind a
+    /// waypoint they are for tunnels that come from there.
     pub ports: HashMap<u16, Arc<EndpointSet>>,
     /// The same for TLS listeners, always at the target port (contract 10, Dialling); empty where
     /// there is no such listener.
