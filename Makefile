@@ -26,7 +26,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint envoy certs compare-identity fuzz floods bench parts protos \
+.PHONY: help demo test check lint envoy certs compare-identity fuzz floods bench bench-xds parts protos \
   check-deploy image check-image
 
 help: ## print this list
@@ -53,6 +53,9 @@ bench: envoy ## measure Strait beside Envoy, 5 minutes by ROUNDS=3 (ROUNDS=11, A
 floods: SECONDS = 3
 floods: envoy ## flood Strait and Envoy beside a victim, 8 minutes (SECONDS=3 each, FULL=1)
 	cargo bench --locked --bench floods -- --seconds $(SECONDS) $(if $(FULL),--full)
+
+bench-xds: ## measure a mesh of up to 100,000 workloads, 5 minutes (ARGS=--short)
+	cargo bench --locked --bench xds -- $(ARGS)
 
 parts: ## measure what is ours alone, and count allocations, 3 minutes (ARGS=pick for a part)
 	cargo bench --locked --bench parts -- $(ARGS)

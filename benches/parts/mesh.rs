@@ -120,13 +120,11 @@ pub fn endpoints(count: usize) -> EndpointSet {
     let labels = Arc::new(WorkloadLabels::default());
     let endpoint = |index| {
         Arc::new(Endpoint {
-            uid: format!("east//Pod/app/workload-{index}").into(),
             address: (address([10, 0, 0, 1], index), 15008).into(),
             protocol: Protocol::Hbone,
-            definition: Arc::default(),
+            definition: Arc::new(workload(index, 0)),
             weight: weight(index),
             workload: Arc::clone(&labels),
-            pod: "pod".into(),
             state: Arc::new(EndpointState::default()),
         })
     };

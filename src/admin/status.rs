@@ -307,7 +307,7 @@ impl ServiceRow {
         let found = members.iter().flat_map(|member| &member.ports);
         let found = found.filter_map(|port| port.endpoint);
         // Ports that are dialled at one address share one state, which counts once.
-        let found = found.filter(|found| seen.insert((&found.uid, found.address)));
+        let found = found.filter(|found| seen.insert((found.uid(), found.address)));
         let tunnels = found.map(|found| found.state.in_flight()).sum();
         let rows: usize = members.iter().map(|member| member.ports.len()).sum();
         let more = endpoints.map_or(0, |limit| rows.saturating_sub(limit));

@@ -88,7 +88,7 @@ impl<'a> View<'a> {
         let own = built.filter(|built| *built.namespace == *service.namespace);
         let mut sets = HashMap::new();
         for (&port, set) in own.into_iter().flat_map(|built| &built.ports) {
-            let by_uid = set.endpoints.iter().map(|one| (&*one.uid, &**one));
+            let by_uid = set.endpoints.iter().map(|one| (&**one.uid(), &**one));
             sets.insert(port, by_uid.collect::<HashMap<_, _>>());
         }
         let members = self.by_service.get(key.as_str()).into_iter().flatten();

@@ -74,7 +74,7 @@ fn judge(
         return None;
     }
     // What selects a workload may have changed since; one that is gone is judged as it was.
-    let now = snapshot.mesh.workloads.get(&endpoint.uid);
+    let now = snapshot.mesh.workloads.get(endpoint.uid());
     let workload = now.unwrap_or(&endpoint.definition);
     if let Some(name) = snapshot.policies.missing(workload)
         && gateway.metrics.may_log_policy()
@@ -121,7 +121,7 @@ fn note(
     gateway.metrics.policy_refused(outcome);
     if gateway.metrics.may_log_policy() {
         let (peer, why) = (&*peer.source.principal, why.to_string());
-        let (endpoint, outcome) = (&*endpoint.uid, outcome.label());
+        let (endpoint, outcome) = (&**endpoint.uid(), outcome.label());
         info!(
             peer,
             endpoint, outcome, why, "authorization policies refuse a tunnel"

@@ -81,7 +81,7 @@ pub fn failed(set: &EndpointSet, endpoint: &Endpoint, metrics: &Metrics) {
         let time = endpoint.state.eject(now);
         metrics.endpoint_ejected();
         info!(
-            endpoint = %endpoint.uid, address = %endpoint.address, ?time,
+            endpoint = %endpoint.uid(), address = %endpoint.address, ?time,
             "endpoint ejected after a failure"
         );
     }
@@ -140,19 +140,22 @@ fn draw(set: &EndpointSet, eligible: &impl Fn(&Arc<EndpointState>) -> bool) -> O
 #[cfg(test)]
 mod tests {
     use crate::snapshot::Protocol;
+    use crate::snapshot::mesh::Workload;
 
     use super::*;
 
     fn endpoints(weights: &[u32]) -> EndpointSet {
         let endpoint = |(index, &weight): (usize, &u32)| {
-            Arc::new(Endpoint {
+            let of = Workload {
                 uid: index.to_string().into(),
+                ..Workload::default()
+            };
+            Arc::new(Endpoint {
+                definition: Arc::new(of),
                 address: ([10, 0, 0, 1], 15008).into(),
                 protocol: Protocol::Hbone,
                 weight,
-                definition: Arc::default(),
                 workload: Arc::default(),
-                pod: "".into(),
                 state: Arc::new(EndpointState::default()),
             })
         };
@@ -210,7 +213,7 @@ mod tests {
     fn a_weight_of_zero_is_drained() {
         let set = endpoints(&[0, 2, 0]);
         assert_eq!(set.endpoints.len(), 1);
-        assert_eq!(&*set.endpoints[0].uid, "1");
+        assert_eq!(&**set.endpoints[0].uid(), "1");
         assert!(best_of_two(&EndpointSet::default(), &|_: &Arc<EndpointState>| true).is_none());
     }
 
@@ -243,7 +246,7 @@ mod tests {
         let mut tunnels = Vec::new();
         for _ in 0..TUNNELS {
             let chosen = choose(&set, &[]).expect("an endpoint");
-            counts[chosen.uid.parse::<usize>().expect("its place")] += 1;
+            counts[chosen.uid().parse::<usize>().expect("its place")] += 1;
             tunnels.push(InFlight::new(&chosen.state));
             if tunnels.len() > open {
                 drop(tunnels.swap_remove(fastrand::usize(..tunnels.len())));

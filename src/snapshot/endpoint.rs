@@ -13,8 +13,6 @@ use crate::status::WorkloadLabels;
 /// One workload's address and port, as the data path dials it.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// The workload's unique id.
-    pub uid: Arc<str>,
     /// The address to dial: `ip:15008` for HBONE, the target port for plain TCP.
     pub address: SocketAddr,
     /// How it is dialled.
@@ -25,8 +23,6 @@ pub struct Endpoint {
     pub definition: Arc<Workload>,
     /// What logs and metrics say of it.
     pub workload: Arc<WorkloadLabels>,
-    /// The pod's name: in the log only, because pods come and go and label sets stay.
-    pub pod: Arc<str>,
     /// What lives longer than the snapshot.
     pub state: Arc<EndpointState>,
 }
@@ -102,6 +98,18 @@ impl EndpointState {
 
     fn millis(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.epoch).as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Endpoint {
+    /// The workload's unique id.
+    pub fn uid(&self) -> &Arc<str> {
+        &self.definition.uid
+    }
+
+    /// The pod's name: in the log only, because pods come and go and label sets stay.
+    pub fn pod(&self) -> &Arc<str> {
+        &self.definition.name
     }
 }
 

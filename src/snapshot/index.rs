@@ -30,19 +30,16 @@ pub(super) struct Index {
     claims: Shards<Arc<str>, Claims>,
 }
 
-type Members = Arc<[Arc<Member>]>;
+type Members = Arc<[Member]>;
 type Claims = Arc<[(Arc<str>, Arc<mesh::Service>)]>;
 
-/// A workload that can be dialled, and its endpoints.
-#[derive(Debug)]
-struct Member {
-    workload: Arc<mesh::Workload>,
-    /// One for each port that is dialled, in their order.
-    endpoints: Box<[Arc<Endpoint>]>,
-}
+/// A workload that can be dialled, by its endpoints: at least one, and one for each port that is
+/// dialled, in their order.
+#[derive(Clone, Debug)]
+struct Member(Arc<[Arc<Endpoint>]>);
 
 /// The members of a service that come or change, and those that go, by uid.
-type Edits<'a> = BTreeMap<&'a str, Option<Arc<Member>>>;
+type Edits<'a> = BTreeMap<&'a str, Option<Member>>;
 
 /// Puts a mesh in the place of the snapshot's. The network, whether only HBONE is dialled and
 /// whether there are TLS listeners stay what they are while a gateway runs; with others no endpoint
@@ -77,12 +74,9 @@ impl Index {
     /// Joins workloads with the services that they name. Returns the hostnames that are touched,
     /// and whether other policies may select a workload.
     fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh) -> (BTreeSet<&'a str>, bool) {
-        let mut changes = new.workloads.changes(&old.workloads, same);
-        // Pods of one Deployment stand beside each other then, and share what is said of them.
-        changes.sort_unstable_by_key(|(uid, ..)| *uid);
         let mut edits: HashMap<&Arc<str>, Edits<'a>> = HashMap::new();
-        let (mut last, mut reselected) = (None, false);
-        for (uid, before, after) in changes {
+        let mut reselected = false;
+        for (uid, before, after) in new.workloads.changes(&old.workloads, same) {
             let both = before.zip(after);
             reselected |= both.is_some_and(|(before, after)| {
                 (&before.namespace, &before.policies) != (&after.namespace, &after.policies)
@@ -97,14 +91,17 @@ impl Index {
             let Some((workload, ip)) = after.zip(address) else {
                 continue;
             };
-            let neighbour = last.as_ref().or_else(|| self.neighbour(workload));
+            let first = workload.services.keys().next();
+            let new = first.and_then(|service| edits.get(service)?.values().flatten().next());
+            let near = new.or_else(|| self.members.get(first?)?.first());
             let before = before.map(|(_, member)| member);
-            let member = Arc::new(Member::new(workload, ip, self.direct, before, neighbour));
+            let Some(member) = Member::new(workload, ip, self.direct, before, near) else {
+                continue;
+            };
             for service in workload.services.keys() {
                 let edits = edits.entry(service).or_default();
-                edits.insert(uid, Some(Arc::clone(&member)));
+                edits.insert(uid, Some(member.clone()));
             }
-            last = Some(member);
         }
         let mut hosts = BTreeSet::new();
         for (service, edits) in edits {
@@ -119,15 +116,9 @@ impl Index {
         let mut services = workload.services.keys();
         services.find_map(|service| {
             let members = self.members.get(service)?;
-            let place = members.binary_search_by(|one| one.uid().cmp(&workload.uid));
-            members.get(place.ok()?).map(|member| &**member)
+            let place = members.binary_search_by(|one| one.uid().cmp(&*workload.uid));
+            members.get(place.ok()?)
         })
-    }
-
-    /// A workload that serves the same.
-    fn neighbour(&self, workload: &mesh::Workload) -> Option<&Arc<Member>> {
-        let service = workload.services.keys().next()?;
-        self.members.get(service)?.first()
     }
 
     /// The address of a workload that can be dialled from our network.
@@ -146,10 +137,10 @@ impl Index {
     fn edit(&mut self, service: &Arc<str>, edits: Edits<'_>) {
         let old = self.members.get(service);
         let stay = old.into_iter().flat_map(|members| members.iter());
-        let stay = stay.filter(|member| !edits.contains_key(&**member.uid()));
+        let stay = stay.filter(|member| !edits.contains_key(member.uid()));
         let mut members: Vec<_> = stay.cloned().collect();
         members.extend(edits.into_values().flatten());
-        members.sort_unstable_by(|one, other| one.uid().cmp(other.uid()));
+        members.sort_by(|one, other| one.uid().cmp(other.uid()));
         match members.is_empty() {
             true => drop(self.members.remove(service)),
             false => drop(self.members.insert(Arc::clone(service), members.into())),
@@ -191,13 +182,13 @@ impl Index {
         let name = format!("{}/{}", from.namespace, from.hostname);
         let members = self.members.get(&*name);
         let members = members.map_or(&[][..], |members| members);
-        let tunnelled = |member: &Member, target| {
-            let port = self.tunnels_to(&member.workload);
-            port.then(|| dialled_port(&member.workload, target))
+        let tunnelled = |workload: &mesh::Workload, target| {
+            let is_dialled = self.tunnels_to(workload);
+            is_dialled.then(|| dialled_port(workload, target))
         };
         let set = |port| Arc::new(endpoint_set(from, &name, port, members, tunnelled));
         let direct = |port| {
-            let at_target = |_: &Member, target| Some(target);
+            let at_target = |_: &mesh::Workload, target| Some(target);
             Arc::new(endpoint_set(from, &name, port, members, at_target))
         };
         let ports = || from.ports.keys().copied();
@@ -267,25 +258,21 @@ impl Snapshot {
 }
 
 impl Member {
-    /// A workload that is dialled at `ip`, with the states that it had there before; by TLS
-    /// listeners too where there are some.
+    /// A workload that is dialled at `ip`, with the states that it had there before, by TLS
+    /// listeners too where there are some; none if it has no port. What is said of it in metrics
+    /// is shared with who has the same.
     fn new(
         workload: &Arc<mesh::Workload>,
         ip: IpAddr,
         direct: bool,
         before: Option<&Self>,
-        neighbour: Option<&Arc<Self>>,
-    ) -> Self {
-        let labels = labels(workload);
-        let near = [before, neighbour.map(|member| &**member)];
-        let near = near
-            .into_iter()
-            .flatten()
-            .flat_map(|one| one.endpoints.first());
-        let mut near = near.map(|endpoint| &endpoint.workload);
-        let labels = match near.find(|near| ***near == labels) {
+        near: Option<&Self>,
+    ) -> Option<Self> {
+        let known = [before, near].into_iter().flatten();
+        let mut known = known.flat_map(|one| one.0.first()).map(|one| &one.workload);
+        let labels = match known.find(|known| are_of(known, workload)) {
             Some(same) => Arc::clone(same),
-            None => Arc::new(labels),
+            None => Arc::new(labels(workload)),
         };
         let targets = workload.services.values().flat_map(mesh::Ports::values);
         let ports: BTreeSet<_> = targets
@@ -299,7 +286,6 @@ impl Member {
             let state = before.and_then(|before| before.endpoint(port));
             let state = state.filter(|old| old.address == address);
             Arc::new(Endpoint {
-                uid: Arc::clone(&workload.uid),
                 address,
                 protocol: match port {
                     HBONE_PORT => workload.protocol,
@@ -308,26 +294,38 @@ impl Member {
                 weight: workload.capacity,
                 definition: Arc::clone(workload),
                 workload: Arc::clone(&labels),
-                pod: Arc::clone(&workload.name),
                 state: state.map_or_else(Arc::default, |old| Arc::clone(&old.state)),
             })
         };
-        Self {
-            workload: Arc::clone(workload),
-            endpoints: ports.into_iter().map(endpoint).collect(),
-        }
+        let endpoints = ports.into_iter().map(endpoint).collect();
+        Some(Self(endpoints)).filter(|member| !member.0.is_empty())
     }
 
-    fn uid(&self) -> &Arc<str> {
-        &self.workload.uid
+    fn uid(&self) -> &str {
+        self.0.first().map_or("", |endpoint| endpoint.uid())
+    }
+
+    /// The endpoint that is dialled for a port of a service.
+    fn serves(
+        &self,
+        service: &mesh::Service,
+        name: &str,
+        port: u16,
+        dialled: impl Fn(&mesh::Workload, u16) -> Option<u16>,
+    ) -> Option<&Arc<Endpoint>> {
+        let workload = &self.0.first()?.definition;
+        let target = *workload.services.get(name)?.get(&port)?;
+        let is_usable = unserved(service, workload, port).is_none();
+        let port = dialled(workload, target).filter(|&port| port != 0)?;
+        self.endpoint(port).filter(|_| is_usable)
     }
 
     /// The endpoint that is dialled at this port.
     fn endpoint(&self, port: u16) -> Option<&Arc<Endpoint>> {
         let found = self
-            .endpoints
+            .0
             .binary_search_by_key(&port, |endpoint| endpoint.address.port());
-        self.endpoints.get(found.ok()?)
+        self.0.get(found.ok()?)
     }
 }
 
@@ -339,14 +337,18 @@ fn dialled_port(workload: &mesh::Workload, target: u16) -> u16 {
     }
 }
 
+/// The parts of a workload's identity.
+fn principal(workload: &mesh::Workload) -> [&str; 6] {
+    let (domain, namespace) = (&workload.trust_domain, &workload.namespace);
+    let account = &workload.service_account;
+    ["spiffe://", domain, "/ns/", namespace, "/sa/", account]
+}
+
 fn labels(workload: &mesh::Workload) -> WorkloadLabels {
     WorkloadLabels {
         workload: workload.workload_name.to_string(),
         namespace: workload.namespace.to_string(),
-        principal: format!(
-            "spiffe://{}/ns/{}/sa/{}",
-            workload.trust_domain, workload.namespace, workload.service_account
-        ),
+        principal: principal(workload).concat(),
         cluster: workload.cluster.to_string(),
         canonical_name: workload.canonical_name.to_string(),
         canonical_revision: workload.canonical_revision.to_string(),
@@ -355,23 +357,32 @@ fn labels(workload: &mesh::Workload) -> WorkloadLabels {
     }
 }
 
+/// Whether these are what [`labels`] makes of a workload.
+fn are_of(labels: &WorkloadLabels, workload: &mesh::Workload) -> bool {
+    let mut parts = principal(workload).into_iter();
+    parts.try_fold(&*labels.principal, |rest, part| rest.strip_prefix(part)) == Some("")
+        && *labels.workload == *workload.workload_name
+        && *labels.namespace == *workload.namespace
+        && *labels.cluster == *workload.cluster
+        && *labels.canonical_name == *workload.canonical_name
+        && *labels.canonical_revision == *workload.canonical_revision
+        && *labels.region == *workload.locality.region
+        && *labels.zone == *workload.locality.zone
+}
+
 /// The endpoints of one service port that may be dialled, at the port that `dialled` makes of a
-/// member's target port. Whether a tunnel goes to them or to a waypoint is decided when it is
-/// routed, so that no service is built from another.
+/// workload and its target port. Whether a tunnel goes to them or to a waypoint is decided when it
+/// is routed, so that no service is built from another.
 fn endpoint_set(
     service: &mesh::Service,
     name: &str,
     port: u16,
-    members: &[Arc<Member>],
-    dialled: impl Fn(&Member, u16) -> Option<u16>,
+    members: &[Member],
+    dialled: impl Fn(&mesh::Workload, u16) -> Option<u16>,
 ) -> EndpointSet {
-    let usable = |member: &&Arc<Member>| unserved(service, &member.workload, port).is_none();
-    let endpoint = |member: &Arc<Member>| {
-        let target = *member.workload.services.get(name)?.get(&port)?;
-        let port = dialled(member, target)?;
-        member.endpoint(port).filter(|_| port != 0).map(Arc::clone)
-    };
-    EndpointSet::new(members.iter().filter(usable).filter_map(endpoint).collect())
+    let endpoints = members.iter();
+    let endpoints = endpoints.filter_map(|member| member.serves(service, name, port, &dialled));
+    EndpointSet::new(endpoints.cloned().collect())
 }
 
 fn same<T: PartialEq>(one: &Arc<T>, other: &Arc<T>) -> bool {

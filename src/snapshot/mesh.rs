@@ -216,7 +216,7 @@ pub struct Workload {
     /// Its weight; 0 drains it.
     pub capacity: u32,
     /// Where it runs.
-    pub locality: Locality,
+    pub locality: Arc<Locality>,
     /// The name of the Deployment, Job or the like that made it.
     pub workload_name: Arc<str>,
     /// The kind of what made it.

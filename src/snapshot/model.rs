@@ -100,7 +100,7 @@ fn contents(snapshot: &Snapshot) -> (Services, BTreeMap<IpAddr, String>, States)
             for (endpoint, candidate) in set.endpoints.iter().zip(&set.candidates) {
                 assert_eq!(endpoint.weight, candidate.weight);
                 assert!(Arc::ptr_eq(&endpoint.state, &candidate.state));
-                let key = (endpoint.uid.to_string(), endpoint.address);
+                let key = (endpoint.uid().to_string(), endpoint.address);
                 let state = states
                     .entry(key.clone())
                     .or_insert_with(|| endpoint.state.clone());

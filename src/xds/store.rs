@@ -171,7 +171,9 @@ impl Store {
             authorization::known_fields(resource.body.as_deref().unwrap_or_default())?;
             let policy = authorization::policy(message)?;
             is_named(resource, "authorization.name", &name)?;
-            let matches = self.matches + policy.matches_held();
+            let old = self.policies.get(&resource.name);
+            let others = self.matches - old.map_or(0, |old| old.matches_held());
+            let matches = others + policy.matches_held();
             match matches > MATCHES_MAX {
                 true => Err(format!(
                     "authorization.rules: {matches} matches with these, and at most {MATCHES_MAX} \
@@ -412,6 +414,32 @@ mod tests {
             store.take_change(),
             None,
             "policies are no part of the mesh"
+        );
+    }
+
+    #[test]
+    fn what_all_resources_make_together_is_bounded_and_what_goes_makes_room() {
+        let mut store = Store::default();
+        store.upsert(ADDRESS, &workload("a", "")).unwrap();
+        store.endpoints = ENDPOINTS_MAX;
+        let why = store.upsert(ADDRESS, &workload("b", "")).unwrap_err();
+        let want = "workload.services: 4000001 endpoints with these, and at most 4000000 are taken";
+        assert_eq!(why, want);
+        store.upsert(ADDRESS, &workload("a", "changed")).unwrap();
+        store.remove(ADDRESS, "a");
+        store.upsert(ADDRESS, &workload("b", "")).unwrap();
+        store.matches = MATCHES_MAX;
+        let why = store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap_err();
+        let want = "authorization.rules: 1000001 matches with these, and at most 1000000 are taken";
+        assert_eq!(why, want);
+        let long = Resource {
+            body: Some(vec![0; BODY_BYTES_MAX + 1].into()),
+            ..workload("c", "")
+        };
+        let why = store.upsert(ADDRESS, &long).unwrap_err();
+        assert_eq!(
+            why,
+            "resource: 2097153 bytes, and at most 2097152 are taken"
         );
     }
 

@@ -1,17 +1,19 @@
-//! Words that many resources have in common, each kept once.
+//! Words and localities that many resources have in common, each kept once.
 
 use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::Arc;
 
-/// So many words are kept without asking who still has them.
+use crate::snapshot::Locality;
+
+/// So many are kept without asking who still has them.
 const SWEPT_MIN: usize = 1024;
 
-/// The words of namespaces, clusters, nodes and the like. What nobody uses any more goes with time.
-#[derive(Debug)]
+/// Namespaces, clusters, nodes and the like. What nobody uses any more goes with time.
+#[derive(Debug, Default)]
 pub(super) struct Words {
-    known: HashSet<Arc<str>>,
-    /// When so many are known, those that nobody uses go.
-    sweep_at: usize,
+    words: Shared<str>,
+    localities: Shared<Locality>,
 }
 
 impl Words {
@@ -20,20 +22,36 @@ impl Words {
         if word.is_empty() {
             return Arc::default();
         }
-        if let Some(known) = self.known.get(word) {
-            return Arc::clone(known);
-        }
-        if self.known.len() >= self.sweep_at {
-            self.known.retain(|word| Arc::strong_count(word) > 1);
-            self.sweep_at = SWEPT_MIN.max(2 * self.known.len());
-        }
-        let word: Arc<str> = word.into();
-        self.known.insert(Arc::clone(&word));
-        word
+        let known = self.words.known.get(word).cloned();
+        known.unwrap_or_else(|| self.words.put(word.into()))
+    }
+
+    /// The one copy of a locality.
+    pub(super) fn share_locality(&mut self, locality: Locality) -> Arc<Locality> {
+        let known = self.localities.known.get(&locality).cloned();
+        known.unwrap_or_else(|| self.localities.put(locality.into()))
     }
 }
 
-impl Default for Words {
+#[derive(Debug)]
+struct Shared<T: Eq + Hash + ?Sized> {
+    known: HashSet<Arc<T>>,
+    /// When so many are known, those that nobody uses go.
+    sweep_at: usize,
+}
+
+impl<T: Eq + Hash + ?Sized> Shared<T> {
+    fn put(&mut self, new: Arc<T>) -> Arc<T> {
+        if self.known.len() >= self.sweep_at {
+            self.known.retain(|known| Arc::strong_count(known) > 1);
+            self.sweep_at = SWEPT_MIN.max(2 * self.known.len());
+        }
+        self.known.insert(Arc::clone(&new));
+        new
+    }
+}
+
+impl<T: Eq + Hash + ?Sized> Default for Shared<T> {
     fn default() -> Self {
         Self {
             known: HashSet::new(),
@@ -54,7 +72,14 @@ mod tests {
         for at in 0..10 * SWEPT_MIN {
             words.share(&at.to_string());
         }
-        assert!(words.known.len() <= SWEPT_MIN);
+        assert!(words.words.known.len() <= SWEPT_MIN);
         assert!(Arc::ptr_eq(&kept, &words.share("app")));
+    }
+
+    #[test]
+    fn a_locality_is_kept_once() {
+        let mut words = Words::default();
+        let mut share = || words.share_locality(Locality::default());
+        assert!(Arc::ptr_eq(&share(), &share()));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::mem;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -28,12 +29,14 @@ pub(super) struct Known {
     pub(super) synced: bool,
     /// No response came on this stream yet.
     fresh: bool,
+    /// The server was not told what is held, so that its first response names all there is.
+    unclaimed: bool,
 }
 
 /// What is kept of an accepted resource.
 #[derive(Clone, Debug)]
 struct Held {
-    version: Arc<str>,
+    version: Box<str>,
     aliases: Box<[Arc<str>]>,
     /// Bytes of the body, which others keep in another form.
     body: usize,
@@ -49,6 +52,7 @@ impl Known {
             rejected: Rejected::default(),
             synced: false,
             fresh: true,
+            unclaimed: false,
         }
     }
 
@@ -59,10 +63,14 @@ impl Known {
     /// The first request of a stream.
     ///
     /// What is wanted is subscribed to by name, and what is held stands in the versions: Istio
-    /// takes both for names that we want, others only the first.
-    pub(super) fn first_request(&mut self) -> Request {
+    /// takes both for names that we want, others only the first. Where the versions of a wildcard
+    /// type would be more than `claims_max` bytes, there are none.
+    pub(super) fn first_request(&mut self, claims_max: usize) -> Request {
         self.fresh = true;
-        let held = self.held.iter();
+        let claim = |(name, held): (&Arc<str>, &Held)| claim_bytes(name, &held.version);
+        let claims: usize = self.held.iter().map(claim).sum();
+        self.unclaimed = !self.on_demand() && claims > claims_max;
+        let held = self.held.iter().filter(|_| !self.unclaimed);
         let mut versions: BTreeMap<String, String> = held
             .map(|(name, held)| (name.to_string(), held.version.to_string()))
             .collect();
@@ -97,9 +105,12 @@ impl Known {
         usage: &mut Usage,
         resources: &mut impl Resources,
     ) -> Option<String> {
-        match std::mem::take(&mut self.fresh) {
+        match mem::take(&mut self.fresh) {
             true => self.rejected.clear_all(),
             false => self.rejected.clear_nameless(),
+        }
+        if mem::take(&mut self.unclaimed) {
+            self.keep_named(response, usage, resources);
         }
         let contradictions = contradictions(response);
         let mut nack = Nack::default();
@@ -190,10 +201,10 @@ impl Known {
     }
 
     /// Holds a resource, in place of what was held under its name.
-    fn hold(&mut self, name: &Arc<str>, version: &Arc<str>, aliases: &BTreeSet<&str>, body: usize) {
+    fn hold(&mut self, name: &Arc<str>, version: &str, aliases: &BTreeSet<&str>, body: usize) {
         let aliases = aliases.iter().map(|&alias| Arc::from(alias)).collect();
         let held = Held {
-            version: Arc::clone(version),
+            version: version.into(),
             aliases,
             body,
         };
@@ -215,6 +226,20 @@ impl Known {
                     self.owners.remove(alias);
                 }
             }
+        }
+    }
+
+    /// Removes what a response does not name that has all there is. What it has wrong stays.
+    fn keep_named(
+        &mut self,
+        response: &Response,
+        usage: &mut Usage,
+        resources: &mut impl Resources,
+    ) {
+        let named: HashSet<&str> = response.resources.iter().map(|one| &*one.name).collect();
+        let gone = self.held.keys().filter(|name| !named.contains(&***name));
+        for name in gone.cloned().collect::<Vec<_>>() {
+            self.remove(&name, usage, resources);
         }
     }
 
@@ -275,12 +300,7 @@ impl Known {
     }
 
     /// Holds what was accepted by another run; says whether there was room.
-    pub(super) fn restore(
-        &mut self,
-        name: &Arc<str>,
-        version: &Arc<str>,
-        usage: &mut Usage,
-    ) -> bool {
+    pub(super) fn restore(&mut self, name: &Arc<str>, version: &str, usage: &mut Usage) -> bool {
         let old = self.held.get(name).map(|held| held.cost(name));
         let new = cost(name, version, std::iter::empty());
         if has_use(name).is_err() || usage.put(old, new).is_err() {
@@ -296,6 +316,13 @@ impl Known {
     pub(super) fn len(&self) -> usize {
         self.held.len()
     }
+}
+
+/// What a name and its version take in a request, at most.
+pub(super) fn claim_bytes(name: &str, version: &str) -> usize {
+    // Three tags and three lengths, of at most three bytes each.
+    const OVERHEAD: usize = 12;
+    name.len() + version.len() + OVERHEAD
 }
 
 impl Held {

@@ -64,9 +64,15 @@ impl Client {
 
     /// A stream is there. Returns its first requests, one for each type: with the node, and with
     /// the version of everything that is held.
+    ///
+    /// A server would refuse a request beyond 4 MiB. Above 3 MiB of names and versions of a
+    /// wildcard type none is sent: the first response then has all there is, as Istio sends it, and
+    /// what it does not name is removed with it. Until then all stays.
     pub fn connected(&mut self) -> Vec<Request> {
         self.connected = true;
-        self.known.iter_mut().map(Known::first_request).collect()
+        let most = self.usage.limits.claims;
+        let known = self.known.iter_mut();
+        known.map(|known| known.first_request(most)).collect()
     }
 
     /// A response came on the stream. Returns the one answer to it: an ACK, or a NACK that names

@@ -140,7 +140,7 @@ fn workload_fields(
         protocol: protocol?,
         healthy: healthy?,
         capacity: capacity?,
-        locality: locality?,
+        locality: locality?.into(),
         workload_name: workload_name?,
         workload_type: workload_type?,
         canonical_name: canonical_name?,

@@ -169,6 +169,7 @@ pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workl
     }
     let network_gateway = gateway("network_gateway", from.network_gateway)?;
     let services = services(from.services, words)?;
+    let locality = locality(&from.locality.unwrap_or_default(), words);
     let mut or = |text: &str, default| words.share(if text.is_empty() { default } else { text });
     Ok(Workload {
         uid: from.uid.into(),
@@ -196,10 +197,7 @@ pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workl
             .map(|name| or(name, ""))
             .collect(),
         services,
-        locality: from
-            .locality
-            .map(|from| locality(&from, words))
-            .unwrap_or_default(),
+        locality,
     })
 }
 
@@ -289,12 +287,13 @@ fn workload_type(from: i32) -> &'static str {
     }
 }
 
-fn locality(from: &proto::Locality, words: &mut Words) -> Locality {
-    Locality {
+fn locality(from: &proto::Locality, words: &mut Words) -> Arc<Locality> {
+    let locality = Locality {
         region: words.share(&from.region),
         zone: words.share(&from.zone),
         subzone: words.share(&from.subzone),
-    }
+    };
+    words.share_locality(locality)
 }
 
 /// An address of 4 or 16 bytes. IPv4 inside IPv6 becomes IPv4, or look-ups would miss it.

@@ -281,7 +281,19 @@ fn claim(from: &mut proto::Workload, name: &str, ports: Vec<proto::Port>) {
         .insert(name.to_owned(), proto::PortList { ports });
 }
 
-const WRONG_WORKLOADS: [Wrong<proto::Workload>; 16] = [
+const WRONG_WORKLOADS: [Wrong<proto::Workload>; 19] = [
+    (
+        |w| w.addresses = vec![Bytes::from_static(&[10, 0, 0, 1]); 65],
+        "workload.addresses: 65 entries, and at most 64 are taken",
+    ),
+    (
+        |w| (0..1025).for_each(|at| claim(w, &format!("app/{at}"), Vec::new())),
+        "workload.services: 1025 entries, and at most 1024 are taken",
+    ),
+    (
+        |w| claim(w, "app/a", vec![port(1, 1); 1025]),
+        "workload.services[`app/a`].ports: 1025 entries, and at most 1024 are taken",
+    ),
     (|w| w.uid.clear(), "workload.uid: empty"),
     (|w| w.namespace.clear(), "workload.namespace: empty"),
     (
@@ -356,7 +368,15 @@ fn a_workload_that_is_wrong_is_rejected_by_its_field() {
     }
 }
 
-const WRONG_SERVICES: [Wrong<proto::Service>; 11] = [
+const WRONG_SERVICES: [Wrong<proto::Service>; 13] = [
+    (
+        |s| s.addresses = vec![address(&[10, 0, 0, 1]); 1025],
+        "service.addresses: 1025 entries, and at most 1024 are taken",
+    ),
+    (
+        |s| s.ports = vec![port(1, 1); 1025],
+        "service.ports: 1025 entries, and at most 1024 are taken",
+    ),
     (|s| s.namespace.clear(), "service.namespace: empty"),
     (|s| s.hostname.clear(), "service.hostname: empty"),
     (

@@ -35,6 +35,9 @@ const TYPES: [Subscription; 3] = [
     },
 ];
 
+/// Bytes of names and versions that can be claimed: some seven of them.
+const CLAIMS_MAX: usize = 140;
+
 const SEEDS: u64 = 256;
 /// How often each kind of event happens over all seeds, at least.
 const EACH_MIN: usize = 1_000;
@@ -93,6 +96,10 @@ events! {
     NackCut,
     // The stream.
     Connected,
+    /// More is held of a type than can be claimed.
+    Unclaimed,
+    /// The first response after that does not name what is held.
+    GoneUnsaid,
     ConnectFailed,
     EndedCleanly,
     EndedByStatus,
@@ -163,7 +170,7 @@ fn whatever_happens_the_machine_holds_what_the_server_has() {
     for seed in 0..SEEDS {
         let mut world = World::new(seed, Fault::Nothing, &mut counts);
         if let Err(error) = world.run() {
-            panic!("seed {seed}, {}: {error}", world.place());
+            panic!("seed {seed}, {}: {error:#}", world.place());
         }
     }
     let count = |event: &&Event| counts.get(event).copied().unwrap_or(0);

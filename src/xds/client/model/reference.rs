@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use bytes::Bytes;
 
-use super::{DEMAND, POLICY, Store, TYPES, judge, subscription};
+use super::{CLAIMS_MAX, DEMAND, POLICY, Store, TYPES, judge, subscription};
 use crate::xds::client::{Client, End, Mode, Request, Resource, Response};
 
 /// What must be held of a resource.
@@ -25,8 +25,10 @@ pub(super) struct Reference {
     /// Names of the on-demand type.
     pub(super) wanted: BTreeSet<String>,
     rejected: BTreeMap<&'static str, BTreeSet<String>>,
-    /// Types that had no response on this stream.
+    /// Types that had no response on this stream,
     fresh: BTreeSet<&'static str>,
+    /// and those of them whose versions were too many to claim.
+    pub(super) unclaimed: BTreeSet<&'static str>,
     synced: BTreeSet<&'static str>,
     failures: u32,
 }
@@ -59,6 +61,12 @@ impl Reference {
             let mut versions: BTreeMap<String, String> = held
                 .map(|(name, kept)| (name.clone(), kept.version.clone()))
                 .collect();
+            let claims = versions.iter().map(|(name, of)| name.len() + of.len() + 12);
+            self.unclaimed.remove(type_url);
+            if subscription.mode == Mode::Wildcard && claims.sum::<usize>() > CLAIMS_MAX {
+                versions.clear();
+                self.unclaimed.insert(type_url);
+            }
             let (mut subscribe, mut unsubscribe) = (Vec::new(), Vec::new());
             if subscription.mode == Mode::OnDemand {
                 let missing = self.wanted.iter().filter(|name| !self.answers(name));
@@ -90,6 +98,10 @@ impl Reference {
         let rejected = self.rejected.entry(type_url).or_default();
         if self.fresh.remove(type_url) {
             rejected.clear();
+            if self.unclaimed.remove(type_url) {
+                let named = |name: &str| response.resources.iter().any(|one| *one.name == *name);
+                held.retain(|name, _| named(name));
+            }
         }
         rejected.remove("");
         let mut now = BTreeSet::new();

@@ -6,7 +6,9 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use super::{Store, TYPES};
+use super::{CLAIMS_MAX, DEMAND, Store, TYPES};
+use crate::xds::client::known::claim_bytes;
+use crate::xds::client::usage::Limits;
 use crate::xds::client::{Client, End, Request, Response};
 
 /// What is wrong with a machine.
@@ -31,6 +33,8 @@ pub(super) enum Fault {
     AcceptsAnyType,
     /// What is held is not claimed on the next stream.
     ForgetsVersions,
+    /// What was too much to claim is not claimed, and what has gone meanwhile stays.
+    KeepsWhatIsUnsaid,
     /// What is wanted while there is no stream is not remembered.
     ForgetsWants,
     /// The wait is not doubled.
@@ -38,7 +42,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    pub(super) const WRONG: [Self; 11] = [
+    pub(super) const WRONG: [Self; 12] = [
         Self::KeepsTheNonce,
         Self::AnswersLate,
         Self::ClaimsWhatItRejected,
@@ -48,6 +52,7 @@ impl Fault {
         Self::NamesInAnAnswer,
         Self::AcceptsAnyType,
         Self::ForgetsVersions,
+        Self::KeepsWhatIsUnsaid,
         Self::ForgetsWants,
         Self::NeverBacksOff,
     ];
@@ -64,8 +69,15 @@ pub(super) struct Machine {
 
 impl Machine {
     pub(super) fn new(fault: Fault) -> Self {
+        let limits = match fault {
+            Fault::KeepsWhatIsUnsaid => Limits::default(),
+            _ => Limits {
+                claims: CLAIMS_MAX,
+                ..Limits::default()
+            },
+        };
         Self {
-            client: Client::new(TYPES.to_vec()),
+            client: Client::with_limits(TYPES.to_vec(), limits),
             fault,
             connected: false,
             last: None,
@@ -92,6 +104,16 @@ impl Machine {
             (Fault::ForgetsVersions, _) => {
                 for request in &mut requests {
                     request.initial_versions.clear();
+                }
+            }
+            (Fault::KeepsWhatIsUnsaid, _) => {
+                let wildcard = |request: &&mut Request| request.type_url != DEMAND;
+                for request in requests.iter_mut().filter(wildcard) {
+                    let claims = request.initial_versions.iter();
+                    let claims = claims.map(|(name, version)| claim_bytes(name, version));
+                    if claims.sum::<usize>() > CLAIMS_MAX {
+                        request.initial_versions.clear();
+                    }
                 }
             }
             (Fault::ClaimsWhatItRejected, _) => {

@@ -1,5 +1,6 @@
 //! Each rule by an example; `model` has them all at once.
 
+mod limits;
 mod stand_ins;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +9,6 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::rejected::{LISTED_MAX, NACK_BYTES_MAX, NAME_BYTES_MAX};
-use super::usage::Limits;
 use super::{Client, End, Mode, Request, Resource, Resources, Response, Subscription};
 
 const ALL: &str = "type.googleapis.com/all";
@@ -473,25 +473,6 @@ fn what_is_forgotten_by_one_name_stays_for_another() {
 }
 
 #[test]
-fn what_stands_in_for_all_that_was_rejected_is_of_use_too() {
-    struct StandsIn;
-    impl Resources for StandsIn {
-        fn upsert(&mut self, _: &'static str, _: &Resource) -> Result<(), String> {
-            Err("not readable".to_owned())
-        }
-        fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
-            (type_url, name) == (ALL, "policy")
-        }
-        fn remove(&mut self, _: &'static str, _: &str) {}
-    }
-    let (mut client, _) = connected();
-    client.received(response(ALL, [resource(ALL, "other", "1")]), &mut StandsIn);
-    assert!(!client.is_synced());
-    client.received(response(ALL, [resource(ALL, "policy", "1")]), &mut StandsIn);
-    assert!(client.is_synced());
-}
-
-#[test]
 fn what_was_read_from_the_disk_is_claimed_and_can_be_removed() {
     let (mut client, mut taken) = client();
     assert!(client.restore(ALL, "a", "1") && client.restore(SOME, "b", "2"));
@@ -503,60 +484,6 @@ fn what_was_read_from_the_disk_is_claimed_and_can_be_removed() {
     assert_eq!(first[1].subscribe, ["b"]);
     client.received(removal(ALL, "a"), &mut taken);
     assert_eq!(taken.log, ["-a"]);
-}
-
-#[test]
-fn what_is_beyond_the_limits_is_rejected_and_what_is_held_can_change() {
-    let limits = Limits {
-        entries: 2,
-        bytes: 1000,
-    };
-    let mut client = Client::with_limits(SUBSCRIPTIONS.to_vec(), limits);
-    let mut taken = Taken::default();
-    client.connected();
-    client.want(SOME, "wanted");
-    let sent = [
-        bad(ALL, "bad", "1"),
-        resource(ALL, "a", "1"),
-        resource(ALL, "b", "1"),
-    ];
-    let answers = client.received(response(ALL, sent), &mut taken);
-    let error_text = error(&answers).expect("a NACK");
-    assert!(error_text.ends_with("b: 2 resources are held, which is the limit"));
-    assert_eq!(client.want(SOME, "another"), []);
-    assert!(!client.restore(ALL, "b", "1"));
-    let sent = response(ALL, [resource(ALL, "a", "2")]);
-    assert_eq!(error(&client.received(sent, &mut taken)), None);
-    client.received(removal(ALL, "a"), &mut taken);
-    let long = "v".repeat(900);
-    let sent = response(ALL, [resource(ALL, "b", &long)]);
-    let answers = client.received(sent, &mut taken);
-    assert!(error(&answers).is_some_and(|text| text.contains("over the limit of 1000")));
-    let sent = response(ALL, [resource(ALL, "b", "1")]);
-    assert_eq!(error(&client.received(sent, &mut taken)), None);
-    assert_eq!(taken.log, ["+a", "+a", "-a", "+b"]);
-    client.forget(SOME, "wanted", &mut taken);
-    client.received(removal(ALL, "b"), &mut taken);
-    assert_eq!(client.usage.held(), (0, 0));
-}
-
-#[test]
-fn many_aliases_count_and_the_same_one_counts_once() {
-    let limits = Limits {
-        entries: 9,
-        bytes: 1000,
-    };
-    let mut client = Client::with_limits(SUBSCRIPTIONS.to_vec(), limits);
-    let mut taken = Taken::default();
-    client.connected();
-    let mut sent = with_alias("a", "alias");
-    sent.aliases = vec!["alias".to_owned(); 1000];
-    let answers = client.received(response(SOME, [sent.clone()]), &mut taken);
-    assert_eq!(error(&answers), None);
-    sent.aliases = (0..20).map(|at| at.to_string()).collect();
-    let answers = client.received(response(SOME, [sent]), &mut taken);
-    assert!(error(&answers).is_some_and(|text| text.contains("over the limit")));
-    assert_eq!(client.resolve(SOME, "alias"), Some("a"));
 }
 
 #[test]

@@ -43,3 +43,22 @@ fn a_good_version_stays_when_a_bad_one_comes_and_nothing_stands_in_for_it() {
     let first = client.connected();
     assert_eq!(first[0].initial_versions, versions(&[("a", "1")]));
 }
+
+#[test]
+fn what_stands_in_for_all_that_was_rejected_is_of_use_too() {
+    struct StandsIn;
+    impl Resources for StandsIn {
+        fn upsert(&mut self, _: &'static str, _: &Resource) -> Result<(), String> {
+            Err("not readable".to_owned())
+        }
+        fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
+            (type_url, name) == (ALL, "policy")
+        }
+        fn remove(&mut self, _: &'static str, _: &str) {}
+    }
+    let (mut client, _) = connected();
+    client.received(response(ALL, [resource(ALL, "other", "1")]), &mut StandsIn);
+    assert!(!client.is_synced());
+    client.received(response(ALL, [resource(ALL, "policy", "1")]), &mut StandsIn);
+    assert!(client.is_synced());
+}

@@ -1,0 +1,90 @@
+//! From a message to what the data path reads: the stream's own code, in this process, because no
+//! other one could say when a snapshot is there.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use strait::config::{ControlPlane, HostPort};
+use strait::snapshot::Publisher;
+use strait::status::Status;
+use strait::telemetry::Metrics;
+use strait::xds::store::ADDRESS;
+use strait::xds::stream::{self, Istio, Pod};
+
+use crate::gateway::Control;
+use crate::mesh::Mesh;
+use crate::support::istiod::{NAME, TOKEN};
+use crate::support::{Net, identities};
+
+/// Changes that come one by one: more apart than snapshots are at least.
+const APART: Duration = Duration::from_millis(8);
+/// Each workload changes from 1 to one of these.
+const WEIGHTS: [u32; 2] = [2, 3];
+
+/// The time from handing a message to the control plane's gRPC to the snapshot, for each of so many
+/// changes of one workload.
+pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
+    let net = Net::new();
+    let control = Control::start(net, mesh);
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("a file");
+        path
+    };
+    let publisher = Arc::new(Publisher::new());
+    let status = Arc::new(Status::new(&["discovery"]));
+    let istio = Istio {
+        plane: ControlPlane {
+            address: HostPort {
+                host: control.address.ip().to_string(),
+                port: Some(control.address.port()),
+            },
+            roots: write("root.crt", &identities().root),
+            token: Some(write("token", TOKEN)),
+            san: Some(NAME.to_owned()),
+            headers: Default::default(),
+        },
+        cache: None,
+        pod: Pod {
+            name: "strait".into(),
+            namespace: "istio-system".into(),
+            ip: net.ip(1).to_string(),
+            service_account: "default".into(),
+            cluster: "east".into(),
+            network: "east".into(),
+            gateway: String::new(),
+            istio_version: String::new(),
+        },
+        publisher: Arc::clone(&publisher),
+        status: Arc::clone(&status),
+        metrics: Arc::new(Metrics::new()),
+        pending: "discovery",
+    };
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(stream::run(istio));
+    });
+    let reader = publisher.reader();
+    wait(|| status.list_pending().is_empty());
+    let change = |index: usize| {
+        let (name, body) = mesh.workload(index * 7919 % mesh.workloads, WEIGHTS[index % 2]);
+        std::thread::park_timeout(APART);
+        let before = reader.load().version;
+        let began = Instant::now();
+        control.istiod.put_all(ADDRESS, &[(&name, body)]);
+        wait(|| reader.load().version != before);
+        began.elapsed()
+    };
+    (0..count).map(change).collect()
+}
+
+fn wait(mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(60), "no snapshot");
+        std::thread::yield_now();
+    }
+}

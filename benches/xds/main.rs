@@ -1,0 +1,42 @@
+//! What a mesh of up to 100,000 workloads costs that a control plane tells of: time, memory, and
+//! the data path's latency while it changes. `make bench-xds` runs it.
+//!
+//! Exits with 1 if a bar is missed.
+
+// As in tests/it: cargo builds a bench as a test, and what is marked so may end by `expect`.
+#![expect(
+    unreachable_pub,
+    reason = "a bench exports nothing, and plain `pub` reads better"
+)]
+
+#[cfg(test)]
+mod changes;
+#[cfg(test)]
+#[expect(dead_code, reason = "shared with other benches, which use more of it")]
+#[path = "../common/mod.rs"]
+mod common;
+#[cfg(test)]
+mod gateway;
+#[cfg(test)]
+mod load;
+#[cfg(test)]
+mod mesh;
+#[cfg(test)]
+mod report;
+#[cfg(test)]
+mod session;
+#[cfg(test)]
+#[expect(
+    dead_code,
+    unused_imports,
+    reason = "shared with tests/it, which uses more of it"
+)]
+#[path = "../../tests/it/support/mod.rs"]
+mod support;
+
+#[cfg(test)]
+fn main() -> std::process::ExitCode {
+    use clap::Parser as _;
+
+    session::run(&session::Options::parse())
+}

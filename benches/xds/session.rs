@@ -1,0 +1,108 @@
+//! A run: what is asked for, what is measured in which order, and where it is written.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::common::{commit, say};
+use crate::gateway::{Running, Taken};
+use crate::load::percentile;
+use crate::mesh::Mesh;
+use crate::report::{Row, report};
+use crate::{changes, load};
+
+/// Workloads of each mesh.
+const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
+
+/// What to measure.
+#[derive(Debug, clap::Parser)]
+pub struct Options {
+    /// Half a minute: fewer changes and pairs, and nothing is written to a file
+    #[arg(long)]
+    short: bool,
+    /// Only the mesh of so many workloads; nothing is written to a file then
+    #[arg(long, value_name = "WORKLOADS")]
+    only: Option<usize>,
+    /// Cargo tells every bench that it is one
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// How much is measured.
+struct Extent {
+    changes: usize,
+    pairs: usize,
+    each: Duration,
+    settle: Duration,
+}
+
+/// Measures, prints and writes. A bar that the largest mesh misses makes a failure.
+pub fn run(options: &Options) -> ExitCode {
+    let extent = match options.short {
+        true => Extent {
+            changes: 200,
+            pairs: 3,
+            each: Duration::from_secs(1),
+            settle: Duration::from_secs(3),
+        },
+        false => Extent {
+            changes: 2_000,
+            pairs: 7,
+            each: Duration::from_secs(3),
+            settle: Duration::from_secs(12),
+        },
+    };
+    // Of the beginning: somebody may commit meanwhile.
+    let commit = commit();
+    let sizes = options
+        .only
+        .map_or_else(|| SIZES.to_vec(), |only| vec![only]);
+    let rows: Vec<_> = sizes.iter().map(|&size| row(size, &extent)).collect();
+    let missed = rows.last().map(Row::missed).unwrap_or_default();
+    let report = report("make bench-xds", &commit, &rows, &missed);
+    say(&report);
+    if !options.short && options.only.is_none() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
+        let path = format!("{folder}/xds-{commit}.md");
+        std::fs::write(path, report).expect("a file of results");
+    }
+    match missed.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+fn row(workloads: usize, extent: &Extent) -> Row {
+    let mesh = Mesh { workloads };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let (taken, cached, mut pairs) = runtime.expect("a runtime").block_on(async {
+        let (running, serving) = Running::start(mesh, false).await;
+        let pairs = load::run(&running, mesh, extent.pairs, extent.each).await;
+        drop(running);
+        let empty = taken(Mesh { workloads: 1 }, false, extent).await.bytes;
+        let less = |taken: Taken| Taken {
+            bytes: taken.bytes.saturating_sub(empty),
+            ..taken
+        };
+        let bare = less(taken(mesh, false, extent).await);
+        let cached = less(taken(mesh, true, extent).await);
+        (Taken { serving, ..bare }, cached, pairs)
+    });
+    pairs.sort_by(|one, other| one.ratio().total_cmp(&other.ratio()));
+    let mut changes = changes::run(mesh, extent.changes);
+    Row {
+        workloads,
+        services: mesh.services(),
+        taken,
+        cached,
+        change: (percentile(&mut changes, 50), percentile(&mut changes, 99)),
+        pair: pairs[pairs.len() / 2],
+    }
+}
+
+async fn taken(mesh: Mesh, with_cache: bool, extent: &Extent) -> Taken {
+    let (running, serving) = Running::start(mesh, with_cache).await;
+    let bytes = running.memory(mesh, extent.settle).await;
+    Taken { serving, bytes }
+}
