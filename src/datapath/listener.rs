@@ -12,8 +12,8 @@ use crate::wire::{Authority, Host};
 
 use super::hello::Hello;
 
-/// A listener, as its connections meet it.
-#[derive(Debug)]
+/// A listener, as its connections meet it. By default one of HBONE that is open to every address.
+#[derive(Debug, Default)]
 pub struct Listener {
     sources: Vec<IpNet>,
     routing: Option<Routing>,
