@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use tokio::io::Interest;
@@ -25,6 +25,8 @@ const SPARES_MAX: usize = 8;
 const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
 
 static PIPES: AtomicUsize = AtomicUsize::new(0);
+/// Set once this host has refused to splice, as some sandboxes do: from then on bytes are copied.
+static REFUSED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static SPARES: RefCell<Vec<Ends>> = const { RefCell::new(Vec::new()) };
@@ -82,6 +84,9 @@ pub struct Pipe {
 impl Pipe {
     /// Borrows an empty one, or makes one; none if there are too many or it cannot be.
     pub fn borrow(admission: &Admission) -> Option<Self> {
+        if REFUSED.load(Ordering::Relaxed) {
+            return None;
+        }
         let spare = SPARES.with_borrow_mut(Vec::pop);
         let ends = Some(spare.or_else(|| Ends::new(admission))?);
         Some(Self { ends, filled: 0 })
@@ -96,16 +101,27 @@ impl Pipe {
     /// socket has nothing. Gives how much; 0 is the socket's end.
     ///
     /// # Errors
-    /// The socket has nothing now (`WouldBlock`), or it failed.
+    /// The socket has nothing now, or this host does not splice (both `WouldBlock`, to be tried
+    /// again), or the socket failed.
     pub fn fill(&mut self, from: &TcpStream) -> io::Result<usize> {
+        use io::ErrorKind::*;
         let (Some(ends), 0) = (&self.ends, self.filled) else {
-            return Err(io::ErrorKind::InvalidInput.into());
+            return Err(InvalidInput.into());
         };
         let moved = from.try_io(Interest::READABLE, || {
             Ok(splice(from, None, &ends.write, None, PIPE_BYTES, FLAGS)?)
-        })?;
-        self.filled = moved;
-        Ok(moved)
+        });
+        match moved {
+            Ok(moved) => {
+                self.filled = moved;
+                Ok(moved)
+            }
+            Err(error) if matches!(error.kind(), Unsupported | InvalidInput | PermissionDenied) => {
+                REFUSED.store(true, Ordering::Relaxed);
+                Err(WouldBlock.into())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Moves what the socket takes out of the pipe, which must not be empty. Gives how much.
