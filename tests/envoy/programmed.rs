@@ -1,23 +1,22 @@
-//! A gateway that istiod programs, between real Envoys, while everything that can change changes.
+//! A pod that istiod programs, between real Envoys, while everything that can change changes: its
+//! certificate, services, export set and policies come from the control plane alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use strait::grpc::workload::{
-    Address, Port, PortList, Service, TunnelProtocol, Workload, WorkloadStatus, address,
-};
-use strait::xds::store::{ADDRESS, CLUSTER};
+use strait::grpc::security::{Action, Scope};
+use strait::grpc::workload::{Address, WorkloadStatus};
+use strait::xds::store::{ADDRESS, AUTHORIZATION, CLUSTER};
 use tokio::task::JoinSet;
 
 use crate::mesh;
 use crate::process::{self, Envoy};
-use crate::support::istiod::{Istiod, NAME, TOKEN};
-use crate::support::{CLIENT, ECHO, ENDPOINT, GATEWAY, Gateway, Net, Settings, identities, run};
+use crate::support::istiod::Istiod;
+use crate::support::wds::{HOSTNAME, SERVICE, bytes, changed, policy, service};
+use crate::support::{CLIENT, ECHO, ENDPOINT, GATEWAY, Net, identities, pod, run};
 use crate::traffic::{self, Moved, Order, start};
 
-const HOSTNAME: &str = "echo.app.svc.cluster.local";
-const SERVICE: &str = "app/echo.app.svc.cluster.local";
 /// The hosts of the two endpoints.
 const HOSTS: [u8; 2] = [11, 12];
 /// How often one of them changes, and how long after one another.
@@ -25,48 +24,11 @@ const CHANGES: usize = 100;
 const BETWEEN: Duration = Duration::from_millis(50);
 const TUNNELS_AT_ONCE: usize = 16;
 
-fn ports() -> Vec<Port> {
-    vec![Port {
-        service_port: 80,
-        target_port: 9000,
-        ..Port::default()
-    }]
-}
-
-fn service() -> Address {
-    let service = Service {
-        name: "echo".into(),
-        namespace: "app".into(),
-        hostname: HOSTNAME.into(),
-        ports: ports(),
-        ..Service::default()
-    };
-    Address {
-        r#type: Some(address::Type::Service(service)),
-    }
-}
-
 fn workload(net: Net, host: u8, capacity: u32, status: WorkloadStatus) -> Address {
-    let std::net::IpAddr::V4(ip) = net.ip(host) else {
-        unreachable!("a net is of IPv4");
-    };
-    let services = [(SERVICE.to_owned(), PortList { ports: ports() })];
-    let workload = Workload {
-        uid: uid(host),
-        namespace: "app".into(),
-        service_account: "echo".into(),
-        trust_domain: "east.local".into(),
-        addresses: vec![ip.octets().to_vec().into()],
-        network: "east".into(),
-        tunnel_protocol: TunnelProtocol::Hbone.into(),
-        capacity: Some(capacity),
-        status: status.into(),
-        services: services.into_iter().collect(),
-        ..Workload::default()
-    };
-    Address {
-        r#type: Some(address::Type::Workload(workload)),
-    }
+    changed(&uid(host), bytes(net.ip(host)), |workload| {
+        workload.capacity = Some(capacity);
+        workload.status = status.into();
+    })
 }
 
 fn uid(host: u8) -> String {
@@ -131,27 +93,10 @@ async fn load(client: std::net::SocketAddr, stop: Arc<AtomicBool>) -> u64 {
     count
 }
 
-/// A gateway whose control plane is at host 2.
-fn spawn(net: Net) -> Gateway {
-    let mut settings = Settings::new(net, identities());
-    settings.exposure = "    []\n".to_owned();
-    Gateway::spawn(&settings, |folder| {
-        std::fs::write(folder.join("token"), TOKEN).expect("a token");
-        let file = folder.join("strait.yaml");
-        let text = std::fs::read_to_string(&file).expect("a configuration");
-        let discovery = format!(
-            "{{kind: istio, address: \"{}\", roots: root.crt, token: token, san: {NAME}}}",
-            net.address(2, 15012)
-        );
-        let text = text.replace("{kind: file, path: mesh.yaml}", &discovery);
-        std::fs::write(file, text).expect("a configuration");
-    })
-}
-
 #[test]
 fn endpoints_come_go_sicken_and_change_weight_and_no_tunnel_fails() {
     run(async {
-        let Some(program) = process::program("a programmed gateway") else {
+        let Some(program) = process::program("a pod that istiod programs") else {
             return;
         };
         let net = Net::new();
@@ -160,12 +105,16 @@ fn endpoints_come_go_sicken_and_change_weight_and_no_tunnel_fails() {
         let istiod = Istiod::default();
         istiod.put(ADDRESS, SERVICE, &service());
         istiod.put(CLUSTER, &format!("inbound-vip|80|tcp|{HOSTNAME}"), &());
+        for (namespace, name) in [("shop", "shops"), ("bank", "banks")] {
+            let allow = policy(name, Scope::Namespace, Action::Allow, namespace);
+            istiod.put(AUTHORIZATION, &format!("app/{name}"), &allow);
+        }
         for host in HOSTS {
             let good = workload(net, host, 1, WorkloadStatus::Healthy);
             istiod.put(ADDRESS, &uid(host), &good);
         }
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
-        let mut gateway = spawn(net);
+        let mut gateway = pod::spawn(net, "policy: {istio: enforce}\n");
         let to_application = [("APPLICATION", net.ip(31).to_string())];
         let to_gateway = [
             ("AUTHORITY", ECHO.to_owned()),
@@ -209,6 +158,11 @@ fn endpoints_come_go_sicken_and_change_weight_and_no_tunnel_fails() {
             "{served:?}"
         );
         assert_eq!(istiod.rejections(), [""; 0]);
+        let names = gateway.http(15000, "GET", "/status?format=json").await.1;
+        assert!(
+            names.contains(GATEWAY),
+            "its certificate is the authority's: {names}"
+        );
         assert_eq!(gateway.readiness().await.0, 200);
     });
 }

@@ -1,71 +1,15 @@
 //! A gateway that a control plane programs.
 
-use std::net::IpAddr;
 use std::path::Path;
 
 use prost::Message as _;
-use strait::grpc::workload::{
-    Address, NetworkAddress, Port, PortList, Service, TunnelProtocol, Workload, address,
-};
+use strait::grpc::workload::{Address, Service, address};
 use strait::xds::store::{ADDRESS, CLUSTER};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::istiod::{Istiod, NAME, TOKEN};
+use crate::support::wds::{HOSTNAME, SERVICE, bytes, ports, service, workload};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, broken, identities, run, until};
-
-pub const HOSTNAME: &str = "echo.app.svc.cluster.local";
-pub const SERVICE: &str = "app/echo.app.svc.cluster.local";
-
-pub fn bytes(ip: IpAddr) -> Vec<u8> {
-    match ip {
-        IpAddr::V4(ip) => ip.octets().into(),
-        IpAddr::V6(ip) => ip.octets().into(),
-    }
-}
-
-pub fn ports() -> Vec<Port> {
-    vec![Port {
-        service_port: 80,
-        target_port: 8080,
-        ..Port::default()
-    }]
-}
-
-pub fn service() -> Address {
-    let service = Service {
-        name: "echo".into(),
-        namespace: "app".into(),
-        hostname: HOSTNAME.into(),
-        addresses: vec![NetworkAddress {
-            network: "east".into(),
-            address: vec![240, 0, 0, 1].into(),
-            ..NetworkAddress::default()
-        }],
-        ports: ports(),
-        ..Service::default()
-    };
-    Address {
-        r#type: Some(address::Type::Service(service)),
-    }
-}
-
-pub fn workload(uid: &str, address: Vec<u8>) -> Address {
-    let services = [(SERVICE.to_owned(), PortList { ports: ports() })];
-    let workload = Workload {
-        uid: uid.into(),
-        name: uid.into(),
-        namespace: "app".into(),
-        addresses: vec![address.into()],
-        network: "east".into(),
-        tunnel_protocol: TunnelProtocol::Hbone.into(),
-        trust_domain: "east.local".into(),
-        services: services.into_iter().collect(),
-        ..Workload::default()
-    };
-    Address {
-        r#type: Some(address::Type::Workload(workload)),
-    }
-}
 
 /// A gateway of cluster east whose control plane is at host 2 of its net, by this name.
 pub fn gateway(net: Net, name: &str) -> Gateway {

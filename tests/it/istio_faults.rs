@@ -9,7 +9,7 @@ use prost::Message as _;
 use strait::config::{ControlPlane, HostPort};
 use strait::grpc::discovery::{DeltaDiscoveryResponse, Resource};
 use strait::grpc::security::Authorization;
-use strait::grpc::workload::{Address, address};
+use strait::grpc::workload::{Address, Workload};
 use strait::snapshot::Publisher;
 use strait::status::Status;
 use strait::telemetry::Metrics;
@@ -17,9 +17,10 @@ use strait::xds::store::{ADDRESS, AUTHORIZATION};
 use strait::xds::stream::{self, Istio, Pod};
 use tokio::net::TcpListener;
 
-use crate::istio::{HOSTNAME, SERVICE, asks, bytes, gateway, service, workload};
+use crate::istio::{asks, gateway};
 use crate::support::istiod::{Istiod, Manner, NAME, TOKEN};
 use crate::support::link::{Cut, Link, Toxic};
+use crate::support::wds::{HOSTNAME, SERVICE, bytes, changed, service, workload};
 use crate::support::{Endpoint, Gateway, Net, identities, run, until};
 
 /// A control plane with one service and one workload of it, at host 11.
@@ -367,14 +368,7 @@ fn values_that_we_do_not_know_yet_mean_what_is_safe() {
         let istiod = istiod(net);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
-        let changed = |change: fn(&mut strait::grpc::workload::Workload)| {
-            let mut address = workload("a", bytes(net.ip(11)));
-            let Some(address::Type::Workload(workload)) = &mut address.r#type else {
-                panic!("a workload");
-            };
-            change(workload);
-            address
-        };
+        let changed = |change: fn(&mut Workload)| changed("a", bytes(net.ip(11)), change);
         let rows: [(&str, Address); 2] = [
             ("tunnel_protocol", changed(|one| one.tunnel_protocol = 99)),
             ("status", changed(|one| one.status = 99)),

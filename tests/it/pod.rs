@@ -1,92 +1,13 @@
-//! A gateway as Istio starts it: a cleared environment, and nothing but the variables, arguments
-//! and files that its pods get.
+//! A gateway as Istio starts it.
 
 use std::path::Path;
 
 use strait::xds::store::{ADDRESS, CLUSTER};
-use tempfile::TempDir;
 
-use crate::istio::{HOSTNAME, SERVICE, asks, bytes, service, workload};
-use crate::support::istiod::{Istiod, NAME, TOKEN};
-use crate::support::{Endpoint, Gateway, Net, Settings, identities, replace, run, until};
-
-/// As the template of istiod's east-west gateways has them, in its order.
-const ARGUMENTS: &[&str] = &[
-    "proxy",
-    "waypoint",
-    "--domain",
-    "istio-system.svc.cluster.local",
-    "--serviceCluster",
-    "eastwest.istio-system",
-    "--proxyLogLevel",
-    "warning",
-    "--proxyComponentLogLevel",
-    "misc:error",
-    "--log_output_level",
-    "default:info",
-];
-
-/// The files of a pod, in a folder that stands for its root.
-fn root() -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    for (file, text) in [
-        ("var/run/secrets/istio/root-cert.pem", &*identities().root),
-        ("var/run/secrets/tokens/istio-token", TOKEN),
-        (
-            "etc/istio/pod/labels",
-            "topology.istio.io/network=\"east\"\n",
-        ),
-    ] {
-        let path = folder.path().join(file);
-        std::fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
-        std::fs::write(path, text).expect("a file");
-    }
-    std::fs::create_dir_all(folder.path().join("var/lib/istio/data")).expect("a folder");
-    folder
-}
-
-/// What no pod has to say, and a test does: the pods of a machine share its ports.
-fn addresses(net: Net) -> String {
-    let ip = net.ip(1);
-    format!(
-        "listeners: [{{name: cross-network, bind: \"{ip}:15008\"}}]\n\
-         admin: {{bind: \"{ip}:15000\"}}\n\
-         metrics: {{bind: \"{ip}:15020\"}}\n\
-         readiness: {{bind: \"{ip}:15021\"}}\n\
-         dial: {{allow: [\"127.0.0.0/8\"]}}\n"
-    )
-}
-
-fn spawn(net: Net) -> Gateway {
-    let folder = root();
-    std::fs::write(folder.path().join("strait.yaml"), addresses(net)).expect("a file");
-    let address = net.address(2, 15012).to_string();
-    let config = format!("{{\"discoveryAddress\":\"{address}\",\"proxyMetadata\":{{}}}}");
-    let settings = Settings::new(net, identities());
-    Gateway::spawn_in(folder, &settings, |command| {
-        command.env_clear();
-        command.args(ARGUMENTS).args(["-c", "strait.yaml"]);
-        command.envs([
-            ("PILOT_CERT_PROVIDER", "istiod"),
-            ("CA_ADDR", &address),
-            ("POD_NAME", "eastwest-7d9f"),
-            ("POD_NAMESPACE", "istio-system"),
-            ("INSTANCE_IP", "10.0.0.9"),
-            ("SERVICE_ACCOUNT", "eastwest"),
-            ("HOST_IP", "10.0.0.1"),
-            ("ISTIO_CPU_LIMIT", "2"),
-            ("PROXY_CONFIG", &config),
-            ("ISTIO_META_CLUSTER_ID", "east"),
-            ("ISTIO_META_REQUESTED_NETWORK_VIEW", "east"),
-            ("ISTIO_META_INTERCEPTION_MODE", "REDIRECT"),
-            ("ISTIO_META_WORKLOAD_NAME", "eastwest"),
-            ("TRUST_DOMAIN", "east.local"),
-            ("TRUST_DOMAINS", "west.local"),
-            ("ISTIOD_SAN", NAME),
-            ("XDS_HEADER_x-tenant", "blue"),
-        ]);
-    })
-}
+use crate::istio::asks;
+use crate::support::istiod::Istiod;
+use crate::support::wds::{HOSTNAME, SERVICE, bytes, service, workload};
+use crate::support::{Endpoint, Net, identities, pod, replace, run, until};
 
 #[test]
 fn a_pod_gets_its_certificate_and_services_and_carries_tunnels_without_a_file() {
@@ -98,7 +19,7 @@ fn a_pod_gets_its_certificate_and_services_and_carries_tunnels_without_a_file() 
         istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
         istiod.put(CLUSTER, &format!("inbound-vip|80|tcp|{HOSTNAME}"), &());
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
-        let mut gateway = spawn(net);
+        let mut gateway = pod::spawn(net, "");
         gateway.ready().await;
         asks(&gateway).await.expect("a tunnel");
 
@@ -135,12 +56,12 @@ fn the_file_over_a_pod_is_watched() {
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
         istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
-        let mut gateway = spawn(net);
+        let mut gateway = pod::spawn(net, "");
         gateway.ready().await;
         asks(&gateway).await.expect_err("nothing is exported");
 
         let write = |text: &str| {
-            let text = format!("{}{text}", addresses(net));
+            let text = format!("{}{text}", pod::addresses(net));
             replace(Path::new(&gateway.file("strait.yaml")), &text);
         };
         write("exposure: {services: [{service: nowhere}]}\nlog: {x: 1}\n");

@@ -1,16 +1,16 @@
 //! Istio's authorization policies at a gateway that a control plane programs.
 
 use prost::Message as _;
-use strait::grpc::security::string_match::MatchType;
-use strait::grpc::security::{Action, Authorization, Clause, Match, Rule, Scope, StringMatch};
-use strait::grpc::workload::{Address, address};
+use strait::grpc::security::{Action, Authorization, Scope};
+use strait::grpc::workload::Address;
 use strait::hbone::Tunnel;
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Duration, Instant};
 
-use crate::istio::{SERVICE, bytes, service, spawn, workload};
+use crate::istio::spawn;
 use crate::support::istiod::{Istiod, NAME, Serving};
+use crate::support::wds::{SERVICE, bytes, changed, policy, service};
 use crate::support::{
     CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, identities, replace, run, until,
 };
@@ -20,38 +20,15 @@ const OTHER: &str = "spiffe://west.local/ns/bank/sa/teller";
 /// What a tunnel is told that policies refuse.
 const REFUSED: &str = "401";
 
-/// A policy `app/NAME` about peers of the namespace `of`.
-fn policy(name: &str, scope: Scope, action: Action, of: &str) -> Authorization {
-    let namespaces = vec![StringMatch {
-        match_type: Some(MatchType::Exact(of.to_owned())),
-    }];
-    let matches = vec![Match {
-        namespaces,
-        ..Match::default()
-    }];
-    Authorization {
-        name: name.to_owned(),
-        namespace: "app".to_owned(),
-        scope: scope.into(),
-        action: action.into(),
-        rules: vec![Rule {
-            clauses: vec![Clause { matches }],
-        }],
-        ..Authorization::default()
-    }
-}
-
 fn deny(of: &str) -> Authorization {
     policy("p", Scope::Namespace, Action::Deny, of)
 }
 
 /// The workload `a`, which these policies select.
 fn selected(net: Net, policies: &[&str]) -> Address {
-    let mut message = workload("a", bytes(net.ip(11)));
-    if let Some(address::Type::Workload(workload)) = &mut message.r#type {
+    changed("a", bytes(net.ip(11)), |workload| {
         workload.authorization_policies = policies.iter().map(|&name| name.to_owned()).collect();
-    }
-    message
+    })
 }
 
 /// A gateway, the control plane and the one endpoint of its service.

@@ -9,8 +9,9 @@ use strait::grpc::workload::{
 };
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
 
-use crate::istio::{HOSTNAME, SERVICE, asks, bytes, gateway, service, workload};
+use crate::istio::{asks, gateway};
 use crate::support::istiod::{Istiod, NAME};
+use crate::support::wds::{HOSTNAME, SERVICE, bytes, service, workload};
 use crate::support::{Endpoint, Gateway, Net, identities, run, until};
 
 /// The JSON of `strait status`, and its exit code.

@@ -12,8 +12,9 @@ use strait::xds::store::ADDRESS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::istio::{SERVICE, bytes, gateway, ports, service, workload};
+use crate::istio::gateway;
 use crate::support::istiod::{Istiod, NAME, Serving};
+use crate::support::wds::{SERVICE, bytes, ports, service, workload};
 use crate::support::{CLIENT, ECHO, Endpoint, Gateway, Net, identities, replace, run, until};
 
 /// The waypoint's identity in the other cluster, which its service is said to have.

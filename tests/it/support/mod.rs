@@ -11,7 +11,9 @@ pub mod memory;
 pub mod mounted;
 mod net;
 pub mod oracle;
+pub mod pod;
 pub mod raw;
+pub mod wds;
 pub mod workload_api;
 
 use std::future::Future;

@@ -1,0 +1,88 @@
+//! A pod as Istio makes it: a cleared environment, and nothing but the variables, arguments and
+//! files that its gateways get.
+
+use tempfile::TempDir;
+
+use super::istiod::{NAME, TOKEN};
+use super::{Gateway, Net, Settings, identities};
+
+/// As the template of istiod's east-west gateways has them, in its order.
+const ARGUMENTS: &[&str] = &[
+    "proxy",
+    "waypoint",
+    "--domain",
+    "istio-system.svc.cluster.local",
+    "--serviceCluster",
+    "eastwest.istio-system",
+    "--proxyLogLevel",
+    "warning",
+    "--proxyComponentLogLevel",
+    "misc:error",
+    "--log_output_level",
+    "default:info",
+];
+
+/// The files of a pod, in a folder that stands for its root.
+fn root() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (file, text) in [
+        ("var/run/secrets/istio/root-cert.pem", &*identities().root),
+        ("var/run/secrets/tokens/istio-token", TOKEN),
+        (
+            "etc/istio/pod/labels",
+            "topology.istio.io/network=\"east\"\n",
+        ),
+    ] {
+        let path = folder.path().join(file);
+        std::fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
+        std::fs::write(path, text).expect("a file");
+    }
+    std::fs::create_dir_all(folder.path().join("var/lib/istio/data")).expect("a folder");
+    folder
+}
+
+/// What no pod has to say, and a test does: the pods of a machine share its ports.
+pub fn addresses(net: Net) -> String {
+    let ip = net.ip(1);
+    format!(
+        "listeners: [{{name: cross-network, bind: \"{ip}:15008\"}}]\n\
+         admin: {{bind: \"{ip}:15000\"}}\n\
+         metrics: {{bind: \"{ip}:15020\"}}\n\
+         readiness: {{bind: \"{ip}:15021\"}}\n\
+         dial: {{allow: [\"127.0.0.0/8\"]}}\n"
+    )
+}
+
+/// A gateway at host 1 that istiod programs from host 2. `more` is what its `strait.yaml` says
+/// besides [`addresses`].
+pub fn spawn(net: Net, more: &str) -> Gateway {
+    let folder = root();
+    let overlay = addresses(net) + more;
+    std::fs::write(folder.path().join("strait.yaml"), overlay).expect("a file");
+    let address = net.address(2, 15012).to_string();
+    let config = format!("{{\"discoveryAddress\":\"{address}\",\"proxyMetadata\":{{}}}}");
+    let settings = Settings::new(net, identities());
+    Gateway::spawn_in(folder, &settings, |command| {
+        command.env_clear();
+        command.args(ARGUMENTS).args(["-c", "strait.yaml"]);
+        command.envs([
+            ("PILOT_CERT_PROVIDER", "istiod"),
+            ("CA_ADDR", &address),
+            ("POD_NAME", "eastwest-7d9f"),
+            ("POD_NAMESPACE", "istio-system"),
+            ("INSTANCE_IP", "10.0.0.9"),
+            ("SERVICE_ACCOUNT", "eastwest"),
+            ("HOST_IP", "10.0.0.1"),
+            ("ISTIO_CPU_LIMIT", "2"),
+            ("PROXY_CONFIG", &config),
+            ("ISTIO_META_CLUSTER_ID", "east"),
+            ("ISTIO_META_REQUESTED_NETWORK_VIEW", "east"),
+            ("ISTIO_META_INTERCEPTION_MODE", "REDIRECT"),
+            ("ISTIO_META_WORKLOAD_NAME", "eastwest"),
+            ("TRUST_DOMAIN", "east.local"),
+            ("TRUST_DOMAINS", "west.local"),
+            ("ISTIOD_SAN", NAME),
+            ("XDS_HEADER_x-tenant", "blue"),
+        ]);
+    })
+}
