@@ -108,6 +108,8 @@ impl Running {
                 "{}",
                 gateway.log()
             );
+            // deadline: another process can only be asked again and again, and has work to do.
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let took = began.elapsed();
         let running = Self {
