@@ -17,7 +17,7 @@ use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, 
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
-use super::certificates;
+use super::{certificates, routes};
 
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
@@ -231,6 +231,7 @@ impl Report {
             }
         }
         self.warn_of_dead_ends(config, mesh);
+        self.warnings.extend(routes::dead_ends(config, mesh));
         let is_known = |waypoint: &mesh::Waypoint| match &waypoint.gateway.place {
             Place::Name(name) => known(name.split_once('/').map_or("", |(_, host)| host)),
             Place::Address(_, ip) => {

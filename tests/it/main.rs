@@ -41,6 +41,8 @@ mod on_demand;
 #[cfg(test)]
 mod oracle;
 #[cfg(test)]
+mod passthrough;
+#[cfg(test)]
 mod pod;
 #[cfg(test)]
 mod policy;
