@@ -113,7 +113,8 @@ pub async fn introduce<T>(
     for (name, value) in &plane.headers {
         // The configuration was checked for both.
         let name = MetadataKey::<Ascii>::from_bytes(name.as_bytes());
-        if let (Ok(name), Ok(value)) = (name, MetadataValue::try_from(value)) {
+        if let (Ok(name), Ok(mut value)) = (name, MetadataValue::try_from(value)) {
+            value.set_sensitive(true);
             call.metadata_mut().insert(name, value);
         }
     }

@@ -329,4 +329,29 @@ fn headers_are_not_printed() {
     assert!(!text.contains("hunter2"), "{text}");
     let config = good(&[("XDS_HEADER_X-Key", "hunter2")], "");
     assert!(!serde_json::to_string(&config).unwrap().contains("hunter2"));
+
+    let wrong = [
+        (("XDS_HEADER_X-Key", "hunter2\n"), ""),
+        (("CA_HEADER_X-Key", "hunter2\u{7}"), ""),
+        (
+            ("POD_NAME", "a"),
+            "discovery: {headers: {x-key: \"hunter2\\n\"}}",
+        ),
+        (
+            ("POD_NAME", "a"),
+            "discovery: {headers: \"x-key: hunter2\"}",
+        ),
+        (("POD_NAME", "a"), "identity: {headers: {x-key: [hunter2]}}"),
+    ];
+    for (variable, file) in wrong {
+        let said = findings(&[variable], file);
+        assert!(said.contains("headers"), "{variable:?} {file}: {said}");
+        assert!(!said.contains("hunter2"), "{said}");
+    }
+    let said = findings(&[wrong[0].0], "");
+    assert_eq!(
+        said,
+        "XDS_HEADER_X-Key: error: `discovery.headers[]` has a value that is not shown here; write \
+         the value of a header, in printable ASCII"
+    );
 }
