@@ -8,46 +8,38 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::config::{Config, Identity, IstioCa};
+use crate::config::{Config, Identity, Source, pod};
 use crate::datapath::Gateway;
 use crate::status::{Certificate, Status};
 use crate::tls::issue::istio::Authority;
 use crate::tls::issue::{News, workload_api};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 
-use super::{CERTIFICATES, pod};
+use super::CERTIFICATES;
 
 /// A host that slept has lost time that no timer noticed: the clock is looked at so often.
 const LOOK: Duration = Duration::from_secs(60);
 
 /// Starts what gets certificates, if they are not in files, which never tell anything here.
-pub(super) fn source(config: &Config) -> mpsc::Receiver<News> {
+pub(super) fn source(source: &Source, config: &Config) -> mpsc::Receiver<News> {
     let (news, told) = mpsc::channel(1);
     match &config.identity {
         Identity::Files(_) => {}
         Identity::IstioCa(ca) => {
             let authority = Authority {
                 plane: ca.plane.clone(),
-                cluster: pod::of_environment(&config.gateway).cluster,
-                id: id(config, ca),
+                cluster: config.gateway.cluster.clone(),
+                id: source.who(config).identity(&ca.trust_domain),
                 ttl: ca.ttl,
             };
             tokio::spawn(authority.run(news));
         }
         Identity::Spiffe { socket } => {
-            let socket = pod::workload_api(socket.as_deref());
+            let socket = pod::workload_api(source.environment(), socket.as_deref());
             tokio::spawn(workload_api::run(socket, news));
         }
     }
     told
-}
-
-/// The identity that the authority is asked for.
-pub(super) fn id(config: &Config, ca: &IstioCa) -> String {
-    let pod = pod::of_environment(&config.gateway);
-    let namespace = ca.namespace.as_ref().unwrap_or(&pod.namespace);
-    let account = ca.service_account.as_ref().unwrap_or(&pod.service_account);
-    format!("spiffe://{}/ns/{namespace}/sa/{account}", ca.trust_domain)
 }
 
 /// What may happen to a certificate.
@@ -80,12 +72,12 @@ impl Certificates {
     pub(super) fn new(
         gateway: Arc<Gateway>,
         status: Arc<Status>,
-        config: &Config,
+        (from, config): (&Source, &Config),
         domains: Vec<TrustedDomain>,
         first: oneshot::Sender<()>,
     ) -> Self {
         let identity = match &config.identity {
-            Identity::IstioCa(ca) => id(config, ca),
+            Identity::IstioCa(ca) => from.who(config).identity(&ca.trust_domain),
             Identity::Files(_) | Identity::Spiffe { .. } => "unknown".to_owned(),
         };
         let new = Self {
@@ -93,7 +85,7 @@ impl Certificates {
             status,
             material: None,
             domains,
-            news: source(config),
+            news: source(from, config),
             first: Some(first),
             identity,
             failure: None,

@@ -6,7 +6,6 @@
 mod certificates;
 mod inputs;
 mod memory;
-mod pod;
 mod reload;
 
 use std::net::{SocketAddr, TcpListener};
@@ -57,7 +56,7 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
     let mut seen = reload::fingerprints(&[source.path().to_owned()]);
     let examined = source.examine();
     let Some(config) = examined.config.clone() else {
-        return Inputs::load(source.path(), examined).map(|_| ());
+        return Inputs::load(source, examined).map(|_| ());
     };
     seen.extend(reload::fingerprints(&reload::named(&examined)));
     let log = logging::init(&config.log)?;
@@ -69,8 +68,8 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
         // First, as a process that has the id 1 would ignore what it does not handle.
         let mut signals = Signals::new().context("cannot watch for signals")?;
         let front = Front::open(&config)?;
-        let path = source.path().to_owned();
-        let loading = tokio::task::spawn_blocking(move || Inputs::load(&path, examined));
+        let from = source.clone();
+        let loading = tokio::task::spawn_blocking(move || Inputs::load(&from, examined));
         let inputs = tokio::select! {
             name = signals.next() => {
                 info!(signal = name, "stopped before all was loaded");
@@ -164,13 +163,12 @@ impl App {
         };
         let sockets = sockets.serve(&app, &log)?;
         let (first, certificate) = oneshot::channel();
-        let certificates =
-            app.certificates(&inputs.config, inputs.material, inputs.domains, first)?;
+        let certificates = app.certificates(source, (inputs.material, inputs.domains), first)?;
         for warning in &inputs.warnings {
             warn!("{warning}");
         }
         tokio::spawn(async move { budget.run().await });
-        app.discover(&inputs.config, &publisher)?;
+        app.discover(source, &publisher)?;
         let read = (inputs.warnings, seen);
         tokio::spawn(
             reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log).run(),
@@ -185,9 +183,8 @@ impl App {
     /// The certificate in force: that of the files, or one that will come.
     fn certificates(
         &self,
-        config: &Config,
-        material: Option<Material>,
-        domains: Vec<TrustedDomain>,
+        source: &Source,
+        (material, domains): (Option<Material>, Vec<TrustedDomain>),
         first: oneshot::Sender<()>,
     ) -> anyhow::Result<Certificates> {
         let served = material.map(|material| {
@@ -195,7 +192,9 @@ impl App {
             anyhow::Ok((Arc::new(material), served))
         });
         let (gateway, status) = (Arc::clone(&self.gateway), Arc::clone(&self.status));
-        let mut certificates = Certificates::new(gateway, status, config, domains, first);
+        let config = self.config.load();
+        let from = (source, &**config);
+        let mut certificates = Certificates::new(gateway, status, from, domains, first);
         if let Some((material, served)) = served.transpose()? {
             certificates.replace(material, served);
         }
@@ -205,7 +204,8 @@ impl App {
     /// Starts to learn the mesh from a control plane, where that is where it comes from: on a
     /// thread of its own, as 100,000 workloads at once take their time, and signals, readiness and
     /// the budget do not wait.
-    fn discover(&self, config: &Config, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
+    fn discover(&self, source: &Source, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
+        let config = self.config.load();
         let Discovery::Istio { plane, cache } = &config.discovery else {
             return Ok(());
         };
@@ -213,7 +213,7 @@ impl App {
         let discovery = xds::stream::run(Istio {
             plane: plane.clone(),
             cache: cache.clone(),
-            pod: pod::of_environment(&config.gateway),
+            pod: source.who(&config),
             publisher: Arc::clone(publisher),
             status: Arc::clone(&self.status),
             metrics: Arc::clone(&self.gateway.metrics),
