@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strait::config::pod::Pod;
-use strait::config::{ControlPlane, HostPort};
+use strait::config::{ControlPlane, HostPort, Roots};
 use strait::snapshot::Publisher;
 use strait::status::Status;
 use strait::telemetry::Metrics;
@@ -43,7 +43,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
                 host: control.address.ip().to_string(),
                 port: Some(control.address.port()),
             },
-            roots: write("root.crt", &identities().root),
+            roots: Roots::File(write("root.crt", &identities().root)),
             token: Some(write("token", TOKEN)),
             san: Some(NAME.to_owned()),
             headers: Default::default(),

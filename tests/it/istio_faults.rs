@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use prost::Message as _;
 use strait::config::pod::Pod;
-use strait::config::{ControlPlane, HostPort};
+use strait::config::{ControlPlane, HostPort, Roots};
 use strait::grpc::discovery::{DeltaDiscoveryResponse, Resource};
 use strait::grpc::security::Authorization;
 use strait::grpc::workload::{Address, Workload};
@@ -277,7 +277,7 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
                 host: net.ip(2).to_string(),
                 port: Some(15012),
             },
-            roots,
+            roots: Roots::File(roots),
             token: Some(token),
             san: Some(NAME.to_owned()),
             headers: Vec::new(),

@@ -109,3 +109,19 @@ fn istiod_is_told_what_the_file_over_a_pod_says() {
         assert_eq!(cluster.to_str().ok(), Some("mine"));
     });
 }
+
+#[test]
+fn istiods_roots_may_be_a_text_or_the_systems() {
+    run(async {
+        let net = Net::new();
+        let istiod = Istiod::default();
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let variables = [
+            ("CA_ROOT_CA", &*identities().root),
+            ("XDS_ROOT_CA", "SYSTEM"),
+            ("SSL_CERT_FILE", "var/run/secrets/istio/root-cert.pem"),
+        ];
+        let mut gateway = pod::spawn_with(net, "", &variables);
+        gateway.ready().await;
+    });
+}

@@ -189,6 +189,11 @@ fn a_mistake_is_told_of_the_variable_that_makes_it() {
              error 2); write the path of an existing file, relative to the working directory",
         ),
         (
+            ("CA_ROOT_CA", "-----BEGIN CERTIFICATE-----\nhunter2"),
+            "CA_ROOT_CA: error: `identity.roots` has a PEM text that cannot be read as \
+             certificates; write PEM of certificates, the path of a file with them, or `SYSTEM`",
+        ),
+        (
             ("PROXY_CONFIG", "{concurrency: -1}"),
             "PROXY_CONFIG.concurrency: error: `workers` is `-1`; write a whole number from 0 to \
              1024",
