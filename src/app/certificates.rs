@@ -1,10 +1,10 @@
 //! The certificate in force, from files or issued to us, and what is said of it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rustls::ServerConfig;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
@@ -21,7 +21,7 @@ use super::CERTIFICATES;
 const LOOK: Duration = Duration::from_secs(60);
 
 /// Starts what gets certificates, if they are not in files, which never tell anything here.
-pub(super) fn source(source: &Source, config: &Config) -> mpsc::Receiver<News> {
+fn source(source: &Source, config: &Config) -> mpsc::Receiver<News> {
     let (news, told) = mpsc::channel(1);
     match &config.identity {
         Identity::Files(_) => {}
@@ -42,10 +42,45 @@ pub(super) fn source(source: &Source, config: &Config) -> mpsc::Receiver<News> {
     told
 }
 
-/// What may happen to a certificate.
-pub(super) enum Event {
-    News(News),
-    Ended,
+/// The certificates as two change them: a task of the control path, which hears what is issued
+/// and sees what ends, and the thread that reads files, which may hang with one of them.
+#[derive(Clone)]
+pub(super) struct Shared(Arc<Mutex<Certificates>>);
+
+impl Shared {
+    /// Starts the task.
+    pub(super) fn new(certificates: Certificates, source: &Source, config: &Config) -> Self {
+        let news = self::source(source, config);
+        let replaced = Arc::clone(&certificates.replaced);
+        let shared = Self(Arc::new(Mutex::new(certificates)));
+        tokio::spawn(shared.clone().run(news, replaced));
+        shared
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Certificates> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn run(self, mut news: mpsc::Receiver<News>, replaced: Arc<Notify>) {
+        loop {
+            let end = self.lock().end();
+            tokio::select! {
+                Some(news) = news.recv() => self.lock().hear(news),
+                () = passes(end) => self.lock().look(),
+                () = replaced.notified() => {}
+            }
+        }
+    }
+}
+
+/// Waits until a time has passed by the clock, if there is one.
+async fn passes(end: Option<SystemTime>) {
+    let Some(end) = end else {
+        return std::future::pending().await;
+    };
+    while let Ok(left) = end.duration_since(SystemTime::now()) {
+        sleep(left.min(LOOK)).await;
+    }
 }
 
 /// The certificate in force with the trust domains in force: together they make the
@@ -55,7 +90,8 @@ pub(super) struct Certificates {
     status: Arc<Status>,
     material: Option<Arc<Material>>,
     domains: Vec<TrustedDomain>,
-    news: mpsc::Receiver<News>,
+    /// Told when there is another certificate than before.
+    replaced: Arc<Notify>,
     /// Told when there is a certificate for the first time.
     first: Option<oneshot::Sender<()>>,
     /// Who we are, as far as that is known.
@@ -85,7 +121,7 @@ impl Certificates {
             status,
             material: None,
             domains,
-            news: source(from, config),
+            replaced: Arc::default(),
             first: Some(first),
             identity,
             failure: None,
@@ -96,39 +132,26 @@ impl Certificates {
         new
     }
 
-    /// Waits for news or for the end of the certificate in force. Nothing is lost if it is not
-    /// waited for to the end.
-    pub(super) async fn next(&mut self) -> Event {
-        let end = match &self.material {
-            Some(material) if !self.has_ended => Some(material.identity.not_after),
-            _ => None,
-        };
-        let ended = async {
-            let Some(end) = end else {
-                return std::future::pending().await;
-            };
-            while let Ok(left) = end.duration_since(SystemTime::now()) {
-                sleep(left.min(LOOK)).await;
-            }
-        };
-        tokio::select! {
-            Some(news) = self.news.recv() => Event::News(news),
-            () = ended => Event::Ended,
-            else => std::future::pending().await,
+    /// When the certificate in force ends, if that is to come.
+    fn end(&self) -> Option<SystemTime> {
+        let material = self.material.as_ref().filter(|_| !self.has_ended);
+        material.map(|material| material.identity.not_after)
+    }
+
+    fn hear(&mut self, news: News) {
+        match news {
+            News::Issued(material) => self.issued(material),
+            News::Failed(why) => self.failed(why),
         }
     }
 
-    /// Applies what happened.
-    pub(super) fn apply(&mut self, event: Event) {
-        match event {
-            Event::News(News::Issued(material)) => self.issued(material),
-            Event::News(News::Failed(why)) => self.failed(why),
-            Event::Ended => {
-                self.has_ended = true;
-                error!(identity = self.identity, "our certificate has ended");
-                self.status.pending(CERTIFICATES);
-                self.show();
-            }
+    /// Sees whether the certificate in force has ended.
+    fn look(&mut self) {
+        if self.end().is_some_and(|end| end <= SystemTime::now()) {
+            self.has_ended = true;
+            error!(identity = self.identity, "our certificate has ended");
+            self.status.pending(CERTIFICATES);
+            self.show();
         }
     }
 
@@ -174,6 +197,7 @@ impl Certificates {
         self.show();
         self.name_rootless();
         self.status.ready(CERTIFICATES);
+        self.replaced.notify_one();
         if let Some(first) = self.first.take() {
             // Whoever waits for it may have stopped.
             let _ = first.send(());

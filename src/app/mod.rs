@@ -37,7 +37,7 @@ use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, Material, TrustedDomain};
 use crate::xds::{self, stream::Istio};
 
-use certificates::Certificates;
+use certificates::{Certificates, Shared};
 use reload::Seen;
 
 pub use inputs::{Inputs, Report, check};
@@ -170,9 +170,9 @@ impl App {
         tokio::spawn(async move { budget.run().await });
         app.discover(source, &publisher)?;
         let read = (inputs.warnings, seen);
-        tokio::spawn(
-            reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log).run(),
-        );
+        let reloader =
+            reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log);
+        spawn_thread("strait-files", reloader.run())?;
         let data = DataPath {
             sockets,
             certificate,
@@ -186,7 +186,7 @@ impl App {
         source: &Source,
         (material, domains): (Option<Material>, Vec<TrustedDomain>),
         first: oneshot::Sender<()>,
-    ) -> anyhow::Result<Certificates> {
+    ) -> anyhow::Result<Shared> {
         let served = material.map(|material| {
             let served = tls::server_config(&material, &domains)?;
             anyhow::Ok((Arc::new(material), served))
@@ -198,7 +198,7 @@ impl App {
         if let Some((material, served)) = served.transpose()? {
             certificates.replace(material, served);
         }
-        Ok(certificates)
+        Ok(Shared::new(certificates, source, &config))
     }
 
     /// Starts to learn the mesh from a control plane, where that is where it comes from: on a
@@ -209,7 +209,6 @@ impl App {
         let Discovery::Istio { plane, cache } = &config.discovery else {
             return Ok(());
         };
-        let runtime = runtime()?;
         let discovery = xds::stream::run(Istio {
             plane: plane.clone(),
             cache: cache.clone(),
@@ -219,12 +218,7 @@ impl App {
             metrics: Arc::clone(&self.gateway.metrics),
             pending: DISCOVERY,
         });
-        let run = move || runtime.block_on(discovery);
-        thread::Builder::new()
-            .name("strait-discovery".to_owned())
-            .spawn(run)
-            .map_err(|error| anyhow!("cannot start the thread of discovery: {error}"))?;
-        Ok(())
+        spawn_thread("strait-discovery", discovery)
     }
 
     /// Opens the data path, waits for a signal or `/quitquitquit`, and leads the drain to its end.
@@ -256,9 +250,7 @@ impl App {
     async fn open(&self, data: DataPath) -> anyhow::Result<()> {
         data.certificate.await?;
         let config = self.config.load();
-        let listen = |socket| accept::listen(socket).context("cannot listen");
-        let sockets: anyhow::Result<_> = data.sockets.into_iter().map(listen).collect();
-        serve_data(&self.gateway, sockets?, config.workers)?;
+        serve_data(&self.gateway, listen(data.sockets)?, config.workers)?;
         self.status.ready(LISTENERS);
         let binds = config.listeners.iter();
         let binds = binds.map(|listener| listener.bind.to_string());
@@ -278,7 +270,7 @@ impl App {
 /// What the data path waits for.
 struct DataPath {
     /// The addresses are ours, and nobody can connect yet.
-    sockets: Vec<Socket>,
+    sockets: Vec<Reserved>,
     /// Comes with the first certificate.
     certificate: oneshot::Receiver<()>,
 }
@@ -307,9 +299,12 @@ impl Signals {
     }
 }
 
+/// A socket that nobody can connect to yet, and its address as it was asked for.
+type Reserved = (SocketAddr, Socket);
+
 /// The other listening sockets, bound before any is served: a start that fails serves no tunnel.
 struct Sockets {
-    data: Vec<Socket>,
+    data: Vec<Reserved>,
     admin: TcpListener,
     metrics: TcpListener,
 }
@@ -319,7 +314,7 @@ impl Sockets {
         let data: anyhow::Result<_> = config
             .listeners
             .iter()
-            .map(|listener| explained(accept::reserve(listener.bind), listener.bind))
+            .map(|listener| reserve(listener.bind))
             .collect();
         Ok(Self {
             data: data?,
@@ -330,13 +325,13 @@ impl Sockets {
 
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         let data = self.data.iter();
-        let data = data.filter_map(|socket| socket.local_addr().ok()?.as_socket());
+        let data = data.filter_map(|(_, socket)| socket.local_addr().ok()?.as_socket());
         let others = [&self.admin, &self.metrics].into_iter();
         data.chain(others.filter_map(|socket| socket.local_addr().ok()))
     }
 
     /// Serves all but the data path, whose sockets it gives back.
-    fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<Vec<Socket>> {
+    fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<Vec<Reserved>> {
         let gateway = &app.gateway;
         let state = AdminState {
             reader: gateway.reader.clone(),
@@ -359,6 +354,18 @@ impl Sockets {
 
 fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     explained(accept::bind(address), address)
+}
+
+fn reserve(address: SocketAddr) -> anyhow::Result<Reserved> {
+    let socket = explained(accept::reserve(address), address)?;
+    Ok((address, socket))
+}
+
+/// Lets peers connect. Another gateway that also waited for its certificate may have been first.
+fn listen(sockets: Vec<Reserved>) -> anyhow::Result<Vec<TcpListener>> {
+    let sockets = sockets.into_iter();
+    let listening = sockets.map(|(address, socket)| explained(accept::listen(socket), address));
+    listening.collect()
 }
 
 fn explained<T>(bound: std::io::Result<T>, address: SocketAddr) -> anyhow::Result<T> {
@@ -400,27 +407,30 @@ fn spawn_worker(
     acceptors: Vec<(TcpListener, Vec<Worker>)>,
 ) -> anyhow::Result<()> {
     let gateway = Arc::clone(gateway);
-    let runtime = runtime()?;
-    let run = move || {
-        runtime.block_on(async move {
-            for (socket, workers) in acceptors {
-                let gateway = Arc::clone(&gateway);
-                tokio::spawn(async move {
-                    match tokio::net::TcpListener::from_std(socket) {
-                        Ok(listener) => accept::run(&gateway, listener, workers).await,
-                        Err(error) => error!(%error, "cannot listen"),
-                    }
-                });
-            }
-            serve::worker(gateway, queue).await;
-            // The queue has ended, its connections may not have: the process's end ends them.
-            std::future::pending::<()>().await;
-        });
+    let run = async move {
+        for (socket, workers) in acceptors {
+            let gateway = Arc::clone(&gateway);
+            tokio::spawn(async move {
+                match tokio::net::TcpListener::from_std(socket) {
+                    Ok(listener) => accept::run(&gateway, listener, workers).await,
+                    Err(error) => error!(%error, "cannot listen"),
+                }
+            });
+        }
+        serve::worker(gateway, queue).await;
+        // The queue has ended, its connections may not have: the process's end ends them.
+        std::future::pending::<()>().await;
     };
+    spawn_thread(&format!("strait-worker-{index}"), run)
+}
+
+/// Runs something on a thread and a runtime of its own.
+fn spawn_thread(name: &str, run: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
+    let runtime = runtime()?;
     thread::Builder::new()
-        .name(format!("strait-worker-{index}"))
-        .spawn(run)
-        .map_err(|error| anyhow!("cannot start a worker thread: {error}"))?;
+        .name(name.to_owned())
+        .spawn(move || runtime.block_on(run))
+        .map_err(|error| anyhow!("cannot start the thread {name}: {error}"))?;
     Ok(())
 }
 
@@ -448,5 +458,21 @@ pub fn raise_descriptor_limit() -> u64 {
             warn!(%error, ?current, ?maximum, "cannot raise the limit of open files");
             current.unwrap_or(u64::MAX)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_listens_second_is_told_the_address() {
+        let (_, first) = reserve(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = first.local_addr().unwrap().as_socket().unwrap();
+        let second = reserve(address).unwrap();
+        let _first = listen(vec![(address, first)]).unwrap();
+        let error = listen(vec![second]).unwrap_err();
+        let want = format!("cannot listen on {address}; is another gateway running there?");
+        assert!(format!("{error:#}").starts_with(&want), "{error:#}");
     }
 }
