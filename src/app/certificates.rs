@@ -129,6 +129,7 @@ impl Certificates {
             rootless: Vec::new(),
         };
         new.show();
+        new.show_domains();
         new
     }
 
@@ -189,12 +190,10 @@ impl Certificates {
         }
         let end = humantime::Timestamp::from(material.identity.not_after);
         info!(identity, expires = %end, "certificate in force");
-        self.gateway
-            .metrics
-            .certificates_end(&identity, &material.expiries());
         (self.identity, self.material) = (identity, Some(material));
         (self.failure, self.has_ended) = (None, false);
         self.show();
+        self.show_ends();
         self.name_rootless();
         self.status.ready(CERTIFICATES);
         self.replaced.notify_one();
@@ -217,7 +216,12 @@ impl Certificates {
 
     /// Puts trust domains in force, with what [`Certificates::served_with`] made of them.
     pub(super) fn trust(&mut self, domains: Vec<TrustedDomain>, served: Option<Arc<ServerConfig>>) {
+        for before in self.domains.iter().filter_map(TrustedDomain::status) {
+            self.status.forget_certificate(&before.identity);
+        }
         self.domains = domains;
+        self.show_domains();
+        self.show_ends();
         if let Some(served) = served {
             self.gateway.tls.store(served);
         }
@@ -240,6 +244,25 @@ impl Certificates {
             );
         }
         self.rootless = rootless;
+    }
+
+    /// Shows the roots of those trust domains that have their own.
+    fn show_domains(&self) {
+        for shown in self.domains.iter().filter_map(TrustedDomain::status) {
+            self.status.set_certificate(shown);
+        }
+    }
+
+    /// Shows when what is in force ends.
+    fn show_ends(&self) {
+        let own = self
+            .material
+            .iter()
+            .flat_map(|material| material.expiries());
+        let domains = self.domains.iter().filter_map(TrustedDomain::expiry).min();
+        let ends = own.chain(domains.map(|end| ("domain_root", end)));
+        let ends: Vec<_> = ends.collect();
+        self.gateway.metrics.certificates_end(&self.identity, &ends);
     }
 
     /// Tells people where things stand.

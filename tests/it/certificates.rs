@@ -365,7 +365,10 @@ async fn hangs(file: &Path) -> std::fs::File {
     let file = file.to_owned();
     let open = move || std::fs::OpenOptions::new().write(true).open(file);
     let opened = timeout(Duration::from_secs(20), tokio::task::spawn_blocking(open)).await;
-    opened.expect("a reader").expect("no panic").expect("a pipe")
+    opened
+        .expect("a reader")
+        .expect("no panic")
+        .expect("a pipe")
 }
 
 #[test]

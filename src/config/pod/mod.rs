@@ -46,8 +46,12 @@ const ACCOUNT: [&str; 2] = ["SERVICE_ACCOUNT", "ISTIO_META_SERVICE_ACCOUNT"];
 const END: Duration = Duration::from_secs(5);
 
 /// Variables that ask for something which this version does not do.
-const UNHEARD: [(&str, &str); 3] = [
+const UNHEARD: [(&str, &str); 4] = [
     ("CRL_PATH", "no list of revoked certificates is read yet"),
+    (
+        "PROV_CERT",
+        "istiod is shown a token only, that of AUTH_TOKEN",
+    ),
     (
         "SKIP_VALIDATE_TRUST_DOMAIN",
         "peers outside `trust.domains` are refused; name theirs in TRUST_DOMAINS",
