@@ -463,7 +463,66 @@ pub fn raise_descriptor_limit() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::config::pod::{Environment, Flags};
+    use crate::config::{DefaultExposure, Log};
+    use crate::tls::dev::Authority;
+
+    #[tokio::test]
+    async fn the_file_over_a_pod_may_go_and_come_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let authority = Authority::new().unwrap();
+        let issuer = authority.intermediate("east").unwrap();
+        let leaf = issuer.leaf("spiffe://cluster.local/ns/a/sa/b").unwrap();
+        std::fs::create_dir_all(at("etc/certs")).unwrap();
+        let root = authority.root_pem();
+        for (file, text) in [
+            ("etc/certs/cert-chain.pem", &*leaf.chain_pem),
+            ("etc/certs/key.pem", &leaf.key_pem),
+            ("etc/certs/root-cert.pem", &root),
+            ("mesh.yaml", "services: []\nworkloads: []\n"),
+        ] {
+            std::fs::write(at(file), text).unwrap();
+        }
+        let usual = at("strait.yaml");
+        let bind = "{bind: '127.0.0.1:0'}";
+        let text = format!(
+            "exposure: {{default: all}}\nadmin: {bind}\nmetrics: {bind}\nreadiness: {bind}\n\
+             listeners: [{{name: cross-network, bind: '127.0.0.1:0'}}]\n"
+        );
+        std::fs::write(&usual, &text).unwrap();
+        let mesh = at("mesh.yaml").to_string_lossy().into_owned();
+        let environment = Environment::new([("LOCAL_XDS_PATH".into(), mesh)], folder.path());
+        let source = Source::pod(environment, &Flags::default(), None, &usual);
+        let seen = reload::fingerprints(std::slice::from_ref(&usual));
+        let examined = source.examine();
+        let front = Front::open(examined.config.as_ref().unwrap()).unwrap();
+        let inputs = Inputs::load(&source, examined).unwrap();
+        let built = logging::build(&Log::default(), std::io::sink, false, None);
+        let (_subscriber, log) = built.unwrap();
+        let (app, _data) = App::start(&source, inputs, seen, front, log).unwrap();
+        for want in [
+            DefaultExposure::None,
+            DefaultExposure::All,
+            DefaultExposure::None,
+        ] {
+            match want {
+                DefaultExposure::All => std::fs::write(&usual, &text).unwrap(),
+                DefaultExposure::None => std::fs::remove_file(&usual).unwrap(),
+            }
+            let applied = async {
+                while app.config.load().exposure.default != want {
+                    // deadline: a thread's work can only be looked at again and again.
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            let applied = tokio::time::timeout(Duration::from_secs(10), applied).await;
+            applied.unwrap_or_else(|_| panic!("{want:?}: {:?}", app.status.reloads()));
+        }
+    }
 
     #[test]
     fn who_listens_second_is_told_the_address() {
