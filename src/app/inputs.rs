@@ -17,7 +17,7 @@ use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, 
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
-use super::{certificates, routes};
+use super::routes;
 
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
@@ -51,12 +51,12 @@ pub struct Report {
 }
 
 impl Inputs {
-    /// Loads every file that the configuration in `path` names.
+    /// Loads every file that the configuration names.
     ///
     /// # Errors
     /// All mistakes, a line each.
-    pub(super) fn load(path: &Path, examined: Examined) -> anyhow::Result<Self> {
-        let mut report = complete(path, examined);
+    pub(super) fn load(source: &Source, examined: Examined) -> anyhow::Result<Self> {
+        let mut report = complete(source, examined);
         let inputs = report.inputs.take();
         report.refusal()?;
         inputs.context("not every file could be read")
@@ -79,10 +79,10 @@ impl Inputs {
 /// Reads everything and reports all mistakes of all files at once: a mistake in one file hides
 /// none in the others, as long as the key that names them can be read.
 pub fn check(source: &Source) -> Report {
-    complete(source.path(), source.examine())
+    complete(source, source.examine())
 }
 
-fn complete(path: &Path, examined: Examined) -> Report {
+fn complete(source: &Source, examined: Examined) -> Report {
     let mut report = Report::of(&examined.findings);
     let mesh = match &examined.discovery {
         Some(Discovery::File { path }) => report.keep(xds::file::load(path)),
@@ -90,7 +90,7 @@ fn complete(path: &Path, examined: Examined) -> Report {
         Some(Discovery::Istio { .. }) => Some((Mesh::default(), Policies::default())),
         None => None,
     };
-    let certificates = report.certificates(path, &examined);
+    let certificates = report.certificates(source, &examined);
     if let (Some(config), Some((mesh, policies)), Some((material, domains))) =
         (examined.config, mesh, certificates)
     {
@@ -143,14 +143,15 @@ impl Report {
     /// not asked for: who checks may have no token.
     fn certificates(
         &mut self,
-        path: &Path,
+        source: &Source,
         examined: &Examined,
     ) -> Option<(Option<Material>, Vec<TrustedDomain>)> {
+        let path = source.path();
         let domains = self.domains(path, examined);
         let files = match examined.identity.as_ref()? {
             Identity::Files(files) => files,
             Identity::IstioCa(ca) => {
-                self.identity(examined.config.as_ref()?, ca);
+                self.identity(source, examined.config.as_ref()?, ca);
                 return Some((None, domains?));
             }
             Identity::Spiffe { .. } => return Some((None, domains?)),
@@ -165,8 +166,8 @@ impl Report {
     }
 
     /// Refuses an identity to ask for that is none: the environment may have a part of it.
-    fn identity(&mut self, config: &Config, ca: &IstioCa) {
-        let id = certificates::id(config, ca);
+    fn identity(&mut self, source: &Source, config: &Config, ca: &IstioCa) {
+        let id = source.who(config).identity(&ca.trust_domain);
         if !tls::is_identity(&id) {
             self.errors.push(format!(
                 "{}: error: {id:?} is no identity of a workload; write `identity.namespace` and \

@@ -23,7 +23,7 @@ use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
-use crate::config::ControlPlane;
+use crate::config::{ControlPlane, Roots};
 
 /// The time for TCP and TLS together (contract 3.1).
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
@@ -113,7 +113,8 @@ pub async fn introduce<T>(
     for (name, value) in &plane.headers {
         // The configuration was checked for both.
         let name = MetadataKey::<Ascii>::from_bytes(name.as_bytes());
-        if let (Ok(name), Ok(value)) = (name, MetadataValue::try_from(value)) {
+        if let (Ok(name), Ok(mut value)) = (name, MetadataValue::try_from(value)) {
+            value.set_sensitive(true);
             call.metadata_mut().insert(name, value);
         }
     }
@@ -136,22 +137,29 @@ async fn bearer(file: &Path) -> Result<MetadataValue<Ascii>, ChannelError> {
     }
 }
 
-/// Reads a small file away from this thread, where a mount that hangs would stop admin pages.
+/// Reads a small file.
 async fn read(file: PathBuf, most: u64) -> Result<Vec<u8>, ChannelError> {
     let path = file.clone();
-    let read = tokio::task::spawn_blocking(move || {
+    let read = aside(move || {
         let metadata = fs::metadata(&path)?;
         match metadata.is_file() && metadata.len() <= most {
             true => fs::read(&path),
             false => Err(io::Error::other("is no file of a sensible size")),
         }
     });
-    let failed = |what: String| ChannelError::File { file, what };
-    match timeout(CONNECT_DEADLINE, read).await {
-        Ok(Ok(Ok(bytes))) => Ok(bytes),
-        Ok(Ok(Err(error))) => Err(failed(error.to_string())),
-        Ok(Err(error)) => Err(failed(error.to_string())),
-        Err(_) => Err(failed("cannot be read in time".to_owned())),
+    let what = match read.await {
+        Ok(Ok(bytes)) => return Ok(bytes),
+        Ok(Err(error)) => error.to_string(),
+        Err(what) => what,
+    };
+    Err(ChannelError::File { file, what })
+}
+
+/// Reads away from this thread, where a mount that hangs would stop admin pages.
+async fn aside<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+    match timeout(CONNECT_DEADLINE, tokio::task::spawn_blocking(read)).await {
+        Ok(read) => read.map_err(|error| error.to_string()),
+        Err(_) => Err("cannot be read in time".to_owned()),
     }
 }
 
@@ -160,16 +168,15 @@ const ROOTS_BYTES_MAX: u64 = 1024 * 1024;
 
 async fn tls(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
     let failed = |what: String| ChannelError::File {
-        file: plane.roots.clone(),
+        file: plane.roots.to_string().into(),
         what,
     };
-    let pem = read(plane.roots.clone(), ROOTS_BYTES_MAX).await?;
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|error| failed(format!("is not PEM: {error}")))?;
-        let added = roots.add(certificate);
-        added.map_err(|error| failed(format!("holds a root that cannot be used: {error}")))?;
-    }
+    let roots = match &plane.roots {
+        Roots::File(file) => parsed(&read(file.clone(), ROOTS_BYTES_MAX).await?),
+        Roots::Pem(text) => parsed(text.as_bytes()),
+        Roots::System => aside(system).await,
+    };
+    let roots = roots.map_err(failed)?;
     if roots.is_empty() {
         return Err(failed("holds no certificate".to_owned()));
     }
@@ -181,6 +188,24 @@ async fn tls(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
         .with_no_client_auth();
     tls.alpn_protocols = vec![b"h2".to_vec()];
     Ok(Arc::new(tls))
+}
+
+fn parsed(pem: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(|error| format!("is not PEM: {error}"))?;
+        let added = roots.add(certificate);
+        added.map_err(|error| format!("holds a root that cannot be used: {error}"))?;
+    }
+    Ok(roots)
+}
+
+/// The system's roots: `SSL_CERT_FILE`, else the bundle of its distribution. It may have some that
+/// are of no use to us.
+fn system() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    roots
 }
 
 async fn handshake(
