@@ -5,6 +5,8 @@
 pub mod authorization;
 pub mod cache;
 pub mod client;
+mod codec;
+mod exports;
 pub mod file;
 mod names;
 pub mod store;

@@ -4,19 +4,19 @@
 //! them. Of several services with one hostname it lets the canonical one answer. A resource that
 //! is rejected leaves its last good version where it was.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 
 use prost::Message;
 
 use super::client::{Resource, Resources};
-use super::names::normal_hostname;
+use super::exports::Exports;
 use super::words::Words;
 use super::{authorization, wds};
 use crate::grpc::{security, workload as proto};
 use crate::snapshot::authorization::{Policy, Scope};
-use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
+use crate::snapshot::mesh::{Mesh, Service, Workload};
 use crate::snapshot::{ExportSet, Policies, Shards};
 
 /// The type of services and workloads.
@@ -29,10 +29,37 @@ pub const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 
 /// The largest body of one resource: Kubernetes takes objects of 1.5 MiB.
 const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// Endpoints of all workloads: each of their ports for each of their services, of some 40 bytes.
+/// What all lists of services and workloads have, of some 40 bytes each: see [`Count`].
 const ENDPOINTS_MAX: usize = 4_000_000;
 /// Matches of all policies, of some 300 bytes.
 const MATCHES_MAX: usize = 1_000_000;
+
+/// How much the lists of a resource have: a workload its endpoints, which are its ports for each
+/// of its services, or one where it has none, and the names of its policies; a service its ports,
+/// addresses, identities and waypoints.
+trait Count {
+    fn count(&self) -> usize;
+}
+
+impl Count for Workload {
+    fn count(&self) -> usize {
+        let endpoints = self.services.values().map(|ports| ports.len().max(1));
+        endpoints.sum::<usize>() + self.policies.len()
+    }
+}
+
+impl Count for Service {
+    fn count(&self) -> usize {
+        let Self {
+            ports,
+            vips,
+            subject_alt_names,
+            waypoints,
+            ..
+        } = self;
+        ports.len() + vips.len() + subject_alt_names.len() + waypoints.len()
+    }
+}
 
 /// What discovery has told, by the names of the resources.
 #[derive(Debug, Default)]
@@ -47,9 +74,7 @@ pub struct Store {
     changed: bool,
     policies_changed: bool,
     policies_told: bool,
-    /// The hostnames and ports of clusters that export a service.
-    exports: BTreeSet<(String, u16)>,
-    exports_changed: bool,
+    exports: Exports,
 }
 
 impl Store {
@@ -60,12 +85,7 @@ impl Store {
 
     /// The export set, if it has changed since this was called last.
     pub fn take_exports(&mut self) -> Option<ExportSet> {
-        let exports = || {
-            self.exports
-                .iter()
-                .map(|(host, port)| (host.as_str(), *port))
-        };
-        mem::take(&mut self.exports_changed).then(|| exports().collect())
+        self.exports.take_change()
     }
 
     /// The policies, if they have changed since this was called last.
@@ -110,9 +130,10 @@ impl Store {
                 let name = format!("{}/{}", from.namespace, from.hostname);
                 let service = wds::service(from)?;
                 is_named(resource, "service.hostname", &name)?;
-                self.remove_workload(&resource.name);
                 let old = self.services.get(&resource.name);
                 if old.is_none_or(|old| **old != service) {
+                    self.count("service.ports", &resource.name, service.count())?;
+                    self.workloads.remove(&resource.name);
                     let name = Arc::clone(&resource.name);
                     self.services.insert(name, Arc::new(service));
                     self.changed = true;
@@ -129,16 +150,7 @@ impl Store {
         if old.is_some_and(|old| **old == workload) {
             return Ok(());
         }
-        let count = |workload: &Workload| workload.services.values().map(Ports::len).sum::<usize>();
-        let others = self.endpoints - old.map_or(0, |old| count(old));
-        let all = others + count(&workload);
-        if all > ENDPOINTS_MAX && all > self.endpoints {
-            return Err(format!(
-                "workload.services: {all} endpoints with these, and at most {ENDPOINTS_MAX} are \
-                 taken"
-            ));
-        }
-        self.endpoints = all;
+        self.count("workload.services", &resource.name, workload.count())?;
         self.services.remove(&workload.uid);
         self.workloads
             .insert(Arc::clone(&workload.uid), Arc::new(workload));
@@ -146,11 +158,28 @@ impl Store {
         Ok(())
     }
 
-    fn remove_workload(&mut self, name: &str) {
-        if let Some(old) = self.workloads.remove(name) {
-            self.endpoints -= old.services.values().map(Ports::len).sum::<usize>();
-            self.changed = true;
+    /// Notes what the lists of a service or workload have, in place of what is known by the name.
+    fn count(&mut self, field: &str, name: &str, new: usize) -> Result<(), String> {
+        let all = self.endpoints - self.counted(name) + new;
+        if all > ENDPOINTS_MAX && all > self.endpoints {
+            return Err(format!(
+                "{field}: {all} endpoints with these, and at most {ENDPOINTS_MAX} are taken"
+            ));
         }
+        self.endpoints = all;
+        Ok(())
+    }
+
+    fn counted(&self, name: &str) -> usize {
+        let workload = self.workloads.get(name).map(|old| old.count());
+        let service = self.services.get(name).map(|old| old.count());
+        workload.or(service).unwrap_or(0)
+    }
+
+    fn remove_address(&mut self, name: &str) {
+        self.endpoints -= self.counted(name);
+        self.changed |= self.workloads.remove(name).is_some();
+        self.changed |= self.services.remove(name).is_some();
     }
 
     /// A policy that cannot be read and has no last good version is known by what stands in for
@@ -221,9 +250,7 @@ impl Resources for Store {
             ADDRESS => self.upsert_address(resource),
             AUTHORIZATION => self.upsert_policy(resource),
             CLUSTER => {
-                // Clusters that export nothing, as the one for what is blocked, are no concern.
-                let export = exported(&resource.name);
-                self.exports_changed |= export.is_some_and(|export| self.exports.insert(export));
+                self.exports.insert(&resource.name);
                 Ok(())
             }
             _ => Err(format!("resources of type {type_url} are not kept here")),
@@ -240,16 +267,9 @@ impl Resources for Store {
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {
-        if type_url == CLUSTER {
-            let export = exported(name);
-            self.exports_changed |= export.is_some_and(|export| self.exports.remove(&export));
-            return;
-        }
         match type_url {
-            ADDRESS => {
-                self.remove_workload(name);
-                self.changed |= self.services.remove(name).is_some();
-            }
+            CLUSTER => self.exports.remove(name),
+            ADDRESS => self.remove_address(name),
             AUTHORIZATION => self.put_policy(name, None),
             _ => {}
         }
@@ -260,16 +280,6 @@ impl Resources for Store {
 fn stand_in(name: &str, scope: Scope, dry_run: bool) -> Policy {
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));
     Policy::unreadable(namespace.to_owned(), name.to_owned(), scope, dry_run)
-}
-
-/// What a cluster exports by its name, `inbound-vip|PORT|tcp|HOST` (contract 2.5).
-fn exported(name: &str) -> Option<(String, u16)> {
-    let mut parts = name.split('|');
-    let parts = [parts.next()?, parts.next()?, parts.next()?, parts.next()?];
-    match parts {
-        ["inbound-vip", port, "tcp", host] => Some((normal_hostname(host)?, port.parse().ok()?)),
-        _ => None,
-    }
 }
 
 fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, String> {

@@ -4,22 +4,25 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use http::uri::PathAndQuery;
 use prost::Message as _;
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::client::Grpc;
+use tonic::transport::Channel;
 use tonic::{Status as GrpcStatus, Streaming};
 use tracing::{info, warn};
 
 use super::cache::{Cache, Recorder};
 use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
+use super::codec::Codec;
 use super::store::{ADDRESS, AUTHORIZATION, CLUSTER};
 use crate::config::ControlPlane;
 use crate::grpc::channel::{self, ChannelError};
 use crate::grpc::core::Node;
-use crate::grpc::discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use crate::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use crate::grpc::rpc;
 use crate::snapshot::{Publisher, builder::Change};
@@ -32,6 +35,11 @@ const MESSAGE_BYTES_MAX: usize = 200 * 1024 * 1024;
 const REQUESTS_MAX: usize = 16;
 /// The time for the server to take the call, and each request.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
+/// The time for each message, while not all has been told: a server that says nothing has hung.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// Where the stream is.
+const METHOD: &str =
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 /// The time from one snapshot to the next while changes keep coming. One that comes alone does
 /// not wait.
 const SNAPSHOTS_APART: Duration = Duration::from_millis(5);
@@ -39,6 +47,8 @@ const SNAPSHOTS_APART: Duration = Duration::from_millis(5);
 const MESSAGES_MAX: usize = 64;
 /// A nonce or a type longer than this is no word.
 const WORD_BYTES_MAX: usize = 1024;
+/// Characters of the server's version of a whole type that are shown.
+const WORD_SHOWN: usize = 64;
 /// How many rejected resources of each type the status page has, and how many the line of the last
 /// reload.
 const REJECTED_KEPT: usize = 100;
@@ -219,8 +229,6 @@ impl Istio {
         useful: &mut bool,
     ) -> Result<(), Ended> {
         let channel = channel::connect(&self.plane).await?;
-        let mut service = AggregatedDiscoveryServiceClient::new(channel)
-            .max_decoding_message_size(MESSAGE_BYTES_MAX);
         let (requests, outgoing) = mpsc::channel(REQUESTS_MAX);
         for request in client.connected() {
             self.send(&requests, request).await?;
@@ -228,14 +236,14 @@ impl Istio {
         let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
         channel::introduce(&self.plane, &self.pod.cluster, &mut call).await?;
         let late = || GrpcStatus::deadline_exceeded("the call was not answered in time");
-        let called = timeout(CALL_DEADLINE, service.delta_aggregated_resources(call)).await;
-        let mut responses = called.map_err(|_| late())??.into_inner();
+        let called = timeout(CALL_DEADLINE, open(channel, call)).await;
+        let mut responses = called.map_err(|_| late())??;
         info!(address = %self.plane.address, "connected to the control plane");
         self.metrics.xds().connected();
         self.status
             .set_discovery(|known| known.connect(SystemTime::now()));
         let mut next = Instant::now();
-        while let Some(response) = responses.message().await? {
+        while let Some(response) = awaited(client, &mut responses).await? {
             let row = self
                 .row((response, next), &mut responses, &requests, (client, store))
                 .await;
@@ -266,10 +274,13 @@ impl Istio {
             }
             let url = label_of(&response.type_url);
             self.metrics.xds().message(url, response.encoded_len());
+            let version: String = response
+                .system_version_info
+                .chars()
+                .take(WORD_SHOWN)
+                .collect();
             for request in client.received(response.into(), store) {
-                if request.error.is_none() {
-                    self.accepted(url);
-                }
+                self.answers(url, &version, request.error.is_none());
                 self.send(requests, request).await?;
             }
             count += 1;
@@ -316,7 +327,6 @@ impl Istio {
             true => Ok(()),
             false => Err(rejected.join("; ")),
         };
-        self.metrics.reload(What::Mesh, result.is_ok());
         let notice = store.restored().filter(|_| !client.is_synced());
         let result = result.and_then(|()| notice.map_or(Ok(()), |notice| Err(notice.to_owned())));
         self.status.set_reload(What::Mesh, result);
@@ -329,15 +339,13 @@ impl Istio {
         }
     }
 
-    /// A response of a type was accepted as a whole.
-    fn accepted(&self, url: &'static str) {
-        self.metrics.xds().accepted(url);
-        self.status.set_discovery(|known| {
-            let mut types = known.types.iter_mut();
-            if let Some(known) = types.find(|known| known.name == name_of(url)) {
-                known.accepted = Some(SystemTime::now());
-            }
-        });
+    /// A response of a type is answered: accepted as a whole, or not.
+    fn answers(&self, url: &'static str, version: &str, accepted: bool) {
+        if accepted {
+            self.metrics.xds().accepted(url);
+        }
+        self.status
+            .set_discovery(|known| known.answer(name_of(url), version, accepted));
     }
 
     /// Tells people what is known of each type.
@@ -355,9 +363,10 @@ impl Istio {
                 name: name_of(url),
                 synced: client.pending().all(|pending| pending != url),
                 held: client.held(url),
-                accepted: None,
-                rejected: rejected.clone().count(),
+                rejected: rejected.clone().count() + client.unlisted(url),
+                at_least: client.unlisted(url) > 0,
                 rejections: rejected.take(REJECTED_KEPT).map(rejection).collect(),
+                ..ResourceType::default()
             };
             self.metrics.xds().expect(url);
             self.metrics.xds().holds(url, told.held, told.rejected);
@@ -404,6 +413,41 @@ impl Istio {
             }),
         }
     }
+}
+
+/// Opens the stream.
+async fn open(
+    channel: Channel,
+    call: tonic::Request<ReceiverStream<DeltaDiscoveryRequest>>,
+) -> Result<Streaming<DeltaDiscoveryResponse>, GrpcStatus> {
+    let mut service = Grpc::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let ready = service.ready().await;
+    ready.map_err(|error| GrpcStatus::unknown(error.to_string()))?;
+    let method = PathAndQuery::from_static(METHOD);
+    let answer = service.streaming(call, method, Codec::default()).await?;
+    Ok(answer.into_inner())
+}
+
+/// The next message: in time, while a type was never told and is not answered on this stream
+/// either. A server that has nothing to add may be silent for ever; PING tells that it is there.
+async fn awaited(
+    client: &Client,
+    responses: &mut Streaming<DeltaDiscoveryResponse>,
+) -> Result<Option<DeltaDiscoveryResponse>, Ended> {
+    if client.unanswered().next().is_none() {
+        return Ok(responses.message().await?);
+    }
+    let told = timeout(SILENCE_MAX, responses.message()).await;
+    Ok(told.map_err(|_| {
+        let missing: Vec<_> = client.unanswered().map(name_of).collect();
+        Ended {
+            end: End::Status,
+            why: format!(
+                "no message within {SILENCE_MAX:?}, and no {} yet",
+                missing.join(", ")
+            ),
+        }
+    })??)
 }
 
 /// The next message, if it is there already or comes before `due`.

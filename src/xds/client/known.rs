@@ -28,7 +28,7 @@ pub(super) struct Known {
     /// There was a response, on this stream or before, of which something could be used.
     pub(super) synced: bool,
     /// No response came on this stream yet.
-    fresh: bool,
+    pub(super) fresh: bool,
     /// The server was not told what is held, so that its first response names all there is.
     unclaimed: bool,
 }

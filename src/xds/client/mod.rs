@@ -25,6 +25,8 @@ use self::known::Known;
 use self::usage::{Limits, Usage};
 
 pub use self::backoff::End;
+pub(super) use self::usage::ENTRIES_MAX;
+
 pub use self::messages::{Mode, Request, Resource, Resources, Response, Subscription};
 
 /// The machine: what is held of each type, and what the server has to be told.
@@ -171,8 +173,15 @@ impl Client {
             .map(|known| known.subscription.type_url)
     }
 
+    /// Those of the [`pending`](Self::pending) types that this stream has not had a word about.
+    pub fn unanswered(&self) -> impl Iterator<Item = &'static str> {
+        let pending = self.pending();
+        pending.filter(|type_url| self.known(type_url).is_some_and(|known| known.fresh))
+    }
+
     /// What is rejected, as type, name, reason and version: until a good version or a removal
-    /// comes, or another stream has told anew. At most 1,000 of each type. The name is empty where
+    /// comes, or another stream has told anew. At most 1,000 of each type; the others are only
+    /// [counted](Self::unlisted). The name is empty where
     /// it cannot be used.
     pub fn rejected(&self) -> impl Iterator<Item = (&'static str, &str, &str, &str)> + Clone {
         self.known.iter().flat_map(|known| {
@@ -180,6 +189,13 @@ impl Client {
             let rejected = known.rejected.iter();
             rejected.map(move |(name, reason, version)| (type_url, name, reason, version))
         })
+    }
+
+    /// How many more resources of a type were rejected by one message of this stream, at most, than
+    /// [`rejected`](Self::rejected) lists.
+    pub fn unlisted(&self, type_url: &str) -> usize {
+        let known = self.known(type_url);
+        known.map_or(0, |known| known.rejected.unlisted())
     }
 
     /// The types, in the order of their first requests.

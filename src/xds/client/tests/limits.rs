@@ -102,3 +102,26 @@ fn many_aliases_count_and_the_same_one_counts_once() {
     assert!(error(&answers).is_some_and(|text| text.contains("over the limit")));
     assert_eq!(client.resolve(SOME, "alias"), Some("a"));
 }
+
+#[test]
+fn what_is_rejected_beyond_the_list_is_counted_until_the_next_stream() {
+    let mut client = Client::new(SUBSCRIPTIONS.to_vec());
+    let mut taken = Taken::default();
+    client.connected();
+    let many = |count: usize| Response {
+        resources: (0..count)
+            .map(|at| bad(ALL, &at.to_string(), "1"))
+            .collect(),
+        ..response(ALL, [])
+    };
+    // The same ones again are not more.
+    for count in [1000, 1002, 1003, 1001] {
+        client.received(many(count), &mut taken);
+    }
+    assert_eq!((client.rejected().count(), client.unlisted(ALL)), (1000, 3));
+    client.disconnected(End::Clean);
+    assert_eq!(client.unlisted(ALL), 3);
+    client.connected();
+    client.received(many(1), &mut taken);
+    assert_eq!((client.rejected().count(), client.unlisted(ALL)), (1, 0));
+}

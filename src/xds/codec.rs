@@ -1,0 +1,119 @@
+//! Delta discovery on the wire, counted before it is decoded: an entry of a list takes two bytes
+//! there and a hundred in memory, so that the limit of a message's bytes alone would bound nothing.
+
+use prost::bytes::Buf;
+use prost::encoding::WireType;
+use tonic::Status;
+use tonic::codec::{self, DecodeBuf};
+use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
+
+use super::client::ENTRIES_MAX;
+use super::unknown::fields;
+use crate::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+
+/// Fields of a response: what is new, and the names of what is gone.
+const RESOURCES: u32 = 2;
+const REMOVED: u32 = 6;
+/// The field of a resource with its other names.
+const ALIASES: u32 = 4;
+
+type Prost = ProstCodec<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
+
+/// Requests out, responses in.
+#[derive(Debug, Default)]
+pub(super) struct Codec(Prost);
+
+/// Decodes responses of at most [`ENTRIES_MAX`] resources, aliases and removed names.
+#[derive(Debug)]
+pub(super) struct Decoder(ProstDecoder<DeltaDiscoveryResponse>);
+
+impl codec::Codec for Codec {
+    type Encode = DeltaDiscoveryRequest;
+    type Decode = DeltaDiscoveryResponse;
+    type Encoder = ProstEncoder<DeltaDiscoveryRequest>;
+    type Decoder = Decoder;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        self.0.encoder()
+    }
+
+    fn decoder(&mut self) -> Decoder {
+        Decoder(self.0.decoder())
+    }
+}
+
+impl codec::Decoder for Decoder {
+    type Item = DeltaDiscoveryResponse;
+    type Error = Status;
+
+    fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<Self::Item>, Status> {
+        // All of a message is in one chunk.
+        few(message.chunk()).map_err(Status::resource_exhausted)?;
+        self.0.decode(message)
+    }
+
+    fn buffer_settings(&self) -> codec::BufferSettings {
+        self.0.buffer_settings()
+    }
+}
+
+/// Whether a response has no more entries than could be held.
+fn few(response: &[u8]) -> Result<(), String> {
+    let mut entries = 0_usize;
+    fields(response, |number, wire, value| {
+        entries += match (number, wire) {
+            (RESOURCES, WireType::LengthDelimited) => 1 + aliases(value)?,
+            (REMOVED, _) => 1,
+            _ => 0,
+        };
+        match entries > ENTRIES_MAX {
+            true => Err(format!(
+                "a response has more than {ENTRIES_MAX} resources, aliases and removed names"
+            )),
+            false => Ok(()),
+        }
+    })
+}
+
+fn aliases(resource: &[u8]) -> Result<usize, String> {
+    let mut aliases = 0;
+    fields(resource, |number, _, _| {
+        aliases += usize::from(number == ALIASES);
+        Ok(())
+    })?;
+    Ok(aliases)
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+    use crate::grpc::discovery::Resource;
+
+    #[test]
+    fn entries_are_counted_at_both_depths() {
+        let response = |resources, aliases, removed| {
+            let resource = Resource {
+                aliases: vec![String::new(); aliases],
+                ..Resource::default()
+            };
+            let response = DeltaDiscoveryResponse {
+                resources: vec![resource; resources],
+                removed_resources: vec![String::new(); removed],
+                nonce: "n".into(),
+                ..DeltaDiscoveryResponse::default()
+            };
+            few(&response.encode_to_vec())
+        };
+        for (resources, aliases, removed) in [
+            (ENTRIES_MAX, 0, 0),
+            (0, 0, ENTRIES_MAX),
+            (2, ENTRIES_MAX / 2 - 1, 0),
+        ] {
+            response(resources, aliases, removed).expect("at the limit");
+            response(resources, aliases, removed + 1).expect_err("beyond it");
+        }
+        few(&[0x12, 0x7f]).expect_err("cut off");
+    }
+}
