@@ -6,6 +6,7 @@ pub mod authorization;
 pub mod cache;
 pub mod client;
 mod codec;
+mod count;
 mod exports;
 pub mod file;
 mod names;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use prost::Message;
 
 use super::client::{Resource, Resources};
+use super::count::Count;
 use super::exports::Exports;
 use super::words::Words;
 use super::{authorization, wds};
@@ -28,38 +29,11 @@ pub const AUTHORIZATION: &str = "type.googleapis.com/istio.security.Authorizatio
 pub const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 
 /// The largest body of one resource: Kubernetes takes objects of 1.5 MiB.
-const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// What all lists of services and workloads have, of some 40 bytes each: see [`Count`].
+pub(super) const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// What all lists of services and workloads have, of some 40 bytes each.
 const ENDPOINTS_MAX: usize = 4_000_000;
 /// Matches of all policies, of some 300 bytes.
 const MATCHES_MAX: usize = 1_000_000;
-
-/// How much the lists of a resource have: a workload its endpoints, which are its ports for each
-/// of its services, or one where it has none, and the names of its policies; a service its ports,
-/// addresses, identities and waypoints.
-trait Count {
-    fn count(&self) -> usize;
-}
-
-impl Count for Workload {
-    fn count(&self) -> usize {
-        let endpoints = self.services.values().map(|ports| ports.len().max(1));
-        endpoints.sum::<usize>() + self.policies.len()
-    }
-}
-
-impl Count for Service {
-    fn count(&self) -> usize {
-        let Self {
-            ports,
-            vips,
-            subject_alt_names,
-            waypoints,
-            ..
-        } = self;
-        ports.len() + vips.len() + subject_alt_names.len() + waypoints.len()
-    }
-}
 
 /// What discovery has told, by the names of the resources.
 #[derive(Debug, Default)]
@@ -438,6 +412,8 @@ mod tests {
         store.upsert(ADDRESS, &workload("a", "changed")).unwrap();
         store.remove(ADDRESS, "a");
         store.upsert(ADDRESS, &workload("b", "")).unwrap();
+        store.remove(ADDRESS, "b");
+        assert_eq!(store.endpoints, ENDPOINTS_MAX - 1, "as without any");
         store.matches = MATCHES_MAX;
         let why = store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap_err();
         let want = "authorization.rules: 1000001 matches with these, and at most 1000000 are taken";

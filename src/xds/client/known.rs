@@ -300,13 +300,19 @@ impl Known {
     }
 
     /// Holds what was accepted by another run; says whether there was room.
-    pub(super) fn restore(&mut self, name: &Arc<str>, version: &str, usage: &mut Usage) -> bool {
+    pub(super) fn restore(
+        &mut self,
+        name: &Arc<str>,
+        version: &str,
+        body: usize,
+        usage: &mut Usage,
+    ) -> bool {
         let old = self.held.get(name).map(|held| held.cost(name));
-        let new = cost(name, version, std::iter::empty());
+        let new = body + cost(name, version, std::iter::empty());
         if has_use(name).is_err() || usage.put(old, new).is_err() {
             return false;
         }
-        self.hold(name, version, &BTreeSet::new(), 0);
+        self.hold(name, version, &BTreeSet::new(), body);
         // Nobody else keeps it alive on the server.
         self.want(name, usage);
         true

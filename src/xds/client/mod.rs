@@ -145,7 +145,7 @@ impl Client {
         self.backoff.wait(end)
     }
 
-    /// Holds what another run accepted, in which version: to be called before the first stream for
+    /// Holds what another run accepted, in which version and by a body of how many bytes: to be called before the first stream for
     /// each resource that was read from the disk. Says whether it is held; what is not has no place
     /// in the `Resources` either. A resource of an on-demand type is wanted by this name.
     pub fn restore(
@@ -153,10 +153,11 @@ impl Client {
         type_url: &str,
         name: impl Into<Arc<str>>,
         version: impl Into<Arc<str>>,
+        body: usize,
     ) -> bool {
         let (name, version) = (name.into(), version.into());
         find(&mut self.known, type_url)
-            .is_some_and(|known| known.restore(&name, &version, &mut self.usage))
+            .is_some_and(|known| known.restore(&name, &version, body, &mut self.usage))
     }
 
     /// Whether each wildcard type had a response, on any stream, that was of use: not one of which

@@ -418,7 +418,7 @@ impl<'a> World<'a> {
             for (name, kept) in held {
                 let client = &mut self.machine.client;
                 let (name, version) = (name.as_str(), kept.version.as_str());
-                ensure!(client.restore(type_url, name, version), "no room");
+                ensure!(client.restore(type_url, name, version, 0), "no room");
             }
         }
         self.check()

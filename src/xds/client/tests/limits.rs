@@ -67,7 +67,10 @@ fn what_is_beyond_the_limits_is_rejected_and_what_is_held_can_change() {
     let error_text = error(&answers).expect("a NACK");
     assert!(error_text.ends_with("b: 2 resources are held, which is the limit"));
     assert_eq!(client.want(SOME, "another"), []);
-    assert!(!client.restore(ALL, "b", "1"));
+    assert!(!client.restore(ALL, "b", "1", 0));
+    let mut restored = Client::with_limits(SUBSCRIPTIONS.to_vec(), limits);
+    assert!(!restored.restore(ALL, "a", "1", 1000) && restored.restore(ALL, "a", "1", 900));
+    assert!(!restored.restore(ALL, "b", "1", 100));
     let sent = response(ALL, [resource(ALL, "a", "2")]);
     assert_eq!(error(&client.received(sent, &mut taken)), None);
     client.received(removal(ALL, "a"), &mut taken);

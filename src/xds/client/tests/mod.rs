@@ -475,8 +475,8 @@ fn what_is_forgotten_by_one_name_stays_for_another() {
 #[test]
 fn what_was_read_from_the_disk_is_claimed_and_can_be_removed() {
     let (mut client, mut taken) = client();
-    assert!(client.restore(ALL, "a", "1") && client.restore(SOME, "b", "2"));
-    assert!(!client.restore("other", "a", "1") && !client.restore(ALL, "*", "1"));
+    assert!(client.restore(ALL, "a", "1", 0) && client.restore(SOME, "b", "2", 0));
+    assert!(!client.restore("other", "a", "1", 0) && !client.restore(ALL, "*", "1", 0));
     assert!(!client.is_synced());
     let first = client.connected();
     assert_eq!(first[0].initial_versions, versions(&[("a", "1")]));
