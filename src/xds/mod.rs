@@ -5,8 +5,9 @@
 pub mod authorization;
 pub mod cache;
 pub mod client;
-mod codec;
 mod count;
+pub mod demand;
+mod entries;
 mod exports;
 pub mod file;
 mod names;

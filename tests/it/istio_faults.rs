@@ -157,7 +157,7 @@ fn a_response_that_cannot_be_answered_ends_its_stream_only() {
         let many = response(ADDRESS, vec![Resource::default(); 1_000_001]);
         for (response, why) in [
             (nonce, "is too long"),
-            (huge, "decoded message length"),
+            (huge, "and at most 209715200 are taken"),
             (many, "more than 1000000 resources"),
         ] {
             let firsts = istiod.firsts();
@@ -287,6 +287,7 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
             san: Some(NAME.to_owned()),
             headers: Vec::new(),
         },
+        on_demand: false,
         cache: None,
         pod: Pod {
             name: "strait".into(),

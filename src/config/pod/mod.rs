@@ -150,6 +150,15 @@ impl Builder<'_> {
         }
     }
 
+    /// A truth, if it is one; the reader says what else it cannot be.
+    fn flag(&mut self, name: &str) -> Option<Node> {
+        let said = self.environment.first(&[name])?;
+        Some(match said.value.parse() {
+            Ok(flag) => self.node(&said.by, Kind::Bool(flag)),
+            Err(_) => self.text(&said),
+        })
+    }
+
     fn map(&mut self, entries: Vec<(&str, Option<Node>)>) -> Node {
         let entries = entries.into_iter().filter_map(|(key, value)| {
             let value = value?;
@@ -302,6 +311,7 @@ impl Builder<'_> {
         let mut entries = vec![("kind", Some(kind)), ("address", Some(address))];
         let san = ["ISTIOD_SAN", "ALT_XDS_HOSTNAME"];
         entries.extend(self.control_plane("XDS_ROOT_CA", &san, "XDS_HEADER_"));
+        entries.push(("on_demand", self.flag("XDS_ON_DEMAND")));
         if self.environment.has(DATA) {
             let cache = self.path(&format!("{DATA}/strait-mesh"));
             entries.push(("cache", Some(cache)));

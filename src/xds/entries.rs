@@ -1,15 +1,10 @@
-//! Delta discovery on the wire, counted before it is decoded: an entry of a list takes two bytes
-//! there and a hundred in memory, so that the limit of a message's bytes alone would bound nothing.
+//! The entries of a delta response, counted before it is decoded: one takes two bytes on the wire and
+//! a hundred in memory, so that the limit of a message's bytes alone would bound nothing.
 
-use prost::bytes::Buf;
 use prost::encoding::WireType;
-use tonic::Status;
-use tonic::codec::{self, DecodeBuf};
-use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
 use super::client::ENTRIES_MAX;
 use super::unknown::fields;
-use crate::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 
 /// Fields of a response: what is new, and the names of what is gone.
 const RESOURCES: u32 = 2;
@@ -17,48 +12,12 @@ const REMOVED: u32 = 6;
 /// The field of a resource with its other names.
 const ALIASES: u32 = 4;
 
-type Prost = ProstCodec<DeltaDiscoveryRequest, DeltaDiscoveryResponse>;
-
-/// Requests out, responses in.
-#[derive(Debug, Default)]
-pub(super) struct Codec(Prost);
-
-/// Decodes responses of at most [`ENTRIES_MAX`] resources, aliases and removed names.
-#[derive(Debug)]
-pub(super) struct Decoder(ProstDecoder<DeltaDiscoveryResponse>);
-
-impl codec::Codec for Codec {
-    type Encode = DeltaDiscoveryRequest;
-    type Decode = DeltaDiscoveryResponse;
-    type Encoder = ProstEncoder<DeltaDiscoveryRequest>;
-    type Decoder = Decoder;
-
-    fn encoder(&mut self) -> Self::Encoder {
-        self.0.encoder()
-    }
-
-    fn decoder(&mut self) -> Decoder {
-        Decoder(self.0.decoder())
-    }
-}
-
-impl codec::Decoder for Decoder {
-    type Item = DeltaDiscoveryResponse;
-    type Error = Status;
-
-    fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<Self::Item>, Status> {
-        // All of a message is in one chunk.
-        few(message.chunk()).map_err(Status::resource_exhausted)?;
-        self.0.decode(message)
-    }
-
-    fn buffer_settings(&self) -> codec::BufferSettings {
-        self.0.buffer_settings()
-    }
-}
-
-/// Whether a response has no more entries than could be held.
-fn few(response: &[u8]) -> Result<(), String> {
+/// Whether a response, as it is on the wire, has no more resources, aliases and removed names than
+/// could be held.
+///
+/// # Errors
+/// It has more, or is no message.
+pub(super) fn few(response: &[u8]) -> Result<(), String> {
     let mut entries = 0_usize;
     fields(response, |number, wire, value| {
         entries += match (number, wire) {
@@ -89,7 +48,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::grpc::discovery::Resource;
+    use crate::grpc::discovery::{DeltaDiscoveryResponse, Resource};
 
     #[test]
     fn entries_are_counted_at_both_depths() {
