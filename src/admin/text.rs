@@ -160,6 +160,10 @@ impl Text {
             "LAST ACCEPTED",
         ];
         self.table("  ", header, rows.collect());
+        self.rejections(stream, now);
+    }
+
+    fn rejections(&mut self, stream: &Discovery, now: SystemTime) {
         for kind in &stream.types {
             for rejection in kind.rejections.iter().take(REJECTIONS_SHOWN) {
                 let name = match rejection.name.as_str() {

@@ -11,6 +11,7 @@ mod entries;
 mod exports;
 pub mod file;
 mod names;
+mod node;
 pub mod store;
 pub mod stream;
 mod unknown;

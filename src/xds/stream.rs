@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use prost::Message as _;
-use prost_types::value::Kind;
-use prost_types::{Struct, Value};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
@@ -21,12 +19,13 @@ use super::store::{ADDRESS, AUTHORIZATION, CLUSTER};
 use crate::config::ControlPlane;
 use crate::grpc::call::{self, Messages};
 use crate::grpc::channel::{self, ChannelError};
-use crate::grpc::core::Node;
 use crate::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use crate::grpc::rpc;
 use crate::snapshot::{Publisher, builder::Change};
 use crate::status::{Rejection, ResourceType, Status, What};
 use crate::telemetry::Metrics;
+
+pub use super::node::Pod;
 
 /// The delta form of ADS (contract 3.1).
 const METHOD: &str =
@@ -54,27 +53,6 @@ const REJECTED_KEPT: usize = 100;
 const REJECTED_SHOWN: usize = 20;
 /// gRPC's `INVALID_ARGUMENT`, the code of a NACK.
 const INVALID_ARGUMENT: i32 = 3;
-
-/// Who we are to the control plane, as a pod knows it (contract 2.5 and 3.1).
-#[derive(Clone, Debug)]
-pub struct Pod {
-    /// The pod's name.
-    pub name: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its address.
-    pub ip: String,
-    /// Its service account.
-    pub service_account: String,
-    /// The cluster that it runs in.
-    pub cluster: String,
-    /// The network that its endpoints are in.
-    pub network: String,
-    /// The Gateway that it is of, by its label; empty if that is not known.
-    pub gateway: String,
-    /// The version of Istio whose dialect we speak.
-    pub istio_version: String,
-}
 
 /// Everything that the stream needs, and where it tells what it learns.
 #[derive(Debug)]
@@ -575,59 +553,4 @@ impl From<DeltaDiscoveryResponse> for Response {
             removed: message.removed_resources,
         }
     }
-}
-
-impl Pod {
-    /// The node of the first requests: an `istio-east-west` gateway, to istiod a waypoint with the
-    /// label of the controller that manages it (contract 2.5).
-    fn node(&self) -> Node {
-        let Self {
-            name,
-            namespace,
-            ip,
-            ..
-        } = self;
-        let labels = [
-            ("gateway.istio.io/managed", "istio.io-eastwest-controller"),
-            ("topology.istio.io/network", &*self.network),
-        ];
-        let gateway = ("gateway.networking.k8s.io/gateway-name", &*self.gateway);
-        let labels = labels.into_iter().chain([gateway]);
-        let labels = labels.filter(|(_, value)| !value.is_empty());
-        let labels = labels.map(|(key, value)| (key.to_owned(), text(value)));
-        let fields = [
-            ("NAME", text(name)),
-            ("NAMESPACE", text(namespace)),
-            ("SERVICE_ACCOUNT", text(&self.service_account)),
-            ("CLUSTER_ID", text(&self.cluster)),
-            ("NETWORK", text(&self.network)),
-            ("REQUESTED_NETWORK_VIEW", text(&self.network)),
-            ("INSTANCE_IPS", text(ip)),
-            ("ISTIO_VERSION", text(&self.istio_version)),
-            ("LABELS", value(Kind::StructValue(fields_of(labels)))),
-        ];
-        Node {
-            id: format!("waypoint~{ip}~{name}.{namespace}~{namespace}.svc.cluster.local"),
-            metadata: Some(fields_of(
-                fields.map(|(key, value)| (key.to_owned(), value)),
-            )),
-            user_agent_name: "strait".to_owned(),
-            user_agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-            ..Node::default()
-        }
-    }
-}
-
-fn fields_of(fields: impl IntoIterator<Item = (String, Value)>) -> Struct {
-    Struct {
-        fields: fields.into_iter().collect(),
-    }
-}
-
-fn text(text: &str) -> Value {
-    value(Kind::StringValue(text.to_owned()))
-}
-
-fn value(kind: Kind) -> Value {
-    Value { kind: Some(kind) }
 }
