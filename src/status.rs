@@ -134,8 +134,17 @@ pub struct ResourceType {
     /// When a response was last accepted as a whole.
     #[serde(serialize_with = "rfc3339_option")]
     pub accepted: Option<SystemTime>,
+    /// The server's version of them all, by the last response that was accepted as a whole; empty
+    /// if it said none.
+    pub version: String,
+    /// How many responses were accepted as a whole.
+    pub responses: u64,
+    /// How many were not.
+    pub nacks: u64,
     /// How many are rejected.
     pub rejected: usize,
+    /// Whether there may be more, of which only the number of the largest message is counted.
+    pub at_least: bool,
     /// The first of them, by name.
     pub rejections: Vec<Rejection>,
 }
@@ -172,8 +181,23 @@ impl Discovery {
         self.next_try = at.checked_add(wait);
     }
 
+    /// A response of a type was answered: accepted as a whole, or not.
+    pub fn answer(&mut self, name: &str, version: &str, accepted: bool) {
+        let mut types = self.types.iter_mut();
+        let Some(known) = types.find(|known| known.name == name) else {
+            return;
+        };
+        if accepted {
+            known.accepted = Some(SystemTime::now());
+            known.version = version.to_owned();
+            known.responses += 1;
+        } else {
+            known.nacks += 1;
+        }
+    }
+
     /// Replaces what is known of the types. What was rejected for the same reason before keeps its
-    /// time, and each type that of its last accepted response.
+    /// time, and each type what [`answer`](Self::answer) noted.
     pub fn told(&mut self, mut types: Vec<ResourceType>) {
         for new in &mut types {
             let mut old = self.types.iter();
@@ -181,6 +205,8 @@ impl Discovery {
                 continue;
             };
             new.accepted = new.accepted.max(old.accepted);
+            (new.responses, new.nacks) = (old.responses, old.nacks);
+            new.version.clone_from(&old.version);
             for rejection in &mut new.rejections {
                 let mut known = old.rejections.iter();
                 let same =
@@ -360,6 +386,13 @@ mod tests {
         assert_eq!(discovery.types[0].accepted, Some(at(1)));
         discovery.told(rejected("address", 3, None));
         assert_eq!(since(&discovery), at(3));
+        discovery.answer("addresses", "v1", true);
+        discovery.answer("addresses", "v2", false);
+        discovery.answer("clusters", "v3", true);
+        discovery.told(rejected("address", 4, None));
+        let kind = &discovery.types[0];
+        let counts = (kind.version.as_str(), kind.responses, kind.nacks);
+        assert_eq!(counts, ("v1", 1, 1));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! From a message to what the data path reads: the stream's own code, in this process, because no
 //! other one could say when a snapshot is there.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ use crate::support::{Net, identities};
 const APART: Duration = Duration::from_millis(8);
 /// How often the snapshot is looked at: what is measured may be this much too long.
 const LOOK: Duration = Duration::from_micros(20);
-/// Each workload changes from 1 to one of these.
+/// A workload has one of these after each lap of changes through the mesh, at first 1.
 const WEIGHTS: [u32; 2] = [2, 3];
 
 /// The time from handing a message to the control plane's gRPC to the snapshot, for each of so many
@@ -73,8 +74,16 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
     });
     let reader = publisher.reader();
     wait(|| status.list_pending().is_empty());
+    let mut told = HashMap::new();
     let change = |index: usize| {
-        let (name, body) = mesh.workload(index * 7919 % mesh.workloads, WEIGHTS[index % 2]);
+        let weight = WEIGHTS[index / mesh.workloads % 2];
+        let (name, body) = mesh.workload(index * 7919 % mesh.workloads, weight);
+        let before = told.insert(name.clone(), body.clone());
+        assert_ne!(
+            before.as_ref(),
+            Some(&body),
+            "no change, and no snapshot of it"
+        );
         std::thread::park_timeout(APART);
         let before = reader.load().version;
         let began = Instant::now();

@@ -101,23 +101,29 @@ impl Running {
         while control.istiod.sent() == 0 {
             tokio::task::yield_now().await;
         }
-        let began = Instant::now();
-        while gateway.readiness().await.0 != 200 {
-            assert!(
-                began.elapsed() < Duration::from_secs(60),
-                "{}",
-                gateway.log()
-            );
-            // deadline: another process can only be asked again and again, and has work to do.
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        let took = began.elapsed();
+        let took = ready(&gateway).await;
         let running = Self {
             gateway,
             control,
             net,
         };
         (running, took)
+    }
+
+    /// Kills the gateway and the control plane, and starts the gateway again, with its cache alone.
+    /// Returns the time from the start of the process until it is ready.
+    pub async fn restarted(self) -> Duration {
+        let Self { gateway, .. } = self;
+        drop(self.control);
+        let Gateway { folder, .. } = gateway;
+        assert!(folder.path().join("state").exists(), "a cache");
+        let settings = Settings::new(self.net, identities());
+        let began = Instant::now();
+        let gateway = Gateway::spawn_in(folder, &settings, |command| {
+            command.args(["run", "-c", "strait.yaml"]);
+        });
+        ready(&gateway).await;
+        began.elapsed()
     }
 
     /// Where the one endpoint listens.
@@ -139,4 +145,19 @@ impl Running {
         }
         self.gateway.private_dirty()
     }
+}
+
+/// Waits until a gateway is ready. Returns how long that took.
+async fn ready(gateway: &Gateway) -> Duration {
+    let began = Instant::now();
+    while gateway.readiness().await.0 != 200 {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "{}",
+            gateway.log()
+        );
+        // deadline: another process can only be asked again and again, and has work to do.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    began.elapsed()
 }

@@ -16,7 +16,7 @@ const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
 /// What to measure.
 #[derive(Debug, clap::Parser)]
 pub struct Options {
-    /// Half a minute: fewer changes and pairs, and nothing is written to a file
+    /// Two minutes: fewer changes and pairs, and nothing is written to a file
     #[arg(long)]
     short: bool,
     /// Only the mesh of so many workloads; nothing is written to a file then
@@ -25,6 +25,19 @@ pub struct Options {
     /// Cargo tells every bench that it is one
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+impl Options {
+    /// What was typed.
+    fn command(&self) -> String {
+        let only = self.only.map(|only| format!("--only {only}"));
+        let short = self.short.then(|| "--short".to_owned());
+        let args: Vec<_> = short.into_iter().chain(only).collect();
+        match args.is_empty() {
+            true => "make bench-xds".to_owned(),
+            false => format!("make bench-xds ARGS='{}'", args.join(" ")),
+        }
+    }
 }
 
 /// How much is measured.
@@ -58,7 +71,7 @@ pub fn run(options: &Options) -> ExitCode {
         .map_or_else(|| SIZES.to_vec(), |only| vec![only]);
     let rows: Vec<_> = sizes.iter().map(|&size| row(size, &extent)).collect();
     let missed = rows.last().map(Row::missed).unwrap_or_default();
-    let report = report("make bench-xds", &commit, &rows, &missed);
+    let report = report(&options.command(), &commit, &rows, &missed);
     say(&report);
     if !options.short && options.only.is_none() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
@@ -76,18 +89,23 @@ fn row(workloads: usize, extent: &Extent) -> Row {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    let (taken, cached, mut pairs) = runtime.expect("a runtime").block_on(async {
+    let (taken, cached, restart, mut pairs) = runtime.expect("a runtime").block_on(async {
         let (running, serving) = Running::start(mesh, false).await;
         let pairs = load::run(&running, mesh, extent.pairs, extent.each).await;
         drop(running);
-        let empty = taken(Mesh { workloads: 1 }, false, extent).await.bytes;
+        let (_, Taken { bytes: empty, .. }) = taken(Mesh { workloads: 1 }, false, extent).await;
         let less = |taken: Taken| Taken {
             bytes: taken.bytes.saturating_sub(empty),
             ..taken
         };
-        let bare = less(taken(mesh, false, extent).await);
-        let cached = less(taken(mesh, true, extent).await);
-        (Taken { serving, ..bare }, cached, pairs)
+        let (_, bare) = taken(mesh, false, extent).await;
+        let (running, cached) = taken(mesh, true, extent).await;
+        let restart = running.restarted().await;
+        let bare = Taken {
+            serving,
+            ..less(bare)
+        };
+        (bare, less(cached), restart, pairs)
     });
     pairs.sort_by(|one, other| one.ratio().total_cmp(&other.ratio()));
     let mut changes = changes::run(mesh, extent.changes);
@@ -96,13 +114,14 @@ fn row(workloads: usize, extent: &Extent) -> Row {
         services: mesh.services(),
         taken,
         cached,
+        restart,
         change: (percentile(&mut changes, 50), percentile(&mut changes, 99)),
         pair: pairs[pairs.len() / 2],
     }
 }
 
-async fn taken(mesh: Mesh, with_cache: bool, extent: &Extent) -> Taken {
+async fn taken(mesh: Mesh, with_cache: bool, extent: &Extent) -> (Running, Taken) {
     let (running, serving) = Running::start(mesh, with_cache).await;
     let bytes = running.memory(mesh, extent.settle).await;
-    Taken { serving, bytes }
+    (running, Taken { serving, bytes })
 }

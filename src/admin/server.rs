@@ -6,6 +6,10 @@
 //! its own. `axum::serve` has neither deadlines nor a limit.
 
 use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -13,10 +17,11 @@ use axum::extract::DefaultBodyLimit;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::lifecycle::{Phase, reached};
 
@@ -27,7 +32,9 @@ struct Limits {
     connections: usize,
     /// Time for the head of the request.
     head: Duration,
-    /// Time for the whole connection.
+    /// Time in which nothing is taken of the answer, nor of the request.
+    pause: Duration,
+    /// Time for the whole connection: a dump of a large mesh is long, and read at some pace.
     connection: Duration,
 }
 
@@ -35,7 +42,8 @@ struct Limits {
 const LIMITS: Limits = Limits {
     connections: 64,
     head: Duration::from_secs(5),
-    connection: Duration::from_secs(30),
+    pause: Duration::from_secs(30),
+    connection: Duration::from_secs(600),
 };
 
 /// The longest request head, and the longest body that a handler may read.
@@ -84,13 +92,64 @@ async fn serve_within(
 
 /// One request and its answer. How it failed concerns only the client.
 async fn connection(limits: Limits, stream: TcpStream, router: Router) {
+    let began = Instant::now();
+    let taken = Arc::new(Mutex::new(began));
+    let stream = Watched {
+        stream,
+        taken: Arc::clone(&taken),
+    };
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head)
         .keep_alive(false)
         .max_buf_size(MAX_REQUEST)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    let _ = timeout(limits.connection, served).await;
+    tokio::pin!(served);
+    loop {
+        let last = *taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = (last + limits.pause).min(began + limits.connection);
+        if due <= Instant::now() || timeout_at(due, &mut served).await.is_ok() {
+            return;
+        }
+    }
+}
+
+/// A stream that notes when its peer last took some bytes.
+struct Watched {
+    stream: TcpStream,
+    taken: Arc<Mutex<Instant>>,
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if matches!(written, Poll::Ready(Ok(count)) if count > 0) {
+            *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
 }
 
 /// The open connections, the oldest first; all are closed when this is dropped.
@@ -127,7 +186,6 @@ impl Connections {
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
-    use std::time::Instant;
 
     use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -135,6 +193,8 @@ mod tests {
     use super::*;
 
     const DEADLINE: Duration = Duration::from_secs(10);
+    /// Bytes that no socket's buffers hold.
+    const LARGE: usize = 64 << 20;
 
     async fn server(limits: Limits) -> (SocketAddr, watch::Sender<Phase>, JoinSet<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -142,6 +202,7 @@ mod tests {
         let (phase, phases) = watch::channel(Phase::Running);
         let router = Router::new()
             .route("/", get("hello\n"))
+            .route("/large", get(async || vec![0_u8; LARGE]))
             .route("/stuck", get(std::future::pending::<&'static str>));
         let mut tasks = JoinSet::new();
         tasks.spawn(serve_within(limits, listener, router, phases));
@@ -190,7 +251,7 @@ mod tests {
     async fn an_answer_that_never_ends_is_closed_at_its_deadline() {
         let short = Duration::from_millis(200);
         let (address, _phase, _tasks) = server(Limits {
-            connection: short,
+            pause: short,
             ..LIMITS
         })
         .await;
@@ -198,6 +259,42 @@ mod tests {
             ask(address, "GET /stuck HTTP/1.1\r\nHost: localhost\r\n\r\n").await,
             ""
         );
+    }
+
+    /// Reads a large answer in pieces with pauses after the first and after each other one. Says
+    /// how much came.
+    async fn sip(address: SocketAddr, first: Duration, each: Duration) -> usize {
+        let mut stream = TcpStream::connect(address).await.expect("a connection");
+        let request = b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        stream.write_all(request).await.expect("sent");
+        let (mut piece, mut total) = (vec![0; 512 << 10], 0);
+        while let Ok(count @ 1..) = stream.read(&mut piece).await {
+            let pause = if total == 0 { first } else { each };
+            total += count;
+            // deadline: the reader is slow.
+            sleep(pause).await;
+        }
+        total
+    }
+
+    #[tokio::test]
+    async fn a_large_answer_has_time_while_it_is_read() {
+        let limits = Limits {
+            pause: Duration::from_millis(500),
+            connection: Duration::from_secs(60),
+            ..LIMITS
+        };
+        let (address, _phase, _tasks) = server(limits).await;
+        let (start, short) = (Instant::now(), Duration::from_millis(10));
+        assert!(sip(address, short, short).await > LARGE);
+        assert!(start.elapsed() > limits.pause, "longer than one pause");
+        assert!(sip(address, 3 * limits.pause, Duration::ZERO).await < LARGE);
+        let hasty = Limits {
+            connection: Duration::from_millis(200),
+            ..limits
+        };
+        let (address, _phase, _tasks) = server(hasty).await;
+        assert!(sip(address, short, short).await < LARGE);
     }
 
     #[tokio::test]

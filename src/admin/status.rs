@@ -13,7 +13,7 @@ use super::{AdminState, pending, text};
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::Service;
 use crate::snapshot::{Audience, Exposure, Snapshot};
-use crate::status::{self, Certificate, What};
+use crate::status::{self, Certificate, ResourceType, What};
 
 /// Services, or endpoints of one service, that are shown unless all are asked for.
 const SHOWN: usize = 50;
@@ -209,6 +209,12 @@ impl Page {
     }
 }
 
+/// How many resources of a type are rejected.
+pub(super) fn how_many(kind: &ResourceType) -> String {
+    let at_least = if kind.at_least { "at least " } else { "" };
+    format!("{at_least}{}", kind.rejected)
+}
+
 /// What is wrong, though the gateway may be ready.
 fn problems(page: &Page) -> Vec<String> {
     let mut problems = Vec::new();
@@ -219,7 +225,7 @@ fn problems(page: &Page) -> Vec<String> {
         }
         problems.extend(stream.from_disk.clone());
         for kind in stream.types.iter().filter(|kind| kind.rejected > 0) {
-            let count = kind.rejected;
+            let count = how_many(kind);
             problems.push(format!("{count} of {} are rejected", kind.name));
         }
     }

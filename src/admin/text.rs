@@ -6,8 +6,8 @@
 use std::fmt::Write;
 use std::time::SystemTime;
 
-use super::status::{Counts, Page, ServiceRow};
-use crate::status::Discovery;
+use super::status::{Counts, Page, ServiceRow, how_many};
+use crate::status::{Discovery, Rejection};
 
 /// Rejected resources of each type that are shown; the dump has more of them.
 const REJECTIONS_SHOWN: usize = 10;
@@ -136,25 +136,50 @@ impl Text {
             let accepted = kind
                 .accepted
                 .map_or_else(|| "never".to_owned(), |at| ago(now, at));
-            let (held, rejected) = (kind.held.to_string(), kind.rejected.to_string());
+            let version = match kind.version.as_str() {
+                "" => format!("({} responses)", kind.responses),
+                version => plain(version),
+            };
             [
                 kind.name.to_owned(),
                 synced.to_owned(),
-                held,
-                rejected,
+                kind.held.to_string(),
+                how_many(kind),
+                kind.nacks.to_string(),
+                version,
                 accepted,
             ]
         });
-        let header = ["TYPE", "STATE", "HELD", "REJECTED", "LAST ACCEPTED"];
+        let header = [
+            "TYPE",
+            "STATE",
+            "HELD",
+            "REJECTED",
+            "NACKS",
+            "VERSION",
+            "LAST ACCEPTED",
+        ];
         self.table("  ", header, rows.collect());
+        self.rejections(stream, now);
+    }
+
+    fn rejections(&mut self, stream: &Discovery, now: SystemTime) {
         for kind in &stream.types {
             for rejection in kind.rejections.iter().take(REJECTIONS_SHOWN) {
                 let name = match rejection.name.as_str() {
                     "" => "(no name)",
                     name => name,
                 };
-                let (since, reason) = (ago(now, rejection.since), &rejection.reason);
-                let line = format!("rejected of {}: {name}: {reason} ({since})", kind.name);
+                let Rejection {
+                    reason, version, ..
+                } = rejection;
+                let since = ago(now, rejection.since);
+                let version = match version.as_str() {
+                    "" => String::new(),
+                    version => format!("version {version}, "),
+                };
+                let kind = kind.name;
+                let line = format!("rejected of {kind}: {name}: {reason} ({version}{since})");
                 self.line(&format!("  {}", plain(&line)));
             }
             let more = kind.rejected.saturating_sub(REJECTIONS_SHOWN);
@@ -325,7 +350,7 @@ mod tests {
 
     use super::super::status::{CertificateRow, EndpointRow, ReloadRow, Services, Source};
     use super::*;
-    use crate::status::{Rejection, ResourceType};
+    use crate::status::ResourceType;
 
     fn at(seconds: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600 + seconds)
@@ -343,7 +368,11 @@ mod tests {
             synced: true,
             held: 12,
             accepted: Some(at(0)),
+            version: "2026-01-01T00:00:00Z/7".into(),
+            responses: 5,
+            nacks: 2,
             rejected: 11,
+            at_least: true,
             rejections: vec![rejection; 11],
         };
         let clusters = ResourceType {
@@ -428,7 +457,7 @@ mod tests {
     fn the_page_is_aligned_and_says_when_and_why() {
         let text = super::page(&page(), false, false);
         let rejected = "  rejected of addresses: east//Pod/app/bad: workload.addresses[0]: 5 \
-                        bytes\\u{1b}[2J (2m ago)\n";
+                        bytes\\u{1b}[2J (version 7, 2m ago)\n";
         let want = format!(
             r#"strait 0.1.0  not ready, pending: discovery (clusters)
 cluster east, network net; snapshot 7: 60 services, 2 workloads, 0 policies
@@ -441,9 +470,9 @@ Discovery  istio istiod:15012
   unavailable: "gone"
   tried 3 times, next in 2s
   state on disk of 2026-01-01T00:59:55Z (1m 5s ago)
-  TYPE       STATE    HELD  REJECTED  LAST ACCEPTED
-  addresses  synced   12    11        1h 1m ago
-  clusters   pending  0     0         never
+  TYPE       STATE    HELD  REJECTED     NACKS  VERSION                 LAST ACCEPTED
+  addresses  synced   12    at least 11  2      2026-01-01T00:00:00Z/7  1h 1m ago
+  clusters   pending  0     0            0      (0 responses)           never
 {rejected}  and 1 more, see `strait dump`
 
 Certificates

@@ -5,7 +5,10 @@
 pub mod authorization;
 pub mod cache;
 pub mod client;
+mod count;
 pub mod demand;
+mod entries;
+mod exports;
 pub mod file;
 mod names;
 mod node;

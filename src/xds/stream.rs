@@ -14,6 +14,7 @@ use tracing::{info, warn};
 use super::cache::{Cache, Recorder};
 use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
 use super::demand::Demand;
+use super::entries;
 use super::node::node;
 use super::store::{ADDRESS, AUTHORIZATION, CLUSTER};
 use crate::config::ControlPlane;
@@ -35,6 +36,8 @@ const MESSAGE_BYTES_MAX: usize = 200 * 1024 * 1024;
 const REQUESTS_MAX: usize = 16;
 /// The time for the server to take the call, and each request.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
+/// The time for each message, while not all has been told: a server that says nothing has hung.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// The time from one snapshot to the next while changes keep coming. One that comes alone does
 /// not wait.
 const SNAPSHOTS_APART: Duration = Duration::from_millis(5);
@@ -42,6 +45,8 @@ const SNAPSHOTS_APART: Duration = Duration::from_millis(5);
 const MESSAGES_MAX: usize = 64;
 /// A nonce or a type longer than this is no word.
 const WORD_BYTES_MAX: usize = 1024;
+/// Characters of the server's version of a whole type that are shown.
+const WORD_SHOWN: usize = 64;
 /// How many rejected resources of each type the status page has, and how many the line of the last
 /// reload.
 const REJECTED_KEPT: usize = 100;
@@ -248,9 +253,10 @@ impl Istio {
         self.status
             .set_discovery(|known| known.connect(SystemTime::now()));
         let mut next = Instant::now();
+        let mut heard = Instant::now();
         loop {
             let response = tokio::select! {
-                response = response(&mut responses) => response?,
+                response = awaited(client, heard, &mut responses) => response?,
                 () = wake(demand) => {
                     let changes = self.follow(client, store, demand.as_mut());
                     self.told(client, store);
@@ -260,6 +266,7 @@ impl Istio {
                 }
             };
             let Some(response) = response else { break };
+            heard = Instant::now();
             let row = self
                 .row((response, next), &mut responses, &requests, (client, store))
                 .await;
@@ -291,10 +298,13 @@ impl Istio {
             }
             let url = label_of(&response.type_url);
             self.metrics.xds().message(url, response.encoded_len());
+            let version: String = response
+                .system_version_info
+                .chars()
+                .take(WORD_SHOWN)
+                .collect();
             for request in client.received(response.into(), store) {
-                if request.error.is_none() {
-                    self.accepted(url);
-                }
+                self.answers(url, &version, request.error.is_none());
                 self.send(requests, request).await?;
             }
             count += 1;
@@ -358,7 +368,6 @@ impl Istio {
             true => Ok(()),
             false => Err(rejected.join("; ")),
         };
-        self.metrics.reload(What::Mesh, result.is_ok());
         let notice = store.restored().filter(|_| !client.is_synced());
         let result = result.and_then(|()| notice.map_or(Ok(()), |notice| Err(notice.to_owned())));
         self.status.set_reload(What::Mesh, result);
@@ -392,15 +401,13 @@ impl Istio {
         }
     }
 
-    /// A response of a type was accepted as a whole.
-    fn accepted(&self, url: &'static str) {
-        self.metrics.xds().accepted(url);
-        self.status.set_discovery(|known| {
-            let mut types = known.types.iter_mut();
-            if let Some(known) = types.find(|known| known.name == name_of(url)) {
-                known.accepted = Some(SystemTime::now());
-            }
-        });
+    /// A response of a type is answered: accepted as a whole, or not.
+    fn answers(&self, url: &'static str, version: &str, accepted: bool) {
+        if accepted {
+            self.metrics.xds().accepted(url);
+        }
+        self.status
+            .set_discovery(|known| known.answer(name_of(url), version, accepted));
     }
 
     /// Tells people what is known of each type.
@@ -418,9 +425,10 @@ impl Istio {
                 name: name_of(url),
                 synced: missing(client).all(|missing| missing != url),
                 held: client.held(url),
-                accepted: None,
-                rejected: rejected.clone().count(),
+                rejected: rejected.clone().count() + client.unlisted(url),
+                at_least: client.unlisted(url) > 0,
                 rejections: rejected.take(REJECTED_KEPT).map(rejection).collect(),
+                ..ResourceType::default()
             };
             self.metrics.xds().expect(url);
             self.metrics.xds().holds(url, told.held, told.rejected);
@@ -469,6 +477,28 @@ impl Istio {
     }
 }
 
+/// The next message: within [`SILENCE_MAX`] of the last one, while a type was never told and is not
+/// answered on this stream either. A server that has nothing to add may be silent for ever; PING
+/// tells that it is there.
+async fn awaited(
+    client: &Client,
+    heard: Instant,
+    responses: &mut Messages,
+) -> Result<Option<DeltaDiscoveryResponse>, Ended> {
+    if client.untold().next().is_none() {
+        return Ok(response(responses).await?);
+    }
+    let told = timeout_at(heard + SILENCE_MAX, response(responses)).await;
+    Ok(told.map_err(|_| {
+        let missing: Vec<_> = client.untold().map(name_of).collect();
+        let missing = missing.join(", ");
+        Ended {
+            end: End::Status,
+            why: format!("no message within {SILENCE_MAX:?}, and no {missing} yet"),
+        }
+    })??)
+}
+
 /// Waits until something else may be wanted; for ever where everything is.
 async fn wake(demand: &mut Option<Demand>) {
     match demand {
@@ -494,6 +524,7 @@ async fn response(responses: &mut Messages) -> Result<Option<DeltaDiscoveryRespo
     let Some(message) = responses.next().await? else {
         return Ok(None);
     };
+    entries::few(&message).map_err(GrpcStatus::resource_exhausted)?;
     let decoded = DeltaDiscoveryResponse::decode(message);
     decoded
         .map(Some)

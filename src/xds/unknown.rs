@@ -1,4 +1,4 @@
-//! Fields of a message that we do not know.
+//! Fields of a message as they are on the wire, and those that we do not know.
 //!
 //! prost passes them over, as protobuf has it. Of a message in which every field narrows or widens
 //! what the others say, that is not safe: a condition of tomorrow would be read as none.
@@ -46,6 +46,22 @@ pub(super) fn refuse(bytes: &[u8], shape: &Shape) -> Result<(), String> {
         if let Some(inner) = inner {
             refuse(value, inner).map_err(|why| format!("{at}{why}"))?;
         }
+    }
+    Ok(())
+}
+
+/// Shows each field of a message: its number, its form, and its bytes if it has a length.
+///
+/// # Errors
+/// What `see` has against one, or the message is none.
+pub(super) fn fields(
+    mut bytes: &[u8],
+    mut see: impl FnMut(u32, WireType, &[u8]) -> Result<(), String>,
+) -> Result<(), String> {
+    while bytes.has_remaining() {
+        let (number, wire) = decode_key(&mut bytes).map_err(|error| error.to_string())?;
+        let value = field(&mut bytes, number, wire)?;
+        see(number, wire, value)?;
     }
     Ok(())
 }

@@ -162,6 +162,12 @@ def together(files):
     rules = [
         ("the overlay patches istiod's container",
          [container["name"] for container in patch["containers"]] == ["istio-proxy"]),
+        ("neither ztunnel nor a sidecar takes the pods, and istiod knows them as a gateway's",
+         labels >= {
+             "istio.io/dataplane-mode": "none",
+             "sidecar.istio.io/inject": "false",
+             "gateway.istio.io/managed": "istio.io-eastwest-controller",
+         }.items()),
         ("the Service selects the pods", service["spec"]["selector"].items() <= labels),
         ("the Deployment selects its pods",
          deployment["spec"]["selector"]["matchLabels"].items() <= labels),

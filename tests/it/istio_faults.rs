@@ -148,15 +148,18 @@ fn a_response_that_cannot_be_answered_ends_its_stream_only() {
         let istiod = istiod(net);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
-        // The first has a nonce that is no word, the second passes the limit of a message.
+        // The first has a nonce that is no word, the second passes the limit of a message, and the
+        // third would be small, but for what its entries take when they are decoded.
         let nonce = DeltaDiscoveryResponse {
             nonce: "n".repeat(1 << 20),
             ..response(ADDRESS, Vec::new())
         };
         let huge = response(ADDRESS, vec![resource("a", ADDRESS, vec![0; 201 << 20])]);
+        let many = response(ADDRESS, vec![Resource::default(); 1_000_001]);
         for (response, why) in [
             (nonce, "is too long"),
             (huge, "and at most 209715200 are taken"),
+            (many, "more than 1000000 resources"),
         ] {
             let firsts = istiod.firsts();
             istiod.say(&response);
@@ -360,6 +363,45 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
         until("its return", answers, |&now| now >= before.2 + 6).await;
         assert_eq!(istiod.sent(), before.1, "nothing is sent again");
         assert_eq!(reader.load().version, before.0);
+        stream.abort();
+    });
+}
+
+#[test]
+fn a_stream_that_says_nothing_is_given_up_until_all_is_told() {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let net = Net::new();
+        let folder = tempfile::tempdir().expect("a folder");
+        let status = Arc::new(Status::new(&["discovery"]));
+        let publisher = Arc::new(Publisher::new());
+        let istio = discovery(net, folder.path(), publisher, Arc::clone(&status));
+        let istiod = istiod(net);
+        istiod.behave(Manner::Silent);
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let stream = tokio::spawn(stream::run(istio));
+        let asked = async |count| {
+            until("requests", async || istiod.firsts(), |&now| now == count).await;
+        };
+        let pass = async |seconds| {
+            tokio::time::pause();
+            tokio::time::advance(Duration::from_secs(seconds)).await;
+            tokio::time::resume();
+        };
+        asked(3).await;
+        pass(61).await;
+        asked(6).await;
+        istiod.behave(Manner::Well);
+        pass(61).await;
+        until("readiness", async || status.list_pending(), Vec::is_empty).await;
+        let firsts = istiod.firsts();
+        pass(3600).await;
+        assert_eq!(
+            istiod.firsts(),
+            firsts,
+            "all is told, and silence is no fault"
+        );
         stream.abort();
     });
 }

@@ -1,7 +1,8 @@
 //! The last good state of the control plane on disk, for a start while there is none.
 //!
 //! A [`Recorder`] stands in front of the [`Store`] and remembers each accepted resource as it was
-//! sent, where a file is configured. A task of its own writes the file, at most every five seconds.
+//! sent, where a file is configured. A task of its own writes the file: five seconds apart, or up to
+//! a minute where that takes long.
 
 mod file;
 #[cfg(test)]
@@ -20,10 +21,16 @@ use tracing::{info, warn};
 
 use self::file::{Entry, Header};
 use super::client::{Client, Resource, Resources};
-use super::store::{ADDRESS, AUTHORIZATION, CLUSTER, Store};
+use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER, Store};
 
-/// The time from the end of one write to the next.
-const EVERY: Duration = Duration::from_secs(5);
+/// The time from the end of one write to the next: so many times what that took, because each
+/// writes all there is, and at least and at most this.
+const EVERY: u32 = 50;
+const EVERY_MIN: Duration = Duration::from_secs(5);
+const EVERY_MAX: Duration = Duration::from_secs(60);
+/// Bytes of policies that cannot be read: they say what is refused in their place after a restart,
+/// and the client does not count them.
+const UNREADABLE_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// How long further changes are waited for: the first state comes in several messages.
 const SETTLE: Duration = Duration::from_secs(1);
 
@@ -60,6 +67,9 @@ struct Kept {
 #[derive(Debug, Default)]
 struct State {
     entries: BTreeMap<&'static str, BTreeMap<Arc<str>, Arc<[u8]>>>,
+    /// Bytes of the bodies of policies that cannot be read, by name and together.
+    unreadable: BTreeMap<Arc<str>, usize>,
+    unreadable_bytes: usize,
     changed: bool,
 }
 
@@ -140,14 +150,15 @@ impl Recorder {
             body_type: entry.type_url,
         };
         let name = Arc::clone(&resource.name);
-        let version = match self.upsert(type_url, &resource) {
-            Ok(()) => Arc::clone(&resource.version),
+        let bytes = resource.body.as_ref().map_or(0, Bytes::len);
+        let (version, bytes) = match self.upsert(type_url, &resource) {
+            Ok(()) => (Arc::clone(&resource.version), bytes),
             // It is to be sent again, or to be said to be gone.
-            Err(_) if self.store.has_stand_in(type_url, &name) => Arc::default(),
+            Err(_) if self.store.has_stand_in(type_url, &name) => Default::default(),
             Err(_) => return false,
         };
         let members_of = self.members_of(type_url, &name);
-        let holds = client.restore(type_url, Arc::clone(&name), version, &members_of);
+        let holds = client.restore(type_url, Arc::clone(&name), version, bytes, &members_of);
         if !holds {
             self.remove(type_url, &name);
         }
@@ -187,6 +198,11 @@ impl Recorder {
     }
 }
 
+/// How long to wait after a write that took so long.
+fn pause(took: Duration) -> Duration {
+    took.saturating_mul(EVERY).clamp(EVERY_MIN, EVERY_MAX)
+}
+
 /// The last that RFC 3339 can say: the end of the year 9999.
 const LAST_SECOND: u64 = 253_402_300_799;
 
@@ -195,8 +211,10 @@ impl Resources for Recorder {
         let result = self.store.upsert(type_url, resource);
         if let Some(kept) = &self.kept {
             // What stands in for a policy refuses what it covers, after a restart too.
-            if result.is_ok() || self.store.has_stand_in(type_url, &resource.name) {
+            if result.is_ok() {
                 kept.put(type_url, resource);
+            } else if self.store.has_stand_in(type_url, &resource.name) {
+                kept.put_unreadable(type_url, resource);
             }
         }
         result
@@ -214,7 +232,7 @@ impl Resources for Recorder {
                 body_type: type_url.to_owned(),
                 ..Resource::default()
             };
-            kept.put(type_url, &unreadable);
+            kept.put_unreadable(type_url, &unreadable);
         }
         stands_in
     }
@@ -227,8 +245,17 @@ impl Resources for Recorder {
         self.store.remove(type_url, name);
         if let Some(kept) = &self.kept {
             let state = &mut *kept.state();
+            state.drop_unreadable(type_url, name);
             let entries = state.entries.get_mut(type_url);
             state.changed |= entries.is_some_and(|entries| entries.remove(name).is_some());
+        }
+    }
+}
+
+impl State {
+    fn drop_unreadable(&mut self, type_url: &str, name: &str) {
+        if type_url == AUTHORIZATION {
+            self.unreadable_bytes -= self.unreadable.remove(name).unwrap_or(0);
         }
     }
 }
@@ -238,6 +265,26 @@ impl Kept {
         let state = self.state();
         let entries = state.entries.get(type_url);
         entries.is_some_and(|entries| entries.contains_key(name))
+    }
+
+    /// Keeps a policy that cannot be read: without its body if there is no room for that, so that
+    /// after a restart it refuses all.
+    fn put_unreadable(&self, type_url: &'static str, resource: &Resource) {
+        let bytes = resource.body.as_ref().map_or(0, Bytes::len);
+        let old = self.state().unreadable.get(&resource.name).copied();
+        let all = self.state().unreadable_bytes - old.unwrap_or(0) + bytes;
+        if bytes > BODY_BYTES_MAX || all > UNREADABLE_BYTES_MAX {
+            let bodiless = Resource {
+                body: None,
+                ..resource.clone()
+            };
+            self.put(type_url, &bodiless);
+            return;
+        }
+        self.put(type_url, resource);
+        let state = &mut *self.state();
+        state.unreadable.insert(Arc::clone(&resource.name), bytes);
+        state.unreadable_bytes = all;
     }
 
     fn put(&self, type_url: &'static str, resource: &Resource) {
@@ -253,6 +300,7 @@ impl Kept {
         };
         let entry = entry.encode();
         let state = &mut *self.state();
+        state.drop_unreadable(type_url, &resource.name);
         let entries = state.entries.entry(type_url).or_default();
         match entries.get_mut(&*resource.name) {
             Some(old) if *old == entry => return,
@@ -267,12 +315,12 @@ impl Kept {
         loop {
             self.told.notified().await;
             sleep_until(next.max(Instant::now() + SETTLE)).await;
-            let kept = Arc::clone(&self);
+            let (kept, began) = (Arc::clone(&self), Instant::now());
             // It fails only where the process ends.
             let Ok(written) = tokio::task::spawn_blocking(move || kept.write()).await else {
                 return;
             };
-            next = Instant::now() + EVERY;
+            next = Instant::now() + pause(began.elapsed());
             if let Ok(Some(at)) = written {
                 saved(at);
             }

@@ -161,6 +161,44 @@ fn what_stands_in_for_a_policy_outlives_a_restart_and_is_asked_for_anew() {
 }
 
 #[test]
+fn the_bodies_of_unreadable_policies_are_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut recorder = Recorder::restore(cache(folder.path()), &mut client());
+    let kept = Arc::clone(recorder.kept.as_ref().unwrap());
+    let mut put = |name: &str, bytes: usize| {
+        let unreadable = Resource {
+            name: name.into(),
+            body: Some(vec![0xff; bytes].into()),
+            ..policy(80, "1")
+        };
+        recorder.upsert(AUTHORIZATION, &unreadable).unwrap_err();
+        let state = kept.state();
+        let entry = state.entries[AUTHORIZATION][name].len();
+        (entry > bytes.min(BODY_BYTES_MAX), state.unreadable_bytes)
+    };
+    assert_eq!(put("app/long", BODY_BYTES_MAX + 1), (false, 0));
+    assert_eq!(put("app/p", 10), (true, 10));
+    assert_eq!(put("app/p", 20), (true, 20), "in place of the other");
+    for index in 1..UNREADABLE_BYTES_MAX / BODY_BYTES_MAX {
+        assert!(put(&format!("app/{index}"), BODY_BYTES_MAX).0);
+    }
+    let full = UNREADABLE_BYTES_MAX - BODY_BYTES_MAX + 20;
+    assert_eq!(put("app/more", BODY_BYTES_MAX), (false, full));
+    recorder.upsert(AUTHORIZATION, &policy(80, "2")).unwrap();
+    assert_eq!(kept.state().unreadable_bytes, full - 20);
+    recorder.remove(AUTHORIZATION, "app/1");
+    assert_eq!(kept.state().unreadable_bytes, full - 20 - BODY_BYTES_MAX);
+}
+
+#[test]
+fn a_slow_write_is_followed_by_a_long_pause() {
+    let millis = Duration::from_millis;
+    for (took, wait) in [(1, 5_000), (200, 10_000), (1_000, 50_000), (9_000, 60_000)] {
+        assert_eq!(pause(millis(took)), millis(wait));
+    }
+}
+
+#[test]
 fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     write(&filled(folder.path())).unwrap();
@@ -267,14 +305,14 @@ async fn the_file_follows_in_five_seconds_and_is_written_no_more_often() {
     }
     assert!((5..=7).contains(&writes), "{writes}");
     // deadline: the clock is paused.
-    tokio::time::sleep(EVERY + Duration::from_millis(10)).await;
+    tokio::time::sleep(EVERY_MIN + Duration::from_millis(10)).await;
     let (_, entries) = file::read(&path).unwrap().unwrap();
     let a = entries.iter().find(|entry| entry.name == "a").unwrap();
     assert_eq!(a.version, "v29");
     fs::remove_file(&path).unwrap();
     recorder.save();
     // deadline: the clock is paused.
-    tokio::time::sleep(EVERY * 3).await;
+    tokio::time::sleep(EVERY_MIN * 3).await;
     assert!(!path.exists(), "nothing has changed");
     writing.abort();
 }

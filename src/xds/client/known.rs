@@ -34,7 +34,7 @@ pub(super) struct Known {
     /// There was a response, on this stream or before, of which something could be used.
     pub(super) synced: bool,
     /// No response came on this stream yet.
-    fresh: bool,
+    pub(super) fresh: bool,
     /// The server was not told what is held, so that its first response names all there is.
     unclaimed: bool,
 }
@@ -363,11 +363,12 @@ impl Known {
         &mut self,
         name: &Arc<str>,
         version: &str,
+        body: usize,
         members_of: &[Arc<str>],
         usage: &mut Usage,
     ) -> bool {
         let old = self.held.get(name).map(|held| held.bytes);
-        let new = cost(name, version, std::iter::empty());
+        let new = body + cost(name, version, std::iter::empty());
         if has_use(name).is_err() || usage.put(old, new).is_err() {
             return false;
         }

@@ -27,6 +27,8 @@ use self::known::Known;
 use self::usage::{Limits, Usage};
 
 pub use self::backoff::End;
+pub(super) use self::usage::ENTRIES_MAX;
+
 pub use self::messages::{Mode, Request, Resource, Resources, Response, Subscription};
 
 /// Names in one change of a subscription: servers take messages of 4 MiB, and a name has 2 KiB at
@@ -149,8 +151,8 @@ impl Client {
         self.backoff.wait(end)
     }
 
-    /// Holds what another run accepted, in which version: to be called before the first stream for
-    /// each resource that was read from the disk. Says whether it is held; what is not has no place
+    /// Holds what another run accepted, in which version and by a body of how many bytes: to be
+    /// called before the first stream for each resource from the disk. Says whether it is held; what is not has no place
     /// in the `Resources` either. `members_of` is what [`Resources::members_of`] says. Of an
     /// on-demand type what the next [`want`](Self::want) does not want is dropped then.
     pub fn restore(
@@ -158,11 +160,12 @@ impl Client {
         type_url: &str,
         name: impl Into<Arc<str>>,
         version: impl Into<Arc<str>>,
+        body: usize,
         members_of: &[Arc<str>],
     ) -> bool {
         let (name, version) = (name.into(), version.into());
         find(&mut self.known, type_url)
-            .is_some_and(|known| known.restore(&name, &version, members_of, &mut self.usage))
+            .is_some_and(|known| known.restore(&name, &version, body, members_of, &mut self.usage))
     }
 
     /// Whether each wildcard type had a response, on any stream, that was of use: not one of which
@@ -179,8 +182,15 @@ impl Client {
             .map(|known| known.subscription.type_url)
     }
 
+    /// Those of the [`pending`](Self::pending) types that this stream has not had a word about.
+    pub fn untold(&self) -> impl Iterator<Item = &'static str> {
+        let pending = self.pending();
+        pending.filter(|type_url| self.known(type_url).is_some_and(|known| known.fresh))
+    }
+
     /// What is rejected, as type, name, reason and version: until a good version or a removal
-    /// comes, or another stream has told anew. At most 1,000 of each type. The name is empty where
+    /// comes, or another stream has told anew. At most 1,000 of each type; the others are only
+    /// [counted](Self::unlisted). The name is empty where
     /// it cannot be used.
     pub fn rejected(&self) -> impl Iterator<Item = (&'static str, &str, &str, &str)> + Clone {
         self.known.iter().flat_map(|known| {
@@ -188,6 +198,13 @@ impl Client {
             let rejected = known.rejected.iter();
             rejected.map(move |(name, reason, version)| (type_url, name, reason, version))
         })
+    }
+
+    /// How many more resources of a type were rejected by one message of this stream, at most, than
+    /// [`rejected`](Self::rejected) lists.
+    pub fn unlisted(&self, type_url: &str) -> usize {
+        let known = self.known(type_url);
+        known.map_or(0, |known| known.rejected.unlisted())
     }
 
     /// The types, in the order of their first requests.

@@ -20,6 +20,9 @@ pub(super) const LISTED_MAX: usize = 1_000;
 pub(super) struct Rejected {
     /// By name. All that have no name that could ever be held share the empty one.
     entries: BTreeMap<Box<str>, Rejection>,
+    /// How many names one response had beyond those, and the most that one had on this stream.
+    left_out: usize,
+    left_out_most: usize,
 }
 
 /// Why a resource was rejected, and in which version.
@@ -30,10 +33,12 @@ struct Rejection {
 }
 
 impl Rejected {
-    /// Notes a rejection, unless too many are there already.
+    /// Notes a rejection, or if too many are there already only that there is one more.
     pub(super) fn put(&mut self, name: &str, version: &str, reason: &str) {
         let name = if has_use(name).is_ok() { name } else { "" };
         if self.entries.len() >= LISTED_MAX && !self.entries.contains_key(name) {
+            self.left_out += usize::from(!name.is_empty());
+            self.left_out_most = self.left_out_most.max(self.left_out);
             return;
         }
         let rejection = Rejection {
@@ -51,11 +56,17 @@ impl Rejected {
     /// A new response of the type: what had no name is out of date.
     pub(super) fn clear_nameless(&mut self) {
         self.entries.remove("");
+        self.left_out = 0;
     }
 
     /// A new stream, on which the server sends again all that is not held.
     pub(super) fn clear_all(&mut self) {
-        self.entries.clear();
+        *self = Self::default();
+    }
+
+    /// How many more there are at least, of which only the number is known.
+    pub(super) fn unlisted(&self) -> usize {
+        self.left_out_most
     }
 
     /// Name, reason and version of each, by name.

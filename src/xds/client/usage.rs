@@ -1,7 +1,7 @@
 //! How much may be held, so that no server can fill the memory.
 
 /// Resources and wanted names, of all types together. A mesh of 100,000 workloads has a tenth.
-const ENTRIES_MAX: usize = 1_000_000;
+pub(in crate::xds) const ENTRIES_MAX: usize = 1_000_000;
 /// Bytes of their names, versions, aliases and bodies. A workload of 60-byte names has some 500.
 const BYTES_MAX: usize = 512 * 1024 * 1024;
 /// What a name or an alias takes beside its own bytes, in the map where it is.

@@ -7,19 +7,20 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 
 use prost::Message;
 
 use super::client::{Resource, Resources};
-use super::names::normal_hostname;
+use super::count::Count;
+use super::exports::Exports;
 use super::words::Words;
 use super::{authorization, wds};
 use crate::grpc::{security, workload as proto};
 use crate::snapshot::authorization::{Policy, Scope};
-use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
+use crate::snapshot::mesh::{Mesh, Service, Workload};
 use crate::snapshot::{ExportSet, Policies, Shards};
 
 /// The type of services and workloads.
@@ -31,8 +32,8 @@ pub const AUTHORIZATION: &str = "type.googleapis.com/istio.security.Authorizatio
 pub const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 
 /// The largest body of one resource: Kubernetes takes objects of 1.5 MiB.
-const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// Endpoints of all workloads: each of their ports for each of their services, of some 40 bytes.
+pub(super) const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// What all lists of services and workloads have, of some 40 bytes each.
 const ENDPOINTS_MAX: usize = 4_000_000;
 /// Matches of all policies, of some 300 bytes.
 const MATCHES_MAX: usize = 1_000_000;
@@ -51,9 +52,7 @@ pub struct Store {
     services_changed: bool,
     policies_changed: bool,
     policies_told: bool,
-    /// The hostnames and ports of clusters that export a service.
-    exports: BTreeSet<(String, u16)>,
-    exports_changed: bool,
+    exports: Exports,
 }
 
 impl Store {
@@ -69,12 +68,7 @@ impl Store {
 
     /// The export set, if it has changed since this was called last.
     pub fn take_exports(&mut self) -> Option<ExportSet> {
-        let exports = || {
-            self.exports
-                .iter()
-                .map(|(host, port)| (host.as_str(), *port))
-        };
-        mem::take(&mut self.exports_changed).then(|| exports().collect())
+        self.exports.take_change()
     }
 
     /// The policies, if they have changed since this was called last.
@@ -119,9 +113,10 @@ impl Store {
                 let name = format!("{}/{}", from.namespace, from.hostname);
                 let service = wds::service(from)?;
                 is_named(resource, "service.hostname", &name)?;
-                self.remove_workload(&resource.name);
                 let old = self.services.get(&resource.name);
                 if old.is_none_or(|old| **old != service) {
+                    self.count("service.ports", &resource.name, service.count())?;
+                    self.workloads.remove(&resource.name);
                     let name = Arc::clone(&resource.name);
                     self.services.insert(name, Arc::new(service));
                     (self.changed, self.services_changed) = (true, true);
@@ -138,16 +133,7 @@ impl Store {
         if old.is_some_and(|old| **old == workload) {
             return Ok(());
         }
-        let count = |workload: &Workload| workload.services.values().map(Ports::len).sum::<usize>();
-        let others = self.endpoints - old.map_or(0, |old| count(old));
-        let all = others + count(&workload);
-        if all > ENDPOINTS_MAX && all > self.endpoints {
-            return Err(format!(
-                "workload.services: {all} endpoints with these, and at most {ENDPOINTS_MAX} are \
-                 taken"
-            ));
-        }
-        self.endpoints = all;
+        self.count("workload.services", &resource.name, workload.count())?;
         self.services.remove(&workload.uid);
         self.workloads
             .insert(Arc::clone(&workload.uid), Arc::new(workload));
@@ -155,10 +141,29 @@ impl Store {
         Ok(())
     }
 
-    fn remove_workload(&mut self, name: &str) {
-        if let Some(old) = self.workloads.remove(name) {
-            self.endpoints -= old.services.values().map(Ports::len).sum::<usize>();
-            self.changed = true;
+    /// Notes what the lists of a service or workload have, in place of what is known by the name.
+    fn count(&mut self, field: &str, name: &str, new: usize) -> Result<(), String> {
+        let all = self.endpoints - self.counted(name) + new;
+        if all > ENDPOINTS_MAX && all > self.endpoints {
+            return Err(format!(
+                "{field}: {all} endpoints with these, and at most {ENDPOINTS_MAX} are taken"
+            ));
+        }
+        self.endpoints = all;
+        Ok(())
+    }
+
+    fn counted(&self, name: &str) -> usize {
+        let workload = self.workloads.get(name).map(|old| old.count());
+        let service = self.services.get(name).map(|old| old.count());
+        workload.or(service).unwrap_or(0)
+    }
+
+    fn remove_address(&mut self, name: &str) {
+        self.endpoints -= self.counted(name);
+        self.changed |= self.workloads.remove(name).is_some();
+        if self.services.remove(name).is_some() {
+            (self.changed, self.services_changed) = (true, true);
         }
     }
 
@@ -230,9 +235,7 @@ impl Resources for Store {
             ADDRESS => self.upsert_address(resource),
             AUTHORIZATION => self.upsert_policy(resource),
             CLUSTER => {
-                // Clusters that export nothing, as the one for what is blocked, are no concern.
-                let export = exported(&resource.name);
-                self.exports_changed |= export.is_some_and(|export| self.exports.insert(export));
+                self.exports.insert(&resource.name);
                 Ok(())
             }
             _ => Err(format!("resources of type {type_url} are not kept here")),
@@ -256,18 +259,9 @@ impl Resources for Store {
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {
-        if type_url == CLUSTER {
-            let export = exported(name);
-            self.exports_changed |= export.is_some_and(|export| self.exports.remove(&export));
-            return;
-        }
         match type_url {
-            ADDRESS => {
-                self.remove_workload(name);
-                if self.services.remove(name).is_some() {
-                    (self.changed, self.services_changed) = (true, true);
-                }
-            }
+            CLUSTER => self.exports.remove(name),
+            ADDRESS => self.remove_address(name),
             AUTHORIZATION => self.put_policy(name, None),
             _ => {}
         }
@@ -278,16 +272,6 @@ impl Resources for Store {
 fn stand_in(name: &str, scope: Scope, dry_run: bool) -> Policy {
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));
     Policy::unreadable(namespace.to_owned(), name.to_owned(), scope, dry_run)
-}
-
-/// What a cluster exports by its name, `inbound-vip|PORT|tcp|HOST` (contract 2.5).
-fn exported(name: &str) -> Option<(String, u16)> {
-    let mut parts = name.split('|');
-    let parts = [parts.next()?, parts.next()?, parts.next()?, parts.next()?];
-    match parts {
-        ["inbound-vip", port, "tcp", host] => Some((normal_hostname(host)?, port.parse().ok()?)),
-        _ => None,
-    }
 }
 
 fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, String> {

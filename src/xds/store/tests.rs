@@ -130,6 +130,8 @@ fn what_all_resources_make_together_is_bounded_and_what_goes_makes_room() {
     store.upsert(ADDRESS, &workload("a", "changed")).unwrap();
     store.remove(ADDRESS, "a");
     store.upsert(ADDRESS, &workload("b", "")).unwrap();
+    store.remove(ADDRESS, "b");
+    assert_eq!(store.endpoints, ENDPOINTS_MAX - 1, "as without any");
     store.matches = MATCHES_MAX;
     let why = store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap_err();
     let want = "authorization.rules: 1000001 matches with these, and at most 1000000 are taken";

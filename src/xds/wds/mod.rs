@@ -45,12 +45,23 @@ const SERVICES_MAX: usize = 1024;
 const VIPS_MAX: usize = 1024;
 /// Addresses of a workload.
 const ADDRESSES_MAX: usize = 64;
+/// Policies that select a workload by name.
+const POLICIES_MAX: usize = 1024;
+/// Identities to accept at a service's endpoints.
+const IDENTITIES_MAX: usize = 1024;
+/// Waypoints of a service that share its traffic.
+const WAYPOINTS_MAX: usize = 64;
 
 /// Reads a service.
 pub fn service(from: proto::Service) -> Result<Service, String> {
     let namespace = namespace(from.namespace).map_err(|why| format!("service.namespace: {why}"))?;
     let hostname = hostname(&from.hostname).map_err(|why| format!("service.hostname: {why}"))?;
     let ports = ports(&from.ports, 0).map_err(|why| format!("service.{why}"))?;
+    few(
+        "service.subject_alt_names",
+        from.subject_alt_names.len(),
+        IDENTITIES_MAX,
+    )?;
     let balancing = from.load_balancing.unwrap_or_default();
     let health = load_balancing::HealthPolicy::AllowAll;
     let mode = load_balancing::Mode::try_from(balancing.mode);
@@ -119,6 +130,7 @@ fn waypoints(
         .map(|one| gateway(one).map_err(|why| format!("service.waypoint.{why}")))
         .transpose()?
         .map(|gateway| Waypoint { gateway, weight: 1 });
+    few("service.weighted_waypoints", weighted.len(), WAYPOINTS_MAX)?;
     let mut waypoints = Vec::with_capacity(weighted.len());
     for (index, from) in weighted.into_iter().enumerate() {
         let at = |why| format!("service.weighted_waypoints[{index}].destination{why}");
@@ -155,6 +167,8 @@ pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workl
     let namespace =
         namespace(from.namespace).map_err(|why| format!("workload.namespace: {why}"))?;
     few("workload.addresses", from.addresses.len(), ADDRESSES_MAX)?;
+    let policies = from.authorization_policies.len();
+    few("workload.authorization_policies", policies, POLICIES_MAX)?;
     let mut addresses = Vec::with_capacity(from.addresses.len());
     for (index, bytes) in from.addresses.iter().enumerate() {
         addresses.push(ip(bytes).map_err(|why| format!("workload.addresses[{index}]: {why}"))?);

@@ -281,10 +281,14 @@ fn claim(from: &mut proto::Workload, name: &str, ports: Vec<proto::Port>) {
         .insert(name.to_owned(), proto::PortList { ports });
 }
 
-const WRONG_WORKLOADS: [Wrong<proto::Workload>; 19] = [
+const WRONG_WORKLOADS: [Wrong<proto::Workload>; 20] = [
     (
         |w| w.addresses = vec![Bytes::from_static(&[10, 0, 0, 1]); 65],
         "workload.addresses: 65 entries, and at most 64 are taken",
+    ),
+    (
+        |w| w.authorization_policies = vec![String::new(); 1025],
+        "workload.authorization_policies: 1025 entries, and at most 1024 are taken",
     ),
     (
         |w| (0..1025).for_each(|at| claim(w, &format!("app/{at}"), Vec::new())),
@@ -368,7 +372,7 @@ fn a_workload_that_is_wrong_is_rejected_by_its_field() {
     }
 }
 
-const WRONG_SERVICES: [Wrong<proto::Service>; 13] = [
+const WRONG_SERVICES: [Wrong<proto::Service>; 15] = [
     (
         |s| s.addresses = vec![address(&[10, 0, 0, 1]); 1025],
         "service.addresses: 1025 entries, and at most 1024 are taken",
@@ -376,6 +380,14 @@ const WRONG_SERVICES: [Wrong<proto::Service>; 13] = [
     (
         |s| s.ports = vec![port(1, 1); 1025],
         "service.ports: 1025 entries, and at most 1024 are taken",
+    ),
+    (
+        |s| s.subject_alt_names = vec![String::new(); 1025],
+        "service.subject_alt_names: 1025 entries, and at most 1024 are taken",
+    ),
+    (
+        |s| s.weighted_waypoints = vec![proto::WeightedWaypoint::default(); 65],
+        "service.weighted_waypoints: 65 entries, and at most 64 are taken",
     ),
     (|s| s.namespace.clear(), "service.namespace: empty"),
     (|s| s.hostname.clear(), "service.hostname: empty"),

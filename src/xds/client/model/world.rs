@@ -439,7 +439,7 @@ impl<'a> World<'a> {
                 let client = &mut self.machine.client;
                 let (name, version) = (name.as_str(), kept.version.as_str());
                 let group: Vec<_> = kept.group.as_deref().into_iter().map(Arc::from).collect();
-                let held = client.restore(type_url, name, version, &group);
+                let held = client.restore(type_url, name, version, 0, &group);
                 ensure!(held, "no room");
             }
         }

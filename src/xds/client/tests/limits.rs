@@ -67,7 +67,11 @@ fn what_is_beyond_the_limits_is_rejected_and_what_is_held_can_change() {
     let error_text = error(&answers).expect("a NACK");
     assert!(error_text.ends_with("b: 2 resources are held, which is the limit"));
     assert_eq!(want(&mut client, &mut taken, &["another", "wanted"]), []);
-    assert!(!client.restore(ALL, "b", "1", &[]));
+    assert!(!client.restore(ALL, "b", "1", 0, &[]));
+    let mut restored = Client::with_limits(SUBSCRIPTIONS.to_vec(), limits);
+    assert!(!restored.restore(ALL, "a", "1", 1000, &[]));
+    assert!(restored.restore(ALL, "a", "1", 900, &[]));
+    assert!(!restored.restore(ALL, "b", "1", 100, &[]));
     let sent = response(ALL, [resource(ALL, "a", "2")]);
     assert_eq!(error(&client.received(sent, &mut taken)), None);
     client.received(removal(ALL, "a"), &mut taken);
@@ -133,4 +137,27 @@ fn changes_of_a_subscription_are_cut_for_a_server_to_take_them() {
     let sent = want(&mut client, &mut taken, &[]);
     let counts: Vec<_> = sent.iter().map(|one| one.unsubscribe.len()).collect();
     assert_eq!(counts, [1_000, 1_000, 500]);
+}
+
+#[test]
+fn what_is_rejected_beyond_the_list_is_counted_until_the_next_stream() {
+    let mut client = Client::new(SUBSCRIPTIONS.to_vec());
+    let mut taken = Taken::default();
+    client.connected();
+    let many = |count: usize| Response {
+        resources: (0..count)
+            .map(|at| bad(ALL, &at.to_string(), "1"))
+            .collect(),
+        ..response(ALL, [])
+    };
+    // The same ones again are not more.
+    for count in [1000, 1002, 1003, 1001] {
+        client.received(many(count), &mut taken);
+    }
+    assert_eq!((client.rejected().count(), client.unlisted(ALL)), (1000, 3));
+    client.disconnected(End::Clean);
+    assert_eq!(client.unlisted(ALL), 3);
+    client.connected();
+    client.received(many(1), &mut taken);
+    assert_eq!((client.rejected().count(), client.unlisted(ALL)), (1, 0));
 }

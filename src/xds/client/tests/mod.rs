@@ -398,8 +398,8 @@ fn synced_is_after_the_first_useful_response_of_each_wildcard_type() {
 #[test]
 fn what_was_read_from_the_disk_is_claimed_and_can_be_removed() {
     let (mut client, mut taken) = client();
-    assert!(client.restore(ALL, "a", "1", &[]));
-    assert!(!client.restore("other", "a", "1", &[]) && !client.restore(ALL, "*", "1", &[]));
+    assert!(client.restore(ALL, "a", "1", 0, &[]));
+    assert!(!client.restore("other", "a", "1", 0, &[]) && !client.restore(ALL, "*", "1", 0, &[]));
     assert!(!client.is_synced());
     let first = client.connected();
     assert_eq!(first[0].initial_versions, versions(&[("a", "1")]));

@@ -137,10 +137,10 @@ fn a_name_is_answered_by_what_it_stands_for_by_a_removal_and_by_a_rejection() {
 fn of_what_was_read_from_the_disk_stays_what_is_wanted() {
     let (mut client, mut taken) = client();
     let service = ["ns/a".into()];
-    assert!(client.restore(SOME, "ns/a", "1", &[]));
-    assert!(client.restore(SOME, "pod-1", "2", &service));
-    assert!(client.restore(SOME, "ns/b", "1", &[]));
-    assert!(client.restore(SOME, "pod-2", "1", &["ns/b".into()]));
+    assert!(client.restore(SOME, "ns/a", "1", 0, &[]));
+    assert!(client.restore(SOME, "pod-1", "2", 0, &service));
+    assert!(client.restore(SOME, "ns/b", "1", 0, &[]));
+    assert!(client.restore(SOME, "pod-2", "1", 0, &["ns/b".into()]));
     want(&mut client, &mut taken, &["ns/a"]);
     assert_eq!(taken.log, ["-ns/b", "-pod-2"]);
     assert_eq!(client.unanswered(SOME), 0, "it is held");

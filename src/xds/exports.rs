@@ -1,0 +1,88 @@
+//! The export set as clusters tell it, of which only the names are read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::sync::Arc;
+
+use super::names::normal_hostname;
+use crate::snapshot::ExportSet;
+
+/// The hostname and port that each cluster exports, by its own name: two may say the same.
+#[derive(Debug, Default)]
+pub(super) struct Exports {
+    clusters: BTreeMap<Arc<str>, (String, u16)>,
+    changed: bool,
+}
+
+impl Exports {
+    /// The export set, if it may have changed since this was called last.
+    pub(super) fn take_change(&mut self) -> Option<ExportSet> {
+        let all = || {
+            let each = self.clusters.values();
+            each.map(|(host, port)| (host.as_str(), *port))
+        };
+        mem::take(&mut self.changed).then(|| all().collect::<BTreeSet<_>>().into_iter().collect())
+    }
+
+    /// A cluster is there. Those that export nothing, as the one for what is blocked, are no
+    /// concern.
+    pub(super) fn insert(&mut self, name: &Arc<str>) {
+        if let Some(export) = exported(name) {
+            self.changed |= self.clusters.insert(Arc::clone(name), export).is_none();
+        }
+    }
+
+    /// A cluster is gone.
+    pub(super) fn remove(&mut self, name: &str) {
+        self.changed |= self.clusters.remove(name).is_some();
+    }
+}
+
+/// What a cluster exports by its name, `inbound-vip|PORT|tcp|HOST` (contract 2.5).
+fn exported(name: &str) -> Option<(String, u16)> {
+    let parts: Vec<_> = name.splitn(5, '|').collect();
+    match parts[..] {
+        ["inbound-vip", port, "tcp", host] => Some((normal_hostname(host)?, port.parse().ok()?)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_two_clusters_export_stays_until_both_are_gone() {
+        let mut exports = Exports::default();
+        let [one, other] = [
+            "inbound-vip|80|tcp|Echo.app",
+            "inbound-vip|080|tcp|echo.app.",
+        ];
+        for name in [one, other, one] {
+            exports.insert(&name.into());
+        }
+        let only = ExportSet::from_iter([("echo.app", 80)]);
+        assert_eq!(exports.take_change().as_ref(), Some(&only));
+        exports.remove(one);
+        assert_eq!(exports.take_change().as_ref(), Some(&only));
+        exports.remove(other);
+        assert_eq!(exports.take_change(), Some(ExportSet::default()));
+        assert_eq!(exports.take_change(), None);
+    }
+
+    #[test]
+    fn other_names_export_nothing() {
+        let mut exports = Exports::default();
+        for name in [
+            "inbound-vip|80|tcp|echo.app|more",
+            "inbound-vip|80|tcp",
+            "inbound-vip|80|http|echo.app",
+            "inbound-vip|70000|tcp|echo.app",
+            "encap",
+            "",
+        ] {
+            exports.insert(&name.into());
+        }
+        assert_eq!(exports.take_change(), None);
+    }
+}
