@@ -8,6 +8,7 @@ pub mod client;
 pub mod demand;
 pub mod file;
 mod names;
+mod node;
 pub mod store;
 pub mod stream;
 mod unknown;

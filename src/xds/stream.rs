@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use prost::Message as _;
-use prost_types::value::Kind;
-use prost_types::{Struct, Value};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
@@ -16,12 +14,12 @@ use tracing::{info, warn};
 use super::cache::{Cache, Recorder};
 use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
 use super::demand::Demand;
+use super::node::node;
 use super::store::{ADDRESS, AUTHORIZATION, CLUSTER};
 use crate::config::ControlPlane;
 use crate::config::pod::Pod;
 use crate::grpc::call::{self, Messages};
 use crate::grpc::channel::{self, ChannelError};
-use crate::grpc::core::Node;
 use crate::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use crate::grpc::rpc;
 use crate::snapshot::{Publisher, builder::Change};
@@ -524,59 +522,4 @@ impl From<DeltaDiscoveryResponse> for Response {
             removed: message.removed_resources,
         }
     }
-}
-
-/// The node of the first requests: an `istio-east-west` gateway, to istiod a waypoint with the
-/// label of the controller that manages it (contract 2.5).
-fn node(pod: &Pod) -> Node {
-    let Pod {
-        name,
-        namespace,
-        ip,
-        ..
-    } = pod;
-    let labels = [
-        ("gateway.istio.io/managed", "istio.io-eastwest-controller"),
-        ("topology.istio.io/network", &*pod.network),
-        ("gateway.networking.k8s.io/gateway-name", &*pod.gateway),
-    ];
-    let labels = labels.into_iter().filter(|(_, value)| !value.is_empty());
-    let labels = labels.map(|(key, value)| (key.to_owned(), text(value)));
-    let fields = [
-        ("NAME", text(name)),
-        ("NAMESPACE", text(namespace)),
-        ("CLUSTER_ID", text(&pod.cluster)),
-        ("NETWORK", text(&pod.network)),
-        ("REQUESTED_NETWORK_VIEW", text(&pod.network)),
-        ("INSTANCE_IPS", text(ip)),
-        ("ISTIO_VERSION", text(&pod.istio_version)),
-        ("LABELS", value(Kind::StructValue(fields_of(labels)))),
-    ];
-    // Where it is said, it has to be that of the token.
-    let account = pod.service_account.as_deref();
-    let account = account.map(|account| ("SERVICE_ACCOUNT", text(account)));
-    let fields = fields.into_iter().chain(account);
-    Node {
-        id: format!("waypoint~{ip}~{name}.{namespace}~{namespace}.svc.cluster.local"),
-        metadata: Some(fields_of(
-            fields.map(|(key, value)| (key.to_owned(), value)),
-        )),
-        user_agent_name: "strait".to_owned(),
-        user_agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-        ..Node::default()
-    }
-}
-
-fn fields_of(fields: impl IntoIterator<Item = (String, Value)>) -> Struct {
-    Struct {
-        fields: fields.into_iter().collect(),
-    }
-}
-
-fn text(text: &str) -> Value {
-    value(Kind::StringValue(text.to_owned()))
-}
-
-fn value(kind: Kind) -> Value {
-    Value { kind: Some(kind) }
 }
