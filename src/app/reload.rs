@@ -256,7 +256,7 @@ impl Reloader {
         self.warned = warnings;
     }
 
-    fn reload_certificates(&mut self) -> anyhow::Result<()> {
+    fn reload_certificates(&self) -> anyhow::Result<()> {
         let config = self.config.load();
         let domains = TrustedDomain::load_all(&config.trust.domains)?;
         let Identity::Files(files) = &config.identity else {
