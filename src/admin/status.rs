@@ -205,6 +205,7 @@ impl Page {
             }
         }
         page.problems = problems(&page);
+        page.problems.extend(dead_ends(&snapshot));
         page
     }
 }
@@ -243,6 +244,22 @@ fn problems(page: &Page) -> Vec<String> {
         }
     }
     problems
+}
+
+/// Services to which no tunnel comes, for want of the waypoint that all of them go by.
+fn dead_ends(snapshot: &Snapshot) -> Option<String> {
+    let services = snapshot.mesh.services.sorted().into_iter();
+    let mut lost = services.filter(|service| snapshot.lacks_waypoint(service));
+    let first = lost.next()?;
+    let others = match lost.count() {
+        0 => String::new(),
+        others => format!("; so are those of {others} more"),
+    };
+    Some(format!(
+        "tunnels to {} are refused: its waypoint {} is unknown or has no HBONE endpoint{others}",
+        key_of(first),
+        first.waypoint_names()
+    ))
 }
 
 impl Source {

@@ -249,9 +249,9 @@ impl Reloader {
         };
         let network = config.gateway.network.as_str().into();
         // A large file takes its time, and admin pages live on this thread.
-        let (mesh, policies) =
+        let ((mesh, policies), findings) =
             tokio::task::spawn_blocking(move || xds::file::load(&path)).await??;
-        let mut report = Report::default();
+        let mut report = Report::of(&findings);
         report.compare(&config, &mesh, &policies);
         report.refusal()?;
         self.publish(Change {

@@ -58,8 +58,13 @@ pub(super) fn status(args: &StatusArgs) -> ExitCode {
     query.extend((color && !args.json).then(|| "color".to_owned()));
     let path = format!("/status?{}", query.join("&"));
     answered(async {
-        let page = ask(&args.admin.admin, &path).await?;
-        if page.status == StatusCode::NOT_FOUND {
+        let mut page = ask(&args.admin.admin, &path).await?;
+        // Ours says which service it does not have; what says nothing is another port's.
+        if page.status == StatusCode::NOT_FOUND
+            && args.service.is_some()
+            && let Some(piece) = page.piece().await?
+        {
+            std::io::stderr().write_all(&piece)?;
             page.print(&mut std::io::stderr()).await?;
             return Ok(ExitCode::FAILURE);
         }
@@ -133,9 +138,10 @@ impl Answer {
     async fn printed(self) -> anyhow::Result<()> {
         match self.status {
             StatusCode::OK => self.print(&mut std::io::stdout()).await,
-            status => {
-                bail!("the admin port answered {status}; is it that of this version of strait?")
-            }
+            status => bail!(
+                "what answers there is no admin port of this version of strait ({status}); \
+                 --admin names another place, as its `admin.bind` does"
+            ),
         }
     }
 

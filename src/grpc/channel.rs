@@ -104,8 +104,9 @@ pub async fn introduce<T>(
     call: &mut tonic::Request<T>,
 ) -> Result<(), ChannelError> {
     if let Some(file) = &plane.token {
+        let token = read(file.clone(), TOKEN_BYTES_MAX).await?;
         call.metadata_mut()
-            .insert("authorization", bearer(file).await?);
+            .insert("authorization", bearer(file, &token)?);
     }
     if let Ok(cluster) = cluster.parse() {
         call.metadata_mut().insert("clusterid", cluster);
@@ -120,9 +121,8 @@ pub async fn introduce<T>(
     Ok(())
 }
 
-async fn bearer(file: &Path) -> Result<MetadataValue<Ascii>, ChannelError> {
-    let token = read(file.to_owned(), TOKEN_BYTES_MAX).await?;
-    let token = String::from_utf8_lossy(&token);
+fn bearer(file: &Path, token: &[u8]) -> Result<MetadataValue<Ascii>, ChannelError> {
+    let token = String::from_utf8_lossy(token);
     let value = MetadataValue::try_from(format!("Bearer {}", token.trim()));
     match value {
         Ok(mut value) if !token.trim().is_empty() => {
@@ -139,13 +139,7 @@ async fn bearer(file: &Path) -> Result<MetadataValue<Ascii>, ChannelError> {
 /// Reads a small file away from this thread, where a mount that hangs would stop admin pages.
 async fn read(file: PathBuf, most: u64) -> Result<Vec<u8>, ChannelError> {
     let path = file.clone();
-    let read = tokio::task::spawn_blocking(move || {
-        let metadata = fs::metadata(&path)?;
-        match metadata.is_file() && metadata.len() <= most {
-            true => fs::read(&path),
-            false => Err(io::Error::other("is no file of a sensible size")),
-        }
-    });
+    let read = tokio::task::spawn_blocking(move || read_now(&path, most));
     let failed = |what: String| ChannelError::File { file, what };
     match timeout(CONNECT_DEADLINE, read).await {
         Ok(Ok(Ok(bytes))) => Ok(bytes),
@@ -155,24 +149,20 @@ async fn read(file: PathBuf, most: u64) -> Result<Vec<u8>, ChannelError> {
     }
 }
 
+fn read_now(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let metadata = fs::metadata(path)?;
+    match metadata.is_file() && metadata.len() <= most {
+        true => fs::read(path),
+        false => Err(io::Error::other("is no file of a sensible size")),
+    }
+}
+
 /// Roots beyond this are something else: a mesh's bundle has a few KiB for each.
 const ROOTS_BYTES_MAX: u64 = 1024 * 1024;
 
 async fn tls(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
-    let failed = |what: String| ChannelError::File {
-        file: plane.roots.clone(),
-        what,
-    };
     let pem = read(plane.roots.clone(), ROOTS_BYTES_MAX).await?;
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|error| failed(format!("is not PEM: {error}")))?;
-        let added = roots.add(certificate);
-        added.map_err(|error| failed(format!("holds a root that cannot be used: {error}")))?;
-    }
-    if roots.is_empty() {
-        return Err(failed("holds no certificate".to_owned()));
-    }
+    let roots = roots(&plane.roots, &pem)?;
     let provider = Arc::new(aws_lc_rs::default_provider());
     let mut tls = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -181,6 +171,45 @@ async fn tls(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
         .with_no_client_auth();
     tls.alpn_protocols = vec![b"h2".to_vec()];
     Ok(Arc::new(tls))
+}
+
+fn roots(file: &Path, pem: &[u8]) -> Result<RootCertStore, ChannelError> {
+    let failed = |what: String| ChannelError::File {
+        file: file.to_owned(),
+        what,
+    };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(|error| failed(format!("is not PEM: {error}")))?;
+        let added = roots.add(certificate);
+        added.map_err(|error| failed(format!("holds a root that cannot be used: {error}")))?;
+    }
+    if roots.is_empty() {
+        return Err(failed("holds no certificate".to_owned()));
+    }
+    Ok(roots)
+}
+
+/// What is wrong with the files of a control plane as they are now, each with its error.
+pub fn check(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
+    let judge = |file: &Path, most, judge: fn(&Path, &[u8]) -> Result<(), ChannelError>| {
+        let failed = |error: io::Error| ChannelError::File {
+            file: file.to_owned(),
+            what: error.to_string(),
+        };
+        let judged = read_now(file, most).map_err(failed);
+        let judged = judged.and_then(|bytes| judge(file, &bytes));
+        judged.err().map(|error| (file.to_owned(), error))
+    };
+    let root = judge(&plane.roots, ROOTS_BYTES_MAX, |file, pem| {
+        roots(file, pem).map(drop)
+    });
+    let token = plane.token.as_ref().and_then(|token| {
+        judge(token, TOKEN_BYTES_MAX, |file, token| {
+            bearer(file, token).map(drop)
+        })
+    });
+    root.into_iter().chain(token).collect()
 }
 
 async fn handshake(
