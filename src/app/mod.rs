@@ -98,7 +98,7 @@ impl Front {
     fn open(config: &Config) -> anyhow::Result<Self> {
         let status = Arc::new(Status::new(&[CERTIFICATES, DISCOVERY, LISTENERS]));
         let lifecycle = Lifecycle::new();
-        let socket = bind(config.readiness.bind)?;
+        let socket = bind("readiness.bind", config.readiness.bind)?;
         let address = socket.local_addr()?;
         let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
         spawn_admin(&lifecycle, socket, router)?;
@@ -319,12 +319,15 @@ impl Sockets {
         let data: anyhow::Result<_> = config
             .listeners
             .iter()
-            .map(|listener| explained(accept::reserve(listener.bind), listener.bind))
+            .map(|listener| {
+                let key = format!("listeners[].bind of {}", listener.name);
+                explained(accept::reserve(listener.bind), &key, listener.bind)
+            })
             .collect();
         Ok(Self {
             data: data?,
-            admin: bind(config.admin.bind)?,
-            metrics: bind(config.metrics.bind)?,
+            admin: bind("admin.bind", config.admin.bind)?,
+            metrics: bind("metrics.bind", config.metrics.bind)?,
         })
     }
 
@@ -357,12 +360,14 @@ impl Sockets {
     }
 }
 
-fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    explained(accept::bind(address), address)
+fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    explained(accept::bind(address), key, address)
 }
 
-fn explained<T>(bound: std::io::Result<T>, address: SocketAddr) -> anyhow::Result<T> {
-    bound.with_context(|| format!("cannot listen on {address}; is another gateway running there?"))
+fn explained<T>(bound: std::io::Result<T>, key: &str, address: SocketAddr) -> anyhow::Result<T> {
+    bound.with_context(|| {
+        format!("cannot listen on {address} ({key}); is another gateway running there?")
+    })
 }
 
 fn spawn_admin(lifecycle: &Lifecycle, socket: TcpListener, router: Router) -> anyhow::Result<()> {

@@ -5,6 +5,7 @@
 //! the mesh) is checked by whoever reads those.
 
 mod checks;
+mod defaults;
 mod exposure;
 pub mod fields;
 pub mod findings;

@@ -428,6 +428,28 @@ mod tests {
     }
 
     #[test]
+    fn a_domain_outside_the_set_is_named_for_people() {
+        let (root, _) = short_lived();
+        let (verifier, _) = verifier(&root);
+        let authority = dev::Authority::new().expect("a root");
+        let north = authority.intermediate("north").expect("an intermediate");
+        let leaf = north.leaf("spiffe://north.local/ns/shop/sa/checkout");
+        let chain = certificates(&leaf.expect("a leaf").chain_pem);
+        let refused = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
+        let refused = refused.expect_err("a refusal");
+        assert_eq!(refusal_of(&refused), HandshakeRefusal::UntrustedDomain);
+        assert_eq!(
+            explanation_of(&refused),
+            "trust domain north.local (spiffe://north.local/ns/shop/sa/checkout) is not in \
+             trust.domains"
+        );
+        assert!(shown(&"a\n".repeat(1000)).starts_with("a\\n"));
+        assert!(shown(&"a".repeat(1000)).len() <= SHOWN_MAX);
+        let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        assert!(explanation_of(&unknown).contains("no root"));
+    }
+
+    #[test]
     fn a_chain_is_judged_once_and_refused_when_it_has_expired() {
         let (root, chain) = short_lived();
         let (verifier, count) = verifier(&root);
