@@ -20,6 +20,10 @@ pub enum Reason {
     NotConnect,
     /// More header fields than the limit.
     TooManyFields,
+    /// The server name of a hello is absent, or no route of its listener has it.
+    UnknownSni,
+    /// A hello on an Istio listener offers none of Istio's protocols by ALPN.
+    NoIstioAlpn,
     /// No service of the snapshot has this name or address.
     UnknownService,
     /// The service is known, and exposed to nobody.
@@ -78,11 +82,13 @@ pub enum Blame {
 
 impl Reason {
     /// Every reason, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
         Self::TooManyFields,
+        Self::UnknownSni,
+        Self::NoIstioAlpn,
         Self::UnknownService,
         Self::NotExposed,
         Self::NotForPeer,
@@ -112,6 +118,8 @@ impl Reason {
             Self::BadAuthority => "bad_authority",
             Self::NotConnect => "not_connect",
             Self::TooManyFields => "too_many_fields",
+            Self::UnknownSni => "unknown_sni",
+            Self::NoIstioAlpn => "no_istio_alpn",
             Self::UnknownService => "unknown_service",
             Self::NotExposed => "not_exposed",
             Self::NotForPeer => "not_for_peer",
@@ -142,6 +150,8 @@ impl Reason {
             Self::BadAuthority
             | Self::NotConnect
             | Self::TooManyFields
+            | Self::UnknownSni
+            | Self::NoIstioAlpn
             | Self::UnknownService
             | Self::NotExposed
             | Self::NotForPeer
@@ -190,6 +200,21 @@ impl Reason {
         }
     }
 
+    /// The TLS alert for a hello that fails for this reason before its endpoint has seen it.
+    ///
+    /// As for [`Reason::status`], what a peer may not learn looks alike: unrecognized_name (RFC
+    /// 6066 section 3). All else is handshake_failure (RFC 8446 section 6.2).
+    pub const fn alert(self) -> u8 {
+        match self {
+            Self::UnknownSni
+            | Self::NoIstioAlpn
+            | Self::UnknownService
+            | Self::NotExposed
+            | Self::NotForPeer => 112,
+            _ => 40,
+        }
+    }
+
     /// The RST_STREAM code for a tunnel that fails for this reason after 200 was sent.
     ///
     /// RFC 9113 section 8.5: a TCP error of the upstream is CONNECT_ERROR. Peers read CANCEL and
@@ -205,7 +230,8 @@ impl Reason {
     pub const fn response_flags(self) -> &'static str {
         match self {
             Self::NotExposed | Self::NotForPeer | Self::PolicyDenied | Self::Revoked => "DENY",
-            Self::UnknownService
+            Self::UnknownSni
+            | Self::UnknownService
             | Self::NoEndpoint
             | Self::NoWaypoint
             | Self::DialDenied
@@ -369,6 +395,14 @@ mod tests {
         ]
         .map(|reason| reason.status());
         assert_eq!(answers, [StatusCode::SERVICE_UNAVAILABLE; 3]);
+        let alerts = [
+            Reason::UnknownSni,
+            Reason::UnknownService,
+            Reason::NotExposed,
+            Reason::NotForPeer,
+        ]
+        .map(Reason::alert);
+        assert_eq!(alerts, [112; 4]);
     }
 
     #[test]

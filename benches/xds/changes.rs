@@ -47,6 +47,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
             san: Some(NAME.to_owned()),
             headers: Default::default(),
         },
+        on_demand: false,
         cache: None,
         pod: Pod {
             name: "strait".into(),

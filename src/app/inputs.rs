@@ -8,8 +8,8 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use crate::config::{
-    Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    IstioCa, PolicyMode, Severity, Source, findings,
+    Config, DefaultExposure, Discovery, Examined, ExposedService, Findings, HostPort, Identity,
+    IdentityFiles, IstioCa, PolicyMode, Severity, Source, findings,
 };
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
@@ -19,7 +19,7 @@ use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, 
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
-use super::certificates;
+use super::{certificates, routes};
 
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
@@ -268,6 +268,7 @@ impl Report {
     /// could mend it here.
     pub(super) fn compare(&mut self, config: &Config, mesh: &Mesh, policies: &Policies) {
         let Discovery::File { path: mesh_path } = &config.discovery else {
+            self.warn_of_nameless(config);
             return;
         };
         let known = |host: &str| {
@@ -293,6 +294,7 @@ impl Report {
             }
         }
         self.warn_of_dead_ends(config, mesh);
+        self.warnings.extend(routes::dead_ends(config, mesh));
         if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
             self.warnings.push(format!(
                 "{}: warning: its {} authorization policies are not enforced at this gateway; \
@@ -305,6 +307,35 @@ impl Report {
 }
 
 impl Report {
+    /// Warns of exposed services that cannot be asked for by name, where that is what is done.
+    fn warn_of_nameless(&mut self, config: &Config) {
+        let on_demand = matches!(
+            &config.discovery,
+            Discovery::Istio {
+                on_demand: true,
+                ..
+            }
+        );
+        let file = config.file.display();
+        let services = config.exposure.services.iter().filter(|_| on_demand);
+        for ExposedService { service, line, .. } in services {
+            let host = &service.host;
+            if xds::demand::name_of(host).is_none() {
+                self.warnings.push(format!(
+                    "{file}:{line}: warning: {host} is not in Kubernetes and cannot be asked for; \
+                     write `discovery: {{on_demand: false}}`, or a host such as \
+                     `echo.app.svc.cluster.local`"
+                ));
+            }
+        }
+        if on_demand && config.exposure.default == DefaultExposure::All {
+            self.warnings.push(format!(
+                "{file}: warning: `exposure.default` is `all`, and `discovery.on_demand` asks for \
+                 services with an entry and exported ones only; write `on_demand: false`"
+            ));
+        }
+    }
+
     /// Warns of exposed services whose tunnels could not be dialled as things are.
     fn warn_of_dead_ends(&mut self, config: &Config, mesh: &Mesh) {
         let network = config.gateway.network.as_str();

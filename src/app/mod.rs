@@ -8,6 +8,7 @@ mod inputs;
 mod memory;
 mod pod;
 mod reload;
+mod routes;
 
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
@@ -24,11 +25,12 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
 use crate::admin::{self, AdminState, Denies};
-use crate::config::{Config, Discovery, Source};
+use crate::config::{Config, Discovery, Listener, Source};
 use crate::datapath::accept::{self, Accepted, Worker};
 use crate::datapath::admission::Admission;
 use crate::datapath::budget::Budget;
 use crate::datapath::dial::DenyList;
+use crate::datapath::listener;
 use crate::datapath::{Gateway, serve};
 use crate::lifecycle::Lifecycle;
 use crate::snapshot::Publisher;
@@ -140,6 +142,7 @@ impl App {
             policies: inputs.told_policies(),
             enforcement: Some(inputs::enforcement(&inputs.config)),
             exports: None,
+            direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
         });
         if let Discovery::File { .. } = inputs.config.discovery {
             status.ready(DISCOVERY);
@@ -206,12 +209,18 @@ impl App {
     /// thread of its own, as 100,000 workloads at once take their time, and signals, readiness and
     /// the budget do not wait.
     fn discover(&self, config: &Config, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
-        let Discovery::Istio { plane, cache } = &config.discovery else {
+        let Discovery::Istio {
+            plane,
+            cache,
+            on_demand,
+        } = &config.discovery
+        else {
             return Ok(());
         };
         let runtime = runtime()?;
         let discovery = xds::stream::run(Istio {
             plane: plane.clone(),
+            on_demand: *on_demand,
             cache: cache.clone(),
             pod: pod::of_environment(&config.gateway),
             publisher: Arc::clone(publisher),
@@ -257,8 +266,10 @@ impl App {
         data.certificate.await?;
         let config = self.config.load();
         let listen = |socket| accept::listen(socket).context("cannot listen");
-        let sockets: anyhow::Result<_> = data.sockets.into_iter().map(listen).collect();
-        serve_data(&self.gateway, sockets?, config.workers)?;
+        let sockets: anyhow::Result<Vec<_>> = data.sockets.into_iter().map(listen).collect();
+        let listeners = config.listeners.iter().map(listener::Listener::new);
+        let opened = sockets?.into_iter().zip(listeners.map(Arc::new));
+        serve_data(&self.gateway, opened.collect(), config.workers)?;
         self.status.ready(LISTENERS);
         let binds = config.listeners.iter();
         let binds = binds.map(|listener| listener.bind.to_string());
@@ -306,6 +317,9 @@ impl Signals {
         }
     }
 }
+
+/// A listening socket of the data path, and what becomes of its connections.
+type Opened = (TcpListener, Arc<listener::Listener>);
 
 /// The other listening sockets, bound before any is served: a start that fails serves no tunnel.
 struct Sockets {
@@ -377,11 +391,7 @@ fn spawn_admin(lifecycle: &Lifecycle, socket: TcpListener, router: Router) -> an
 }
 
 /// Starts the workers; the first also accepts, and hands each socket to the least loaded.
-fn serve_data(
-    gateway: &Arc<Gateway>,
-    sockets: Vec<TcpListener>,
-    workers: usize,
-) -> anyhow::Result<()> {
+fn serve_data(gateway: &Arc<Gateway>, sockets: Vec<Opened>, workers: usize) -> anyhow::Result<()> {
     let count = match workers {
         0 => thread::available_parallelism()?.get(),
         count => count,
@@ -393,7 +403,7 @@ fn serve_data(
     }
     let acceptors = sockets
         .into_iter()
-        .map(|socket| (socket, workers.clone()))
+        .map(|opened| (opened, workers.clone()))
         .collect();
     spawn_worker(gateway, 0, first, acceptors)
 }
@@ -402,17 +412,17 @@ fn spawn_worker(
     gateway: &Arc<Gateway>,
     index: usize,
     queue: mpsc::Receiver<Accepted>,
-    acceptors: Vec<(TcpListener, Vec<Worker>)>,
+    acceptors: Vec<(Opened, Vec<Worker>)>,
 ) -> anyhow::Result<()> {
     let gateway = Arc::clone(gateway);
     let runtime = runtime()?;
     let run = move || {
         runtime.block_on(async move {
-            for (socket, workers) in acceptors {
+            for ((socket, listener), workers) in acceptors {
                 let gateway = Arc::clone(&gateway);
                 tokio::spawn(async move {
                     match tokio::net::TcpListener::from_std(socket) {
-                        Ok(listener) => accept::run(&gateway, listener, workers).await,
+                        Ok(socket) => accept::run(&gateway, socket, listener, workers).await,
                         Err(error) => error!(%error, "cannot listen"),
                     }
                 });

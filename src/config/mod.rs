@@ -12,6 +12,7 @@ pub mod findings;
 mod headers;
 mod layers;
 mod level;
+mod listeners;
 mod names;
 pub mod pod;
 mod read;
@@ -30,6 +31,7 @@ use serde::{Serialize, Serializer};
 pub use findings::{Finding, Findings, Place, Report, Severity};
 pub use layers::Source;
 pub use level::Directives;
+pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 pub use sources::unix_socket;
 
@@ -221,15 +223,6 @@ pub struct TrustDomain {
     pub roots: Option<PathBuf>,
 }
 
-/// A place where peers connect, by HBONE, routed by the authority of their CONNECT.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Listener {
-    /// Its name in logs and findings. Required, unique.
-    pub name: String,
-    /// Its address. Required.
-    pub bind: SocketAddr,
-}
-
 /// Where the mesh is learned from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
@@ -249,6 +242,9 @@ pub enum Discovery {
         /// kept.
         #[serde(serialize_with = "lossy_path_option")]
         cache: Option<PathBuf>,
+        /// Whether only exposed and exported services are asked for, with their waypoints, and not
+        /// the whole mesh. Default: no.
+        on_demand: bool,
     },
 }
 

@@ -10,12 +10,13 @@ use super::checks::{self, Opened};
 use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
+use super::listeners::{self, network, socket_address};
 use super::sources;
 use super::yaml::Document;
 use super::{
     ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
-    Gateway, Limits, Listener, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS,
-    Trust, TrustDomain,
+    Gateway, Limits, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS, Trust,
+    TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -62,7 +63,7 @@ fn sections(
     let example = "[{name: cross-network, bind: \"[::]:15008\"}]";
     let listeners = top
         .need("listeners", example)
-        .map(listeners)
+        .map(listeners::read)
         .unwrap_or_default();
     let discovery = top
         .need("discovery", "{kind: file, path: mesh.yaml}")
@@ -243,52 +244,6 @@ pub(super) fn trust_domain_name(value: Value<'_>) -> Option<String> {
     })
 }
 
-fn listeners(value: Value<'_>) -> Vec<(Listener, u64)> {
-    if value.is_vacant() {
-        let what = "is empty, so nobody could connect";
-        value.error(what, "`- {name: cross-network, bind: \"[::]:15008\"}`");
-    }
-    let read: Vec<_> = value
-        .items()
-        .filter_map(|item| Some((listener(item)?, item)))
-        .collect();
-    checks::repeated(
-        read.iter()
-            .map(|((listener, _), item)| (listener.name.as_str(), *item)),
-    );
-    read.into_iter().map(|(read, _)| read).collect()
-}
-
-/// A listener and the line of its address.
-fn listener(value: Value<'_>) -> Option<(Listener, u64)> {
-    let mut fields = value.fields("listeners[]")?;
-    fields.later(&["sources", "routing", "routes", "to"]);
-    let protocol = fields.get("protocol");
-    if protocol.is_some_and(|protocol| protocol.is_later(&["tls", "tcp"], "`hbone`")) {
-        return None;
-    }
-    protocol.map(|protocol| protocol.choice(&[("hbone", ())]));
-    if let Some(route_by) = fields.get("route_by")
-        && !route_by.is_later(&["sni"], "`authority`")
-    {
-        route_by.choice(&[("authority", ())]);
-    }
-    let name = fields
-        .need("name", "cross-network")
-        .and_then(Value::text)
-        .map(str::to_owned);
-    let bind = fields.need("bind", "\"[::]:15008\"");
-    let address = bind.and_then(socket_address);
-    fields.finish();
-    Some((
-        Listener {
-            name: name?,
-            bind: address?,
-        },
-        bind?.line(),
-    ))
-}
-
 fn policy(value: Value<'_>) -> Option<Policy> {
     let mut fields = value.fields("policy")?;
     fields.later(&["files"]);
@@ -307,11 +262,6 @@ fn policy(value: Value<'_>) -> Option<Policy> {
 fn dial(value: Value<'_>) -> Option<Dial> {
     let mut fields = value.fields("dial")?;
     fields.later(&["try", "budget"]);
-    let network = |item: Value<'_>| {
-        item.parsed("a network in CIDR form, such as `127.0.0.0/8`", |text| {
-            text.parse().ok()
-        })
-    };
     let allow: Option<Vec<_>> = match fields.get("allow") {
         Some(list) => list
             .items()
@@ -365,11 +315,6 @@ fn bind<'a>(top: &mut Fields<'a>, key: &'static str, default: SocketAddr) -> Ope
     }
     fields.finish();
     opened
-}
-
-fn socket_address(value: Value<'_>) -> Option<SocketAddr> {
-    let wanted = "an address and a port, such as `\"127.0.0.1:15000\"` or `\"[::]:15008\"`";
-    value.parsed(wanted, |text| text.parse().ok())
 }
 
 fn drain(value: Value<'_>) -> Option<Drain> {

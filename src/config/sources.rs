@@ -115,10 +115,12 @@ pub(super) fn discovery(value: Value<'_>) -> Option<Discovery> {
     if kind.choice(&[("file", false), ("istio", true)])? {
         let plane = control_plane(&mut fields);
         let cache = optional(&mut fields, "cache", Value::new_path);
+        let on_demand = optional(&mut fields, "on_demand", Value::flag);
         fields.finish();
         return Some(Discovery::Istio {
             plane: plane?,
             cache: cache?,
+            on_demand: on_demand?.unwrap_or(false),
         });
     }
     let path = fields

@@ -48,7 +48,7 @@ pub struct Document {
 pub struct Layer {
     /// The value of the whole tree.
     pub root: Node,
-    /// The names, by [`Node::made`].
+    /// The names, by `Node::made`.
     pub origins: Vec<String>,
 }
 

@@ -19,6 +19,7 @@ use crate::telemetry::AcceptError;
 
 use super::Gateway;
 use super::admission::{Descriptor, Handshake};
+use super::listener::Listener;
 
 /// A socket that a peer has opened to us.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub struct Accepted {
     pub handshake: Handshake,
     /// What the worker and the process count while the connection lives.
     pub held: Held,
+    /// Where it was accepted.
+    pub listener: Arc<Listener>,
 }
 
 /// What is counted of a connection while it lives.
@@ -156,7 +159,12 @@ pub fn listen(socket: Socket) -> io::Result<std::net::TcpListener> {
 }
 
 /// Accepts until the drain begins, handing each socket to the worker with the least load.
-pub async fn run(gateway: &Gateway, listener: TcpListener, workers: Vec<Worker>) {
+pub async fn run(
+    gateway: &Gateway,
+    socket: TcpListener,
+    listener: Arc<Listener>,
+    workers: Vec<Worker>,
+) {
     let mut phases = gateway.lifecycle.phases();
     let backoff = ExponentialBuilder::default()
         .with_min_delay(BACKOFF_MIN)
@@ -170,7 +178,7 @@ pub async fn run(gateway: &Gateway, listener: TcpListener, workers: Vec<Worker>)
                 gateway.metrics.accept_paused();
                 sleep(FULL_PAUSE).await;
             }
-            listener.accept().await
+            socket.accept().await
         };
         let accepted = tokio::select! {
             accepted = accept => accepted,
@@ -179,7 +187,7 @@ pub async fn run(gateway: &Gateway, listener: TcpListener, workers: Vec<Worker>)
         match accepted.and_then(|(stream, address)| Ok((stream.into_std()?, address))) {
             Ok((stream, address)) => {
                 delays = backoff.build();
-                hand_over(gateway, &workers, stream, address);
+                hand_over(gateway, &listener, &workers, stream, address);
             }
             Err(error) if is_of_one_connection(&error) => {
                 gateway.metrics.accept_error(AcceptError::Connection);
@@ -214,6 +222,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 
 fn hand_over(
     gateway: &Gateway,
+    listener: &Arc<Listener>,
     workers: &[Worker],
     stream: std::net::TcpStream,
     address: SocketAddr,
@@ -223,15 +232,15 @@ fn hand_over(
         return;
     }
     let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+    if !listener.admits(address.ip()) {
+        return turn_away(gateway, &stream, "not_in_sources");
+    }
     let least = workers
         .iter()
         .min_by_key(|worker| worker.load.0.load(Ordering::Relaxed));
     let Some(worker) = least else { return };
     let Some(handshake) = gateway.admission.handshake(address.ip()) else {
-        gateway.metrics.connection_shed("source");
-        // RST: whoever is turned away shall not leave us a socket in TIME_WAIT.
-        let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
-        return;
+        return turn_away(gateway, &stream, "source");
     };
     let held = Held {
         load: worker.load.add(),
@@ -242,10 +251,17 @@ fn hand_over(
         address,
         handshake,
         held,
+        listener: Arc::clone(listener),
     };
     if worker.queue.try_send(accepted).is_err() {
         gateway.metrics.connection_shed("worker");
     }
+}
+
+/// Closes by RST: whoever is turned away shall not leave us a socket in TIME_WAIT.
+fn turn_away(gateway: &Gateway, stream: &std::net::TcpStream, limit: &'static str) {
+    gateway.metrics.connection_shed(limit);
+    let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
 /// How a dead other end is noticed by TCP itself.

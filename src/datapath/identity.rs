@@ -11,16 +11,37 @@ use crate::tls::leaf_identity;
 
 use super::handshake::Session;
 
-/// A downstream whose certificate was verified.
+/// A downstream: as a rule one whose certificate was verified.
 #[derive(Debug)]
 pub struct Peer {
     /// What logs and metrics say of it.
     pub source: Arc<Source>,
-    /// When its certificate expires.
+    /// When its certificate expires; long ago where there is none.
     pub not_after: SystemTime,
 }
 
 impl Peer {
+    /// Somebody who has shown no certificate, as on a TLS listener.
+    pub fn unknown(address: SocketAddr) -> Self {
+        let nothing: Arc<str> = Arc::default();
+        Self {
+            source: Arc::new(Source {
+                address,
+                principal: Arc::clone(&nothing),
+                trust_domain: Arc::clone(&nothing),
+                namespace: Arc::clone(&nothing),
+                service_account: Arc::clone(&nothing),
+                cluster: nothing,
+            }),
+            not_after: SystemTime::UNIX_EPOCH,
+        }
+    }
+
+    /// Whether it has shown no certificate.
+    pub fn is_unknown(&self) -> bool {
+        self.source.principal.is_empty()
+    }
+
     /// The peer as policy judges it.
     pub fn caller(&self) -> Caller<'_> {
         Caller {

@@ -6,6 +6,7 @@
 //! | 2 | `handshake` | `Accepted` | [`Session`](handshake::Session) |
 //! | 3 | `identity` | `Session`'s certificate | [`Peer`](identity::Peer) |
 //! | 4 | `connect` | HTTP/2 over the `Session` | [`Target`](tunnel::Target) |
+//! | 2 to 4 | `passthrough` | `Accepted` by a TLS listener | [`Hello`](hello::Hello) and `Target` |
 //! | 5 | `route` | `Peer` × `Target` × snapshot | [`Route`](route::Route) |
 //! | 6 | `policy` | `Peer` × `Route` | [`Permit`](policy::Permit) |
 //! | 7 | `balance` | `Permit` | [`Pick`](balance::Pick) |
@@ -29,10 +30,14 @@ pub mod dial;
 pub mod forward;
 pub mod gate;
 pub mod handshake;
+pub mod hello;
 pub mod identity;
 pub mod keepalive;
 pub mod linger;
+pub mod listener;
 pub mod meter;
+pub mod passthrough;
+pub mod pipe;
 pub mod policy;
 pub mod readahead;
 pub mod route;

@@ -9,10 +9,12 @@ use crate::wire::Authority;
 use super::identity::Peer;
 use super::route::Route;
 
-/// A route that the peer may use. Only [`run`] makes one, and only a permit can be dialled.
+/// A route that the peer may use. Only [`run`] and [`granted`] make one, and only a permit can be
+/// dialled.
 #[derive(Debug)]
 pub struct Permit {
     route: Route,
+    granted: bool,
 }
 
 impl Permit {
@@ -28,6 +30,7 @@ impl Permit {
             host: Arc::clone(&self.route.service().hostname),
             port: self.route.port(),
             asked: self.route.into_asked(),
+            granted: self.granted,
         }
     }
 }
@@ -38,6 +41,7 @@ pub struct Right {
     asked: Authority,
     host: Arc<str>,
     port: u16,
+    granted: bool,
     endpoint: Arc<Endpoint>,
 }
 
@@ -61,7 +65,19 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rea
         &route.service().hostname,
         route.port(),
     )?;
-    Ok(Permit { route })
+    Ok(Permit {
+        route,
+        granted: false,
+    })
+}
+
+/// The permit for the target of a listener's own route, which the configuration opens to whoever
+/// reaches that listener.
+pub fn granted(route: Route) -> Permit {
+    Permit {
+        route,
+        granted: true,
+    }
 }
 
 /// Judges an open tunnel again, by the rules of now.
@@ -69,6 +85,10 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rea
 /// # Errors
 /// [`Reason::Revoked`]: a change of trust or exposure took the right away.
 pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), Reason> {
+    if right.granted {
+        // Listeners change with a restart only.
+        return Ok(());
+    }
     judge(snapshot, peer, &right.asked, &right.host, right.port).map_err(|_| Reason::Revoked)
 }
 

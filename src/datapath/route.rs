@@ -84,6 +84,24 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Re
     })
 }
 
+/// As [`run`], with the endpoints of TLS listeners.
+///
+/// # Errors
+/// [`Reason::UnknownService`].
+pub fn direct(snapshot: &Snapshot, target: Target) -> Result<Route, Reason> {
+    let (asked, _) = target.into_parts();
+    let (service, port, _) = find(snapshot, &asked).ok_or(Reason::UnknownService)?;
+    let by_waypoint = !service.definition.waypoints.is_empty();
+    let own = service.direct.get(&port).filter(|_| !by_waypoint);
+    Ok(Route {
+        service: Arc::clone(service),
+        port,
+        endpoints: own.cloned().unwrap_or_default(),
+        by_waypoint,
+        asked,
+    })
+}
+
 /// Whether a tunnel goes to a waypoint of the service instead of its endpoints (contract 2.3).
 ///
 /// That the waypoint has done its work is believed only of its own identity, or of one that the

@@ -8,13 +8,21 @@ use crate::telemetry::handshake_refused;
 
 use super::accept::Accepted;
 use super::handshake::Refused;
-use super::{Gateway, connect, handshake, identity, linger};
+use super::{Gateway, connect, handshake, identity, linger, passthrough};
 
 /// A worker: serves the sockets that the acceptor hands over, each in a task of its own.
 pub async fn worker(gateway: Arc<Gateway>, mut queue: mpsc::Receiver<Accepted>) {
     while let Some(accepted) = queue.recv().await {
-        let connection = connection(Arc::clone(&gateway), accepted);
-        gateway.lifecycle.spawn(connection);
+        match accepted.listener.is_tls() {
+            true => {
+                let connection = passthrough::run(Arc::clone(&gateway), accepted);
+                gateway.lifecycle.spawn(connection);
+            }
+            false => {
+                let connection = connection(Arc::clone(&gateway), accepted);
+                gateway.lifecycle.spawn(connection);
+            }
+        }
     }
 }
 

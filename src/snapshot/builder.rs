@@ -20,6 +20,8 @@ pub struct Change {
     pub exposure: Option<ExposureTable>,
     /// What the control plane exports.
     pub exports: Option<ExportSet>,
+    /// Whether there are TLS listeners. It takes effect with the mesh of the same change.
+    pub direct: Option<bool>,
     /// Istio's authorization policies.
     pub policies: Option<Policies>,
     /// What is done about them.
@@ -34,6 +36,7 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     next.trust = replaced(&old.trust, change.trust);
     next.exposure = replaced(&old.exposure, change.exposure);
     next.exports = replaced(&old.exports, change.exports);
+    next.direct = change.direct.unwrap_or(old.direct);
     next.policies = replaced(&old.policies, change.policies);
     next.enforcement = change.enforcement.unwrap_or(old.enforcement);
     let mut moved = (&next.trust, &next.exposure, &next.exports)
@@ -181,6 +184,38 @@ mod tests {
         mesh.hbone_only = true;
         let snapshot = built(&Snapshot::default(), mesh);
         assert_eq!(addresses(&snapshot), ["10.0.0.1:15008"]);
+    }
+
+    #[test]
+    fn tls_listeners_dial_every_endpoint_at_its_target_port_and_judge_it_by_that() {
+        let mut plain = workload("plain", "10.0.0.2");
+        plain.protocol = Protocol::Tcp;
+        let mut mesh = mesh(vec![workload("hbone", "10.0.0.1"), plain]);
+        mesh.hbone_only = true;
+        let next = |old: &Snapshot, mesh: &Mesh, direct| {
+            let change = Change {
+                mesh: Some((mesh.clone(), "east".into())),
+                direct,
+                ..Change::default()
+            };
+            build(old, change)
+        };
+        let without = next(&Snapshot::default(), &mesh, None);
+        assert!(echo(&without).direct.is_empty());
+        let first = next(&without, &mesh, Some(true));
+        let direct = |snapshot: &Snapshot| echo(snapshot).direct[&80].endpoints.clone();
+        let dialled: Vec<_> = direct(&first).iter().map(|one| one.address).collect();
+        let wanted = ["10.0.0.1:8080", "10.0.0.2:8080"].map(|text| text.parse().expect("one"));
+        assert_eq!(dialled, wanted);
+        assert_eq!(addresses(&first), ["10.0.0.1:15008"]);
+        let tunnelled = &echo(&first).ports[&80].endpoints[0];
+        assert!(!Arc::ptr_eq(&tunnelled.state, &direct(&first)[0].state));
+        change(&mut mesh, |service| service.allow_unhealthy = true);
+        let second = next(&first, &mesh, None);
+        assert!(Arc::ptr_eq(
+            &direct(&second)[0].state,
+            &direct(&first)[0].state
+        ));
     }
 
     #[test]

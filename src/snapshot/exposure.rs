@@ -38,6 +38,11 @@ impl ExportSet {
     pub fn contains(&self, host: &str, port: u16) -> bool {
         self.0.get(host).is_some_and(|ports| ports.contains(&port))
     }
+
+    /// The hostnames of services of which a port is exported.
+    pub fn hosts(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(|host| &**host)
+    }
 }
 
 impl<'a> FromIterator<(&'a str, u16)> for ExportSet {
@@ -81,6 +86,20 @@ pub struct Caller<'a> {
     pub namespace: &'a str,
     /// The service account of the peer's identity.
     pub service_account: &'a str,
+}
+
+impl Caller<'_> {
+    /// Somebody whose identity nobody has verified, as on a TLS listener.
+    pub const UNKNOWN: Self = Caller {
+        trust_domain: "",
+        namespace: "",
+        service_account: "",
+    };
+
+    /// Whether there is no identity. One that was verified has a trust domain.
+    fn is_unknown(self) -> bool {
+        self.trust_domain.is_empty()
+    }
 }
 
 /// What the exposure rules say.
@@ -131,6 +150,11 @@ impl ExposureTable {
     /// Whether a service has an entry, which then says alone to whom it is exposed.
     pub fn has_entry(&self, host: &str) -> bool {
         self.services.contains_key(host)
+    }
+
+    /// The hostnames of services with an entry.
+    pub fn hosts(&self) -> impl Iterator<Item = &str> {
+        self.services.keys().map(|host| &**host)
     }
 
     /// The entries of a service; none where the rule for all services holds.
@@ -215,8 +239,12 @@ fn verdict<'a>(
 }
 
 impl Audience {
-    /// Whether the caller is one of these. A caller of a domain outside the trust set never is.
+    /// Whether the caller is one of these. A caller of a domain outside the trust set never is,
+    /// and one without identity only where anyone is.
     fn admits(&self, caller: Caller<'_>, trust: &TrustSet) -> bool {
+        if caller.is_unknown() {
+            return self.anyone;
+        }
         let Some(cluster) = trust.cluster(caller.trust_domain) else {
             return false;
         };
@@ -391,23 +419,32 @@ mod tests {
     }
 
     #[test]
-    fn anyone_is_anyone_of_the_trust_set_here() {
-        let mut table = ExposureTable::new(false);
-        let to = vec![Audience {
-            anyone: true,
+    fn anyone_is_the_trust_set_and_who_has_no_identity() {
+        let mut table = ExposureTable::new(true);
+        let open = |anyone| Audience {
+            anyone,
             ..Audience::default()
-        }];
-        table.expose("open.app", &Exposure { port: None, to }, []);
-        let judge = |domain| {
-            table.judge(
-                caller(domain, "a", "b"),
-                &trust(),
-                &name("open.app:1"),
-                "open.app",
-                1,
-            )
         };
-        assert_eq!(judge("west.local"), Verdict::Allowed);
-        assert_eq!(judge("evil.local"), Verdict::NotForPeer);
+        let exposure = |anyone| Exposure {
+            port: None,
+            to: vec![open(anyone)],
+        };
+        table.expose("open.app", &exposure(true), [("open.global", None)]);
+        table.expose("closed.app", &exposure(false), []);
+        let judge =
+            |caller, host: &str, asked: &str| table.judge(caller, &trust(), &name(asked), host, 1);
+        let of = |domain| caller(domain, "a", "b");
+        let open = |caller| judge(caller, "open.app", "open.app:1");
+        assert_eq!(open(of("west.local")), Verdict::Allowed);
+        assert_eq!(open(of("evil.local")), Verdict::NotForPeer);
+        assert_eq!(open(Caller::UNKNOWN), Verdict::Allowed);
+        let alias = judge(Caller::UNKNOWN, "open.app", "open.global:1");
+        assert_eq!(alias, Verdict::Allowed);
+        let closed = |caller| judge(caller, "closed.app", "closed.app:1");
+        assert_eq!(closed(of("west.local")), Verdict::Allowed);
+        assert_eq!(closed(Caller::UNKNOWN), Verdict::NotForPeer);
+        // `default: all` is all peers of the trust set.
+        let other = judge(Caller::UNKNOWN, "other.app", "other.app:1");
+        assert_eq!(other, Verdict::NotExposed);
     }
 }

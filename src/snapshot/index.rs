@@ -20,6 +20,10 @@ use crate::status::WorkloadLabels;
 pub(super) struct Index {
     /// The network whose endpoints are local.
     pub(super) network: Arc<str>,
+    /// Whether HBONE listeners pass over endpoints without it.
+    hbone_only: bool,
+    /// Whether there are endpoints for TLS listeners too.
+    direct: bool,
     /// The workloads that can be dialled, by each `namespace/hostname` that they name: by uid.
     members: Shards<Arc<str>, Members>,
     /// The services that claim a hostname, in the order of their names.
@@ -37,17 +41,21 @@ struct Member(Arc<[Arc<Endpoint>]>);
 /// The members of a service that come or change, and those that go, by uid.
 type Edits<'a> = BTreeMap<&'a str, Option<Member>>;
 
-/// Puts a mesh in the place of the snapshot's. The network, and whether only HBONE is dialled, stay
-/// what they are while a gateway runs; with others no endpoint keeps its state. Returns whether
-/// other policies may select a workload that was there before.
+/// Puts a mesh in the place of the snapshot's. The network, whether only HBONE is dialled and
+/// whether there are TLS listeners stay what they are while a gateway runs; with others no endpoint
+/// keeps its state. Returns whether other policies may select a workload that was there before.
 pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> bool {
-    let rules = (&snapshot.index.network, snapshot.mesh.hbone_only);
-    if rules != (&network, mesh.hbone_only) {
+    let index = &snapshot.index;
+    let rules = (&index.network, index.hbone_only, index.direct);
+    let (hbone_only, direct) = (mesh.hbone_only, snapshot.direct);
+    if rules != (&network, hbone_only, direct) {
         snapshot.mesh = Mesh::default();
         snapshot.services = Shards::default();
         snapshot.vips = Shards::default();
         snapshot.index = Index {
             network,
+            hbone_only,
+            direct,
             ..Index::default()
         };
     }
@@ -79,7 +87,7 @@ impl Index {
                     edits.entry(service).or_default().insert(uid, None);
                 }
             }
-            let address = after.and_then(|workload| self.dialled(workload, new.hbone_only));
+            let address = after.and_then(|workload| self.dialled(workload));
             let Some((workload, ip)) = after.zip(address) else {
                 continue;
             };
@@ -87,7 +95,7 @@ impl Index {
             let new = first.and_then(|service| edits.get(service)?.values().flatten().next());
             let near = new.or_else(|| self.members.get(first?)?.first());
             let before = before.map(|(_, member)| member);
-            let Some(member) = Member::new(workload, ip, before, near) else {
+            let Some(member) = Member::new(workload, ip, self.direct, before, near) else {
                 continue;
             };
             for service in workload.services.keys() {
@@ -114,9 +122,15 @@ impl Index {
     }
 
     /// The address of a workload that can be dialled from our network.
-    fn dialled(&self, workload: &mesh::Workload, hbone_only: bool) -> Option<IpAddr> {
+    fn dialled(&self, workload: &mesh::Workload) -> Option<IpAddr> {
         let first = workload.addresses.first().map(IpAddr::to_canonical);
+        let hbone_only = self.hbone_only && !self.direct;
         first.filter(|_| undialled(workload, &self.network, hbone_only).is_none())
+    }
+
+    /// Whether HBONE listeners dial a workload.
+    fn tunnels_to(&self, workload: &mesh::Workload) -> bool {
+        !self.hbone_only || workload.protocol == Protocol::Hbone
     }
 
     /// Changes the members of a service.
@@ -168,13 +182,26 @@ impl Index {
         let name = format!("{}/{}", from.namespace, from.hostname);
         let members = self.members.get(&*name);
         let members = members.map_or(&[][..], |members| members);
-        let set = |port| Arc::new(endpoint_set(from, &name, port, members));
+        let tunnelled = |workload: &mesh::Workload, target| {
+            let is_dialled = self.tunnels_to(workload);
+            is_dialled.then(|| dialled_port(workload, target))
+        };
+        let set = |port| Arc::new(endpoint_set(from, &name, port, members, tunnelled));
+        let direct = |port| {
+            let at_target = |_: &mesh::Workload, target| Some(target);
+            Arc::new(endpoint_set(from, &name, port, members, at_target))
+        };
+        let ports = || from.ports.keys().copied();
         Service {
             name: Arc::clone(&from.name),
             namespace: Arc::clone(&from.namespace),
             hostname: Arc::clone(&from.hostname),
             definition: Arc::clone(from),
-            ports: from.ports.keys().map(|&port| (port, set(port))).collect(),
+            ports: ports().map(|port| (port, set(port))).collect(),
+            direct: match self.direct {
+                true => ports().map(|port| (port, direct(port))).collect(),
+                false => HashMap::new(),
+            },
         }
     }
 
@@ -231,11 +258,13 @@ impl Snapshot {
 }
 
 impl Member {
-    /// A workload that is dialled at `ip`, with the states that it had there before; none if it has
-    /// no port. What is said of it in metrics is shared with who has the same.
+    /// A workload that is dialled at `ip`, with the states that it had there before, by TLS
+    /// listeners too where there are some; none if it has no port. What is said of it in metrics
+    /// is shared with who has the same.
     fn new(
         workload: &Arc<mesh::Workload>,
         ip: IpAddr,
+        direct: bool,
         before: Option<&Self>,
         near: Option<&Self>,
     ) -> Option<Self> {
@@ -247,7 +276,10 @@ impl Member {
         };
         let targets = workload.services.values().flat_map(mesh::Ports::values);
         let ports: BTreeSet<_> = targets
-            .map(|&target| dialled_port(workload, target))
+            .flat_map(|&target| {
+                let also = direct.then_some(target);
+                also.into_iter().chain([dialled_port(workload, target)])
+            })
             .collect();
         let endpoint = |port| {
             let address = SocketAddr::new(ip, port);
@@ -255,7 +287,10 @@ impl Member {
             let state = state.filter(|old| old.address == address);
             Arc::new(Endpoint {
                 address,
-                protocol: workload.protocol,
+                protocol: match port {
+                    HBONE_PORT => workload.protocol,
+                    _ => Protocol::Tcp,
+                },
                 weight: workload.capacity,
                 definition: Arc::clone(workload),
                 workload: Arc::clone(&labels),
@@ -271,11 +306,17 @@ impl Member {
     }
 
     /// The endpoint that is dialled for a port of a service.
-    fn serves(&self, service: &mesh::Service, name: &str, port: u16) -> Option<&Arc<Endpoint>> {
+    fn serves(
+        &self,
+        service: &mesh::Service,
+        name: &str,
+        port: u16,
+        dialled: impl Fn(&mesh::Workload, u16) -> Option<u16>,
+    ) -> Option<&Arc<Endpoint>> {
         let workload = &self.0.first()?.definition;
         let target = *workload.services.get(name)?.get(&port)?;
         let is_usable = unserved(service, workload, port).is_none();
-        let port = dialled_port(workload, target);
+        let port = dialled(workload, target).filter(|&port| port != 0)?;
         self.endpoint(port).filter(|_| is_usable)
     }
 
@@ -329,11 +370,18 @@ fn are_of(labels: &WorkloadLabels, workload: &mesh::Workload) -> bool {
         && *labels.zone == *workload.locality.zone
 }
 
-/// The endpoints of one service port that may be dialled. Whether a tunnel goes to them or to a
-/// waypoint is decided when it is routed, so that no service is built from another.
-fn endpoint_set(service: &mesh::Service, name: &str, port: u16, members: &[Member]) -> EndpointSet {
+/// The endpoints of one service port that may be dialled, at the port that `dialled` makes of a
+/// workload and its target port. Whether a tunnel goes to them or to a waypoint is decided when it
+/// is routed, so that no service is built from another.
+fn endpoint_set(
+    service: &mesh::Service,
+    name: &str,
+    port: u16,
+    members: &[Member],
+    dialled: impl Fn(&mesh::Workload, u16) -> Option<u16>,
+) -> EndpointSet {
     let endpoints = members.iter();
-    let endpoints = endpoints.filter_map(|member| member.serves(service, name, port));
+    let endpoints = endpoints.filter_map(|member| member.serves(service, name, port, &dialled));
     EndpointSet::new(endpoints.cloned().collect())
 }
 

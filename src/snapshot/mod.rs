@@ -64,6 +64,8 @@ pub struct Snapshot {
     pub services: Shards<Arc<str>, Arc<Service>>,
     /// The hostnames of services of this network by VIP; the first one answers.
     pub vips: Shards<IpAddr, Arc<[Arc<str>]>>,
+    /// Whether services have endpoints for TLS listeners too, which few gateways need.
+    pub direct: bool,
     index: Index,
 }
 
@@ -98,9 +100,12 @@ pub struct Service {
     pub hostname: Arc<str>,
     /// The service as the source told of it.
     pub definition: Arc<mesh::Service>,
-    /// The endpoints of each service port. Of a service behind a waypoint they are for tunnels that
-    /// come from there.
+    /// The endpoints of each service port, as HBONE listeners dial them. Of a service behind a
+    /// waypoint they are for tunnels that come from there.
     pub ports: HashMap<u16, Arc<EndpointSet>>,
+    /// The same for TLS listeners, always at the target port (contract 10, Dialling); empty where
+    /// there is no such listener.
+    pub direct: HashMap<u16, Arc<EndpointSet>>,
 }
 
 /// The endpoints of one service port, with what a weighted pick needs.

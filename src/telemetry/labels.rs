@@ -13,7 +13,7 @@ use crate::status::WorkloadLabels;
 pub struct Source {
     /// The peer's socket address.
     pub address: SocketAddr,
-    /// The peer's identity, `spiffe://…`.
+    /// The peer's identity, `spiffe://…`; this and what follows is empty where none was verified.
     pub principal: Arc<str>,
     /// The trust domain of the identity.
     pub trust_domain: Arc<str>,
@@ -54,6 +54,7 @@ pub(super) struct TcpLabels {
     service: DestinationService,
     workload: Arc<WorkloadLabels>,
     response_flags: &'static str,
+    security: &'static str,
 }
 
 /// The response flags of a tunnel that ended as it should, or not yet.
@@ -81,6 +82,11 @@ impl<'a> Facts<'a> {
         }
     }
 
+    /// Whether the peer's identity was verified.
+    pub(super) fn has_identity(self) -> bool {
+        !self.source.principal.is_empty()
+    }
+
     pub(super) fn labels(self, response_flags: &'static str) -> TcpLabels {
         let source = self.source;
         TcpLabels {
@@ -90,6 +96,11 @@ impl<'a> Facts<'a> {
             service: self.service.clone(),
             workload: self.workload.cloned().unwrap_or_default(),
             response_flags,
+            // What goes on inside TLS that is passed on, we do not know.
+            security: match self.has_identity() {
+                true => "mutual_tls",
+                false => "unknown",
+            },
         }
     }
 }
@@ -99,6 +110,7 @@ impl TcpLabels {
     pub(super) fn others(&self) -> Self {
         Self {
             response_flags: self.response_flags,
+            security: self.security,
             ..Self::default()
         }
     }
@@ -137,7 +149,7 @@ impl TcpLabels {
             ("destination_cluster", &workload.cluster),
             ("request_protocol", "tcp"),
             ("response_flags", self.response_flags),
-            ("connection_security_policy", "mutual_tls"),
+            ("connection_security_policy", self.security),
             ("source_region", ""),
             ("source_zone", ""),
             ("destination_region", &workload.region),

@@ -183,7 +183,7 @@ impl Metrics {
                     .get_or_create(&[("reason", refusal.label())]),
             );
         }
-        for limit in ["source", "worker"] {
+        for limit in ["source", "worker", "not_in_sources"] {
             drop(self.shed.get_or_create(&[("limit", limit)]));
         }
         for error in AcceptError::ALL {

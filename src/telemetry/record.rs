@@ -20,7 +20,7 @@ const MAX_TEXT: usize = 260;
 pub struct Record {
     metrics: Arc<Metrics>,
     source: Arc<Source>,
-    authority: Box<str>,
+    asked: Asked,
     service: DestinationService,
     workload: Option<Arc<WorkloadLabels>>,
     destination: Option<Destination>,
@@ -30,6 +30,13 @@ pub struct Record {
     start: Instant,
     reason: Option<Reason>,
     detail: Option<Box<str>>,
+}
+
+/// What a tunnel was asked for by, as its peer wrote it.
+#[derive(Debug)]
+enum Asked {
+    Authority(Box<str>),
+    Sni(Box<str>),
 }
 
 /// Writes one event of the access log. What is not known is left out.
@@ -48,7 +55,8 @@ macro_rules! access {
             "src.identity" = known(&$record.source.principal),
             "src.cluster" = known(&$record.source.cluster),
             "dst.addr" = $record.destination.as_ref().map(|it| field::display(it.address)),
-            "dst.hbone_addr" = known(&$record.authority),
+            "dst.hbone_addr" = $record.authority(),
+            "dst.sni" = $record.sni(),
             "dst.service" = known(&$record.service.hostname),
             "dst.workload" = $record.destination.as_ref().and_then(|it| known(&it.pod)),
             "dst.namespace" = known($record.destination_namespace()),
@@ -63,7 +71,7 @@ macro_rules! access {
 
 /// The line that ends a tunnel, at one level: a level has to be a constant.
 macro_rules! ended {
-    ($level:expr, $record:expr, $reason:expr, $message:literal) => {
+    ($level:expr, $record:expr, $reason:expr, $suppressed:expr, $message:literal) => {
         access!(
             $level,
             $record,
@@ -72,18 +80,33 @@ macro_rules! ended {
             bytes_recv = $record.received,
             duration = %format_args!("{}ms", $record.age().as_millis()),
             reason = $reason.label(),
-            error = $record.error($reason)
+            error = $record.error($reason),
+            suppressed = $suppressed
         )
     };
 }
 
 impl Record {
-    /// The record of a tunnel that was just asked for.
+    /// The record of a tunnel that was just asked for by CONNECT.
     pub fn new(metrics: &Arc<Metrics>, source: &Arc<Source>, authority: &str) -> Self {
+        Self::of(
+            metrics,
+            source,
+            Asked::Authority(truncated(authority).into()),
+        )
+    }
+
+    /// The record of a tunnel that was just asked for by a ClientHello.
+    pub fn of_hello(metrics: &Arc<Metrics>, source: &Arc<Source>, sni: Option<&str>) -> Self {
+        let sni = truncated(sni.unwrap_or_default());
+        Self::of(metrics, source, Asked::Sni(sni.into()))
+    }
+
+    fn of(metrics: &Arc<Metrics>, source: &Arc<Source>, asked: Asked) -> Self {
         Self {
             metrics: Arc::clone(metrics),
             source: Arc::clone(source),
-            authority: truncated(authority).into(),
+            asked,
             service: DestinationService::default(),
             workload: None,
             destination: None,
@@ -153,6 +176,20 @@ impl Record {
         (reason.level() != Level::INFO).then(|| truncated(detail))
     }
 
+    fn authority(&self) -> Option<&str> {
+        match &self.asked {
+            Asked::Authority(authority) => known(authority),
+            Asked::Sni(_) => None,
+        }
+    }
+
+    fn sni(&self) -> Option<&str> {
+        match &self.asked {
+            Asked::Sni(sni) => known(sni),
+            Asked::Authority(_) => None,
+        }
+    }
+
     /// The namespace of the workload, or of the service while no workload was reached.
     fn destination_namespace(&self) -> &str {
         match &self.workload {
@@ -166,13 +203,29 @@ impl Record {
     }
 
     fn log(&self, reason: Reason) {
+        let mut left_out = None;
+        if self.open.is_none() && !self.facts().has_identity() {
+            // Anybody who reaches the port can cause this, as with handshakes.
+            let Some(suppressed) = self.metrics.refusal_lines.admit(Instant::now()) else {
+                return;
+            };
+            left_out = (suppressed > 0).then_some(suppressed);
+        }
         match (self.open.is_some(), reason.level()) {
-            (true, Level::ERROR) => ended!(Level::ERROR, self, reason, "connection complete"),
-            (true, Level::WARN) => ended!(Level::WARN, self, reason, "connection complete"),
-            (true, _) => ended!(Level::INFO, self, reason, "connection complete"),
-            (false, Level::ERROR) => ended!(Level::ERROR, self, reason, "connection failed"),
-            (false, Level::WARN) => ended!(Level::WARN, self, reason, "connection failed"),
-            (false, _) => ended!(Level::INFO, self, reason, "connection failed"),
+            (true, Level::ERROR) => {
+                ended!(Level::ERROR, self, reason, left_out, "connection complete")
+            }
+            (true, Level::WARN) => {
+                ended!(Level::WARN, self, reason, left_out, "connection complete")
+            }
+            (true, _) => ended!(Level::INFO, self, reason, left_out, "connection complete"),
+            (false, Level::ERROR) => {
+                ended!(Level::ERROR, self, reason, left_out, "connection failed")
+            }
+            (false, Level::WARN) => {
+                ended!(Level::WARN, self, reason, left_out, "connection failed")
+            }
+            (false, _) => ended!(Level::INFO, self, reason, left_out, "connection failed"),
         }
     }
 }

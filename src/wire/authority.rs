@@ -77,7 +77,7 @@ impl Authority {
 }
 
 impl Host {
-    fn parse_unbracketed(text: &str) -> Result<Self, AuthorityError> {
+    pub(super) fn parse_unbracketed(text: &str) -> Result<Self, AuthorityError> {
         let name = text.strip_suffix('.').unwrap_or(text);
         if name.is_empty() {
             return Err(AuthorityError::EmptyHost);

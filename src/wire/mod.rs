@@ -3,5 +3,6 @@
 //! Called by the data path and by the configuration, which must agree on what a name is.
 
 pub mod authority;
+pub mod sni;
 
 pub use authority::{Authority, AuthorityError, Host};

@@ -5,6 +5,7 @@
 pub mod authorization;
 pub mod cache;
 pub mod client;
+pub mod demand;
 pub mod file;
 mod names;
 pub mod store;

@@ -10,22 +10,26 @@ use prost_types::{Struct, Value};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status as GrpcStatus, Streaming};
+use tonic::Status as GrpcStatus;
 use tracing::{info, warn};
 
 use super::cache::{Cache, Recorder};
 use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
+use super::demand::Demand;
 use super::store::{ADDRESS, AUTHORIZATION, CLUSTER};
 use crate::config::ControlPlane;
+use crate::grpc::call::{self, Messages};
 use crate::grpc::channel::{self, ChannelError};
 use crate::grpc::core::Node;
-use crate::grpc::discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use crate::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use crate::grpc::rpc;
 use crate::snapshot::{Publisher, builder::Change};
 use crate::status::{Rejection, ResourceType, Status, What};
 use crate::telemetry::Metrics;
 
+/// The delta form of ADS (contract 3.1).
+const METHOD: &str =
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 /// The largest message that is taken (contract 3.1).
 const MESSAGE_BYTES_MAX: usize = 200 * 1024 * 1024;
 /// Requests that may wait for the server to take them. Each response has one answer.
@@ -72,6 +76,8 @@ pub struct Pod {
 pub struct Istio {
     /// Where and how.
     pub plane: ControlPlane,
+    /// Whether only those addresses are asked for that are exposed or exported.
+    pub on_demand: bool,
     /// Where the last good state is kept.
     pub cache: Option<PathBuf>,
     /// Who asks.
@@ -114,9 +120,12 @@ impl From<GrpcStatus> for Ended {
 /// the control plane is away. It decodes and builds where it runs: on a thread of its own.
 pub async fn run(istio: Istio) {
     let (mut client, mut store) = istio.start();
+    let mut demand = istio
+        .on_demand
+        .then(|| Demand::new(istio.publisher.reader()));
     istio.told(&client, &store);
     loop {
-        let Ended { end, why } = istio.stream(&mut client, &mut store).await;
+        let Ended { end, why } = istio.stream(&mut client, &mut store, &mut demand).await;
         let wait = client.disconnected(end);
         let wait = wait.mul_f64(0.8 + 0.4 * fastrand::f64());
         istio.metrics.xds().terminated(termination(end));
@@ -129,12 +138,28 @@ pub async fn run(istio: Istio) {
 }
 
 /// A machine that has been told nothing.
-fn client() -> Client {
-    let wildcard = |type_url| Subscription {
-        type_url,
-        mode: Mode::Wildcard,
+fn client(on_demand: bool) -> Client {
+    let addresses = match on_demand {
+        true => Mode::OnDemand,
+        false => Mode::Wildcard,
     };
-    Client::new([ADDRESS, AUTHORIZATION, CLUSTER].map(wildcard).into())
+    let types = [
+        (ADDRESS, addresses),
+        (AUTHORIZATION, Mode::Wildcard),
+        (CLUSTER, Mode::Wildcard),
+    ];
+    Client::new(
+        types
+            .map(|(type_url, mode)| Subscription { type_url, mode })
+            .into(),
+    )
+}
+
+/// The types that readiness waits for.
+fn missing(client: &Client) -> impl Iterator<Item = &'static str> {
+    let is_pending = |url: &&str| client.pending().any(|pending| pending == *url);
+    let missing = move |url: &&'static str| is_pending(url) || client.unanswered(url) > 0;
+    client.types().filter(missing)
 }
 
 /// What people call a type.
@@ -167,14 +192,14 @@ impl Istio {
     /// What there is before the first stream: the cached state, published, or nothing.
     fn start(&self) -> (Client, Recorder) {
         let Some(file) = self.cache.clone() else {
-            return (client(), Recorder::default());
+            return (client(self.on_demand), Recorder::default());
         };
         let cache = Cache {
             file,
             cluster: self.pod.cluster.clone(),
             network: self.pod.network.clone(),
         };
-        let mut client = client();
+        let mut client = client(self.on_demand);
         let mut store = Recorder::restore(cache, &mut client);
         if let Some(saved) = store.saved() {
             self.metrics.xds().cached(saved);
@@ -196,9 +221,14 @@ impl Istio {
     }
 
     /// One stream from its beginning to its end.
-    async fn stream(&self, client: &mut Client, store: &mut Recorder) -> Ended {
+    async fn stream(
+        &self,
+        client: &mut Client,
+        store: &mut Recorder,
+        demand: &mut Option<Demand>,
+    ) -> Ended {
         let mut useful = false;
-        let mut ended = match self.talk(client, store, &mut useful).await {
+        let mut ended = match self.talk((client, store, demand), &mut useful).await {
             Ok(()) => Ended {
                 end: End::Clean,
                 why: "the control plane ended the stream".to_owned(),
@@ -214,36 +244,53 @@ impl Istio {
 
     async fn talk(
         &self,
-        client: &mut Client,
-        store: &mut Recorder,
+        (client, store, demand): (&mut Client, &mut Recorder, &mut Option<Demand>),
         useful: &mut bool,
     ) -> Result<(), Ended> {
+        if let Some(demand) = demand {
+            // Before the connection, so that what is not exposed any more goes without one too.
+            demand.begin();
+            self.follow(client, store, Some(demand));
+        }
         let channel = channel::connect(&self.plane).await?;
-        let mut service = AggregatedDiscoveryServiceClient::new(channel)
-            .max_decoding_message_size(MESSAGE_BYTES_MAX);
         let (requests, outgoing) = mpsc::channel(REQUESTS_MAX);
         for request in client.connected() {
             self.send(&requests, request).await?;
         }
-        let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
+        let mut call = tonic::Request::new(());
         channel::introduce(&self.plane, &self.pod.cluster, &mut call).await?;
+        let (metadata, ..) = call.into_parts();
+        let outgoing = ReceiverStream::new(outgoing);
+        let called = call::open(channel, METHOD, metadata, outgoing, MESSAGE_BYTES_MAX);
         let late = || GrpcStatus::deadline_exceeded("the call was not answered in time");
-        let called = timeout(CALL_DEADLINE, service.delta_aggregated_resources(call)).await;
-        let mut responses = called.map_err(|_| late())??.into_inner();
+        let called = timeout(CALL_DEADLINE, called).await;
+        let mut responses = called.map_err(|_| late())??;
         info!(address = %self.plane.address, "connected to the control plane");
         self.metrics.xds().connected();
         self.status
             .set_discovery(|known| known.connect(SystemTime::now()));
         let mut next = Instant::now();
-        while let Some(response) = responses.message().await? {
+        loop {
+            let response = tokio::select! {
+                response = response(&mut responses) => response?,
+                () = wake(demand) => {
+                    let changes = self.follow(client, store, demand.as_mut());
+                    self.told(client, store);
+                    self.tell_ready(client, store, demand.as_mut());
+                    self.send_all(&requests, changes).await?;
+                    continue;
+                }
+            };
+            let Some(response) = response else { break };
             let row = self
                 .row((response, next), &mut responses, &requests, (client, store))
                 .await;
             // What was accepted is published though the stream has broken: the version that we
             // will claim says that it is in force.
-            self.publish(client, store);
+            let changes = self.publish(client, store, demand.as_mut());
             next = Instant::now() + SNAPSHOTS_APART;
             row?;
+            self.send_all(&requests, changes).await?;
             *useful = true;
             self.status.set_discovery(|known| known.retries = 0);
         }
@@ -254,7 +301,7 @@ impl Istio {
     async fn row(
         &self,
         (first, due): (DeltaDiscoveryResponse, Instant),
-        responses: &mut Streaming<DeltaDiscoveryResponse>,
+        responses: &mut Messages,
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
         (client, store): (&mut Client, &mut Recorder),
     ) -> Result<(), Ended> {
@@ -280,6 +327,17 @@ impl Istio {
         Ok(())
     }
 
+    async fn send_all(
+        &self,
+        to: &mpsc::Sender<DeltaDiscoveryRequest>,
+        requests: Vec<Request>,
+    ) -> Result<(), Ended> {
+        for request in requests {
+            self.send(to, request).await?;
+        }
+        Ok(())
+    }
+
     async fn send(
         &self,
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
@@ -301,12 +359,18 @@ impl Istio {
         }
     }
 
-    /// Publishes what has changed, and tells people and the probe where things stand.
-    fn publish(&self, client: &Client, store: &mut Recorder) {
+    /// Publishes what has changed, and tells people and the probe where things stand. Returns the
+    /// changes of the subscription that come of it.
+    fn publish(
+        &self,
+        client: &mut Client,
+        store: &mut Recorder,
+        mut demand: Option<&mut Demand>,
+    ) -> Vec<Request> {
         if client.pending().all(|type_url| type_url != AUTHORIZATION) {
             store.store.told_policies();
         }
-        self.update(store);
+        let changes = self.follow(client, store, demand.as_deref_mut());
         self.told(client, store);
         let rejected = client
             .rejected()
@@ -320,11 +384,32 @@ impl Istio {
         let notice = store.restored().filter(|_| !client.is_synced());
         let result = result.and_then(|()| notice.map_or(Ok(()), |notice| Err(notice.to_owned())));
         self.status.set_reload(What::Mesh, result);
-        if client.is_synced() {
+        self.tell_ready(client, store, demand);
+        changes
+    }
+
+    /// Publishes what has changed, and wants what the new snapshot needs and nothing else.
+    fn follow(
+        &self,
+        client: &mut Client,
+        store: &mut Recorder,
+        demand: Option<&mut Demand>,
+    ) -> Vec<Request> {
+        self.update(store);
+        let changes = demand.map(|demand| demand.follow(client, store));
+        self.update(store);
+        changes.unwrap_or_default()
+    }
+
+    /// Tells the probe and the cache of the first complete state.
+    fn tell_ready(&self, client: &Client, store: &Recorder, demand: Option<&mut Demand>) {
+        let settled = demand.is_none_or(|demand| demand.is_settled(client));
+        let complete = client.is_synced() && settled;
+        if complete {
             self.status.ready(self.pending);
         }
         // Half of a first state would be served as if it were all: without its policies, say.
-        if client.is_synced() || store.restored().is_some() {
+        if complete || store.restored().is_some() {
             store.save();
         }
     }
@@ -353,7 +438,7 @@ impl Istio {
             };
             let told = ResourceType {
                 name: name_of(url),
-                synced: client.pending().all(|pending| pending != url),
+                synced: missing(client).all(|missing| missing != url),
                 held: client.held(url),
                 accepted: None,
                 rejected: rejected.clone().count(),
@@ -370,7 +455,7 @@ impl Istio {
             known.from_disk = from_disk.map(ToOwned::to_owned);
             known.told(types);
         });
-        let missing = client.pending().map(name_of).collect();
+        let missing = missing(client).map(name_of).collect();
         self.status.missing(self.pending, missing);
     }
 
@@ -406,16 +491,35 @@ impl Istio {
     }
 }
 
+/// Waits until something else may be wanted; for ever where everything is.
+async fn wake(demand: &mut Option<Demand>) {
+    match demand {
+        Some(demand) => demand.wake().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// The next message, if it is there already or comes before `due`.
 async fn before(
     due: Instant,
-    responses: &mut Streaming<DeltaDiscoveryResponse>,
+    responses: &mut Messages,
 ) -> Result<Option<DeltaDiscoveryResponse>, GrpcStatus> {
-    match timeout_at(due, responses.message()).await {
+    match timeout_at(due, response(responses)).await {
         // The end of the stream is told again by the next call.
         Ok(message) => message,
         Err(_) => Ok(None),
     }
+}
+
+/// The next response; none at the end of the stream.
+async fn response(responses: &mut Messages) -> Result<Option<DeltaDiscoveryResponse>, GrpcStatus> {
+    let Some(message) = responses.next().await? else {
+        return Ok(None);
+    };
+    let decoded = DeltaDiscoveryResponse::decode(message);
+    decoded
+        .map(Some)
+        .map_err(|error| GrpcStatus::internal(format!("no discovery response: {error}")))
 }
 
 impl From<DeltaDiscoveryResponse> for Response {

@@ -131,6 +131,53 @@ fn a_clean_pair_exits_0_and_says_what_is_in_it() {
 }
 
 #[test]
+fn tls_listeners_that_lead_nowhere_are_warned_of() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        write(folder.path(), "mesh.yaml", GOOD_MESH);
+        let more = "listeners:
+  - {name: istio, bind: \"127.0.0.1:15443\", protocol: tls, routing: istio}
+  - name: routes
+    bind: \"127.0.0.1:15012\"
+    protocol: tls
+    routes:
+      - {sni: [a], to: \"no.app:80\"}
+      - {sni: [b], to: \"echo.app.svc.cluster.local:81\"}
+      - {sni: [\"*\"], to: \"echo.app.svc.cluster.local:80\"}";
+        write(
+            folder.path(),
+            "strait.yaml",
+            &GOOD.replacen("listeners:", more, 1),
+        );
+        let checked = check(folder.path()).await;
+        assert_eq!(checked.code, Some(0), "{checked:?}");
+        let found: Vec<_> = checked.stderr.lines().collect();
+        let line = 1 + GOOD
+            .lines()
+            .position(|line| line == "listeners:")
+            .expect("it");
+        let wanted = [
+            format!(
+                "strait.yaml:{}: warning: no.app is no service of the mesh",
+                line + 6
+            ),
+            format!(
+                "strait.yaml:{}: warning: echo.app.svc.cluster.local:81 is no port",
+                line + 7
+            ),
+            format!(
+                "strait.yaml:{}: warning: listener `istio` leads nowhere",
+                line + 1
+            ),
+        ];
+        assert_eq!(found.len(), wanted.len(), "{found:?}");
+        for (found, wanted) in found.iter().zip(wanted) {
+            assert!(found.starts_with(&wanted), "{found}");
+        }
+    });
+}
+
+#[test]
 fn a_certificate_that_will_be_issued_is_not_asked_for() {
     run(async {
         let folder = folder_with_certificates().await;

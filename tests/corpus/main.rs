@@ -130,6 +130,11 @@ mod replay {
     }
 
     #[test]
+    fn hellos() {
+        replay("hello", targets::hello, 1000);
+    }
+
+    #[test]
     fn answers_of_an_authority() {
         replay("ca_answer", targets::ca_answer, 2000);
     }

@@ -28,7 +28,7 @@ fn cached(net: Net, state: &[u8]) -> Gateway {
     })
 }
 
-fn spawn_with(settings: &Settings<'_>, name: &str, prepare: impl FnOnce(&Path)) -> Gateway {
+pub fn spawn_with(settings: &Settings<'_>, name: &str, prepare: impl FnOnce(&Path)) -> Gateway {
     let net = settings.net;
     Gateway::spawn(settings, |folder| {
         std::fs::write(folder.join("token"), TOKEN).expect("a token");

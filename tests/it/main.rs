@@ -37,7 +37,11 @@ mod istio_faults;
 #[cfg(test)]
 mod links;
 #[cfg(test)]
+mod on_demand;
+#[cfg(test)]
 mod oracle;
+#[cfg(test)]
+mod passthrough;
 #[cfg(test)]
 mod pod;
 #[cfg(test)]

@@ -146,7 +146,8 @@ impl Recorder {
             Err(_) if self.store.has_stand_in(type_url, &name) => Arc::default(),
             Err(_) => return false,
         };
-        let holds = client.restore(type_url, Arc::clone(&name), version);
+        let members_of = self.members_of(type_url, &name);
+        let holds = client.restore(type_url, Arc::clone(&name), version, &members_of);
         if !holds {
             self.remove(type_url, &name);
         }
@@ -216,6 +217,10 @@ impl Resources for Recorder {
             kept.put(type_url, &unreadable);
         }
         stands_in
+    }
+
+    fn members_of(&self, type_url: &'static str, name: &str) -> Vec<Arc<str>> {
+        self.store.members_of(type_url, name)
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {

@@ -20,10 +20,16 @@ pub(super) struct Known {
     pub(super) subscription: Subscription,
     /// Every resource in its last accepted version.
     held: HashMap<Arc<str>, Held>,
-    /// Who has an alias, the latest last. Wildcard types have none: nobody asks by alias.
-    owners: HashMap<Arc<str>, Vec<Arc<str>>>,
-    /// Names and aliases that were asked for.
+    /// How many have an alias or are members of it. Wildcard types have none: nobody asks.
+    owners: HashMap<Arc<str>, usize>,
+    /// Names and aliases that are asked for.
     wanted: BTreeSet<Arc<str>>,
+    /// Bytes that they take in a request.
+    wanted_bytes: usize,
+    /// Those of them that had no answer yet.
+    pub(super) asked: BTreeSet<Arc<str>>,
+    /// Something is held that was read from the disk, and may be wanted or not.
+    unsorted: bool,
     pub(super) rejected: Rejected,
     /// There was a response, on this stream or before, of which something could be used.
     pub(super) synced: bool,
@@ -37,9 +43,10 @@ pub(super) struct Known {
 #[derive(Clone, Debug)]
 struct Held {
     version: Box<str>,
+    /// Its aliases, and what it is a member of.
     aliases: Box<[Arc<str>]>,
-    /// Bytes of the body, which others keep in another form.
-    body: usize,
+    /// What it counts: with the bytes of the body, which others keep in another form.
+    bytes: usize,
 }
 
 impl Known {
@@ -49,6 +56,9 @@ impl Known {
             held: HashMap::new(),
             owners: HashMap::new(),
             wanted: BTreeSet::new(),
+            wanted_bytes: 0,
+            asked: BTreeSet::new(),
+            unsorted: false,
             rejected: Rejected::default(),
             synced: false,
             fresh: true,
@@ -63,22 +73,22 @@ impl Known {
     /// The first request of a stream.
     ///
     /// What is wanted is subscribed to by name, and what is held stands in the versions: Istio
-    /// takes both for names that we want, others only the first. Where the versions of a wildcard
-    /// type would be more than `claims_max` bytes, there are none.
+    /// takes both for names that we want, others only the first. Where the versions would be more
+    /// than `claims_max` bytes, there are none.
     pub(super) fn first_request(&mut self, claims_max: usize) -> Request {
         self.fresh = true;
         let claim = |(name, held): (&Arc<str>, &Held)| claim_bytes(name, &held.version);
-        let claims: usize = self.held.iter().map(claim).sum();
-        self.unclaimed = !self.on_demand() && claims > claims_max;
-        let held = self.held.iter().filter(|_| !self.unclaimed);
-        let mut versions: BTreeMap<String, String> = held
-            .map(|(name, held)| (name.to_string(), held.version.to_string()))
-            .collect();
-        let missing = self
-            .wanted
-            .iter()
-            .filter(|name| self.resolve(name).is_none());
-        versions.extend(missing.map(|name| (name.to_string(), String::new())));
+        let missing = || self.wanted.iter().filter(|name| !self.answers(name));
+        let claims = self.held.iter().map(claim).sum::<usize>();
+        let claims = claims + missing().map(|name| claim_bytes(name, "")).sum::<usize>();
+        let mut versions = BTreeMap::new();
+        let unclaimed = claims > claims_max;
+        if !unclaimed {
+            let held = self.held.iter();
+            versions.extend(held.map(|(name, of)| (name.to_string(), of.version.to_string())));
+            versions.extend(missing().map(|name| (name.to_string(), String::new())));
+        }
+        self.unclaimed = unclaimed;
         let (mut subscribe, mut unsubscribe) = (Vec::new(), Vec::new());
         if self.on_demand() {
             subscribe.extend(self.wanted.iter().map(|name| name.to_string()));
@@ -138,6 +148,7 @@ impl Known {
                 }
             }
         }
+        self.note_answers(response);
         let error = nack.message();
         // One bad resource is no reason to wait for ever: the server does not send it again.
         self.synced |= error.is_none() || !self.held.is_empty();
@@ -160,7 +171,7 @@ impl Known {
             return Err(format!("its body is of the type {other:?}"));
         }
         let old = self.held.get(&*resource.name);
-        let old = old.map(|held| held.cost(&resource.name));
+        let old = old.map(|held| held.bytes);
         let aliases = match self.subscription.mode {
             Mode::Wildcard => &[],
             Mode::OnDemand => &*resource.aliases,
@@ -173,8 +184,33 @@ impl Known {
             *usage = before;
             return Err(reason);
         }
-        self.hold(&resource.name, &resource.version, &aliases, body);
+        let mut aliases: BTreeSet<_> = aliases.into_iter().map(Arc::from).collect();
+        if self.on_demand() {
+            // Their bytes are in the body.
+            aliases.extend(resources.members_of(type_url, &resource.name));
+        }
+        self.hold(&resource.name, &resource.version, aliases, new);
+        if self.on_demand() && !self.is_wanted(&resource.name) {
+            self.remove(&resource.name, usage, resources);
+        }
         Ok(())
+    }
+
+    /// What a response names is answered by it, be it with a mistake, and so is what it brings by
+    /// another name.
+    fn note_answers(&mut self, response: &Response) {
+        if self.asked.is_empty() {
+            return;
+        }
+        for resource in &response.resources {
+            self.asked.remove(&*resource.name);
+        }
+        for name in &response.removed {
+            self.asked.remove(&**name);
+        }
+        let mut asked = mem::take(&mut self.asked);
+        asked.retain(|name| !self.answers(name));
+        self.asked = asked;
     }
 
     /// Notes a rejection, and holds without a version what stands in for what was rejected. Beyond
@@ -193,36 +229,35 @@ impl Known {
             return;
         }
         if resources.rejected(type_url, name) {
-            match usage.put(None, cost(name, "", std::iter::empty())) {
-                Ok(()) => self.hold(&name.into(), &Arc::default(), &BTreeSet::new(), 0),
+            let bytes = cost(name, "", std::iter::empty());
+            match usage.put(None, bytes) {
+                Ok(()) => self.hold(&name.into(), "", BTreeSet::new(), bytes),
                 Err(_) => resources.remove(type_url, name),
             }
         }
     }
 
     /// Holds a resource, in place of what was held under its name.
-    fn hold(&mut self, name: &Arc<str>, version: &str, aliases: &BTreeSet<&str>, body: usize) {
-        let aliases = aliases.iter().map(|&alias| Arc::from(alias)).collect();
+    fn hold(&mut self, name: &Arc<str>, version: &str, aliases: BTreeSet<Arc<str>>, bytes: usize) {
         let held = Held {
             version: version.into(),
-            aliases,
-            body,
+            aliases: aliases.into_iter().collect(),
+            bytes,
         };
-        let new = held.aliases.clone();
-        if let Some(old) = self.held.insert(Arc::clone(name), held) {
-            self.disown(name, &old);
+        for alias in &held.aliases {
+            *self.owners.entry(Arc::clone(alias)).or_default() += 1;
         }
-        for alias in new {
-            self.owners.entry(alias).or_default().push(Arc::clone(name));
+        if let Some(old) = self.held.insert(Arc::clone(name), held) {
+            self.disown(&old);
         }
     }
 
     /// Takes its aliases from a resource.
-    fn disown(&mut self, name: &str, held: &Held) {
+    fn disown(&mut self, held: &Held) {
         for alias in &held.aliases {
-            if let Some(owners) = self.owners.get_mut(alias) {
-                owners.retain(|owner| **owner != *name);
-                if owners.is_empty() {
+            if let Some(count) = self.owners.get_mut(alias) {
+                *count -= 1;
+                if *count == 0 {
                     self.owners.remove(alias);
                 }
             }
@@ -245,51 +280,75 @@ impl Known {
 
     fn remove(&mut self, name: &str, usage: &mut Usage, resources: &mut impl Resources) {
         if let Some(held) = self.held.remove(name) {
-            self.disown(name, &held);
-            usage.drop(held.cost(name));
+            self.disown(&held);
+            usage.drop(held.bytes);
             resources.remove(self.subscription.type_url, name);
         }
     }
 
-    /// The name of the held resource that has this name or alias; of several with the alias, the
-    /// one that came last.
-    pub(super) fn resolve(&self, name: &str) -> Option<&str> {
-        if let Some((name, _)) = self.held.get_key_value(name) {
-            return Some(name);
-        }
-        self.owners.get(name)?.last().map(|name| &**name)
+    /// Whether something is held that has this name or alias, or is a member of it.
+    pub(super) fn answers(&self, name: &str) -> bool {
+        self.held.contains_key(name) || self.owners.contains_key(name)
     }
 
-    /// Wants a name or alias; says whether that is new.
-    pub(super) fn want(&mut self, name: &str, usage: &mut Usage) -> bool {
-        let new = self.on_demand() && has_use(name).is_ok() && !self.wanted.contains(name);
-        let new = new && usage.put(None, cost(name, "", std::iter::empty())).is_ok();
-        new && self.wanted.insert(Arc::from(name))
-    }
-
-    /// Wants a name or alias no more, nor what nobody wants by another one; says whether it was
-    /// wanted.
-    pub(super) fn forget(
+    /// Wants these names and no other; returns those that are new, and those that are wanted no
+    /// more, with the names of what was held for them alone.
+    pub(super) fn want(
         &mut self,
-        name: &str,
+        names: &BTreeSet<String>,
         usage: &mut Usage,
         resources: &mut impl Resources,
-    ) -> bool {
-        if !self.wanted.remove(name) {
-            return false;
+    ) -> (Vec<String>, Vec<String>) {
+        if !self.on_demand() {
+            return (Vec::new(), Vec::new());
         }
-        usage.drop(cost(name, "", std::iter::empty()));
-        self.rejected.clear(name);
-        let by_name = self.held.get_key_value(name).map(|(name, _)| name);
-        let by_alias = self.owners.get(name).into_iter().flatten();
-        let answers: Vec<_> = by_name.into_iter().chain(by_alias).cloned().collect();
-        for name in answers {
-            if !self.is_wanted(&name) {
+        let gone = self.wanted.iter().filter(|name| !names.contains(&***name));
+        let gone: Vec<_> = gone.cloned().collect();
+        for name in &gone {
+            self.wanted.remove(name);
+            self.wanted_bytes -= claim_bytes(name, "");
+            self.asked.remove(name);
+            self.rejected.clear(name);
+            usage.drop(cost(name, "", std::iter::empty()));
+        }
+        let new = names.iter().filter(|name| self.add(name, usage));
+        let new: Vec<_> = new.cloned().collect();
+        let mut gone: BTreeSet<_> = gone.iter().map(|name| name.to_string()).collect();
+        if mem::take(&mut self.unsorted) || !gone.is_empty() {
+            let unwanted = self.held.keys().filter(|name| !self.is_wanted(name));
+            let mut unwanted: Vec<_> = unwanted.cloned().collect();
+            unwanted.sort_unstable();
+            for name in unwanted {
                 self.rejected.clear(&name);
                 self.remove(&name, usage, resources);
+                gone.insert(name.to_string());
             }
         }
-        true
+        (new, gone.into_iter().collect())
+    }
+
+    /// One of the names that are wanted, if there is one.
+    pub(super) fn kept(&self) -> Vec<String> {
+        let first = self.wanted.first();
+        first.map(|name| name.to_string()).into_iter().collect()
+    }
+
+    /// Wants a name too; says whether that is new and there was room.
+    fn add(&mut self, name: &str, usage: &mut Usage) -> bool {
+        let bytes = self.wanted_bytes + claim_bytes(name, "");
+        let fits = has_use(name).is_ok() && bytes <= usage.limits.wanted;
+        if self.wanted.contains(name)
+            || !fits
+            || usage.put(None, cost(name, "", std::iter::empty())).is_err()
+        {
+            return false;
+        }
+        let name = Arc::<str>::from(name);
+        if !self.answers(&name) {
+            self.asked.insert(Arc::clone(&name));
+        }
+        self.wanted_bytes = bytes;
+        self.wanted.insert(name)
     }
 
     /// Whether somebody wants this resource, by name or by alias.
@@ -300,15 +359,21 @@ impl Known {
     }
 
     /// Holds what was accepted by another run; says whether there was room.
-    pub(super) fn restore(&mut self, name: &Arc<str>, version: &str, usage: &mut Usage) -> bool {
-        let old = self.held.get(name).map(|held| held.cost(name));
+    pub(super) fn restore(
+        &mut self,
+        name: &Arc<str>,
+        version: &str,
+        members_of: &[Arc<str>],
+        usage: &mut Usage,
+    ) -> bool {
+        let old = self.held.get(name).map(|held| held.bytes);
         let new = cost(name, version, std::iter::empty());
         if has_use(name).is_err() || usage.put(old, new).is_err() {
             return false;
         }
-        self.hold(name, version, &BTreeSet::new(), 0);
-        // Nobody else keeps it alive on the server.
-        self.want(name, usage);
+        let members_of = members_of.iter().filter(|_| self.on_demand()).cloned();
+        self.hold(name, version, members_of.collect(), new);
+        self.unsorted = true;
         true
     }
 
@@ -323,13 +388,6 @@ pub(super) fn claim_bytes(name: &str, version: &str) -> usize {
     // Three tags and three lengths, of at most three bytes each.
     const OVERHEAD: usize = 12;
     name.len() + version.len() + OVERHEAD
-}
-
-impl Held {
-    fn cost(&self, name: &str) -> usize {
-        let aliases = self.aliases.iter().map(|alias| &**alias);
-        self.body + cost(name, &self.version, aliases)
-    }
 }
 
 /// The names that a response says two things about, each with a version and what is wrong. Which of

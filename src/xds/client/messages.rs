@@ -23,7 +23,8 @@ pub struct Subscription {
 pub enum Mode {
     /// All resources of the type.
     Wildcard,
-    /// Those that [`Client::want`](super::Client::want) named, by name or by alias.
+    /// Those that [`Client::want`](super::Client::want) named, by name, by alias or by what
+    /// [`Resources::members_of`] says.
     OnDemand,
 }
 
@@ -120,6 +121,12 @@ pub trait Resources {
     /// something stands in for it all the same. It is then held without a version: the server has
     /// to send it again or to say that it is gone, and `remove` will be called.
     fn rejected(&mut self, type_url: &'static str, name: &str) -> bool;
+
+    /// What a resource that was taken is a member of: names that it is wanted by besides its own
+    /// and its aliases, as a workload is by those of its services. Asked of on-demand types.
+    fn members_of(&self, _type_url: &'static str, _name: &str) -> Vec<Arc<str>> {
+        Vec::new()
+    }
 
     /// A resource that was taken before is gone, or one that something stands in for.
     fn remove(&mut self, type_url: &'static str, name: &str);

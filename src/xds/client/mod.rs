@@ -3,8 +3,9 @@
 //! A caller owns the stream. It tells when one is [`connected`](Client::connected), what was
 //! [`received`](Client::received) and how it was [`disconnected`](Client::disconnected), and sends
 //! the requests that each of these returns, in their order. Accepted resources go to a
-//! [`Resources`]. What is held outlives the stream: only the server's removals and
-//! [`forget`](Client::forget) take something away. The rules are `contract.md` 3.1.
+//! [`Resources`]. What is held outlives the stream: only the server's removals, and of an
+//! on-demand type what is [wanted](Client::want) no more, take something away. The rules are
+//! `contract.md` 3.1.
 
 mod backoff;
 mod known;
@@ -17,6 +18,7 @@ mod tests;
 mod usage;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +28,10 @@ use self::usage::{Limits, Usage};
 
 pub use self::backoff::End;
 pub use self::messages::{Mode, Request, Resource, Resources, Response, Subscription};
+
+/// Names in one change of a subscription: servers take messages of 4 MiB, and a name has 2 KiB at
+/// most.
+const NAMES_AT_ONCE: usize = 1_000;
 
 /// The machine: what is held of each type, and what the server has to be told.
 ///
@@ -65,9 +71,9 @@ impl Client {
     /// A stream is there. Returns its first requests, one for each type: with the node, and with
     /// the version of everything that is held.
     ///
-    /// A server would refuse a request beyond 4 MiB. Above 3 MiB of names and versions of a
-    /// wildcard type none is sent: the first response then has all there is, as Istio sends it, and
-    /// what it does not name is removed with it. Until then all stays.
+    /// A server would refuse a request beyond 4 MiB. Above 3 MiB of names and versions of a type
+    /// none is sent: the first response then has all there is, as Istio sends it, and what it does
+    /// not name is removed with it. Until then all stays.
     pub fn connected(&mut self) -> Vec<Request> {
         self.connected = true;
         let most = self.usage.limits.claims;
@@ -82,7 +88,9 @@ impl Client {
     /// so, if the response says two things about it, if it has no usable name, no body or one of
     /// another type, or if it is beyond the limits. A type that we did not subscribe to is NACKed
     /// as a whole. There is no answer to a response without a nonce, which applies all the same,
-    /// nor to one that comes while we are disconnected, which does not.
+    /// nor to one that comes while we are disconnected, which does not. What nobody wants of an
+    /// on-demand type is not held: it was under way when it was forgotten, or wanted by a name that
+    /// its new version does not have.
     pub fn received(&mut self, response: Response, resources: &mut impl Resources) -> Vec<Request> {
         if !self.connected {
             return Vec::new();
@@ -103,36 +111,34 @@ impl Client {
         vec![Request::answer(type_url, response.nonce, error)]
     }
 
-    /// Wants a resource of an on-demand type, by its name or an alias. While there is no stream it
-    /// is remembered for the next one. Nothing happens if it is wanted already, if the name cannot
-    /// be used, or at the limits.
-    pub fn want(&mut self, type_url: &str, name: &str) -> Vec<Request> {
-        let Some(known) = find(&mut self.known, type_url) else {
-            return Vec::new();
-        };
-        if !known.want(name, &mut self.usage) || !self.connected {
-            return Vec::new();
-        }
-        let type_url = known.subscription.type_url;
-        vec![Request::change(type_url, vec![name.to_owned()], Vec::new())]
-    }
-
-    /// Wants a name or an alias no more. What is held for it is removed from the `Resources`,
-    /// unless it is wanted by another name too: nobody would tell us of its end.
-    pub fn forget(
+    /// Wants of an on-demand type what has these names, and nothing else. Returns the changes of
+    /// the subscription; while there is no stream they are in the first request of the next one.
+    ///
+    /// What is held and wanted no more is removed from the `Resources`, as nobody would tell us of
+    /// its end, and is named to the server too: Istio subscribes us to each workload of a service.
+    /// To names that are only taken back Istio answers that all others are gone; so one that stays
+    /// is asked for once more with them. Names that cannot be used are passed over, and so are those
+    /// beyond 896 KiB or the limits.
+    pub fn want(
         &mut self,
         type_url: &str,
-        name: &str,
+        names: &BTreeSet<String>,
         resources: &mut impl Resources,
     ) -> Vec<Request> {
         let Some(known) = find(&mut self.known, type_url) else {
             return Vec::new();
         };
-        if !known.forget(name, &mut self.usage, resources) || !self.connected {
+        let (new, gone) = known.want(names, &mut self.usage, resources);
+        if !self.connected {
             return Vec::new();
         }
         let type_url = known.subscription.type_url;
-        vec![Request::change(type_url, Vec::new(), vec![name.to_owned()])]
+        let new = new.chunks(NAMES_AT_ONCE);
+        let new = new.map(|names| Request::change(type_url, names.to_vec(), Vec::new()));
+        let gone = gone.chunks(NAMES_AT_ONCE);
+        let kept = known.kept();
+        let gone = gone.map(|names| Request::change(type_url, kept.clone(), names.to_vec()));
+        new.chain(gone).collect()
     }
 
     /// The stream ended, or none came about. Returns how long to wait before the next try: 10 ms
@@ -145,16 +151,18 @@ impl Client {
 
     /// Holds what another run accepted, in which version: to be called before the first stream for
     /// each resource that was read from the disk. Says whether it is held; what is not has no place
-    /// in the `Resources` either. A resource of an on-demand type is wanted by this name.
+    /// in the `Resources` either. `members_of` is what [`Resources::members_of`] says. Of an
+    /// on-demand type what the next [`want`](Self::want) does not want is dropped then.
     pub fn restore(
         &mut self,
         type_url: &str,
         name: impl Into<Arc<str>>,
         version: impl Into<Arc<str>>,
+        members_of: &[Arc<str>],
     ) -> bool {
         let (name, version) = (name.into(), version.into());
         find(&mut self.known, type_url)
-            .is_some_and(|known| known.restore(&name, &version, &mut self.usage))
+            .is_some_and(|known| known.restore(&name, &version, members_of, &mut self.usage))
     }
 
     /// Whether each wildcard type had a response, on any stream, that was of use: not one of which
@@ -187,9 +195,10 @@ impl Client {
         self.known.iter().map(|known| known.subscription.type_url)
     }
 
-    /// The name of the held resource that answers to a name or, in an on-demand type, to an alias.
-    pub fn resolve(&self, type_url: &str, name: &str) -> Option<&str> {
-        self.known(type_url)?.resolve(name)
+    /// How many names are wanted of a type of which no stream has said yet what they stand for, or
+    /// that it is nothing.
+    pub fn unanswered(&self, type_url: &str) -> usize {
+        self.known(type_url).map_or(0, |known| known.asked.len())
     }
 
     /// How many resources of a type are held.

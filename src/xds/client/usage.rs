@@ -11,12 +11,16 @@ const OVERHEAD_BYTES: usize = 64;
 /// 4 MiB by default, and istiod has that default; 40,000 workloads of 60 bytes are below.
 const CLAIMS_BYTES_MAX: usize = 3 * 1024 * 1024;
 
-/// How much may be held, and how much of it may be claimed.
+/// Names that are wanted of one type, which are in that request too: 16,000 of 45 bytes.
+const WANTED_BYTES_MAX: usize = 896 * 1024;
+
+/// How much may be held, how much of it may be claimed, and how much wanted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) entries: usize,
     pub(super) bytes: usize,
     pub(super) claims: usize,
+    pub(super) wanted: usize,
 }
 
 impl Default for Limits {
@@ -25,6 +29,7 @@ impl Default for Limits {
             entries: ENTRIES_MAX,
             bytes: BYTES_MAX,
             claims: CLAIMS_BYTES_MAX,
+            wanted: WANTED_BYTES_MAX,
         }
     }
 }

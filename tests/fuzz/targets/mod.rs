@@ -5,6 +5,7 @@
 mod ca_answer;
 mod certificate;
 mod frames;
+mod hello;
 mod http2;
 mod script;
 mod wds;
@@ -20,6 +21,7 @@ use strait::xds;
 
 pub use ca_answer::ca_answer;
 pub use certificate::identity;
+pub use hello::hello;
 pub use http2::http2;
 pub use wds::wds;
 

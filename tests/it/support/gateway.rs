@@ -25,6 +25,8 @@ pub struct Settings<'a> {
     pub identities: &'a Identities,
     /// `strait.yaml`'s `exposure.services`, as YAML list entries.
     pub exposure: String,
+    /// More listeners, as YAML list entries.
+    pub listeners: String,
     /// More top-level lines of `strait.yaml`.
     pub more: String,
     /// `dial.allow`, as a YAML list.
@@ -45,6 +47,7 @@ impl<'a> Settings<'a> {
                 "    - service: \"{ECHO}\"\n      to: [{{cluster: west}}]\n      \
                  names: [\"echo.global:80\"]\n"
             ),
+            listeners: String::new(),
             more: "drain: {lag: 0s, deadline: 2s}\n".to_owned(),
             allow: "[\"127.0.0.0/8\"]",
             descriptors: 4096,
@@ -327,6 +330,7 @@ fn strait_yaml(settings: &Settings<'_>) -> String {
     let ip = settings.net.ip(1);
     let Settings {
         exposure,
+        listeners,
         more,
         allow,
         ..
@@ -340,7 +344,7 @@ trust:
     - {{name: west.local, cluster: west}}
 listeners:
   - {{name: cross-network, bind: \"{ip}:15008\", protocol: hbone}}
-discovery: {{kind: file, path: mesh.yaml}}
+{listeners}discovery: {{kind: file, path: mesh.yaml}}
 exposure:
   default: none
   services:

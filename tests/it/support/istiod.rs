@@ -1,6 +1,6 @@
 //! A control plane: delta ADS over TLS, with a token to show, as istiod has it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
@@ -19,6 +19,8 @@ use strait::grpc::discovery::aggregated_discovery_service_server::{
     AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
 };
 use strait::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource};
+use strait::grpc::workload::{Address, address};
+use strait::xds::store::ADDRESS;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -77,7 +79,15 @@ type Pushes = mpsc::Sender<Result<DeltaDiscoveryResponse, Status>>;
 
 struct Stream {
     pushes: Pushes,
-    types: Vec<String>,
+    types: BTreeMap<String, Watch>,
+}
+
+/// What a stream is told of a type.
+#[derive(Default)]
+struct Watch {
+    wildcard: bool,
+    /// What was asked for, and what came with it.
+    names: BTreeSet<String>,
 }
 
 /// A running server. Dropped, it is gone with all its connections.
@@ -207,11 +217,25 @@ impl Istiod {
 impl State {
     fn push(&mut self, type_url: &str, names: &[String], removed: &[String]) {
         self.streams.retain(|stream| !stream.pushes.is_closed());
-        let is_wanted = |stream: &&Stream| stream.types.iter().any(|of| of == type_url);
-        let streams = self.streams.iter().filter(is_wanted);
-        let pushes: Vec<_> = streams.map(|stream| stream.pushes.clone()).collect();
-        for to in pushes {
-            let response = self.response(type_url, names, removed.to_vec());
+        let mut pushes = Vec::new();
+        for stream in &mut self.streams {
+            let Some(watch) = stream.types.get_mut(type_url) else {
+                continue;
+            };
+            let has = |name: &&String| watch.wildcard || watch.names.contains(*name);
+            let gone: Vec<_> = removed.iter().filter(has).cloned().collect();
+            let is_wanted = |name: &&String| {
+                let (_, body) = &self.resources[&(type_url.to_owned(), (*name).clone())];
+                has(name) || belongs(type_url, name, body, &watch.names)
+            };
+            let sent: Vec<_> = names.iter().filter(is_wanted).cloned().collect();
+            watch.names.extend(sent.iter().cloned());
+            if !sent.is_empty() || !gone.is_empty() {
+                pushes.push((stream.pushes.clone(), sent, gone));
+            }
+        }
+        for (to, sent, gone) in pushes {
+            let response = self.response(type_url, &sent, gone);
             to.try_send(Ok(response)).expect("room for a push");
         }
     }
@@ -261,24 +285,72 @@ impl State {
         self.response(type_url, &new, gone)
     }
 
+    /// What was asked for with what belongs to it, but for what a client has, and what of it is
+    /// gone or was never there.
+    fn asked(
+        &mut self,
+        type_url: &str,
+        names: &BTreeSet<String>,
+        has: &HashMap<String, String>,
+    ) -> DeltaDiscoveryResponse {
+        let known = self.resources.iter();
+        let known = known.filter(|((of, name), (_, body))| {
+            of == type_url && belongs(type_url, name, body, names)
+        });
+        let known = known.map(|((_, name), (version, _))| (name.clone(), version.to_string()));
+        let known: Vec<_> = known.collect();
+        let gone = names
+            .iter()
+            .filter(|name| !known.iter().any(|(one, _)| one == *name));
+        let gone = gone.cloned().collect();
+        let new = known
+            .into_iter()
+            .filter(|(name, version)| has.get(name) != Some(version));
+        let new: Vec<_> = new.map(|(name, _)| name).collect();
+        self.response(type_url, &new, gone)
+    }
+
     fn received(&mut self, request: DeltaDiscoveryRequest, index: usize) {
-        let is_first = request.response_nonce.is_empty();
-        if is_first && self.manner != Manner::Silent {
-            let of = request.type_url.clone();
-            let has = request
-                .initial_resource_versions
-                .clone()
-                .into_iter()
-                .collect();
-            let response = self.first(&of, &has);
-            let stream = &mut self.streams[index];
-            stream.types.push(of);
-            stream
-                .pushes
-                .try_send(Ok(response))
-                .expect("room for a push");
+        if request.response_nonce.is_empty() && self.manner != Manner::Silent {
+            self.subscribed(&request, index);
         }
         self.requests.push(request);
+    }
+
+    fn subscribed(&mut self, request: &DeltaDiscoveryRequest, index: usize) {
+        let of = &request.type_url;
+        let versions = request.initial_resource_versions.clone();
+        let has: HashMap<_, _> = versions.into_iter().collect();
+        let types = &mut self.streams[index].types;
+        let is_first = !types.contains_key(of);
+        let watch = types.entry(of.clone()).or_default();
+        let mut asked: BTreeSet<_> = request.resource_names_subscribe.iter().cloned().collect();
+        asked.extend(has.keys().cloned());
+        for name in &request.resource_names_unsubscribe {
+            asked.remove(name);
+            watch.names.remove(name);
+        }
+        watch.wildcard |= is_first && request.resource_names_subscribe.is_empty();
+        watch.names.extend(asked.iter().cloned());
+        let response = match watch.wildcard {
+            true => self.first(of, &has),
+            false if is_first || !asked.is_empty() => self.asked(of, &asked, &has),
+            // As Istio does it: what was not taken back is said to be gone.
+            false => {
+                let gone = watch.names.iter().cloned().collect();
+                self.response(of, &[], gone)
+            }
+        };
+        let stream = &mut self.streams[index];
+        let sent = response.resources.iter().map(|one| one.name.clone());
+        stream
+            .types
+            .entry(of.clone())
+            .or_default()
+            .names
+            .extend(sent);
+        let pushed = stream.pushes.try_send(Ok(response));
+        pushed.expect("room for a push");
     }
 }
 
@@ -299,7 +371,7 @@ impl AggregatedDiscoveryService for Istiod {
         let gone = pushes.clone();
         let mut stream = Some(Stream {
             pushes,
-            types: Vec::new(),
+            types: BTreeMap::new(),
         });
         let mut requests = call.into_inner();
         let istiod = self.clone();
@@ -314,6 +386,16 @@ impl AggregatedDiscoveryService for Istiod {
         });
         Ok(Response::new(ReceiverStream::new(responses)))
     }
+}
+
+/// Whether these names ask for a resource: by its own, or a workload by those of its services.
+fn belongs(type_url: &str, name: &str, body: &[u8], names: &BTreeSet<String>) -> bool {
+    let workload = || match Address::decode(body).ok()?.r#type? {
+        address::Type::Workload(workload) if type_url == ADDRESS => Some(workload),
+        _ => None,
+    };
+    let of = || workload().is_some_and(|one| one.services.keys().any(|of| names.contains(of)));
+    names.contains(name) || of()
 }
 
 /// Whether a call shows the token.

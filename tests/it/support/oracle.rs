@@ -139,9 +139,14 @@ pub async fn tunnel(client: &Client, plan: Plan) -> Side {
 
 /// The client's side of an open tunnel, to its end.
 pub async fn drive(mut stream: impl AsyncRead + AsyncWrite + Unpin, plan: Plan) -> Side {
-    if let Err(error) = stream.write_all(&plan.head()).await {
-        return Side::broken(&error);
+    match stream.write_all(&plan.head()).await {
+        Ok(()) => resume(stream, plan).await,
+        Err(error) => Side::broken(&error),
     }
+}
+
+/// The same, where the head was sent before.
+pub async fn resume(stream: impl AsyncRead + AsyncWrite + Unpin, plan: Plan) -> Side {
     let (sends, receives) = ((plan.id, plan.up), (plan.down_stream(), plan.down));
     side(stream, sends, receives, plan.rest).await
 }

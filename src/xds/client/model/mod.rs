@@ -10,6 +10,7 @@ mod world;
 mod wrong;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use self::world::World;
 use self::wrong::Fault;
@@ -111,10 +112,13 @@ events! {
     // On demand.
     Wanted,
     WantedByAlias,
+    WantedByGroup,
     WantedWithoutStream,
     WantedAgain,
     Forgotten,
     ForgottenWithoutStream,
+    /// It comes though nobody wants it any more.
+    Unwanted,
     /// A new process that knows what the last one wrote to the disk.
     Restarted,
 }
@@ -125,11 +129,17 @@ type Counts = BTreeMap<Event, usize>;
 #[derive(Clone, Debug, Default)]
 struct Store {
     held: BTreeMap<&'static str, BTreeMap<String, String>>,
+    /// What each is a member of, by type and name.
+    groups: BTreeMap<(&'static str, String), Arc<str>>,
 }
 
 impl Resources for Store {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
         judge(resource)?;
+        if let Some(group) = group_of(resource) {
+            self.groups
+                .insert((type_url, resource.name.to_string()), group.into());
+        }
         let held = self.held.entry(type_url).or_default();
         held.insert(resource.name.to_string(), resource.version.to_string());
         Ok(())
@@ -148,13 +158,19 @@ impl Resources for Store {
     fn remove(&mut self, type_url: &'static str, name: &str) {
         let held = self.held.entry(type_url).or_default();
         assert!(held.remove(name).is_some(), "{name} was never taken");
+        self.groups.remove(&(type_url, name.to_owned()));
+    }
+
+    fn members_of(&self, type_url: &'static str, name: &str) -> Vec<Arc<str>> {
+        let group = self.groups.get(&(type_url, name.to_owned()));
+        group.into_iter().cloned().collect()
     }
 }
 
 /// What a decoder would say of a resource.
 fn judge(resource: &Resource) -> Result<(), String> {
     match resource.body.as_deref() {
-        Some(b"good") => Ok(()),
+        Some(body) if body.starts_with(b"good") => Ok(()),
         _ => {
             let name = &resource.name;
             Err(format!(
@@ -162,6 +178,12 @@ fn judge(resource: &Resource) -> Result<(), String> {
             ))
         }
     }
+}
+
+/// What a resource is a member of: it stands in the body, as the services of a workload do.
+fn group_of(resource: &Resource) -> Option<&str> {
+    let body = std::str::from_utf8(resource.body.as_deref()?).ok()?;
+    body.strip_prefix("good of ")
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use bytes::Bytes;
 
-use super::{CLAIMS_MAX, DEMAND, POLICY, Store, TYPES, judge, subscription};
+use super::{CLAIMS_MAX, DEMAND, POLICY, Store, TYPES, group_of, judge, subscription};
 use crate::xds::client::{Client, End, Mode, Request, Resource, Response};
 
 /// What must be held of a resource.
@@ -15,6 +15,7 @@ use crate::xds::client::{Client, End, Mode, Request, Resource, Response};
 pub(super) struct Kept {
     pub(super) version: String,
     aliases: Vec<String>,
+    pub(super) group: Option<String>,
     /// Bytes of the body, which one that was read from the disk does not count.
     body: usize,
 }
@@ -24,6 +25,8 @@ pub(super) struct Reference {
     pub(super) held: BTreeMap<&'static str, BTreeMap<String, Kept>>,
     /// Names of the on-demand type.
     pub(super) wanted: BTreeSet<String>,
+    /// Those of them that had no answer.
+    asked: BTreeSet<String>,
     rejected: BTreeMap<&'static str, BTreeSet<String>>,
     /// Types that had no response on this stream,
     fresh: BTreeSet<&'static str>,
@@ -43,13 +46,11 @@ impl Reference {
             kept.aliases.clear();
             kept.body = 0;
         }
-        let demand = self.held.get(DEMAND).into_iter().flatten();
-        self.wanted = demand.map(|(name, _)| name.clone()).collect();
     }
 
     fn answers(&self, name: &str) -> bool {
         let mut demand = self.held.get(DEMAND).into_iter().flatten();
-        demand.any(|(own, kept)| own == name || kept.aliases.iter().any(|alias| alias == name))
+        demand.any(|(own, kept)| kept.is(own, name))
     }
 
     /// Checks the first requests of a stream.
@@ -61,16 +62,18 @@ impl Reference {
             let mut versions: BTreeMap<String, String> = held
                 .map(|(name, kept)| (name.clone(), kept.version.clone()))
                 .collect();
-            let claims = versions.iter().map(|(name, of)| name.len() + of.len() + 12);
-            self.unclaimed.remove(type_url);
-            if subscription.mode == Mode::Wildcard && claims.sum::<usize>() > CLAIMS_MAX {
-                versions.clear();
-                self.unclaimed.insert(type_url);
-            }
             let (mut subscribe, mut unsubscribe) = (Vec::new(), Vec::new());
             if subscription.mode == Mode::OnDemand {
                 let missing = self.wanted.iter().filter(|name| !self.answers(name));
                 versions.extend(missing.map(|name| (name.clone(), String::new())));
+            }
+            let claims = versions.iter().map(|(name, of)| name.len() + of.len() + 12);
+            self.unclaimed.remove(type_url);
+            if claims.sum::<usize>() > CLAIMS_MAX {
+                versions.clear();
+                self.unclaimed.insert(type_url);
+            }
+            if subscription.mode == Mode::OnDemand {
                 subscribe = self.wanted.iter().cloned().collect();
                 if subscribe.is_empty() {
                     (subscribe, unsubscribe) = (vec!["*".into()], vec!["*".into()]);
@@ -118,9 +121,13 @@ impl Reference {
                 let kept = Kept {
                     version,
                     aliases,
+                    group: group_of(resource).map(ToOwned::to_owned),
                     body,
                 };
                 held.insert(name.to_string(), kept);
+                if type_url == DEMAND {
+                    held.retain(|own, kept| kept.is_wanted(own, &self.wanted));
+                }
             } else {
                 now.insert(name.to_string());
                 let usable = **name != *"*" && name.len() <= 2048;
@@ -140,31 +147,51 @@ impl Reference {
             held.entry(name.clone()).or_insert(Kept {
                 version: String::new(),
                 aliases: Vec::new(),
+                group: None,
                 body: 0,
             });
         }
         if now.is_empty() || !held.is_empty() {
             self.synced.insert(type_url);
         }
+        if type_url == DEMAND {
+            self.note_answers(response);
+        }
         Some(now)
     }
 
-    /// A name is forgotten, and what is held for it and for no other name.
-    pub(super) fn forget(&mut self, name: &str) {
+    /// What a response names has its answer, and so has what is held by another name.
+    fn note_answers(&mut self, response: &Response) {
+        let sent = response.resources.iter().map(|one| &*one.name);
+        let named: BTreeSet<&str> = sent
+            .chain(response.removed.iter().map(String::as_str))
+            .collect();
+        let asked = std::mem::take(&mut self.asked).into_iter();
+        let open = asked.filter(|name| !named.contains(name.as_str()) && !self.answers(name));
+        self.asked = open.collect();
+    }
+
+    /// These names are wanted and no other. Returns the names that the server is told of: new ones,
+    /// and forgotten ones with what was held for them alone.
+    pub(super) fn want(&mut self, names: BTreeSet<String>) -> (Vec<String>, Vec<String>) {
+        let new: Vec<_> = names.difference(&self.wanted).cloned().collect();
+        let mut gone: BTreeSet<_> = self.wanted.difference(&names).cloned().collect();
         let rejected = self.rejected.entry(DEMAND).or_default();
-        rejected.remove(name);
-        self.wanted.remove(name);
-        let wanted = &self.wanted;
+        self.wanted = names;
         let held = self.held.entry(DEMAND).or_default();
         held.retain(|own, kept| {
-            let asked = own == name || kept.aliases.iter().any(|alias| alias == name);
-            let names = kept.aliases.iter().chain([own]);
-            let keep = !asked || names.into_iter().any(|name| wanted.contains(name));
+            let keep = kept.is_wanted(own, &self.wanted);
             if !keep {
-                rejected.remove(own);
+                gone.insert(own.clone());
             }
             keep
         });
+        rejected.retain(|name| !gone.contains(name));
+        self.asked.retain(|name| self.wanted.contains(name));
+        let open = new.iter().filter(|name| !self.answers(name));
+        let open: Vec<_> = open.cloned().collect();
+        self.asked.extend(open);
+        (new, gone.into_iter().collect())
     }
 
     /// Whether a response of the type came on this stream.
@@ -212,7 +239,9 @@ impl Reference {
         ensure!(pending == expected, "{pending:?} are pending");
         ensure!(client.is_synced() == expected.is_empty(), "synced");
         ensure!(client.usage.held() == self.usage(), "usage");
-        self.check_names(client)
+        let asked = client.unanswered(DEMAND);
+        ensure!(asked == self.asked.len(), "{asked} of {:?}", self.asked);
+        Ok(())
     }
 
     /// Entries and bytes that count against the limits.
@@ -230,17 +259,18 @@ impl Reference {
         }
         sum
     }
+}
 
-    fn check_names(&self, client: &Client) -> Result<()> {
-        for name in &self.wanted {
-            let found = client.resolve(DEMAND, name);
-            ensure!(found.is_some() == self.answers(name), "{name} is {found:?}");
-            let Some(found) = found else { continue };
-            let kept = self.held.get(DEMAND).and_then(|held| held.get(found));
-            let fits = |kept: &Kept| found == name || kept.aliases.contains(name);
-            ensure!(kept.is_some_and(fits), "{name} is {found}");
-        }
-        Ok(())
+impl Kept {
+    /// Whether it has this name, or is a member of it.
+    fn is(&self, own: &str, name: &str) -> bool {
+        own == name
+            || self.aliases.iter().any(|alias| alias == name)
+            || self.group.as_deref() == Some(name)
+    }
+
+    pub(super) fn is_wanted(&self, own: &str, wanted: &BTreeSet<String>) -> bool {
+        wanted.iter().any(|name| self.is(own, name))
     }
 }
 

@@ -16,6 +16,8 @@ pub(super) struct Item {
     /// Whether a client can use it.
     pub(super) good: bool,
     pub(super) aliases: Vec<String>,
+    /// What it is a member of: who wants that is sent it too.
+    pub(super) group: String,
     /// The last version that was good.
     good_version: Option<String>,
 }
@@ -65,10 +67,12 @@ impl Server {
         let before = items.get(name).and_then(|item| item.good_version.clone());
         let good_version = if good { Some(version.clone()) } else { before };
         let aliases = vec![alias.to_owned(), format!("own/{name}")];
+        let group = format!("app/set-{}", self.versions % 4);
         let item = Item {
             version,
             good,
             aliases,
+            group,
             good_version,
         };
         items.insert(name.to_owned(), item);
@@ -177,6 +181,17 @@ impl Server {
     }
 }
 
+impl Item {
+    /// The names besides its own that it is wanted by.
+    pub(super) fn other_names(&self) -> impl Iterator<Item = &String> {
+        self.aliases.iter().chain([&self.group])
+    }
+
+    fn has(&self, name: &String) -> bool {
+        self.other_names().any(|other| other == name)
+    }
+}
+
 impl Watch {
     fn new(request: &Request) -> Self {
         let versions = &request.initial_versions;
@@ -205,10 +220,8 @@ impl Watch {
     }
 
     fn wants(&self, name: &str, item: &Item) -> bool {
-        let mut aliases = item.aliases.iter();
-        self.wildcard
-            || self.names.contains(name)
-            || aliases.any(|alias| self.names.contains(alias))
+        let mut names = item.other_names();
+        self.wildcard || self.names.contains(name) || names.any(|name| self.names.contains(name))
     }
 
     fn change(&mut self, request: &Request, items: &BTreeMap<String, Item>) {
@@ -218,7 +231,7 @@ impl Watch {
             // Who asks has nothing, whatever was told.
             self.told.retain(|told, _| {
                 let item = items.get(told);
-                told != name && !item.is_some_and(|item| item.aliases.contains(name))
+                told != name && !item.is_some_and(|item| item.has(name))
             });
         }
         for name in &request.unsubscribe {
@@ -247,7 +260,7 @@ impl Watch {
         let gone = |name: &&String| !items.contains_key(*name);
         let mut removed: Vec<String> = self.told.keys().filter(gone).cloned().collect();
         for name in std::mem::take(&mut self.asked) {
-            let has = |(own, item): (&String, &Item)| *own == name || item.aliases.contains(&name);
+            let has = |(own, item): (&String, &Item)| *own == name || item.has(&name);
             if type_url == DEMAND && !items.iter().any(has) && !removed.contains(&name) {
                 removed.push(name);
             }
@@ -264,12 +277,15 @@ impl Watch {
 
 /// A resource as it is sent. What begins with `bad` cannot be used.
 pub(super) fn resource(type_url: &str, name: &str, item: &Item) -> Resource {
-    let word = if item.good { "good" } else { "bad" };
+    let body = match item.good {
+        true => format!("good of {}", item.group),
+        false => "bad".to_owned(),
+    };
     Resource {
         name: name.into(),
         version: item.version.as_str().into(),
         aliases: item.aliases.clone(),
-        body: Some(Bytes::from(word)),
+        body: Some(Bytes::from(body)),
         body_type: type_url.to_owned(),
     }
 }

@@ -1,6 +1,7 @@
 //! One schedule: a server, a machine, and a link that loses what is under way when it breaks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
@@ -9,7 +10,7 @@ use fastrand::Rng;
 use super::reference::{Reference, check_answer};
 use super::server::Server;
 use super::wrong::{Fault, Machine};
-use super::{ADDRESS, Counts, DEMAND, Event, Store, TYPES, subscription};
+use super::{ADDRESS, Counts, DEMAND, Event, Store, TYPES, group_of, judge, subscription};
 use crate::xds::client::{End, Mode, Request, Resource, Response};
 
 const STEPS: usize = 1_100;
@@ -276,6 +277,7 @@ impl<'a> World<'a> {
             (Event::NoBody, sent.iter().any(|one| one.body.is_none())),
             (Event::OtherBody, sent.iter().any(other)),
             (Event::Huge, sent.len() > 64),
+            (Event::Unwanted, self.has_unwanted(response)),
         ] {
             if happened {
                 self.count(event);
@@ -283,56 +285,69 @@ impl<'a> World<'a> {
         }
     }
 
+    /// Whether a response has something that can be used and that nobody wants.
+    fn has_unwanted(&self, response: &Response) -> bool {
+        let wanted = |one: &Resource| {
+            let others = one.aliases.iter().map(String::as_str);
+            let mut names = others.chain([&*one.name]).chain(group_of(one));
+            names.any(|name| self.reference.wanted.contains(name))
+        };
+        let mut sent = response.resources.iter();
+        response.type_url == DEMAND && sent.any(|one| judge(one).is_ok() && !wanted(one))
+    }
+
     fn want(&mut self) -> Result<()> {
-        let by_alias = self.rng.bool();
-        let name = if by_alias { self.alias() } else { self.name() };
-        if by_alias {
-            self.count(Event::WantedByAlias);
-        }
-        let new = self.reference.wanted.insert(name.clone());
+        let name = match self.rng.u8(..3) {
+            0 => self.name(),
+            1 => {
+                self.count(Event::WantedByAlias);
+                self.alias()
+            }
+            _ => {
+                self.count(Event::WantedByGroup);
+                format!("app/set-{}", self.rng.u8(..4))
+            }
+        };
+        let mut names = self.reference.wanted.clone();
+        let new = names.insert(name);
         self.count(match (new, self.connected) {
             (false, _) => Event::WantedAgain,
             (true, true) => Event::Wanted,
             (true, false) => Event::WantedWithoutStream,
         });
-        let requests = self.machine.want(DEMAND, &name);
-        let change = Request {
-            subscribe: vec![name],
-            ..Request::default()
-        };
-        self.change_of_names(requests, new, change)
+        self.change_of_names(names)
     }
 
     fn forget(&mut self) -> Result<()> {
-        let wanted = self.reference.wanted.len();
-        let was_wanted = wanted > 0;
-        let name = match was_wanted {
-            true => self.reference.wanted.iter().nth(self.rng.usize(..wanted)),
-            false => None,
-        };
-        let name = name.cloned().unwrap_or_else(|| "nobody".to_owned());
+        let mut names = self.reference.wanted.clone();
+        if let Some(name) = names.iter().nth(self.rng.usize(..names.len().max(1))) {
+            let name = name.clone();
+            names.remove(&name);
+        }
         self.count(match self.connected {
             true => Event::Forgotten,
             false => Event::ForgottenWithoutStream,
         });
-        let client = &mut self.machine.client;
-        let requests = client.forget(DEMAND, &name, &mut self.store);
-        if was_wanted {
-            self.reference.forget(&name);
-        }
-        let change = Request {
-            unsubscribe: vec![name],
-            ..Request::default()
-        };
-        self.change_of_names(requests, was_wanted, change)
+        self.change_of_names(names)
     }
 
-    /// Checks that a change of the subscription is sent if it is one and somebody is there.
-    fn change_of_names(&mut self, sent: Vec<Request>, new: bool, change: Request) -> Result<()> {
+    /// Wants these names, and checks that the changes are sent if somebody is there.
+    fn change_of_names(&mut self, names: BTreeSet<String>) -> Result<()> {
+        let sent = self.machine.want(&names, &mut self.store);
+        let (new, gone) = self.reference.want(names);
+        let change = |subscribe: Vec<String>, unsubscribe: Vec<String>| Request {
+            type_url: DEMAND.into(),
+            subscribe,
+            unsubscribe,
+            ..Request::default()
+        };
         let mut expected = Vec::new();
-        if new && self.connected {
-            let type_url = DEMAND.into();
-            expected.push(Request { type_url, ..change });
+        if self.connected && !new.is_empty() {
+            expected.push(change(new, Vec::new()));
+        }
+        if self.connected && !gone.is_empty() {
+            let kept = self.reference.wanted.first().cloned();
+            expected.push(change(kept.into_iter().collect(), gone));
         }
         ensure!(sent == expected, "{sent:?} instead of {expected:?}");
         self.up.extend(sent);
@@ -412,16 +427,23 @@ impl<'a> World<'a> {
             self.end()?;
         }
         self.count(Event::Restarted);
+        // What is wanted is as it was, but for what has changed meanwhile.
+        let mut wanted = self.reference.wanted.clone();
+        if self.rng.bool() {
+            wanted.pop_first();
+        }
         self.reference.restart();
         self.machine.restart();
         for (type_url, held) in &self.reference.held {
             for (name, kept) in held {
                 let client = &mut self.machine.client;
                 let (name, version) = (name.as_str(), kept.version.as_str());
-                ensure!(client.restore(type_url, name, version), "no room");
+                let group: Vec<_> = kept.group.as_deref().into_iter().map(Arc::from).collect();
+                let held = client.restore(type_url, name, version, &group);
+                ensure!(held, "no room");
             }
         }
-        self.check()
+        self.change_of_names(wanted)
     }
 
     fn check(&self) -> Result<()> {
@@ -490,13 +512,13 @@ impl<'a> World<'a> {
             let held = self.store.held.get(one.type_url);
             let held = |name: &String| held.and_then(|held| held.get(name));
             for (name, item) in self.server.items(one.type_url) {
-                let mut names = item.aliases.iter().chain([name]);
+                let mut names = item.other_names().chain([name]);
                 let wanted = one.mode == Mode::Wildcard
                     || names.any(|name| self.reference.wanted.contains(name));
                 let (held, version) = (held(name), &item.version);
                 let right = match (item.good, held) {
                     (true, None) => !wanted,
-                    (true, Some(held)) => held == version,
+                    (true, Some(held)) => wanted && held == version,
                     (false, held) => held != Some(version),
                 };
                 ensure!(right, "{name} is {held:?}, and {item:?} at the server");

@@ -4,6 +4,7 @@
 //! out or is kept is changed.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{CLAIMS_MAX, DEMAND, Store, TYPES};
@@ -37,12 +38,14 @@ pub(super) enum Fault {
     KeepsWhatIsUnsaid,
     /// What is wanted while there is no stream is not remembered.
     ForgetsWants,
+    /// What is wanted no more is kept all the same.
+    NeverForgets,
     /// The wait is not doubled.
     NeverBacksOff,
 }
 
 impl Fault {
-    pub(super) const WRONG: [Self; 12] = [
+    pub(super) const WRONG: [Self; 13] = [
         Self::KeepsTheNonce,
         Self::AnswersLate,
         Self::ClaimsWhatItRejected,
@@ -54,6 +57,7 @@ impl Fault {
         Self::ForgetsVersions,
         Self::KeepsWhatIsUnsaid,
         Self::ForgetsWants,
+        Self::NeverForgets,
         Self::NeverBacksOff,
     ];
 }
@@ -65,6 +69,7 @@ pub(super) struct Machine {
     connected: bool,
     last: Option<Request>,
     names: Vec<String>,
+    wanted: BTreeSet<String>,
 }
 
 impl Machine {
@@ -82,6 +87,7 @@ impl Machine {
             connected: false,
             last: None,
             names: Vec::new(),
+            wanted: BTreeSet::new(),
         }
     }
 
@@ -167,14 +173,19 @@ impl Machine {
         requests
     }
 
-    pub(super) fn want(&mut self, type_url: &str, name: &str) -> Vec<Request> {
-        if self.fault == Fault::ForgetsWants && !self.connected {
-            return Vec::new();
-        }
-        let requests = self.client.want(type_url, name);
-        if self.fault == Fault::NamesInAnAnswer && !requests.is_empty() {
-            self.names.push(name.to_owned());
-            return Vec::new();
+    pub(super) fn want(&mut self, names: &BTreeSet<String>, store: &mut Store) -> Vec<Request> {
+        let known = |name: &&String| self.wanted.contains(*name);
+        let names = match self.fault {
+            Fault::ForgetsWants if !self.connected => names.iter().filter(known).cloned().collect(),
+            Fault::NeverForgets => names.union(&self.wanted).cloned().collect(),
+            _ => names.clone(),
+        };
+        let mut requests = self.client.want(DEMAND, &names, store);
+        self.wanted = names;
+        if self.fault == Fault::NamesInAnAnswer {
+            for request in requests.extract_if(.., |request| request.unsubscribe.is_empty()) {
+                self.names.extend(request.subscribe);
+            }
         }
         requests
     }

@@ -1,9 +1,11 @@
 //! Each rule by an example; `model` has them all at once.
 
 mod limits;
+mod on_demand;
 mod stand_ins;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,6 +22,7 @@ struct Taken {
     /// Whether something stands in for what is rejected.
     stands_in: bool,
     names: BTreeSet<String>,
+    members: BTreeMap<String, Vec<Arc<str>>>,
     log: Vec<String>,
 }
 
@@ -34,6 +37,10 @@ impl Resources for Taken {
             _ => {}
         }
         self.names.insert(name.to_string());
+        let body = String::from_utf8_lossy(resource.body.as_deref().unwrap_or_default());
+        let of = body.strip_prefix("of ").map(|of| of.split(' '));
+        let of = of.into_iter().flatten().map(Arc::from).collect();
+        self.members.insert(name.to_string(), of);
         self.log.push(format!("+{name}"));
         Ok(())
     }
@@ -43,6 +50,11 @@ impl Resources for Taken {
             self.log.push(format!("?{name}"));
         }
         self.stands_in
+    }
+
+    /// What stands in the body.
+    fn members_of(&self, _: &'static str, name: &str) -> Vec<Arc<str>> {
+        self.members.get(name).cloned().unwrap_or_default()
     }
 
     fn remove(&mut self, _: &'static str, name: &str) {
@@ -70,6 +82,12 @@ fn connected() -> (Client, Taken) {
     let (mut client, taken) = client();
     assert_eq!(client.connected().len(), 2);
     (client, taken)
+}
+
+/// Wants these names of the on-demand type.
+fn want(client: &mut Client, taken: &mut Taken, names: &[&str]) -> Vec<Request> {
+    let names = names.iter().map(|name| (*name).to_owned());
+    client.want(SOME, &names.collect(), taken)
 }
 
 fn resource(type_url: &str, name: &str, version: &str) -> Resource {
@@ -144,18 +162,6 @@ fn first_requests_carry_the_node_and_what_was_accepted() {
         ..Request::default()
     };
     assert_eq!(client.connected()[0], expected);
-}
-
-#[test]
-fn nothing_is_a_star_that_comes_and_goes() {
-    let expected = Request {
-        type_url: SOME.into(),
-        subscribe: vec!["*".to_owned()],
-        unsubscribe: vec!["*".to_owned()],
-        with_node: true,
-        ..Request::default()
-    };
-    assert_eq!(client().0.connected()[1], expected);
 }
 
 #[test]
@@ -390,98 +396,13 @@ fn synced_is_after_the_first_useful_response_of_each_wildcard_type() {
 }
 
 #[test]
-fn names_are_wanted_by_requests_of_their_own() {
-    let (mut client, mut taken) = connected();
-    let change = |subscribe: &[&str], unsubscribe: &[&str]| Request {
-        type_url: SOME.into(),
-        subscribe: subscribe.iter().map(|name| (*name).to_owned()).collect(),
-        unsubscribe: unsubscribe.iter().map(|name| (*name).to_owned()).collect(),
-        ..Request::default()
-    };
-    assert_eq!(client.want(SOME, "a"), [change(&["a"], &[])]);
-    assert_eq!(client.want(SOME, "a"), [], "it is wanted already");
-    for (type_url, name) in [(SOME, "*"), (SOME, ""), (ALL, "a"), ("other", "a")] {
-        assert_eq!(client.want(type_url, name), [], "{type_url} {name}");
-        assert_eq!(client.forget(type_url, name, &mut taken), []);
-    }
-    let answers = client.received(response(SOME, [resource(SOME, "a", "1")]), &mut taken);
-    assert!(answers[0].subscribe.is_empty());
-    assert_eq!(client.forget(SOME, "a", &mut taken), [change(&[], &["a"])]);
-    assert_eq!(client.forget(SOME, "a", &mut taken), []);
-    assert_eq!(taken.log, ["+a", "-a"]);
-}
-
-#[test]
-fn what_is_wanted_without_a_stream_is_asked_for_on_the_next_one() {
-    let (mut client, mut taken) = client();
-    for name in ["a", "b", "net/10.0.0.1", "d"] {
-        assert_eq!(client.want(SOME, name), []);
-    }
-    client.connected();
-    let sent = [resource(SOME, "a", "1"), with_alias("c", "net/10.0.0.1")];
-    client.received(response(SOME, sent), &mut taken);
-    client.disconnected(End::Clean);
-    assert_eq!(client.forget(SOME, "d", &mut taken), []);
-    let expected = Request {
-        type_url: SOME.into(),
-        subscribe: ["a", "b", "net/10.0.0.1"].map(str::to_owned).into(),
-        initial_versions: versions(&[("a", "1"), ("b", ""), ("c", "1")]),
-        with_node: true,
-        ..Request::default()
-    };
-    assert_eq!(client.connected()[1], expected);
-}
-
-#[test]
-fn an_alias_answers_as_long_as_its_resource_is_there() {
-    let (mut client, mut taken) = connected();
-    let sent = [with_alias("old", "ip"), with_alias("other", "else")];
-    client.received(response(SOME, sent), &mut taken);
-    assert_eq!(client.resolve(SOME, "ip"), Some("old"));
-    // The address goes to a new pod before the old one is gone.
-    client.received(response(SOME, [with_alias("new", "ip")]), &mut taken);
-    assert_eq!(client.resolve(SOME, "ip"), Some("new"));
-    client.received(removal(SOME, "old"), &mut taken);
-    assert_eq!(client.resolve(SOME, "ip"), Some("new"));
-    client.received(response(SOME, [with_alias("new", "ip2")]), &mut taken);
-    assert_eq!(client.resolve(SOME, "ip"), None);
-    assert_eq!(client.resolve(SOME, "ip2"), Some("new"));
-    assert_eq!(client.resolve(SOME, "new"), Some("new"));
-    client.received(removal(SOME, "ip2"), &mut taken);
-    assert_eq!(
-        client.resolve(SOME, "ip2"),
-        Some("new"),
-        "names are removed"
-    );
-    client.received(removal(SOME, "new"), &mut taken);
-    assert_eq!(client.resolve(SOME, "ip2"), None);
-    client.received(response(ALL, [resource(ALL, "a", "1")]), &mut taken);
-    assert_eq!(client.resolve(ALL, "ip"), None);
-}
-
-#[test]
-fn what_is_forgotten_by_one_name_stays_for_another() {
-    let (mut client, mut taken) = connected();
-    client.want(SOME, "ip");
-    client.want(SOME, "pod");
-    client.received(response(SOME, [with_alias("pod", "ip")]), &mut taken);
-    client.forget(SOME, "pod", &mut taken);
-    assert_eq!(client.held(SOME), 1);
-    client.forget(SOME, "ip", &mut taken);
-    assert_eq!((client.held(SOME), client.resolve(SOME, "ip")), (0, None));
-    assert_eq!(taken.log, ["+pod", "-pod"]);
-}
-
-#[test]
 fn what_was_read_from_the_disk_is_claimed_and_can_be_removed() {
     let (mut client, mut taken) = client();
-    assert!(client.restore(ALL, "a", "1") && client.restore(SOME, "b", "2"));
-    assert!(!client.restore("other", "a", "1") && !client.restore(ALL, "*", "1"));
+    assert!(client.restore(ALL, "a", "1", &[]));
+    assert!(!client.restore("other", "a", "1", &[]) && !client.restore(ALL, "*", "1", &[]));
     assert!(!client.is_synced());
     let first = client.connected();
     assert_eq!(first[0].initial_versions, versions(&[("a", "1")]));
-    assert_eq!(first[1].initial_versions, versions(&[("b", "2")]));
-    assert_eq!(first[1].subscribe, ["b"]);
     client.received(removal(ALL, "a"), &mut taken);
     assert_eq!(taken.log, ["-a"]);
 }

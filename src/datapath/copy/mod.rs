@@ -5,6 +5,8 @@
 //! back only when the endpoint took the bytes, and the endpoint is read only as far as the peer's
 //! window reaches. An idle tunnel holds no buffer.
 
+pub mod raw;
+
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};

@@ -1,5 +1,7 @@
 //! Stages 5 to 10 as one function: from a target to the end of its tunnel.
 
+pub mod raw;
+
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
 use crate::reason::Reason;
-use crate::snapshot::Endpoint;
+use crate::snapshot::{Endpoint, Service};
 use crate::telemetry::{Destination, DestinationService, Record};
 
 use super::accept::LoadGuard;
@@ -131,12 +133,7 @@ async fn reach(asked: &mut Asked, target: Result<Target, Reason>) -> Result<Upst
     let permit = {
         let snapshot = gateway.reader.load();
         let route = route::run(&snapshot, peer, target?)?;
-        let service = route.service();
-        record.routed(DestinationService {
-            hostname: Arc::clone(&service.hostname),
-            name: Arc::clone(&service.name),
-            namespace: Arc::clone(&service.namespace),
-        });
+        record.routed(named(route.service()));
         policy::run(&snapshot, peer, route)?
     };
     tokio::select! {
@@ -328,6 +325,14 @@ async fn close(upstream: Upstream, outcome: &Outcome) {
             // it has not read yet.
             Err(_) => linger::close(upstream.stream, linger::ENDPOINT).await,
         }
+    }
+}
+
+fn named(service: &Service) -> DestinationService {
+    DestinationService {
+        hostname: Arc::clone(&service.hostname),
+        name: Arc::clone(&service.name),
+        namespace: Arc::clone(&service.namespace),
     }
 }
 

@@ -1,0 +1,389 @@
+//! Both directions of a tunnel between two TCP connections, with exact TCP semantics.
+//!
+//! FIN becomes FIN, each direction by itself, and RST becomes RST. A side is read only when the
+//! other one takes bytes, so that what is held is at most one read in each direction; an idle
+//! tunnel holds nothing. Small reads are copied; once one is large, bytes pass through a pipe and
+//! never come into this process.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::Shutdown;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use socket2::SockRef;
+use tokio::io::{AsyncRead, Interest, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::net::tcp::ReadHalf;
+use tokio::time::timeout;
+
+use crate::reason::Reason;
+use crate::telemetry::Record;
+
+use super::super::admission::Admission;
+use super::super::budget::Account;
+use super::super::buffer::{BUFFER_BYTES, Buffer};
+use super::super::pipe::Pipe;
+use super::{DELIVERY_DEADLINE, Outcome, TURNS_MAX};
+
+/// A read of so much says that there is more: what follows goes through a pipe.
+const BULK_MIN: usize = BUFFER_BYTES / 2;
+/// Less than this is copied faster than two pages of it are handed over.
+const SPLICE_MIN: usize = 4 * 1024;
+
+/// Copies until both directions have ended or one side broke. `hello` is what was read from the
+/// peer before, and goes first.
+pub async fn run(
+    downstream: &mut TcpStream,
+    upstream: &mut TcpStream,
+    hello: Vec<u8>,
+    limits: (&Arc<Account>, &Admission),
+    record: &mut Record,
+) -> Outcome {
+    let (mut peer, to_peer) = downstream.split();
+    let (mut endpoint, to_endpoint) = upstream.split();
+    let (to_peer, to_endpoint) = (to_peer.as_ref(), to_endpoint.as_ref());
+    let mut upload = Direction::new(limits, hello.into());
+    let mut download = Direction::new(limits, Bytes::new());
+    let mut endpoint_left_first = false;
+    let mut peer_failed = pin!(to_peer.ready(Interest::ERROR));
+    let mut endpoint_failed = pin!(to_endpoint.ready(Interest::ERROR));
+    // Whether the kernel has yet to tell the peer's reader how the peer went.
+    let mut untold = false;
+    let mut ended = poll_fn(|cx| {
+        // Before anything is written to the peer, as a write that fails takes the error away which
+        // tells the reader a reset from an end.
+        if peer_failed.as_mut().poll(cx).is_ready() {
+            untold = true;
+            return Poll::Ready(Err(Reason::DownstreamReset));
+        }
+        // The endpoint is read first: what it sent before a reset of its own goes out before the
+        // upload fails by this reset.
+        let down = download.poll(cx, &mut endpoint, to_peer, |bytes| record.sent(bytes));
+        let down = down.map_err(Broken::of_download)?;
+        endpoint_left_first |= down.is_ready() && !upload.ended;
+        let up = upload.poll(cx, &mut peer, to_endpoint, |bytes| record.received(bytes));
+        let up = up.map_err(Broken::of_upload)?;
+        if down.is_ready() && up.is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        if down.is_ready() {
+            // Nobody reads the endpoint any more, and the upload may have nothing to write.
+            let reset = |_| Err(Reason::UpstreamReset);
+            return endpoint_failed.as_mut().poll(cx).map(reset);
+        }
+        Poll::Pending
+    })
+    .await;
+    let gone = !matches!(ended, Ok(()) | Err(Reason::UpstreamReset));
+    if gone && !upload.done && (untold || upload.ended) {
+        // What a peer sent before its FIN is delivered though it reset the connection after it
+        // (contract 10, Ends). Without FIN this fails when all has been read.
+        let rest = poll_fn(|cx| {
+            let count = |bytes| record.received(bytes);
+            let rest = upload.poll(cx, &mut peer, to_endpoint, count);
+            rest.map_err(Broken::of_upload)
+        });
+        if let Ok(Err(reason)) = Box::pin(timeout(DELIVERY_DEADLINE, rest)).await {
+            ended = Err(reason);
+        }
+    }
+    Outcome {
+        ended,
+        delivered: upload.done,
+        endpoint_left_first,
+    }
+}
+
+/// The side of a direction that has broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Broken {
+    From(io::ErrorKind),
+    To(io::ErrorKind),
+}
+
+impl Broken {
+    fn from(error: io::Error) -> Self {
+        Self::From(error.kind())
+    }
+
+    fn to(error: io::Error) -> Self {
+        Self::To(error.kind())
+    }
+
+    fn of_upload(self) -> Reason {
+        match self {
+            Self::From(kind) => reason_of_peer(kind),
+            Self::To(_) => Reason::UpstreamReset,
+        }
+    }
+
+    fn of_download(self) -> Reason {
+        match self {
+            Self::From(_) => Reason::UpstreamReset,
+            Self::To(kind) => reason_of_peer(kind),
+        }
+    }
+}
+
+fn reason_of_peer(kind: io::ErrorKind) -> Reason {
+    match kind {
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Reason::DownstreamReset,
+        _ => Reason::DownstreamLost,
+    }
+}
+
+/// From one socket to the other.
+struct Direction<'a> {
+    account: &'a Arc<Account>,
+    admission: &'a Admission,
+    /// What was read and not taken yet, on the account.
+    pending: Bytes,
+    /// The same where it is in a pipe. Never both, and none that is empty.
+    piped: Option<Pipe>,
+    /// Much came at once the last time.
+    bulk: bool,
+    ended: bool,
+    done: bool,
+}
+
+impl<'a> Direction<'a> {
+    fn new((account, admission): (&'a Arc<Account>, &'a Admission), first: Bytes) -> Self {
+        account.take(first.len());
+        Self {
+            account,
+            admission,
+            pending: first,
+            piped: None,
+            bulk: false,
+            ended: false,
+            done: false,
+        }
+    }
+
+    /// Moves bytes; ready once `from` has ended and `to` has been told so.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut ReadHalf<'_>,
+        to: &TcpStream,
+        mut count: impl FnMut(u64),
+    ) -> Poll<Result<(), Broken>> {
+        for _ in 0..TURNS_MAX {
+            if self.done {
+                return Poll::Ready(Ok(()));
+            }
+            // A side that takes nothing now is not written to, and nothing is read for it.
+            ready!(to.poll_write_ready(cx)).map_err(Broken::to)?;
+            if self.piped.is_some() {
+                count(self.drain(to)? as u64);
+            } else if !self.pending.is_empty() {
+                let written = write(to, &self.pending)?;
+                self.pending.advance(written);
+                if self.pending.is_empty() {
+                    // What was behind it goes too: an idle tunnel keeps nothing.
+                    self.pending = Bytes::new();
+                }
+                self.account.give_back(written);
+                count(written as u64);
+            } else if self.ended {
+                let shutdown = SockRef::from(to).shutdown(Shutdown::Write);
+                shutdown.map_err(Broken::to)?;
+                self.done = true;
+            } else {
+                // No buffer and no pipe is touched for a socket that has nothing.
+                ready!(from.as_ref().poll_read_ready(cx)).map_err(Broken::from)?;
+                let pipe = self.bulk.then(|| Pipe::borrow(self.admission)).flatten();
+                match pipe {
+                    Some(pipe) => self.fill(pipe, from.as_ref())?,
+                    None => ready!(self.copy(cx, from, to, &mut count))?,
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Reads once and writes that; what `to` does not take is kept without the buffer.
+    fn copy(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut ReadHalf<'_>,
+        to: &TcpStream,
+        count: &mut impl FnMut(u64),
+    ) -> Poll<Result<(), Broken>> {
+        let mut buffer = Buffer::borrow();
+        let mut room = ReadBuf::new(buffer.bytes());
+        ready!(Pin::new(from).poll_read(cx, &mut room)).map_err(Broken::from)?;
+        let read = room.filled();
+        self.ended = read.is_empty();
+        self.bulk = read.len() >= BULK_MIN;
+        let written = match read.is_empty() {
+            true => 0,
+            false => write(to, read)?,
+        };
+        count(written as u64);
+        if written < read.len() {
+            self.pending = Bytes::copy_from_slice(&read[written..]);
+            self.account.take(self.pending.len());
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Moves what `from` has into a pipe, and keeps that while something is in it.
+    fn fill(&mut self, mut pipe: Pipe, from: &TcpStream) -> Result<(), Broken> {
+        let moved = match pipe.fill(from) {
+            // It was readable no more; the next round waits for it.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            moved => moved.map_err(Broken::from)?,
+        };
+        self.ended = moved == 0;
+        self.bulk = moved >= SPLICE_MIN;
+        self.account.take(moved);
+        self.piped = Some(pipe).filter(|pipe| pipe.filled() > 0);
+        Ok(())
+    }
+
+    /// Moves what `to` takes out of the pipe, and gives the pipe back when it is empty.
+    fn drain(&mut self, to: &TcpStream) -> Result<usize, Broken> {
+        let Some(pipe) = &mut self.piped else {
+            return Ok(0);
+        };
+        let moved = match pipe.drain(to) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            moved => moved.map_err(Broken::to)?,
+        };
+        self.account.give_back(moved);
+        if pipe.filled() == 0 {
+            self.piped = None;
+        }
+        Ok(moved)
+    }
+}
+
+impl Drop for Direction<'_> {
+    fn drop(&mut self) {
+        let piped = self.piped.as_ref().map_or(0, Pipe::filled);
+        self.account.give_back(self.pending.len() + piped);
+    }
+}
+
+/// Writes what fits; nothing may.
+fn write(to: &TcpStream, bytes: &[u8]) -> Result<usize, Broken> {
+    match to.try_write(bytes) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        written => written.map_err(Broken::to),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use crate::telemetry::Metrics;
+
+    use super::super::super::budget::Budget;
+    use super::super::super::identity::Peer;
+    use super::super::super::pipe;
+    use super::*;
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        let near = TcpStream::connect(address).await.expect("a connection");
+        (near, listener.accept().await.expect("a connection").0)
+    }
+
+    /// A writer that has not got on for so long is stopped.
+    const STOPPED: std::time::Duration = std::time::Duration::from_millis(500);
+
+    /// Bytes that are different at every place near each other.
+    fn bytes(count: usize) -> Vec<u8> {
+        let word = |at: usize| {
+            (at as u64)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .to_be_bytes()
+        };
+        (0..count / 8).flat_map(word).collect()
+    }
+
+    #[tokio::test]
+    async fn much_goes_through_a_pipe_and_all_of_it_arrives_behind_the_hello() {
+        let (mut client, mut downstream) = pair().await;
+        let (mut upstream, mut server) = pair().await;
+        let metrics = Arc::new(Metrics::new());
+        let budget = Arc::new(Budget::new(1 << 30, metrics.buffers(1 << 30)));
+        let (account, admission) = (budget.account(), Admission::new(1000));
+        let peer = Peer::unknown(([127, 0, 0, 1], 1).into());
+        let mut record = Record::of_hello(&metrics, &peer.source, None);
+        let (all, hello) = (bytes(32 << 20), b"hello".to_vec());
+        let copy = run(
+            &mut downstream,
+            &mut upstream,
+            hello.clone(),
+            (&account, &admission),
+            &mut record,
+        );
+        let up = async {
+            client.write_all(&all).await.expect("bytes");
+            client.shutdown().await.expect("an end");
+            // The other direction goes on by itself.
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).await.expect("an answer");
+            answer
+        };
+        let down = async {
+            let mut got = Vec::new();
+            // Nothing is read at first: what waits meanwhile is in the kernel.
+            tokio::task::yield_now().await;
+            server.read_to_end(&mut got).await.expect("bytes");
+            server.write_all(b"thanks").await.expect("an answer");
+            server.shutdown().await.expect("an end");
+            got
+        };
+        let (outcome, answer, got) = tokio::join!(copy, up, down);
+        assert_eq!(outcome.ended, Ok(()));
+        assert!(outcome.delivered && !outcome.endpoint_left_first);
+        assert_eq!(answer, b"thanks");
+        assert!(got == [hello, all].concat(), "every byte in its place");
+        assert!(pipe::spares() > 0, "pipes were used");
+        assert_eq!((record.sent_bytes(), budget.held()), (6, 0));
+    }
+
+    #[tokio::test]
+    async fn what_waits_in_a_pipe_is_charged_and_bounded() {
+        let (mut client, mut downstream) = pair().await;
+        let (mut upstream, server) = pair().await;
+        let metrics = Arc::new(Metrics::new());
+        let budget = Arc::new(Budget::new(1 << 30, metrics.buffers(1 << 30)));
+        let (account, admission) = (budget.account(), Admission::new(1000));
+        let peer = Peer::unknown(([127, 0, 0, 1], 1).into());
+        let mut record = Record::of_hello(&metrics, &peer.source, None);
+        let all = bytes(64 << 20);
+        let limits = (&account, &admission);
+        let copy = run(
+            &mut downstream,
+            &mut upstream,
+            Vec::new(),
+            limits,
+            &mut record,
+        );
+        let write = async {
+            // More than the kernel keeps of connections that nobody reads.
+            let written = timeout(STOPPED, client.write_all(&all)).await;
+            assert!(written.is_err(), "the writer is stopped");
+            let held = budget.held();
+            assert!((1..=256 * 1024).contains(&held), "{held}");
+        };
+        tokio::select! {
+            outcome = copy => panic!("{outcome:?}"),
+            () = write => {}
+        }
+        // The copy was dropped with what it had.
+        assert_eq!(budget.held(), 0);
+        drop(server);
+    }
+}

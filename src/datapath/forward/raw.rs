@@ -1,0 +1,212 @@
+//! Stages 5 to 10 for a connection of a TLS listener, which is one tunnel.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::{AsyncWriteExt, Interest};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::reason::Reason;
+use crate::telemetry::{ConnectionGuard, Record};
+
+use super::super::accept::Held;
+use super::super::budget::Account;
+use super::super::copy::{self, Outcome};
+use super::super::dial::Upstream;
+use super::super::identity::Peer;
+use super::super::tunnel::Target;
+use super::super::{Gateway, hello, linger, policy, route};
+use super::{close, connect, describe, judge_endpoint, named, revoked};
+
+/// The time for an alert to leave.
+const ALERT_DEADLINE: Duration = Duration::from_secs(1);
+
+/// A connection whose hello was read, with all that forwarding it takes.
+#[derive(Debug)]
+pub struct Arrived {
+    /// What every connection shares.
+    pub gateway: Arc<Gateway>,
+    /// Who asks: an address without an identity.
+    pub peer: Arc<Peer>,
+    /// The socket.
+    pub stream: TcpStream,
+    /// What was read from it so far.
+    pub hello: Vec<u8>,
+    /// What the hello asks for, and whether the listener's own route grants it.
+    pub wanted: Result<(Target, bool), Reason>,
+    /// What is said of the tunnel later.
+    pub record: Record,
+    /// What is counted of the connection while it lives.
+    pub held: (Held, ConnectionGuard),
+}
+
+/// Forwards one connection: resolve, judge, pick, dial, replay the hello, copy. As with a CONNECT,
+/// only `Open` and the copy's own state live as long as the tunnel.
+pub async fn run(arrived: Box<Arrived>) {
+    let open = Box::pin(open(arrived)).await;
+    let Some(mut open) = open else {
+        return;
+    };
+    let outcome = open.copy().await;
+    Box::pin(open.end(outcome)).await;
+}
+
+/// Resolves, judges and dials, or refuses.
+async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
+    let generation = arrived.gateway.reader.generation();
+    let reached = reach(&mut arrived).await;
+    let Arrived {
+        gateway,
+        peer,
+        stream,
+        hello,
+        mut record,
+        held,
+        ..
+    } = *arrived;
+    // A tunnel that breaks in any way, our own crash included, ends by RST on both sides.
+    let reached = reached.and_then(|upstream| {
+        let set = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+        set.map(|()| upstream).map_err(|_| Reason::DownstreamLost)
+    });
+    let upstream = match reached {
+        Ok(upstream) => upstream,
+        Err(reason) => {
+            record.finish(reason);
+            drop(record);
+            refuse(stream, reason, held).await;
+            return None;
+        }
+    };
+    let endpoint = upstream.right.endpoint();
+    record.connected(describe(endpoint), &endpoint.workload);
+    let account = gateway.budget.account();
+    Some(Box::new(Open {
+        gateway,
+        peer,
+        generation,
+        stream,
+        hello,
+        upstream,
+        record,
+        account,
+        held,
+    }))
+}
+
+/// Resolves, judges and dials.
+async fn reach(arrived: &mut Arrived) -> Result<Upstream, Reason> {
+    let Arrived {
+        gateway,
+        peer,
+        stream,
+        wanted,
+        record,
+        ..
+    } = arrived;
+    if !gateway.budget.has_room() {
+        return Err(Reason::BuffersFull);
+    }
+    let (target, granted) = std::mem::replace(wanted, Err(Reason::Panic))?;
+    let permit = {
+        let snapshot = gateway.reader.load();
+        let route = route::direct(&snapshot, target)?;
+        record.routed(named(route.service()));
+        match granted {
+            true => policy::granted(route),
+            false => policy::run(&snapshot, peer, route)?,
+        }
+    };
+    tokio::select! {
+        upstream = connect(gateway, peer, permit, record) => upstream,
+        // Only a reset: a peer that has sent FIN may still wait for the answer.
+        _ = stream.ready(Interest::ERROR) => Err(Reason::DownstreamReset),
+        () = gateway.lifecycle.closing() => Err(Reason::DrainDeadline),
+    }
+}
+
+/// Refuses by an alert, and closes once the peer has read it.
+async fn refuse(mut stream: TcpStream, reason: Reason, _held: (Held, ConnectionGuard)) {
+    let alert = hello::alert(reason.alert());
+    if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(&alert)).await {
+        linger::close(stream, linger::PEER).await;
+    }
+}
+
+/// An open tunnel.
+#[derive(Debug)]
+struct Open {
+    gateway: Arc<Gateway>,
+    peer: Arc<Peer>,
+    generation: watch::Receiver<u64>,
+    stream: TcpStream,
+    hello: Vec<u8>,
+    upstream: Upstream,
+    record: Record,
+    account: Arc<Account>,
+    held: (Held, ConnectionGuard),
+}
+
+impl Open {
+    /// Copies until the tunnel ends by itself, the drain's deadline comes, its right is gone, or
+    /// we are short of memory.
+    async fn copy(&mut self) -> Outcome {
+        let account = Arc::clone(&self.account);
+        account.open_gate();
+        let Upstream { stream, right, .. } = &mut self.upstream;
+        let mut ended = pin!(async {
+            tokio::select! {
+                () = self.gateway.lifecycle.closing() => Reason::DrainDeadline,
+                () = revoked(&self.gateway, &mut self.generation, &self.peer, right) => {
+                    Reason::Revoked
+                }
+            }
+        });
+        let ended = poll_fn(|cx| account.poll_gated(cx, |cx| ended.as_mut().poll(cx)));
+        let hello = std::mem::take(&mut self.hello);
+        let copy = copy::raw::run(
+            &mut self.stream,
+            stream,
+            hello,
+            (&self.account, &self.gateway.admission),
+            &mut self.record,
+        );
+        tokio::select! {
+            biased;
+            outcome = copy => outcome,
+            reason = ended => Outcome::broken(reason.unwrap_or(Reason::BuffersFull)),
+        }
+    }
+
+    /// Ends both sides as the tunnel ended, and says so.
+    async fn end(self: Box<Self>, outcome: Outcome) {
+        let Self {
+            gateway,
+            stream,
+            upstream,
+            mut record,
+            account,
+            held,
+            ..
+        } = *self;
+        // That an endpoint left early says nothing against it where anybody may send it anything.
+        judge_endpoint(&gateway, &upstream, &outcome, false);
+        record.finish(match outcome.ended {
+            Ok(()) => {
+                // Each side has sent FIN and has been sent it: what is left is the kernel's.
+                let _: io::Result<()> = SockRef::from(&stream).set_linger(None);
+                Reason::Completed
+            }
+            Err(reason) => reason,
+        });
+        // The endpoint may take its time to take what it was promised; the peer has gone.
+        drop((stream, record, account, held));
+        close(upstream, &outcome).await;
+    }
+}

@@ -1,0 +1,312 @@
+//! Hellos as clients send them and as nobody should, in every slicing.
+
+use std::sync::Arc;
+
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+use super::*;
+
+/// Values that clients mix in to keep servers tolerant (RFC 8701).
+const GREASE: [u16; 4] = [0x0a0a, 0x4a4a, 0x8a8a, 0xfafa];
+
+/// The name that is read of a hello, or that it is refused for what it asks.
+type Read = Result<Option<Box<str>>, ()>;
+
+/// What a generated hello should be read as.
+struct Written {
+    /// The handshake message, without records.
+    message: Vec<u8>,
+    sni: Read,
+    offers_istio: bool,
+}
+
+/// Bytes with their length in front, of `width` bytes.
+fn sized(width: usize, bytes: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(bytes.len()).expect("short").to_be_bytes();
+    [&length[4 - width..], bytes].concat()
+}
+
+fn extension(kind: u16, body: &[u8]) -> Vec<u8> {
+    [&kind.to_be_bytes()[..], &sized(2, body)].concat()
+}
+
+fn random(random: &mut fastrand::Rng, count: usize) -> Vec<u8> {
+    std::iter::repeat_with(|| random.u8(..))
+        .take(count)
+        .collect()
+}
+
+/// Names, and what is read of each.
+fn names() -> Vec<(Vec<u8>, Read)> {
+    let read = |name: &str| Ok(Some(name.into()));
+    let long = format!("{0}.{0}.{0}.{1}", "a".repeat(63), "a".repeat(61));
+    vec![
+        (b"echo.app".to_vec(), read("echo.app")),
+        (b"ECHO.App.Example".to_vec(), read("echo.app.example")),
+        (b"a_b._c".to_vec(), read("a_b._c")),
+        (
+            b"outbound_.8080_._.echo.app.svc.cluster.local".to_vec(),
+            read("outbound_.8080_._.echo.app.svc.cluster.local"),
+        ),
+        (long.clone().into_bytes(), read(&long)),
+        (b"10.0.0.1".to_vec(), Ok(None)),
+        (b"2001:db8::1".to_vec(), Ok(None)),
+        (b"a\0b".to_vec(), Err(())),
+        (b"\xc3\xa9cho".to_vec(), Err(())),
+        (b"*.app".to_vec(), Err(())),
+        (b"a..b".to_vec(), Err(())),
+        (b"a\nb".to_vec(), Err(())),
+        ("a.".repeat(200).into_bytes(), Err(())),
+    ]
+}
+
+fn key_shares(rng: &mut fastrand::Rng) -> Vec<u8> {
+    let mut shares = [&GREASE[0].to_be_bytes()[..], &sized(2, &[0])].concat();
+    if rng.u8(..8) == 0 {
+        // X25519MLKEM768.
+        shares.extend([0x11, 0xec]);
+        shares.extend(sized(2, &random(rng, 1216)));
+    }
+    shares.extend([0, 29]);
+    shares.extend(sized(2, &random(rng, 32)));
+    sized(2, &shares)
+}
+
+/// A hello of TLS 1.2 or 1.3, with extensions in any order.
+fn written(rng: &mut fastrand::Rng) -> Written {
+    let names = names();
+    let (name, sni) = rng.choice(&names).expect("a name");
+    let mut sni = sni.clone();
+    let protocols: [&[u8]; 4] = [b"h2", b"istio-http/1.1", b"istio", b"istiox"];
+    let (alpn, offers_istio) = match rng.usize(..=protocols.len()) {
+        0 => (None, false),
+        count => (
+            Some(
+                protocols[..count]
+                    .iter()
+                    .flat_map(|one| sized(1, one))
+                    .collect::<Vec<_>>(),
+            ),
+            count >= 2,
+        ),
+    };
+    let mut extensions = vec![
+        extension(GREASE[1], &[]),
+        extension(10, &sized(2, &[0x4a, 0x4a, 0x11, 0xec, 0, 29, 0, 23])),
+        extension(13, &sized(2, &[4, 3, 8, 4, 4, 1])),
+        extension(43, &sized(1, &[0x8a, 0x8a, 3, 4, 3, 3])),
+        extension(51, &key_shares(rng)),
+        extension(45, &sized(1, &[1])),
+        extension(23, &[]),
+        extension(35, &[]),
+        extension(0xff01, &[0]),
+        extension(GREASE[3], &[0]),
+    ];
+    match rng.u8(..8) {
+        0 => sni = Ok(None),
+        _ => extensions.push(extension(
+            0,
+            &sized(2, &[&[0][..], &sized(2, name)].concat()),
+        )),
+    }
+    extensions.extend(alpn.map(|all| extension(16, &sized(2, &all))));
+    if rng.bool() {
+        // An outer ECH: HKDF-SHA256, AES-128-GCM, an identifier, an encapsulated key, a payload.
+        let ech = [&[0, 0, 1, 0, 1, 7][..], &sized(2, &random(rng, 32))].concat();
+        let payload = rng.usize(1..300);
+        let ech = [ech, sized(2, &random(rng, payload))].concat();
+        extensions.push(extension(0xfe0d, &ech));
+    }
+    if rng.bool() {
+        let padding = rng.usize(..600);
+        extensions.push(extension(21, &vec![0; padding]));
+    }
+    rng.shuffle(&mut extensions);
+    let session = rng.usize(..=32);
+    let body = [
+        vec![3, 3],
+        random(rng, 32),
+        sized(1, &random(rng, session)),
+        sized(2, &[0xfa, 0xfa, 0x13, 1, 0x13, 2, 0xc0, 0x2b]),
+        sized(1, &[0]),
+        sized(2, &extensions.concat()),
+    ];
+    Written {
+        message: [&[1][..], &sized(3, &body.concat())].concat(),
+        sni,
+        offers_istio,
+    }
+}
+
+/// The message in records of sizes that `size` gives.
+fn records(message: &[u8], mut size: impl FnMut() -> usize) -> Vec<u8> {
+    let mut rest = message;
+    let mut all = Vec::new();
+    while !rest.is_empty() {
+        let (now, later) = rest.split_at(size().min(rest.len()));
+        all.extend([22, 3, 1]);
+        all.extend(sized(2, now));
+        rest = later;
+    }
+    all
+}
+
+/// What comes of bytes that arrive in segments of sizes that `size` gives; none if they are not
+/// whole. What is kept for the replay is what arrived.
+fn arrive(bytes: &[u8], mut size: impl FnMut() -> usize) -> Option<Result<Hello, NoHello>> {
+    let mut reader = HelloReader::default();
+    let mut at = 0;
+    while at < bytes.len() {
+        let end = bytes.len().min(at + size().min(reader.room()));
+        assert!(end > at, "there is room until it is refused");
+        match reader.push(&bytes[at..end]) {
+            Ok(None) => at = end,
+            Ok(Some(hello)) => {
+                assert_eq!(hello.bytes, bytes[..end], "the replay");
+                return Some(Ok(hello));
+            }
+            Err(refused) => return Some(Err(refused)),
+        }
+    }
+    assert!(bytes.len() < HELLO_BYTES_MAX, "more than the bound");
+    None
+}
+
+/// What is read, without how much more arrived together with it.
+fn essence(read: &Option<Result<Hello, NoHello>>) -> Option<Result<(Option<&str>, bool), ()>> {
+    let read = read.as_ref()?;
+    let read = read.as_ref().map_err(|_| ());
+    Some(read.map(|hello| (hello.sni.as_deref(), hello.offers_istio)))
+}
+
+/// The same bytes in different segments are read as the same.
+fn in_every_segmentation(bytes: &[u8], rng: &mut fastrand::Rng) -> Option<Result<Hello, NoHello>> {
+    let whole = arrive(bytes, || usize::MAX);
+    let some = arrive(bytes, || rng.usize(1..200));
+    assert_eq!(essence(&some), essence(&whole), "{}", bytes.escape_ascii());
+    if rng.u8(..4) == 0 {
+        let single = arrive(bytes, || 1);
+        assert_eq!(
+            essence(&single),
+            essence(&whole),
+            "{}",
+            bytes.escape_ascii()
+        );
+    }
+    whole
+}
+
+#[test]
+fn ten_thousand_hellos_are_replayed_as_they_came_in_every_slicing() {
+    let (mut accepted, mut refused) = (0, 0);
+    for seed in 0..5_000 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let written = written(&mut rng);
+        let sliced = [
+            records(&written.message, || usize::from(u16::MAX) / 4),
+            records(&written.message, || 1),
+            records(&written.message, || rng.usize(1..100)),
+        ];
+        for mut bytes in sliced {
+            if rng.bool() {
+                // Early data, which is the endpoint's to read.
+                bytes.extend([23, 3, 3, 0, 5, 1, 2, 3, 4, 5]);
+            }
+            let read = in_every_segmentation(&bytes, &mut rng);
+            let want = match &written.sni {
+                Ok(sni) => Ok((sni.as_deref(), written.offers_istio)),
+                Err(()) => Err(()),
+            };
+            assert_eq!(essence(&read), Some(want), "seed {seed}");
+        }
+        let mutated = mutated(&written.message, &mut rng);
+        match in_every_segmentation(&mutated, &mut rng) {
+            Some(Ok(_)) => accepted += 1,
+            Some(Err(_)) => refused += 1,
+            None => {}
+        }
+    }
+    assert!(accepted > 500 && refused > 500, "{accepted}, {refused}");
+}
+
+/// Changes of bytes, in the message or in its records.
+fn mutated(message: &[u8], rng: &mut fastrand::Rng) -> Vec<u8> {
+    let change = |bytes: &mut Vec<u8>, rng: &mut fastrand::Rng| {
+        let at = rng.usize(..bytes.len());
+        match rng.u8(..4) {
+            0 => bytes.insert(at, rng.u8(..)),
+            1 => drop(bytes.remove(at)),
+            2 => bytes.truncate(at.max(1)),
+            _ => bytes[at] = rng.u8(..),
+        }
+    };
+    let mut message = message.to_vec();
+    let in_message = rng.bool();
+    if in_message {
+        change(&mut message, rng);
+    }
+    let mut bytes = records(&message, || rng.usize(1..2000));
+    if !in_message {
+        change(&mut bytes, rng);
+    }
+    bytes
+}
+
+#[test]
+fn what_never_becomes_a_hello_ends_at_the_bound_with_an_alert() {
+    // A message that says that it is 64 KiB long, in records of one byte and of many.
+    for size in [1, 100, 10_000] {
+        let message = [&[1, 0, 0xff, 0xff][..], &[0; 0xffff]].concat();
+        let endless = records(&message, || size);
+        let refused = arrive(&endless, || 1000)
+            .expect("an end")
+            .expect_err("no hello");
+        assert_eq!(refused.refusal, HandshakeRefusal::Other);
+        assert_eq!(refused.alert, alert(40), "{}", refused.detail);
+    }
+    for text in [
+        &b"GET / HTTP/1.1\r\n"[..],
+        &[0; 100],
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+    ] {
+        let refused = arrive(text, || 1).expect("an end").expect_err("no hello");
+        assert!(!refused.detail.is_empty());
+    }
+}
+
+#[test]
+fn the_hellos_of_our_own_tls_library_are_read() {
+    for (sni, alpn) in [
+        ("Echo.App", &["istio"][..]),
+        ("10.0.0.1", &[]),
+        ("a", &["h2"]),
+    ] {
+        let mut config = ClientConfig::builder()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        config.alpn_protocols = alpn.iter().map(|one| one.as_bytes().to_vec()).collect();
+        let name = sni.try_into().expect("a name");
+        let mut client = ClientConnection::new(Arc::new(config), name).expect("a client");
+        let mut bytes = Vec::new();
+        client.write_tls(&mut bytes).expect("a hello");
+        assert!(bytes.len() > 1216, "with a post-quantum share");
+        let hello = arrive(&bytes, || 7).expect("whole").expect("a hello");
+        let wanted = (sni != "10.0.0.1").then(|| sni.to_ascii_lowercase());
+        assert_eq!(hello.sni.as_deref(), wanted.as_deref());
+        assert_eq!(hello.offers_istio, alpn == ["istio"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hello_that_does_not_come_is_given_up_after_five_seconds() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let _client = TcpStream::connect(address).await.expect("a client");
+    let (stream, _) = listener.accept().await.expect("a connection");
+    let start = tokio::time::Instant::now();
+    let refused = read(&stream).await.expect_err("no hello");
+    assert_eq!(refused.refusal, HandshakeRefusal::Timeout);
+    assert_eq!(start.elapsed(), HELLO_DEADLINE);
+}

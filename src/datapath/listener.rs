@@ -1,0 +1,238 @@
+//! What becomes of the connections of one listener.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::config::{self, ListenerProtocol, TlsRouting};
+use crate::reason::Reason;
+use crate::wire::sni::{IstioName, SniPattern};
+use crate::wire::{Authority, Host};
+
+use super::hello::Hello;
+
+/// A listener, as its connections meet it. By default one of HBONE that is open to every address.
+#[derive(Debug, Default)]
+pub struct Listener {
+    sources: Vec<IpNet>,
+    routing: Option<Routing>,
+}
+
+/// How a TLS listener routes.
+#[derive(Debug)]
+enum Routing {
+    /// By Istio's names.
+    Istio,
+    /// By routes of its own.
+    Routes(Routes),
+}
+
+/// Routes by server name. The longest match is found by looking names up from the whole one to its
+/// last label, so that a thousand routes cost what one does.
+#[derive(Debug, Default)]
+struct Routes {
+    exact: HashMap<Box<str>, Authority>,
+    below: HashMap<Box<str>, Authority>,
+    any: Option<Authority>,
+}
+
+/// What a hello is routed to.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The service.
+    pub authority: Authority,
+    /// Whether the listener's own route opens it.
+    pub granted: bool,
+}
+
+impl Listener {
+    /// The listener that the configuration describes.
+    pub fn new(listener: &config::Listener) -> Self {
+        let routing = match &listener.protocol {
+            ListenerProtocol::Hbone => None,
+            ListenerProtocol::Tls(TlsRouting::Istio { .. }) => Some(Routing::Istio),
+            ListenerProtocol::Tls(TlsRouting::Routes { routes }) => {
+                Some(Routing::Routes(Routes::new(routes)))
+            }
+        };
+        Self {
+            sources: listener.sources.clone(),
+            routing,
+        }
+    }
+
+    /// Whether a peer of this address may connect.
+    pub fn admits(&self, address: IpAddr) -> bool {
+        self.sources.is_empty() || self.sources.iter().any(|net| net.contains(&address))
+    }
+
+    /// Whether its peers speak TLS that is passed on.
+    pub fn is_tls(&self) -> bool {
+        self.routing.is_some()
+    }
+
+    /// What a hello asks for.
+    ///
+    /// # Errors
+    /// [`Reason::UnknownSni`] or [`Reason::NoIstioAlpn`].
+    pub fn target(&self, hello: &Hello) -> Result<Wanted, Reason> {
+        let name = hello.sni.as_deref();
+        match &self.routing {
+            Some(Routing::Istio) => istio(name, hello.offers_istio),
+            Some(Routing::Routes(routes)) => Ok(Wanted {
+                authority: routes.find(name).ok_or(Reason::UnknownSni)?.clone(),
+                granted: true,
+            }),
+            None => Err(Reason::UnknownSni),
+        }
+    }
+}
+
+/// Subsets are the destination rules' of a client's cluster, which we do not know: to any endpoint
+/// would be to the wrong one.
+fn istio(name: Option<&str>, offers_istio: bool) -> Result<Wanted, Reason> {
+    let name = name.and_then(IstioName::parse);
+    let name = name.filter(|name| name.subset.is_empty());
+    let name = name.ok_or(Reason::UnknownSni)?;
+    if !offers_istio {
+        return Err(Reason::NoIstioAlpn);
+    }
+    Ok(Wanted {
+        authority: name.authority,
+        granted: false,
+    })
+}
+
+impl Routes {
+    fn new(routes: &[config::SniRoute]) -> Self {
+        let mut table = Self::default();
+        for route in routes {
+            // The configuration was checked: a target without port leads nowhere.
+            let to = Authority {
+                host: Host::Name(route.to.host.as_str().into()),
+                port: route.to.port.unwrap_or_default(),
+            };
+            for pattern in &route.sni {
+                match pattern {
+                    SniPattern::Exact(name) => drop(table.exact.insert(name.clone(), to.clone())),
+                    SniPattern::Below(name) => drop(table.below.insert(name.clone(), to.clone())),
+                    SniPattern::Any => table.any = Some(to.clone()),
+                }
+            }
+        }
+        table
+    }
+
+    /// The exact name first, then the wildcard with most labels, then any name and none.
+    fn find(&self, name: Option<&str>) -> Option<&Authority> {
+        let by_name = name.and_then(|name| {
+            let above = || {
+                let mut rest = name;
+                std::iter::from_fn(move || {
+                    rest = rest.split_once('.')?.1;
+                    Some(rest)
+                })
+            };
+            let exact = self.exact.get(name);
+            exact.or_else(|| above().find_map(|name| self.below.get(name)))
+        });
+        by_name.or(self.any.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(sni: &[&str], to: &str) -> config::SniRoute {
+        let pattern = |text: &&str| SniPattern::parse(text).expect("a pattern");
+        config::SniRoute {
+            sni: sni.iter().map(pattern).collect(),
+            to: config::HostPort::parse(to).expect("a target"),
+            line: config::Line(1),
+        }
+    }
+
+    fn listener(protocol: ListenerProtocol, sources: &[&str]) -> Listener {
+        Listener::new(&config::Listener {
+            name: "one".to_owned(),
+            bind: ([127, 0, 0, 1], 0).into(),
+            line: config::Line(1),
+            sources: sources
+                .iter()
+                .map(|net| net.parse().expect("a net"))
+                .collect(),
+            protocol,
+        })
+    }
+
+    fn hello(sni: Option<&str>, offers_istio: bool) -> Hello {
+        Hello {
+            bytes: Vec::new(),
+            sni: sni.map(Into::into),
+            offers_istio,
+        }
+    }
+
+    #[test]
+    fn the_longest_match_wins_and_only_a_star_takes_no_name() {
+        let routes = |with_any: bool| {
+            let mut routes = vec![
+                route(&["a.example.com", "b.example.com"], "exact:1"),
+                route(&["*.example.com"], "near:1"),
+                route(&["*.com"], "far:1"),
+            ];
+            routes.extend(with_any.then(|| route(&["*"], "any:1")));
+            listener(ListenerProtocol::Tls(TlsRouting::Routes { routes }), &[])
+        };
+        let (with, without) = (routes(true), routes(false));
+        let cases = [
+            (Some("a.example.com"), "exact:1"),
+            (Some("b.example.com"), "exact:1"),
+            (Some("c.example.com"), "near:1"),
+            (Some("d.a.example.com"), "near:1"),
+            (Some("example.com"), "far:1"),
+            (Some("x.y.z.com"), "far:1"),
+            (Some("com"), "any:1"),
+            (Some("aexample.org"), "any:1"),
+            (None, "any:1"),
+        ];
+        for (name, want) in cases {
+            let got = |from: &Listener| {
+                let wanted = from.target(&hello(name, false));
+                wanted.map(|wanted| (wanted.authority.to_string(), wanted.granted))
+            };
+            assert_eq!(got(&with), Ok((want.to_owned(), true)), "{name:?}");
+            let lost = want == "any:1";
+            assert_eq!(got(&without).is_err(), lost, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn istios_names_need_istios_protocol_and_grant_nothing() {
+        let routing = TlsRouting::Istio { routing: "istio" };
+        let istio = listener(ListenerProtocol::Tls(routing), &[]);
+        let target = |name, alpn| {
+            let wanted = istio.target(&hello(name, alpn));
+            wanted.map(|wanted| (wanted.authority.to_string(), wanted.granted))
+        };
+        let good = Some("outbound_.80_._.echo.app");
+        assert_eq!(target(good, true), Ok(("echo.app:80".to_owned(), false)));
+        assert_eq!(target(good, false), Err(Reason::NoIstioAlpn));
+        let subset = Some("outbound_.80_.v1_.echo.app");
+        for name in [None, Some("echo.app"), subset] {
+            assert_eq!(target(name, true), Err(Reason::UnknownSni), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn sources_narrow_who_may_connect() {
+        let ip = |text: &str| text.parse().expect("an address");
+        let open = listener(ListenerProtocol::Hbone, &[]);
+        assert!(open.admits(ip("192.0.2.1")) && open.admits(ip("::1")) && !open.is_tls());
+        let narrow = listener(ListenerProtocol::Hbone, &["10.0.0.0/8", "2001:db8::/32"]);
+        assert!(narrow.admits(ip("10.1.2.3")) && narrow.admits(ip("2001:db8::1")));
+        assert!(!narrow.admits(ip("192.0.2.1")) && !narrow.admits(ip("2001:db9::1")));
+    }
+}

@@ -1,0 +1,109 @@
+//! Stages 2 to 4 of a TLS listener: the hello, which is read to route it and changed in nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::reason::HandshakeRefusal;
+use crate::telemetry::{Record, handshake_refused};
+
+use super::accept::{Accepted, Held, Keepalive, set_options};
+use super::admission::Handshake;
+use super::forward::raw::{self, Arrived};
+use super::hello::{self, NoHello};
+use super::identity::Peer;
+use super::tunnel::{Origin, Target};
+use super::{Gateway, linger};
+
+/// A peer that has gone without a word is noticed within a minute: there is no PING here.
+const KEEPALIVE: Keepalive = Keepalive {
+    time: Duration::from_secs(30),
+    interval: Duration::from_secs(10),
+    retries: 3,
+};
+/// The time for an alert to leave.
+const ALERT_DEADLINE: Duration = Duration::from_secs(1);
+
+/// One connection: hello, target, then bytes until it ends. What is no hello is counted with the
+/// handshakes; what is one is a tunnel, however it ends.
+pub async fn run(gateway: Arc<Gateway>, accepted: Accepted) {
+    // Boxed: to read a hello takes far more room than the tunnel that it leads to.
+    let arrived = Box::pin(arrive(gateway, accepted)).await;
+    if let Some(arrived) = arrived {
+        raw::run(arrived).await;
+    }
+}
+
+async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived>> {
+    let refused = |refused: &NoHello| {
+        let (refusal, detail) = (refused.refusal, &refused.detail);
+        handshake_refused(&gateway.metrics, accepted.address, refusal, detail);
+    };
+    let failed = |error| NoHello::new(HandshakeRefusal::Other, &error);
+    let stream = TcpStream::from_std(accepted.stream)
+        .and_then(|stream| set_options(SockRef::from(&stream), &KEEPALIVE).map(|()| stream));
+    let stream = stream.map_err(failed).inspect_err(refused).ok()?;
+    let hello = match read(&stream, &accepted.handshake).await {
+        Ok(hello) => hello,
+        Err(error) => {
+            refused(&error);
+            let held = (accepted.handshake, accepted.held);
+            tell(stream, &error.alert, held).await;
+            return None;
+        }
+    };
+    let peer = Arc::new(Peer::unknown(accepted.address));
+    let wanted = accepted.listener.target(&hello);
+    Some(Box::new(Arrived {
+        record: Record::of_hello(&gateway.metrics, &peer.source, hello.sni.as_deref()),
+        wanted: wanted.map(|wanted| {
+            let target = Target {
+                authority: wanted.authority,
+                origin: Origin::Workload,
+            };
+            (target, wanted.granted)
+        }),
+        hello: hello.bytes,
+        held: (accepted.held, gateway.metrics.connection_opened()),
+        gateway,
+        peer,
+        stream,
+    }))
+}
+
+async fn read(stream: &TcpStream, slot: &Handshake) -> Result<hello::Hello, NoHello> {
+    tokio::select! {
+        hello = hello::read(stream) => hello,
+        () = slot.evicted() => Err(NoHello::new(
+            HandshakeRefusal::Evicted,
+            &"the oldest handshake of the source with most, while all places were taken",
+        )),
+    }
+}
+
+/// Sends an alert, and closes once the peer has read it.
+async fn tell(mut stream: TcpStream, alert: &[u8], _held: (Handshake, Held)) {
+    if alert.is_empty() {
+        return;
+    }
+    if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(alert)).await {
+        linger::close(stream, linger::PEER).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::future_size;
+    use super::*;
+
+    #[test]
+    fn an_idle_tunnel_stays_small() {
+        // Beside it stands `Open`, boxed, as for a tunnel of HBONE.
+        let size = future_size(run);
+        assert!(size <= 1280, "{size}");
+    }
+}

@@ -1,0 +1,200 @@
+//! Server names: what a ClientHello asks for, and the patterns that are compared with it.
+
+use std::fmt;
+
+use super::authority::{Authority, AuthorityError, Host, LENGTH_BYTES_MAX, parse_port};
+
+/// The name in lower case and without a trailing dot, by the rules for the host of an authority;
+/// none for what those refuse, addresses included (RFC 6066 section 3 allows none).
+pub fn normalised(name: &str) -> Option<Box<str>> {
+    if name.len() > LENGTH_BYTES_MAX {
+        return None;
+    }
+    match Host::parse_unbracketed(name) {
+        Ok(Host::Name(name)) => Some(name),
+        Ok(Host::Ip(_)) | Err(_) => None,
+    }
+}
+
+/// The name by which Istio's sidecars ask a gateway for a service (contract 2.6):
+/// `outbound_.PORT_.SUBSET_.HOST`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IstioName {
+    /// The service's hostname and port.
+    pub authority: Authority,
+    /// The subset of its endpoints; empty where all are meant.
+    pub subset: Box<str>,
+}
+
+impl IstioName {
+    /// Parses a [`normalised`] name; none if it is of another form.
+    pub fn parse(name: &str) -> Option<Self> {
+        let (port, rest) = name.strip_prefix("outbound_.")?.split_once("_.")?;
+        let (subset, host) = rest.split_once("_.")?;
+        Some(Self {
+            authority: Authority {
+                host: Host::Name(normalised(host)?),
+                port: parse_port(port).ok()?,
+            },
+            subset: subset.into(),
+        })
+    }
+}
+
+impl fmt::Display for IstioName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Authority { host, port } = &self.authority;
+        let host = match host {
+            Host::Name(name) => name.to_string(),
+            Host::Ip(ip) => ip.to_string(),
+        };
+        write!(f, "outbound_.{port}_.{}_.{host}", self.subset)
+    }
+}
+
+/// The names that a route is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SniPattern {
+    /// This name.
+    Exact(Box<str>),
+    /// Every name below this one, at any depth: `*.example.com`, as Envoy and Istio's gateways
+    /// read it. The name itself is none of them.
+    Below(Box<str>),
+    /// Every name, and a hello without one: `*`.
+    Any,
+}
+
+impl SniPattern {
+    /// Parses a pattern.
+    ///
+    /// # Errors
+    /// What is wrong with the name in it.
+    pub fn parse(text: &str) -> Result<Self, AuthorityError> {
+        if text == "*" {
+            return Ok(Self::Any);
+        }
+        let (is_wildcard, name) = match text.strip_prefix("*.") {
+            Some(name) => (true, name),
+            None => (false, text),
+        };
+        if name.len() > LENGTH_BYTES_MAX {
+            return Err(AuthorityError::TooLong);
+        }
+        match Host::parse_unbracketed(name)? {
+            Host::Name(name) if is_wildcard => Ok(Self::Below(name)),
+            Host::Name(name) => Ok(Self::Exact(name)),
+            Host::Ip(_) => Err(AuthorityError::BadHost),
+        }
+    }
+}
+
+impl fmt::Display for SniPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact(name) => f.write_str(name),
+            Self::Below(name) => write!(f, "*.{name}"),
+            Self::Any => f.write_str("*"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn istios_names_are_read_and_no_others() {
+        let long = format!("outbound_.80_._.{}", "a.".repeat(130));
+        let cases = [
+            (
+                "outbound_.80_._.echo.app.svc.cluster.local",
+                Some(("echo.app.svc.cluster.local:80", "")),
+            ),
+            (
+                "outbound_.8080_.v1_.echo.app",
+                Some(("echo.app:8080", "v1")),
+            ),
+            ("outbound_.80_._.a_.b", Some(("a_.b:80", ""))),
+            ("outbound_.80_.v1_.a_.b", Some(("a_.b:80", "v1"))),
+            ("outbound_.80_._.10.0.0.1", None),
+            ("outbound_.080_._.echo.app", None),
+            ("outbound_.0_._.echo.app", None),
+            ("outbound_.65536_._.echo.app", None),
+            ("outbound_._._.echo.app", None),
+            ("outbound_.80_.echo.app", None),
+            ("outbound_.80_._.", None),
+            ("outbound_.80_._..echo", None),
+            ("outbound.80._.echo.app", None),
+            ("inbound_.80_._.echo.app", None),
+            ("echo.app", None),
+            ("", None),
+            (&long, None),
+        ];
+        for (name, want) in cases {
+            let got = IstioName::parse(name);
+            let got = got.map(|name| (name.authority.to_string(), name.subset));
+            let got = got.as_ref().map(|(host, subset)| (&**host, &**subset));
+            assert_eq!(got, want, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_compared_in_lower_case_and_without_their_last_dot() {
+        let cases = [
+            ("Echo.App", Some("echo.app")),
+            ("echo.app.", Some("echo.app")),
+            ("a_b.c", Some("a_b.c")),
+            ("echo.app..", None),
+            ("10.0.0.1", None),
+            ("::1", None),
+            ("*.app", None),
+            ("e\0cho", None),
+            ("écho", None),
+            ("", None),
+            (".", None),
+        ];
+        for (name, want) in cases {
+            assert_eq!(normalised(name).as_deref(), want, "{name:?}");
+        }
+        assert!(normalised(&"a.".repeat(128)).is_none());
+    }
+
+    #[test]
+    fn patterns_are_a_name_all_below_one_or_all() {
+        let parse = |text| SniPattern::parse(text).map(|pattern| pattern.to_string());
+        for (text, want) in [
+            ("*", "*"),
+            ("*.Example.com.", "*.example.com"),
+            ("example.com", "example.com"),
+            ("*.com", "*.com"),
+        ] {
+            assert_eq!(parse(text).as_deref(), Ok(want));
+        }
+        for text in [
+            "",
+            "*.",
+            "*.*",
+            "a.*.b",
+            "*a.b",
+            "a*",
+            "10.0.0.1",
+            "*.10.0.0.1",
+            "a:80",
+        ] {
+            assert!(parse(text).is_err(), "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_read_is_written_as_it_was(
+            host in "[a-z][a-z0-9_-]{0,9}(\\.[a-z][a-z0-9-]{0,9}){0,3}",
+            subset in "[a-z0-9-]{0,6}", port in 1u16..,
+        ) {
+            let name = format!("outbound_.{port}_.{subset}_.{host}");
+            prop_assert_eq!(IstioName::parse(&name).map(|read| read.to_string()), Some(name));
+        }
+    }
+}

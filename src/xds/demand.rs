@@ -1,0 +1,260 @@
+//! Which addresses are asked for, where not the whole mesh is wanted.
+//!
+//! What a gateway needs is known without any request: the services that it exposes, those that the
+//! control plane exports, and their waypoints. So no tunnel waits for a name, and no peer can make
+//! us ask for one. The workloads of a service come with it.
+
+use std::collections::BTreeSet;
+use std::future::pending;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tracing::warn;
+
+use super::cache::Recorder;
+use super::client::{Client, Request};
+use super::store::ADDRESS;
+use crate::snapshot::mesh::Place;
+use crate::snapshot::{Reader, Snapshot};
+
+/// How long readiness waits for the services that the first exports name.
+const ANSWERS_MAX: Duration = Duration::from_secs(5);
+
+/// What is wanted, as the snapshot has it from time to time.
+#[derive(Debug)]
+pub(super) struct Demand {
+    reader: Reader,
+    generation: watch::Receiver<u64>,
+    /// Exports that cannot be asked for; the log has them.
+    nameless: BTreeSet<String>,
+    deadline: Option<Instant>,
+    settled: bool,
+}
+
+impl Demand {
+    /// What this reader's snapshots want.
+    pub(super) fn new(reader: Reader) -> Self {
+        let generation = reader.generation();
+        Self {
+            reader,
+            generation,
+            nameless: BTreeSet::new(),
+            deadline: None,
+            settled: false,
+        }
+    }
+
+    /// A stream begins: what is wanted is looked up whether it has changed or not.
+    pub(super) fn begin(&mut self) {
+        self.generation.mark_changed();
+    }
+
+    /// Waits until something else may be wanted, or the wait for answers is over.
+    pub(super) async fn wake(&mut self) {
+        let over = async |deadline: Option<Instant>| match deadline {
+            Some(deadline) => sleep_until(deadline).await,
+            None => pending().await,
+        };
+        let deadline = self.deadline.filter(|_| !self.settled);
+        tokio::select! {
+            // The publisher lives as long as the stream.
+            _ = self.generation.changed() => {}
+            () = over(deadline) => {}
+        }
+        self.generation.mark_changed();
+    }
+
+    /// Wants what the snapshot wants by now, and drops the rest from the store. Returns the changes
+    /// of the subscription.
+    pub(super) fn follow(&mut self, client: &mut Client, store: &mut Recorder) -> Vec<Request> {
+        // Without a publisher nothing changes.
+        let moved = self.generation.has_changed().unwrap_or(false);
+        self.generation.mark_unchanged();
+        if !(store.store.take_services_changed() | moved) {
+            return Vec::new();
+        }
+        let names = self.names(&self.reader.snapshot());
+        client.want(ADDRESS, &names, store)
+    }
+
+    fn names(&mut self, snapshot: &Snapshot) -> BTreeSet<String> {
+        let (mut names, mut nameless) = (BTreeSet::new(), BTreeSet::new());
+        for host in snapshot.exports.hosts() {
+            match name_of(host) {
+                Some(name) => drop(names.insert(name)),
+                None => drop(nameless.insert(host.to_owned())),
+            }
+        }
+        for host in nameless.difference(&self.nameless) {
+            warn!(
+                ?host,
+                "an exported service is not in Kubernetes and cannot be asked for; \
+                write `discovery: {{on_demand: false}}`"
+            );
+        }
+        self.nameless = nameless;
+        // Of exposed hosts the configuration's check says it.
+        names.extend(snapshot.exposure.hosts().filter_map(name_of));
+        let services = names.iter().map(|name| snapshot.mesh.services.get(&**name));
+        let waypoints = services.flatten().flat_map(|service| &service.waypoints);
+        let mut places = Vec::new();
+        for waypoint in waypoints {
+            match &waypoint.gateway.place {
+                Place::Name(name) => places.push(name.clone()),
+                Place::Address(network, ip) => {
+                    places.push(format!("{network}/{ip}"));
+                    // Its workloads are members of it by its own name.
+                    let service = snapshot.by_vip(*ip).map(|service| &service.definition);
+                    places.extend(service.map(|of| format!("{}/{}", of.namespace, of.hostname)));
+                }
+            }
+        }
+        names.extend(places);
+        names
+    }
+
+    /// Whether all that was wanted at first has come or does not exist, or has been waited for.
+    pub(super) fn is_settled(&mut self, client: &Client) -> bool {
+        if !self.settled && client.is_synced() {
+            let now = Instant::now();
+            let deadline = *self.deadline.get_or_insert(now + ANSWERS_MAX);
+            self.settled = client.unanswered(ADDRESS) == 0 || deadline <= now;
+        }
+        self.settled
+    }
+}
+
+/// The name that a service of Kubernetes is asked for by, `namespace/hostname`; none of any other
+/// host. The namespace is the second label of `name.namespace.svc.DOMAIN`.
+pub fn name_of(host: &str) -> Option<String> {
+    let mut labels = host.split('.');
+    let (name, namespace) = (labels.next()?, labels.next()?);
+    let is_service = labels.next() == Some("svc") && labels.next().is_some();
+    let good = is_service
+        && ![name, namespace]
+            .iter()
+            .any(|label| ["", "*"].contains(label));
+    good.then(|| format!("{namespace}/{host}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::snapshot::builder::Change;
+    use crate::snapshot::mesh::{GatewayAddress, Mesh, Service, Waypoint};
+    use crate::snapshot::{Exposure, ExposureTable, Publisher};
+    use crate::xds::client::{Mode, Response, Subscription};
+
+    #[test]
+    fn a_service_of_kubernetes_is_asked_for_by_its_namespace_and_host() {
+        for (host, name) in [
+            (
+                "echo.app.svc.cluster.local",
+                Some("app/echo.app.svc.cluster.local"),
+            ),
+            ("echo.app.svc.x", Some("app/echo.app.svc.x")),
+            ("echo.app.svc", None),
+            ("echo.app.mesh.internal", None),
+            ("*.app.svc.cluster.local", None),
+            ("echo..svc.cluster.local", None),
+            ("example.com", None),
+            ("", None),
+        ] {
+            assert_eq!(name_of(host).as_deref(), name, "{host}");
+        }
+    }
+
+    fn host(name: &str) -> String {
+        format!("{name}.app.svc.cluster.local")
+    }
+
+    fn service(name: &str, places: Vec<Place>) -> Service {
+        let waypoint = |place| Waypoint {
+            gateway: GatewayAddress { place, port: 15008 },
+            weight: 1,
+        };
+        let vips = match name {
+            "way2" => vec![("east".to_owned(), [240, 0, 0, 9].into())],
+            _ => Vec::new(),
+        };
+        Service {
+            namespace: "app".into(),
+            hostname: host(name).as_str().into(),
+            waypoints: places.into_iter().map(waypoint).collect(),
+            vips,
+            ..Service::default()
+        }
+    }
+
+    #[test]
+    fn exposed_and_exported_services_are_wanted_and_their_waypoints() {
+        let publisher = Publisher::new();
+        let mut table = ExposureTable::new(false);
+        let anyone = Exposure {
+            port: None,
+            to: Vec::new(),
+        };
+        table.expose(&host("shown"), &anyone, [("alias.example", None)]);
+        table.expose("example.com", &anyone, []);
+        let (exported, other) = (host("exported"), "else.example".to_owned());
+        let exports = [
+            (exported.as_str(), 80),
+            (exported.as_str(), 81),
+            (&*other, 80),
+        ];
+        let way2 = Place::Address("east".into(), [240, 0, 0, 9].into());
+        let places = vec![Place::Name(format!("app/{}", host("way1"))), way2];
+        let services = [
+            service("shown", places),
+            service("way2", Vec::new()),
+            service("unrelated", vec![Place::Name("app/never".into())]),
+        ];
+        publisher.update(Change {
+            mesh: Some((Mesh::new(services, []), Arc::from("east"))),
+            exposure: Some(table),
+            exports: Some(exports.into_iter().collect()),
+            ..Change::default()
+        });
+        let mut demand = Demand::new(publisher.reader());
+        let names = demand.names(&publisher.reader().snapshot());
+        let wanted =
+            ["exported", "shown", "way1", "way2"].map(|name| format!("app/{}", host(name)));
+        let address = "east/240.0.0.9".to_owned();
+        assert_eq!(names, wanted.into_iter().chain([address]).collect());
+        assert_eq!(demand.nameless, [other].into());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn readiness_waits_for_answers_and_not_for_ever() {
+        let publisher = Publisher::new();
+        for answered in [true, false] {
+            let mut demand = Demand::new(publisher.reader());
+            let addresses = Subscription {
+                type_url: ADDRESS,
+                mode: Mode::OnDemand,
+            };
+            let (mut client, mut store) = (Client::new(vec![addresses]), Recorder::default());
+            client.connected();
+            let names = [format!("app/{}", host("gone"))].into();
+            client.want(ADDRESS, &names, &mut store);
+            assert!(!demand.is_settled(&client));
+            let began = Instant::now();
+            if answered {
+                let response = Response {
+                    type_url: ADDRESS.to_owned(),
+                    removed: names.into_iter().collect(),
+                    ..Response::default()
+                };
+                client.received(response, &mut store);
+            } else {
+                demand.wake().await;
+            }
+            assert!(demand.is_settled(&client));
+            let waited = Instant::now() - began;
+            assert_eq!(waited >= ANSWERS_MAX, !answered, "{waited:?}");
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! What is kept of what was told.
+
+use super::*;
+use crate::snapshot::authorization::Action;
+
+fn resource(name: &str, body_type: &str, message: &impl Message) -> Resource {
+    Resource {
+        name: name.into(),
+        version: "1".into(),
+        body: Some(message.encode_to_vec().into()),
+        body_type: body_type.into(),
+        ..Resource::default()
+    }
+}
+
+fn workload(uid: &str, node: &str) -> Resource {
+    let list = proto::PortList {
+        ports: vec![proto::Port {
+            service_port: 80,
+            target_port: 8080,
+            app_protocol: 0,
+        }],
+    };
+    let workload = proto::Workload {
+        uid: uid.into(),
+        namespace: "app".into(),
+        node: node.into(),
+        services: [("app/echo.app".to_owned(), list)].into(),
+        ..proto::Workload::default()
+    };
+    let message = proto::Address {
+        r#type: Some(proto::address::Type::Workload(workload)),
+    };
+    resource(uid, ADDRESS, &message)
+}
+
+fn service(namespace: &str, canonical: bool) -> Resource {
+    let service = proto::Service {
+        name: "echo".into(),
+        namespace: namespace.into(),
+        hostname: "Echo.app".into(),
+        canonical,
+        ..proto::Service::default()
+    };
+    let message = proto::Address {
+        r#type: Some(proto::address::Type::Service(service)),
+    };
+    resource(&format!("{namespace}/Echo.app"), ADDRESS, &message)
+}
+
+fn policy(scope: i32, port: u32) -> Resource {
+    let one = security::Match {
+        destination_ports: vec![port],
+        ..security::Match::default()
+    };
+    let clause = security::Clause { matches: vec![one] };
+    let message = security::Authorization {
+        name: "p".into(),
+        namespace: "app".into(),
+        scope,
+        rules: vec![security::Rule {
+            clauses: vec![clause],
+        }],
+        dry_run: port == 0,
+        ..security::Authorization::default()
+    };
+    resource("app/p", AUTHORIZATION, &message)
+}
+
+fn uids(mesh: &Mesh) -> Vec<&str> {
+    let workloads = mesh.workloads.sorted().into_iter();
+    workloads.map(|one| &*one.uid).collect()
+}
+
+#[test]
+fn the_mesh_is_given_once_for_each_change_in_the_order_of_names() {
+    let mut store = Store::default();
+    assert_eq!(store.take_change(), None);
+    for one in [workload("b", ""), workload("a", ""), service("app", false)] {
+        store.upsert(ADDRESS, &one).unwrap();
+    }
+    let mesh = store.take_change().unwrap();
+    assert_eq!(uids(&mesh), ["a", "b"]);
+    assert_eq!(&*mesh.services.sorted()[0].hostname, "echo.app");
+    assert!(mesh.hbone_only);
+    store.upsert(ADDRESS, &workload("a", "")).unwrap();
+    store.remove(ADDRESS, "c");
+    assert_eq!(store.take_change(), None, "nothing is different");
+    store.upsert(ADDRESS, &workload("a", "n")).unwrap();
+    let next = store.take_change().unwrap();
+    assert_eq!(&*next.workloads.sorted()[0].node, "n");
+    assert!(
+        Arc::ptr_eq(next.workloads.sorted()[1], mesh.workloads.sorted()[1]),
+        "shared"
+    );
+}
+
+#[test]
+fn resources_go_by_uid_and_by_namespace_and_hostname() {
+    let mut store = Store::default();
+    store.upsert(ADDRESS, &workload("a", "")).unwrap();
+    store.upsert(ADDRESS, &service("app", false)).unwrap();
+    store.upsert(ADDRESS, &service("other", true)).unwrap();
+    store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap();
+    let mesh = store.take_change().unwrap();
+    let sizes = (mesh.workloads.len(), mesh.services.len());
+    assert_eq!((sizes, store.take_policies().unwrap().len()), ((1, 2), 1));
+    store.remove(ADDRESS, "a");
+    assert!(store.take_change().unwrap().workloads.is_empty());
+    store.remove(ADDRESS, "app/Echo.app");
+    let mesh = store.take_change().unwrap();
+    assert_eq!(&*mesh.services.sorted()[0].namespace, "other");
+    store.remove(AUTHORIZATION, "app/p");
+    assert!(store.take_policies().unwrap().is_empty());
+    assert_eq!(
+        store.take_change(),
+        None,
+        "policies are no part of the mesh"
+    );
+}
+
+#[test]
+fn what_all_resources_make_together_is_bounded_and_what_goes_makes_room() {
+    let mut store = Store::default();
+    store.upsert(ADDRESS, &workload("a", "")).unwrap();
+    store.endpoints = ENDPOINTS_MAX;
+    let why = store.upsert(ADDRESS, &workload("b", "")).unwrap_err();
+    let want = "workload.services: 4000001 endpoints with these, and at most 4000000 are taken";
+    assert_eq!(why, want);
+    store.upsert(ADDRESS, &workload("a", "changed")).unwrap();
+    store.remove(ADDRESS, "a");
+    store.upsert(ADDRESS, &workload("b", "")).unwrap();
+    store.matches = MATCHES_MAX;
+    let why = store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap_err();
+    let want = "authorization.rules: 1000001 matches with these, and at most 1000000 are taken";
+    assert_eq!(why, want);
+    let long = Resource {
+        body: Some(vec![0; BODY_BYTES_MAX + 1].into()),
+        ..workload("c", "")
+    };
+    let why = store.upsert(ADDRESS, &long).unwrap_err();
+    assert_eq!(
+        why,
+        "resource: 2097153 bytes, and at most 2097152 are taken"
+    );
+}
+
+#[test]
+fn what_was_a_service_and_is_a_workload_is_only_that() {
+    let mut store = Store::default();
+    store.upsert(ADDRESS, &service("app", false)).unwrap();
+    store
+        .upsert(ADDRESS, &workload("app/Echo.app", ""))
+        .unwrap();
+    let mesh = store.take_change().unwrap();
+    assert_eq!((mesh.services.len(), mesh.workloads.len()), (0, 1));
+    store.upsert(ADDRESS, &service("app", false)).unwrap();
+    let mesh = store.take_change().unwrap();
+    assert_eq!((mesh.services.len(), mesh.workloads.len()), (1, 0));
+}
+
+#[test]
+fn a_rejected_resource_says_why_and_leaves_its_last_good_version() {
+    let mut store = Store::default();
+    store.upsert(ADDRESS, &workload("a", "good")).unwrap();
+    store.take_change().unwrap();
+    let named = |name: &str, one: Resource| Resource {
+        name: name.into(),
+        ..one
+    };
+    let without_body = Resource {
+        body: None,
+        ..workload("a", "")
+    };
+    let of_another_type = Resource {
+        body_type: AUTHORIZATION.into(),
+        ..workload("a", "")
+    };
+    let cut_off = Resource {
+        body: Some(vec![0x0a, 0x7f].into()),
+        ..workload("a", "")
+    };
+    let table = [
+        (
+            named("a", workload("b", "")),
+            "workload.uid: `b` is named `a`",
+        ),
+        (
+            named("a", service("app", true)),
+            "service.hostname: `app/Echo.app` is named `a`",
+        ),
+        (without_body, "resource: missing"),
+        (
+            of_another_type,
+            "resource.type_url: `type.googleapis.com/istio.security.Authorization`, want \
+             `type.googleapis.com/istio.workload.Address`",
+        ),
+        (
+            resource("a", ADDRESS, &proto::Address::default()),
+            "address.type: neither workload nor service",
+        ),
+    ];
+    for (one, want) in table {
+        assert_eq!(store.upsert(ADDRESS, &one), Err(want.to_owned()));
+    }
+    let why = store.upsert(ADDRESS, &cut_off).unwrap_err();
+    assert!(why.contains("Address"), "{why}");
+    let why = store.upsert("x", &workload("a", "")).unwrap_err();
+    assert_eq!(why, "resources of type x are not kept here");
+    assert_eq!(store.take_change(), None);
+    assert_eq!(&*store.mesh().workloads.sorted()[0].node, "good");
+}
+
+#[test]
+fn a_policy_that_was_never_readable_refuses_what_it_covers() {
+    const NAMESPACE: i32 = 1;
+    let mut store = Store::default();
+    let mut judge = |one: &Resource| {
+        let result = store.upsert(AUTHORIZATION, one);
+        let policies = store.policies();
+        let policy = policies.iter().next().unwrap();
+        (result.is_ok(), Policy::clone(policy))
+    };
+    let broken = Resource {
+        body: Some(vec![0xff].into()),
+        ..policy(NAMESPACE, 80)
+    };
+    for (one, scope, dry_run) in [
+        (policy(NAMESPACE, 65536), Scope::Namespace, false),
+        (policy(NAMESPACE, 0), Scope::Namespace, true),
+        (policy(9, 80), Scope::Global, false),
+        (broken.clone(), Scope::Global, false),
+    ] {
+        let (is_good, stands_in) = judge(&one);
+        assert!(!is_good && stands_in.unreadable);
+        assert_eq!((stands_in.scope, stands_in.dry_run), (scope, dry_run));
+        assert_eq!(stands_in.action, Action::Deny);
+        assert_eq!((&*stands_in.namespace, &*stands_in.name), ("app", "p"));
+    }
+    let another = Resource {
+        name: "app/other".into(),
+        ..policy(NAMESPACE, 80)
+    };
+    assert!(store.upsert(AUTHORIZATION, &another).is_err());
+    let stands_in = &store.policies["app/other"];
+    assert_eq!(
+        stands_in.scope,
+        Scope::Global,
+        "nobody knows what selects it"
+    );
+    store.remove(AUTHORIZATION, "app/other");
+    let mut judge = |one: &Resource| {
+        let result = store.upsert(AUTHORIZATION, one);
+        (result.is_ok(), Policy::clone(&store.policies["app/p"]))
+    };
+    let (is_good, first) = judge(&policy(NAMESPACE, 80));
+    assert!(is_good && !first.unreadable);
+    assert_eq!(judge(&broken), (false, first), "the last good one stays");
+}
+#[test]
+fn what_the_machine_rejects_itself_is_stood_in_for_if_it_is_a_policy() {
+    let mut store = Store::default();
+    assert!(!store.rejected(ADDRESS, "a") && store.take_policies().is_none());
+    assert!(store.rejected(AUTHORIZATION, "app/p"));
+    let policy = Policy::clone(&store.policies["app/p"]);
+    assert!(policy.unreadable && policy.scope == Scope::Global && !policy.dry_run);
+    assert_eq!(store.take_policies().unwrap().len(), 1);
+    store.upsert(AUTHORIZATION, &self::policy(1, 80)).unwrap();
+    assert!(
+        !store.rejected(AUTHORIZATION, "app/p"),
+        "the good one stays"
+    );
+    assert!(!store.policies["app/p"].unreadable);
+}
+
+#[test]
+fn a_field_of_tomorrow_makes_a_policy_unreadable() {
+    let good = policy(1, 80);
+    let body = good.body.unwrap();
+    let newer = Resource {
+        body: Some([&*body, &[0x98, 0x06, 0x01]].concat().into()),
+        ..policy(1, 80)
+    };
+    let mut store = Store::default();
+    let why = store.upsert(AUTHORIZATION, &newer).unwrap_err();
+    assert_eq!(why, "authorization: field 99 is not understood");
+    let policy = &store.policies["app/p"];
+    assert!(policy.unreadable && policy.scope == Scope::Namespace);
+}
+
+#[test]
+fn policies_are_told_once_though_there_is_none() {
+    let mut store = Store::default();
+    assert!(store.take_policies().is_none());
+    store.told_policies();
+    assert!(store.take_policies().unwrap().is_empty());
+    store.told_policies();
+    assert!(store.take_policies().is_none());
+}

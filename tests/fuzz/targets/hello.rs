@@ -1,0 +1,58 @@
+//! The first bytes of a connection to a TLS listener.
+
+use strait::datapath::hello::{HELLO_BYTES_MAX, Hello, HelloReader, NoHello};
+use strait::wire::sni::{self, IstioName};
+
+/// The first byte is the size of the segments that the rest arrives in. However it arrives, it is
+/// read as the same, replayed as it came, and refused at the bound.
+pub fn hello(data: &[u8]) {
+    let Some((&size, bytes)) = data.split_first() else {
+        return;
+    };
+    let whole = arrive(bytes, bytes.len().max(1));
+    let sliced = arrive(bytes, usize::from(size).max(1));
+    assert_eq!(essence(&whole), essence(&sliced));
+    let Some(Ok(Hello {
+        sni: Some(name), ..
+    })) = &whole
+    else {
+        return;
+    };
+    assert_eq!(sni::normalised(name).as_ref(), Some(name));
+    if let Some(istio) = IstioName::parse(name) {
+        assert_eq!(*istio.to_string(), **name);
+    }
+}
+
+fn arrive(bytes: &[u8], size: usize) -> Option<Result<Hello, NoHello>> {
+    let mut reader = HelloReader::default();
+    let mut at = 0;
+    while at < bytes.len() {
+        let end = bytes.len().min(at + size.min(reader.room()));
+        assert!(end > at, "there is room until it is refused");
+        match reader.push(&bytes[at..end]) {
+            Ok(None) => at = end,
+            Ok(Some(hello)) => {
+                assert_eq!(hello.bytes, bytes[..end]);
+                return Some(Ok(hello));
+            }
+            Err(refused) => {
+                assert!(!refused.detail.is_empty() && refused.alert.len() <= 64);
+                return Some(Err(refused));
+            }
+        }
+    }
+    assert!(bytes.len() < HELLO_BYTES_MAX);
+    None
+}
+
+type Essence<'a> = Option<Option<(Option<&'a str>, bool)>>;
+
+/// What was read, without how much more arrived together with it.
+fn essence(read: &Option<Result<Hello, NoHello>>) -> Essence<'_> {
+    let read = read.as_ref()?.as_ref();
+    Some(
+        read.ok()
+            .map(|hello| (hello.sni.as_deref(), hello.offers_istio)),
+    )
+}
