@@ -107,7 +107,7 @@ pub(super) struct Source {
     pub(super) stream: Option<status::Discovery>,
 }
 
-/// One of our own certificates.
+/// One of our own certificates, or the roots of a trust domain.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CertificateRow {
@@ -291,7 +291,11 @@ impl Source {
 
 impl CertificateRow {
     fn of(certificate: Certificate) -> Self {
-        let leaf = certificate.chain.into_iter().next().unwrap_or_default();
+        // Where there are roots alone, the first of them that ends.
+        let root = certificate.roots.into_iter();
+        let root = root.min_by(|one, other| one.expires.cmp(&other.expires));
+        let leaf = certificate.chain.into_iter().next().or(root);
+        let leaf = leaf.unwrap_or_default();
         Self {
             identity: certificate.identity,
             state: certificate.state,

@@ -1,6 +1,5 @@
 //! The files that a start needs, loaded and checked together, and turned into snapshot types.
 
-use std::env;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, 
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
-use super::{certificates, routes};
+use super::routes;
 
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
@@ -56,12 +55,12 @@ pub struct Report {
 }
 
 impl Inputs {
-    /// Loads every file that the configuration in `path` names.
+    /// Loads every file that the configuration names.
     ///
     /// # Errors
     /// All mistakes, a line each.
-    pub(super) fn load(path: &Path, examined: Examined) -> anyhow::Result<Self> {
-        let mut report = complete(path, examined);
+    pub(super) fn load(source: &Source, examined: Examined) -> anyhow::Result<Self> {
+        let mut report = complete(source, examined);
         let inputs = report.inputs.take();
         report.refusal()?;
         inputs.context("not every file could be read")
@@ -84,10 +83,10 @@ impl Inputs {
 /// Reads everything and reports all mistakes of all files at once: a mistake in one file hides
 /// none in the others, as long as the key that names them can be read.
 pub fn check(source: &Source) -> Report {
-    complete(source.path(), source.examine())
+    complete(source, source.examine())
 }
 
-fn complete(path: &Path, examined: Examined) -> Report {
+fn complete(source: &Source, examined: Examined) -> Report {
     let mut report = Report::of(&examined.findings);
     let mesh = match &examined.discovery {
         Some(Discovery::File { path }) => {
@@ -103,8 +102,8 @@ fn complete(path: &Path, examined: Examined) -> Report {
         Some(Discovery::Istio { .. }) => Some((Mesh::default(), Policies::default())),
         None => None,
     };
-    let certificates = report.certificates(path, &examined);
-    report.control_planes(path, &examined);
+    let certificates = report.certificates(source, &examined);
+    report.control_planes(source.path(), &examined);
     report.own_domain(&examined, certificates.as_ref());
     if let (Some(config), Some((mesh, policies)), Some((material, domains))) =
         (examined.config, mesh, certificates)
@@ -156,12 +155,13 @@ impl Report {
 
     /// Loads the certificates, and tries whether they fit together. What will be issued to us is
     /// not asked for: who checks may have no token.
-    fn certificates(&mut self, path: &Path, examined: &Examined) -> Option<Certificates> {
+    fn certificates(&mut self, source: &Source, examined: &Examined) -> Option<Certificates> {
+        let path = source.path();
         let domains = self.domains(path, examined);
         let files = match examined.identity.as_ref()? {
             Identity::Files(files) => files,
             Identity::IstioCa(ca) => {
-                self.identity(examined.config.as_ref()?, ca);
+                self.identity(source, examined.config.as_ref()?, ca);
                 return Some((None, domains?));
             }
             Identity::Spiffe { .. } => return Some((None, domains?)),
@@ -216,13 +216,13 @@ impl Report {
     }
 
     /// Refuses an identity to ask for that is none: the environment may have a part of it.
-    fn identity(&mut self, config: &Config, ca: &IstioCa) {
-        let id = certificates::id(config, ca);
+    fn identity(&mut self, source: &Source, config: &Config, ca: &IstioCa) {
+        let id = source.who(config).identity(&ca.trust_domain);
         for (said, key, variable) in [
             (&ca.namespace, "namespace", "POD_NAMESPACE"),
             (&ca.service_account, "service_account", "SERVICE_ACCOUNT"),
         ] {
-            if said.is_none() && env::var_os(variable).is_none_or(|value| value.is_empty()) {
+            if said.is_none() && !source.environment().says(variable) {
                 self.warnings.push(format!(
                     "{}: warning: neither `identity.{key}` nor {variable} is set: a certificate \
                      is asked for as {id}; write the one that the token belongs to",

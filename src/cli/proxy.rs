@@ -13,7 +13,7 @@ use clap::{CommandFactory, ValueEnum};
 
 use crate::app;
 use crate::config::Source;
-use crate::config::pod::{Defaults, Environment, Flags, truth};
+use crate::config::pod::{Environment, Flags, truth};
 
 /// The file that lies over the pod's defaults, where there is one.
 const USUAL: &str = "/etc/strait/strait.yaml";
@@ -120,8 +120,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let config = config.or_else(|| std::env::var_os("STRAIT_CONFIG").map(PathBuf::from));
-    let defaults = Defaults::new(&Environment::of_process(), &flags);
-    let source = Source::pod(defaults, config.as_deref(), Path::new(USUAL));
+    let environment = Environment::of_process();
+    let source = Source::pod(environment, &flags, config.as_deref(), Path::new(USUAL));
     if prints {
         return Ok(print(&source));
     }

@@ -22,6 +22,7 @@ pub struct Value<'a> {
     place: &'static str,
     key: &'static str,
     entry: bool,
+    is_secret: bool,
 }
 
 /// A map with a fixed set of keys. The set is what the reader asked for: whatever it did not ask
@@ -94,6 +95,7 @@ impl<'a> Fields<'a> {
             place,
             key,
             entry: false,
+            is_secret: false,
         };
         if matches!(entry.value.kind, Kind::Null) {
             // A list that was commented out line by line must not mean "no restriction".
@@ -170,6 +172,14 @@ impl<'a> Value<'a> {
     /// Where it stands, for findings that only show later.
     pub fn place(self) -> Place {
         self.document.place_of(self.node)
+    }
+
+    /// This value and those in it are not quoted in what [`Value::parsed`] and the like report.
+    pub fn secret(self) -> Self {
+        Self {
+            is_secret: true,
+            ..self
+        }
     }
 
     /// Reports that this value is wrong.
@@ -385,6 +395,7 @@ impl<'a> Value<'a> {
             Kind::Null => "has no value".to_owned(),
             Kind::List(_) => "is a list".to_owned(),
             Kind::Map(_) => "is a map".to_owned(),
+            _ if self.is_secret => "has a value that is not shown here".to_owned(),
             Kind::Text(text) => format!("is `{}`", shortened(text)),
             Kind::Int(number) => format!("is `{number}`"),
             _ => format!(

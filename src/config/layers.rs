@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::pod::Defaults;
+use super::pod::{Defaults, Environment, Flags, Pod};
 use super::yaml::{Document, Kind, Node};
-use super::{Examined, Findings, defaults, read};
+use super::{Config, Examined, Findings, defaults, read};
 
 /// How much further in each level is printed.
 const INDENT: usize = 2;
@@ -19,27 +19,45 @@ const ORIGIN_COLUMN: usize = 56;
 pub struct Source {
     file: PathBuf,
     is_optional: bool,
+    environment: Arc<Environment>,
     defaults: Option<Arc<Defaults>>,
 }
 
 impl Source {
-    /// A file alone.
+    /// A file alone; who we are besides is said by the environment of this process.
     pub fn file(file: &Path) -> Self {
         Self {
             file: file.to_owned(),
             is_optional: false,
+            environment: Arc::new(Environment::of_process()),
             defaults: None,
         }
     }
 
-    /// The defaults of a pod, and over them a file, if one was named or if there is one in the
-    /// `usual` place.
-    pub fn pod(defaults: Defaults, named: Option<&Path>, usual: &Path) -> Self {
+    /// What a pod with this environment and these arguments says, and over that a file, if one
+    /// was named or if there is one in the `usual` place.
+    pub fn pod(
+        environment: Environment,
+        flags: &Flags,
+        named: Option<&Path>,
+        usual: &Path,
+    ) -> Self {
         Self {
             file: named.unwrap_or(usual).to_owned(),
             is_optional: named.is_none(),
-            defaults: Some(Arc::new(defaults)),
+            defaults: Some(Arc::new(Defaults::new(&environment, flags))),
+            environment: Arc::new(environment),
         }
+    }
+
+    /// Who we are to a control plane, with this configuration in force.
+    pub fn who(&self, config: &Config) -> Pod {
+        Pod::new(&self.environment, config)
+    }
+
+    /// The environment that says what no configuration does.
+    pub fn environment(&self) -> &Environment {
+        &self.environment
     }
 
     /// The file. That of a pod need not exist.
@@ -99,11 +117,12 @@ impl Source {
         let Some(defaults) = &self.defaults else {
             return Document::load(&self.file);
         };
-        let layer = &defaults.layer;
         if self.is_absent() {
-            return Ok(Document::of_layer(&self.file, layer));
+            return Ok(Document::of_layer(&self.file, &defaults.under(None)));
         }
-        Ok(Document::load(&self.file)?.over(layer))
+        let document = Document::load(&self.file)?;
+        let layer = defaults.under(Some(&document.root));
+        Ok(document.over(&layer))
     }
 }
 

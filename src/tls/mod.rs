@@ -24,7 +24,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, NamedGroup};
 use rustls::{ServerConfig, version::TLS13};
 
-pub use files::{Bundles, Material, TlsError, TrustedDomain};
+pub use files::{Bundles, Material, OwnRoots, TlsError, TrustedDomain};
 pub use identity::{Identity, is_identity, leaf_identity};
 pub use verifier::{explanation_of, refusal_of};
 

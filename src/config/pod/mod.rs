@@ -6,6 +6,7 @@
 
 mod environment;
 mod flags;
+mod own;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,7 @@ pub use environment::Environment;
 use environment::Said;
 use flags::shown;
 pub use flags::truth;
+pub use own::{Pod, workload_api};
 
 /// Who says what nothing else does.
 const DEFAULT: &str = "the pod's default";
@@ -40,12 +42,18 @@ const DATA: &str = "var/lib/istio/data";
 /// The pod's labels, a line `KEY="VALUE"` for each.
 const LABELS: &str = "etc/istio/pod/labels";
 const NETWORK_LABEL: &str = "topology.istio.io/network";
+/// Who says which service account we have: our variable, and Istio's.
+const ACCOUNT: [&str; 2] = ["SERVICE_ACCOUNT", "ISTIO_META_SERVICE_ACCOUNT"];
 /// Of the grace period, for the process to end in: a second of ours, and the kubelet's own delay.
 const END: Duration = Duration::from_secs(5);
 
 /// Variables that ask for something which this version does not do.
-const UNHEARD: [(&str, &str); 3] = [
+const UNHEARD: [(&str, &str); 4] = [
     ("CRL_PATH", "no list of revoked certificates is read yet"),
+    (
+        "PROV_CERT",
+        "istiod is shown a token only, that of AUTH_TOKEN",
+    ),
     (
         "SKIP_VALIDATE_TRUST_DOMAIN",
         "peers outside `trust.domains` are refused; name theirs in TRUST_DOMAINS",
@@ -69,7 +77,7 @@ pub struct Flags {
 #[derive(Clone, Debug)]
 pub struct Defaults {
     /// All of `strait.yaml` that can be known.
-    pub layer: Layer,
+    layer: Layer,
     /// What is wrong with that which only we read.
     pub findings: Findings,
 }
@@ -110,6 +118,28 @@ impl Defaults {
             },
             findings: builder.findings,
         }
+    }
+
+    /// The layer under this file, or under none: our own trust domain stands for our cluster,
+    /// also where the file names that.
+    pub(super) fn under(&self, file: Option<&Node>) -> Layer {
+        let mut layer = self.layer.clone();
+        let cluster = file.and_then(|file| file.get("gateway")?.get("cluster"));
+        let is_wrong =
+            |node: &&Node| matches!(node.kind, Kind::Null | Kind::List(_) | Kind::Map(_));
+        let cluster = cluster.filter(|node| !is_wrong(node));
+        if let (Some(cluster), Some(own)) = (cluster, own_cluster(&mut layer.root)) {
+            own.clone_from(cluster);
+        }
+        layer
+    }
+}
+
+/// The cluster of the first trust domain, which is ours.
+fn own_cluster(root: &mut Node) -> Option<&mut Node> {
+    match &mut root.get_mut("trust")?.get_mut("domains")?.kind {
+        Kind::List(domains) => domains.first_mut()?.get_mut("cluster"),
+        _ => None,
     }
 }
 
@@ -227,11 +257,10 @@ impl Builder<'_> {
         let mut entries = vec![("kind", Some(kind)), ("address", Some(address))];
         let san = ["ISTIOD_SAN", "ALT_CA_HOSTNAME"];
         entries.extend(self.control_plane("CA_ROOT_CA", &san, "CA_HEADER_"));
-        let account = ["SERVICE_ACCOUNT", "ISTIO_META_SERVICE_ACCOUNT"];
         entries.extend([
             ("trust_domain", Some(self.text(&self.trust_domain()))),
             ("namespace", self.first(&["POD_NAMESPACE"])),
-            ("service_account", self.first(&account)),
+            ("service_account", self.first(&ACCOUNT)),
             ("ttl", self.first(&["SECRET_TTL"])),
         ]);
         self.map(entries)

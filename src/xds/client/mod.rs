@@ -117,8 +117,8 @@ impl Client {
     /// What is held and wanted no more is removed from the `Resources`, as nobody would tell us of
     /// its end, and is named to the server too: Istio subscribes us to each workload of a service.
     /// To names that are only taken back Istio answers that all others are gone; so one that stays
-    /// is asked for once more with them. Names that cannot be used are passed over, and so are those
-    /// beyond 896 KiB or the limits.
+    /// is asked for once more with them. Names that cannot be used are passed over, and so are
+    /// those beyond 896 KiB or the limits.
     pub fn want(
         &mut self,
         type_url: &str,
