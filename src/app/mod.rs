@@ -545,7 +545,7 @@ mod tests {
         let second = reserve("b", address).unwrap();
         let _first = listen(vec![(address, first)]).unwrap();
         let error = listen(vec![second]).unwrap_err();
-        let want = format!("cannot listen on {address}; is another gateway running there?");
+        let want = format!("cannot listen on {address} (listeners[].bind); is another gateway");
         assert!(format!("{error:#}").starts_with(&want), "{error:#}");
     }
 }
