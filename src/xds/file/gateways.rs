@@ -128,7 +128,8 @@ pub(super) fn waypoints_are_known(services: &[Placed<'_, Service>], declared: &H
         let waypoints = &service.waypoints;
         if !waypoints.is_empty() && !waypoints.iter().any(is_known) {
             let what = format!(
-                "with the hostname `{}` is behind the waypoint `{}`, which is no service of this file: its tunnels \
+                "with the hostname `{}` is behind the \
+                 waypoint `{}`, which is no service of this file: its tunnels \
                  are refused",
                 service.hostname,
                 service.waypoint_names()
