@@ -99,7 +99,7 @@ impl Front {
     fn open(config: &Config) -> anyhow::Result<Self> {
         let status = Arc::new(Status::new(&[CERTIFICATES, DISCOVERY, LISTENERS]));
         let lifecycle = Lifecycle::new();
-        let socket = bind(config.readiness.bind)?;
+        let socket = bind("readiness.bind", config.readiness.bind)?;
         let address = socket.local_addr()?;
         let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
         spawn_admin(&lifecycle, socket, router)?;
@@ -329,12 +329,12 @@ impl Sockets {
         let data: anyhow::Result<_> = config
             .listeners
             .iter()
-            .map(|listener| reserve(listener.bind))
+            .map(|listener| reserve(&format!("bind of {}", listener.name), listener.bind))
             .collect();
         Ok(Self {
             data: data?,
-            admin: bind(config.admin.bind)?,
-            metrics: bind(config.metrics.bind)?,
+            admin: bind("admin.bind", config.admin.bind)?,
+            metrics: bind("metrics.bind", config.metrics.bind)?,
         })
     }
 
@@ -367,24 +367,27 @@ impl Sockets {
     }
 }
 
-fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    explained(accept::bind(address), address)
+fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    explained(accept::bind(address), key, address)
 }
 
-fn reserve(address: SocketAddr) -> anyhow::Result<Reserved> {
-    let socket = explained(accept::reserve(address), address)?;
+fn reserve(key: &str, address: SocketAddr) -> anyhow::Result<Reserved> {
+    let socket = explained(accept::reserve(address), key, address)?;
     Ok((address, socket))
 }
 
 /// Lets peers connect. Another gateway that also waited for its certificate may have been first.
 fn listen(sockets: Vec<Reserved>) -> anyhow::Result<Vec<TcpListener>> {
     let sockets = sockets.into_iter();
-    let listening = sockets.map(|(address, socket)| explained(accept::listen(socket), address));
+    let listening = sockets
+        .map(|(address, socket)| explained(accept::listen(socket), "listeners[].bind", address));
     listening.collect()
 }
 
-fn explained<T>(bound: std::io::Result<T>, address: SocketAddr) -> anyhow::Result<T> {
-    bound.with_context(|| format!("cannot listen on {address}; is another gateway running there?"))
+fn explained<T>(bound: std::io::Result<T>, key: &str, address: SocketAddr) -> anyhow::Result<T> {
+    bound.with_context(|| {
+        format!("cannot listen on {address} ({key}); is another gateway running there?")
+    })
 }
 
 fn spawn_admin(lifecycle: &Lifecycle, socket: TcpListener, router: Router) -> anyhow::Result<()> {
@@ -537,12 +540,12 @@ mod tests {
 
     #[test]
     fn who_listens_second_is_told_the_address() {
-        let (_, first) = reserve(([127, 0, 0, 1], 0).into()).unwrap();
+        let (_, first) = reserve("a", ([127, 0, 0, 1], 0).into()).unwrap();
         let address = first.local_addr().unwrap().as_socket().unwrap();
-        let second = reserve(address).unwrap();
+        let second = reserve("b", address).unwrap();
         let _first = listen(vec![(address, first)]).unwrap();
         let error = listen(vec![second]).unwrap_err();
-        let want = format!("cannot listen on {address}; is another gateway running there?");
+        let want = format!("cannot listen on {address} (listeners[].bind); is another gateway");
         assert!(format!("{error:#}").starts_with(&want), "{error:#}");
     }
 }

@@ -233,8 +233,8 @@ impl Reloader {
             return Ok(());
         };
         let network = config.gateway.network.as_str().into();
-        let (mesh, policies) = xds::file::load(&path)?;
-        let mut report = Report::default();
+        let ((mesh, policies), findings) = xds::file::load(&path)?;
+        let mut report = Report::of(&findings);
         report.compare(&config, &mesh, &policies);
         report.refusal()?;
         self.publisher.update(Change {

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::findings::Report;
+use super::findings::{Place, Report};
 use super::yaml::{Document, Entry, Kind, Node};
 
 /// Values are quoted in findings up to this many characters.
@@ -167,6 +167,11 @@ impl<'a> Value<'a> {
     /// The line on which the value begins, or its key where the key is data as well.
     pub fn line(self) -> u64 {
         self.line.into()
+    }
+
+    /// Where it stands, for findings that only show later.
+    pub fn place(self) -> Place {
+        self.document.place_of(self.node)
     }
 
     /// This value and those in it are not quoted in what [`Value::parsed`] and the like report.

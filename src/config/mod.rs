@@ -5,6 +5,7 @@
 //! the mesh) is checked by whoever reads those.
 
 mod checks;
+mod defaults;
 mod exposure;
 pub mod fields;
 pub mod findings;
@@ -110,6 +111,8 @@ pub struct Examined {
     pub identity: Option<Identity>,
     /// The section `trust`, if nothing is wrong with it.
     pub trust: Option<Trust>,
+    /// Where that section stands.
+    pub trust_place: Option<Place>,
     /// The section `discovery`, if nothing is wrong with it.
     pub discovery: Option<Discovery>,
     /// The other files that it names, each with the place that does. They need not exist.

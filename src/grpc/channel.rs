@@ -104,8 +104,9 @@ pub async fn introduce<T>(
     call: &mut tonic::Request<T>,
 ) -> Result<(), ChannelError> {
     if let Some(file) = &plane.token {
+        let token = read(file.clone(), TOKEN_BYTES_MAX).await?;
         call.metadata_mut()
-            .insert("authorization", bearer(file).await?);
+            .insert("authorization", bearer(file, &token)?);
     }
     if let Ok(cluster) = cluster.parse() {
         call.metadata_mut().insert("clusterid", cluster);
@@ -121,9 +122,8 @@ pub async fn introduce<T>(
     Ok(())
 }
 
-async fn bearer(file: &Path) -> Result<MetadataValue<Ascii>, ChannelError> {
-    let token = read(file.to_owned(), TOKEN_BYTES_MAX).await?;
-    let token = String::from_utf8_lossy(&token);
+fn bearer(file: &Path, token: &[u8]) -> Result<MetadataValue<Ascii>, ChannelError> {
+    let token = String::from_utf8_lossy(token);
     let value = MetadataValue::try_from(format!("Bearer {}", token.trim()));
     match value {
         Ok(mut value) if !token.trim().is_empty() => {
@@ -140,13 +140,7 @@ async fn bearer(file: &Path) -> Result<MetadataValue<Ascii>, ChannelError> {
 /// Reads a small file.
 async fn read(file: PathBuf, most: u64) -> Result<Vec<u8>, ChannelError> {
     let path = file.clone();
-    let read = aside(move || {
-        let metadata = fs::metadata(&path)?;
-        match metadata.is_file() && metadata.len() <= most {
-            true => fs::read(&path),
-            false => Err(io::Error::other("is no file of a sensible size")),
-        }
-    });
+    let read = aside(move || read_now(&path, most));
     let what = match read.await {
         Ok(Ok(bytes)) => return Ok(bytes),
         Ok(Err(error)) => error.to_string(),
@@ -160,6 +154,14 @@ async fn aside<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> 
     match timeout(CONNECT_DEADLINE, tokio::task::spawn_blocking(read)).await {
         Ok(read) => read.map_err(|error| error.to_string()),
         Err(_) => Err("cannot be read in time".to_owned()),
+    }
+}
+
+fn read_now(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let metadata = fs::metadata(path)?;
+    match metadata.is_file() && metadata.len() <= most {
+        true => fs::read(path),
+        false => Err(io::Error::other("is no file of a sensible size")),
     }
 }
 
@@ -198,6 +200,31 @@ fn parsed(pem: &[u8]) -> Result<RootCertStore, String> {
         added.map_err(|error| format!("holds a root that cannot be used: {error}"))?;
     }
     Ok(roots)
+}
+
+/// What is wrong with the files of a control plane as they are now, each with its error.
+pub fn check(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
+    let judged = |file: &Path, most, judge: fn(&[u8]) -> Result<(), String>| {
+        let read = read_now(file, most).map_err(|error| error.to_string());
+        let what = read.and_then(|bytes| judge(&bytes)).err()?;
+        let file = file.to_owned();
+        Some((file.clone(), ChannelError::File { file, what }))
+    };
+    let root = match &plane.roots {
+        Roots::File(file) => judged(file, ROOTS_BYTES_MAX, |pem| match parsed(pem)?.is_empty() {
+            true => Err("holds no certificate".to_owned()),
+            false => Ok(()),
+        }),
+        Roots::Pem(_) | Roots::System => None,
+    };
+    let token = plane.token.as_ref();
+    let token = token.and_then(|file| {
+        judged(file, TOKEN_BYTES_MAX, |token| {
+            let bearer = bearer(Path::new(""), token);
+            bearer.map(drop).map_err(|_| "holds no token".to_owned())
+        })
+    });
+    root.into_iter().chain(token).collect()
 }
 
 /// The system's roots: `SSL_CERT_FILE`, else the bundle of its distribution. It may have some that

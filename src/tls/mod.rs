@@ -26,7 +26,7 @@ use rustls::{ServerConfig, version::TLS13};
 
 pub use files::{Bundles, Material, OwnRoots, TlsError, TrustedDomain};
 pub use identity::{Identity, is_identity, leaf_identity};
-pub use verifier::refusal_of;
+pub use verifier::{explanation_of, refusal_of};
 
 /// The only application protocol on an HBONE listener.
 pub const ALPN_H2: &[u8] = b"h2";

@@ -92,6 +92,11 @@ impl Environment {
         })
     }
 
+    /// Whether a variable is set, in either place.
+    pub fn says(&self, name: &str) -> bool {
+        self.first(&[name]).is_some()
+    }
+
     /// A value of `PROXY_CONFIG` itself.
     pub(super) fn proxy_config(&self, key: &str) -> Option<Said> {
         self.scalar(&self.proxy_config.as_ref()?.root, key, "")

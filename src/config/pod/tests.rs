@@ -167,11 +167,6 @@ fn a_pod_may_ask_for_what_it_exposes_only() {
         panic!("{:?}", config.discovery);
     };
     assert!(on_demand);
-    let folder = folder();
-    let findings = source(&folder, &[("XDS_ON_DEMAND", "yes")], "").examine();
-    let findings = findings.findings.to_string();
-    let line = "XDS_ON_DEMAND: error: `discovery.on_demand` is `yes`; write `true` or `false`";
-    assert_eq!(findings, line);
 }
 
 #[test]
@@ -236,6 +231,46 @@ fn a_mistake_is_told_of_the_variable_that_makes_it() {
     for (variable, want) in cases {
         assert_eq!(findings(&[variable], ""), want);
     }
+}
+
+#[test]
+fn a_word_that_means_nothing_is_warned_of_once_and_booleans_have_one_rule() {
+    for name in ["FILE_MOUNTED_CERTS", "IPV6_ENABLED", "XDS_ON_DEMAND"] {
+        let warned = findings(&[(name, "maybe")], "");
+        let want =
+            format!("{name}: warning: is `maybe`, and is passed over; write `true` or `false`");
+        assert_eq!(warned, want);
+    }
+    for no in ["false", "False", "0", "no"] {
+        let config = good(&[("IPV6_ENABLED", no)], "");
+        assert_eq!(config.listeners[0].bind.to_string(), "0.0.0.0:15008");
+        assert_eq!(findings(&[("SKIP_VALIDATE_TRUST_DOMAIN", no)], ""), "");
+    }
+    let files = findings(&[("FILE_MOUNTED_CERTS", "yes")], "");
+    assert!(
+        files.contains("FILE_MOUNTED_CERTS: error: `identity.chain`"),
+        "{files}"
+    );
+    let format = findings(&[("LOG_FORMAT", "xml")], "");
+    assert_eq!(
+        format,
+        "LOG_FORMAT: warning: is `xml`, and is passed over; write `json` or `text`"
+    );
+}
+
+#[test]
+fn a_grace_period_that_is_no_number_or_leaves_nothing_is_named() {
+    let grace = |seconds| ("TERMINATION_GRACE_PERIOD_SECONDS", seconds);
+    assert_eq!(
+        findings(&[grace("30s")], ""),
+        "TERMINATION_GRACE_PERIOD_SECONDS: error: is `30s`; write a whole number of seconds, such \
+         as `30`"
+    );
+    let none = findings(&[grace("30"), ("MINIMUM_DRAIN_DURATION", "40s")], "");
+    assert!(
+        none.contains("warning: is 30 s, of which lag and end take 45s"),
+        "{none}"
+    );
 }
 
 #[test]
@@ -327,6 +362,9 @@ fn what_is_printed_says_who_says_so_and_reads_as_the_same_configuration() {
     let file = "workers: 3\nexposure: {services: []}\ndrain: {lag: 1m 30s}\n";
     let source = source(&folder, &variables, file);
     let text = source.print().unwrap();
+    for default in ["  ttl: \"1day\"", "  istio: \"off\"", "  format: text"] {
+        assert!(text.lines().any(|line| line.starts_with(default)), "{text}");
+    }
     let place = format!("{}/strait.yaml:1", folder.path().display());
     for (said, by) in [
         ("  network: \"007\"", "ISTIO_META_NETWORK"),
