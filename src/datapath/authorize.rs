@@ -2,8 +2,9 @@
 //!
 //! They are judged after the pick, as they are a workload's and not a service's. This gateway
 //! knows less than the destination does: of an HBONE endpoint the inner CONNECT names the port,
-//! the peer's address is the outer one, and the endpoint may be a waypoint. So it refuses what the
-//! destination would refuse whatever the port is, and the destination judges the rest.
+//! the source that the destination sees is not the peer of the outer connection, and the endpoint
+//! may be a waypoint. So it refuses what the destination would refuse whatever port and source are,
+//! and the destination judges the rest.
 
 use tracing::{info, warn};
 
@@ -84,15 +85,16 @@ fn judge(
             workload, "a workload names a policy that is not there; it is passed over"
         );
     }
+    let is_plain = endpoint.protocol == Protocol::Tcp;
     let attributes = Attributes {
         peer: Some(PeerIdentity {
             principal: &peer.source.principal,
             namespace: &peer.source.namespace,
             service_account: &peer.source.service_account,
         }),
-        source: peer.source.address.ip(),
+        source: is_plain.then(|| peer.source.address.ip()),
         destination: endpoint.address.ip(),
-        port: (endpoint.protocol == Protocol::Tcp).then(|| endpoint.address.port()),
+        port: is_plain.then(|| endpoint.address.port()),
     };
     let PolicyVerdict { refusal, dry_run } = snapshot.policies.judge(workload, &attributes);
     let note = |outcome, why: &Refusal| note(gateway, peer, endpoint, outcome, why);

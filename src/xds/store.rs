@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::client::{Resource, Resources};
+use super::client::{Resource, Resources, UNPLACED};
 use super::names::normal_hostname;
 use super::words::Words;
 use super::{authorization, wds};
@@ -68,9 +68,11 @@ impl Store {
         mem::take(&mut self.exports_changed).then(|| exports().collect())
     }
 
-    /// The policies, if they have changed since this was called last.
+    /// The policies, if they were told and have changed since this was called last. Those of a
+    /// response that left the type pending would pass for all there are.
     pub fn take_policies(&mut self) -> Option<Policies> {
-        mem::take(&mut self.policies_changed).then(|| self.policies())
+        let changed = self.policies_told && mem::take(&mut self.policies_changed);
+        changed.then(|| self.policies())
     }
 
     /// The policies.
@@ -258,6 +260,10 @@ impl Resources for Store {
 
 /// What refuses all that a policy of this name would cover.
 fn stand_in(name: &str, scope: Scope, dry_run: bool) -> Policy {
+    let name = match name {
+        UNPLACED => "(beyond the limits, or without a usable name)",
+        name => name,
+    };
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));
     Policy::unreadable(namespace.to_owned(), name.to_owned(), scope, dry_run)
 }
@@ -396,6 +402,7 @@ mod tests {
     #[test]
     fn resources_go_by_uid_and_by_namespace_and_hostname() {
         let mut store = Store::default();
+        store.told_policies();
         store.upsert(ADDRESS, &workload("a", "")).unwrap();
         store.upsert(ADDRESS, &service("app", false)).unwrap();
         store.upsert(ADDRESS, &service("other", true)).unwrap();
@@ -558,6 +565,8 @@ mod tests {
     #[test]
     fn what_the_machine_rejects_itself_is_stood_in_for_if_it_is_a_policy() {
         let mut store = Store::default();
+        store.told_policies();
+        assert_eq!(store.take_policies().unwrap().len(), 0);
         assert!(!store.rejected(ADDRESS, "a") && store.take_policies().is_none());
         assert!(store.rejected(AUTHORIZATION, "app/p"));
         let policy = Policy::clone(&store.policies["app/p"]);
@@ -589,7 +598,9 @@ mod tests {
     #[test]
     fn policies_are_told_once_though_there_is_none() {
         let mut store = Store::default();
-        assert!(store.take_policies().is_none());
+        store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap();
+        store.remove(AUTHORIZATION, "app/p");
+        assert!(store.take_policies().is_none(), "they may not be all");
         store.told_policies();
         assert!(store.take_policies().unwrap().is_empty());
         store.told_policies();

@@ -1,7 +1,7 @@
 //! Istio's authorization policies at a gateway that a control plane programs.
 
 use prost::Message as _;
-use strait::grpc::security::{Action, Authorization, Scope};
+use strait::grpc::security::{self, Action, Authorization, Scope};
 use strait::grpc::workload::Address;
 use strait::hbone::Tunnel;
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
@@ -241,10 +241,24 @@ fn what_the_gateway_does_not_know_is_left_to_the_destination() {
             from.rules[0].clauses[0].matches[0].destination_ports = vec![port];
             from
         };
+        // Where the tunnel comes from, and where it does not: the source is another one.
+        let with_source = |mut from: Authorization, address: [u8; 4]| {
+            let net = security::Address {
+                address: address.to_vec().into(),
+                length: 8,
+            };
+            from.rules[0].clauses[0].matches[0].source_ips = vec![net];
+            from
+        };
         let allow = policy("allow", Scope::Global, Action::Allow, "shop");
-        let policies = [with_port(allow, 9090), with_port(deny("shop"), 9091)];
+        let from_here = policy("q", Scope::Namespace, Action::Deny, "shop");
+        let policies = [
+            with_source(with_port(allow, 9090), [10, 0, 0, 0]),
+            with_port(deny("shop"), 9091),
+            with_source(from_here, [127, 0, 0, 0]),
+        ];
         let mesh = Mesh::start("enforce", &policies).await;
-        mesh.asks(CLIENT).await.expect("it may be for port 9090");
+        mesh.asks(CLIENT).await.expect("it may be allowed");
         mesh.refuses(OTHER).await;
     });
 }

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use self::file::{Entry, Header};
-use super::client::{Client, Resource, Resources};
+use super::client::{Client, Resource, Resources, UNPLACED};
 use super::store::{ADDRESS, AUTHORIZATION, CLUSTER, Store};
 
 /// The time from the end of one write to the next.
@@ -149,6 +149,7 @@ impl Recorder {
         let holds = client.restore(type_url, Arc::clone(&name), version);
         if !holds {
             self.remove(type_url, &name);
+            self.rejected(type_url, UNPLACED);
         }
         holds
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::messages::{ALL, Mode, Request, Resource, Resources, Response, Subscription};
+use super::messages::{ALL, Mode, Request, Resource, Resources, Response, Subscription, UNPLACED};
 use super::rejected::{Nack, Rejected, clip, has_use};
 use super::usage::{Usage, cost};
 
@@ -29,6 +29,8 @@ pub(super) struct Known {
     pub(super) synced: bool,
     /// No response came on this stream yet.
     fresh: bool,
+    /// Something stands in for what was rejected and can be held by no name.
+    unplaced: bool,
     /// The server was not told what is held, so that its first response names all there is.
     unclaimed: bool,
 }
@@ -52,6 +54,7 @@ impl Known {
             rejected: Rejected::default(),
             synced: false,
             fresh: true,
+            unplaced: false,
             unclaimed: false,
         }
     }
@@ -105,10 +108,13 @@ impl Known {
         usage: &mut Usage,
         resources: &mut impl Resources,
     ) -> Option<String> {
-        match mem::take(&mut self.fresh) {
+        let fresh = mem::take(&mut self.fresh);
+        match fresh {
             true => self.rejected.clear_all(),
             false => self.rejected.clear_nameless(),
         }
+        // What is not held is not claimed, so the first response of a stream has it again.
+        let was_unplaced = fresh && mem::take(&mut self.unplaced);
         if mem::take(&mut self.unclaimed) {
             self.keep_named(response, usage, resources);
         }
@@ -137,6 +143,9 @@ impl Known {
                     self.reject(name, &resource.version, &reason, usage, resources);
                 }
             }
+        }
+        if was_unplaced && !self.unplaced {
+            resources.remove(self.subscription.type_url, UNPLACED);
         }
         let error = nack.message();
         // One bad resource is no reason to wait for ever: the server does not send it again.
@@ -177,8 +186,9 @@ impl Known {
         Ok(())
     }
 
-    /// Notes a rejection, and holds without a version what stands in for what was rejected. Beyond
-    /// the limits nothing does.
+    /// Notes a rejection, and holds without a version what stands in for what was rejected. What
+    /// has no usable name or is beyond the limits is not held: one and the same stands in for all
+    /// of that, and does not count.
     fn reject(
         &mut self,
         name: &str,
@@ -189,15 +199,20 @@ impl Known {
     ) {
         self.rejected.put(name, version, reason);
         let type_url = self.subscription.type_url;
-        if has_use(name).is_err() || self.held.contains_key(name) {
+        if self.held.contains_key(name) {
             return;
         }
-        if resources.rejected(type_url, name) {
-            match usage.put(None, cost(name, "", std::iter::empty())) {
-                Ok(()) => self.hold(&name.into(), &Arc::default(), &BTreeSet::new(), 0),
-                Err(_) => resources.remove(type_url, name),
+        if has_use(name).is_ok() {
+            if !resources.rejected(type_url, name) {
+                return;
             }
+            let room = usage.put(None, cost(name, "", std::iter::empty()));
+            if room.is_ok() {
+                return self.hold(&name.into(), &Arc::default(), &BTreeSet::new(), 0);
+            }
+            resources.remove(type_url, name);
         }
+        self.unplaced |= resources.rejected(type_url, UNPLACED);
     }
 
     /// Holds a resource, in place of what was held under its name.
@@ -299,11 +314,13 @@ impl Known {
         self.wanted.contains(name) || aliases.any(|alias| self.wanted.contains(alias))
     }
 
-    /// Holds what was accepted by another run; says whether there was room.
+    /// Holds what was accepted by another run; says whether there was room. Where there was none,
+    /// the first response is expected to have it again, as what has no place.
     pub(super) fn restore(&mut self, name: &Arc<str>, version: &str, usage: &mut Usage) -> bool {
         let old = self.held.get(name).map(|held| held.cost(name));
         let new = cost(name, version, std::iter::empty());
         if has_use(name).is_err() || usage.put(old, new).is_err() {
+            self.unplaced = true;
             return false;
         }
         self.hold(name, version, &BTreeSet::new(), 0);

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use self::world::World;
 use self::wrong::Fault;
-use super::{Mode, Resource, Resources, Subscription};
+use super::{Mode, Resource, Resources, Subscription, UNPLACED};
 
 const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
 const POLICY: &str = "type.googleapis.com/istio.security.Authorization";
@@ -125,6 +125,8 @@ type Counts = BTreeMap<Event, usize>;
 #[derive(Clone, Debug, Default)]
 struct Store {
     held: BTreeMap<&'static str, BTreeMap<String, String>>,
+    /// Whether something stands in for policies that have no place.
+    unplaced: bool,
 }
 
 impl Resources for Store {
@@ -137,7 +139,9 @@ impl Resources for Store {
 
     /// Something stands in for policies, without a version.
     fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
-        if type_url == POLICY {
+        if name == UNPLACED {
+            self.unplaced |= type_url == POLICY;
+        } else if type_url == POLICY {
             let held = self.held.entry(type_url).or_default();
             let before = held.insert(name.to_owned(), String::new());
             assert!(before.is_none(), "{name} was taken before");
@@ -146,6 +150,11 @@ impl Resources for Store {
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {
+        if name == UNPLACED {
+            assert!(type_url == POLICY && self.unplaced, "nothing stands in");
+            self.unplaced = false;
+            return;
+        }
         let held = self.held.entry(type_url).or_default();
         assert!(held.remove(name).is_some(), "{name} was never taken");
     }

@@ -9,8 +9,8 @@ use fastrand::Rng;
 use super::reference::{Reference, check_answer};
 use super::server::Server;
 use super::wrong::{Fault, Machine};
-use super::{ADDRESS, Counts, DEMAND, Event, Store, TYPES, subscription};
-use crate::xds::client::{End, Mode, Request, Resource, Response};
+use super::{ADDRESS, Counts, DEMAND, Event, POLICY, Store, TYPES, subscription};
+use crate::xds::client::{End, Mode, Request, Resource, Response, UNPLACED};
 
 const STEPS: usize = 1_100;
 /// Names of one type, but for those of a huge push.
@@ -420,6 +420,10 @@ impl<'a> World<'a> {
                 let (name, version) = (name.as_str(), kept.version.as_str());
                 ensure!(client.restore(type_url, name, version), "no room");
             }
+        }
+        if self.reference.unplaced {
+            let client = &mut self.machine.client;
+            ensure!(!client.restore(POLICY, UNPLACED, ""), "it has no place");
         }
         self.check()
     }
