@@ -15,6 +15,7 @@ use crate::snapshot::builder;
 use crate::snapshot::mesh::{self, Mesh, Place};
 use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
+use crate::wire::parse_identity;
 use crate::xds;
 
 use super::certificates;
@@ -167,7 +168,7 @@ impl Report {
     /// Refuses an identity to ask for that is none: the environment may have a part of it.
     fn identity(&mut self, config: &Config, ca: &IstioCa) {
         let id = certificates::id(config, ca);
-        if !tls::is_identity(&id) {
+        if parse_identity(&id).is_none() {
             self.errors.push(format!(
                 "{}: error: {id:?} is no identity of a workload; write `identity.namespace` and \
                  `identity.service_account`, or set POD_NAMESPACE and SERVICE_ACCOUNT",

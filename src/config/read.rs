@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use spiffe::{SpiffeId, TrustDomain as SpiffeTrustDomain};
+use spiffe::TrustDomain as SpiffeTrustDomain;
 
 use super::checks::{self, Opened};
 use super::exposure;
@@ -17,6 +17,7 @@ use super::{
     Gateway, Limits, Listener, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS,
     Trust, TrustDomain,
 };
+use crate::wire::parse_identity;
 
 /// More threads than any machine that we know of has cores.
 const WORKERS_MAX: u16 = 1024;
@@ -197,11 +198,7 @@ fn trust(value: Value<'_>) -> Option<Trust> {
 /// The identity of a workload, as its certificate has it.
 fn workload_id(value: Value<'_>) -> Option<String> {
     let wanted = "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`";
-    value.parsed(wanted, |text| {
-        let id = SpiffeId::new(text).ok()?;
-        let path: Vec<_> = id.path().split('/').collect();
-        matches!(&*path, ["", "ns", _, "sa", _]).then(|| text.to_owned())
-    })
+    value.parsed(wanted, |text| parse_identity(text).map(|_| text.to_owned()))
 }
 
 fn trust_domain(value: Value<'_>) -> Option<TrustDomain> {
