@@ -141,10 +141,12 @@ impl Policy {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// How many matches its rules have together.
-    pub fn matches_held(&self) -> usize {
-        let clauses = self.rules.iter().flat_map(|rule| &rule.clauses);
-        clauses.map(|clause| clause.matches.len()).sum()
+    /// How many rules, clauses, matches and entries of their lists it has together.
+    pub fn size(&self) -> usize {
+        let clauses = || self.rules.iter().flat_map(|rule| &rule.clauses);
+        let matches = || clauses().flat_map(|clause| &clause.matches);
+        let entries: usize = matches().map(Match::entries).sum();
+        self.rules.len() + clauses().count() + matches().count() + entries
     }
 
     /// Whether the policy matches.
@@ -166,12 +168,17 @@ impl Match {
     /// Whether nothing is asked for. Such a match never holds, so that a policy of which a
     /// condition is not understood does not come to mean everybody.
     fn is_empty(&self) -> bool {
-        self.namespaces.is_empty()
-            && self.principals.is_empty()
-            && self.service_accounts.is_empty()
-            && self.source_ips.is_empty()
-            && self.destination_ips.is_empty()
-            && self.destination_ports.is_empty()
+        self.entries() == 0
+    }
+
+    /// How many entries its lists have together.
+    fn entries(&self) -> usize {
+        self.namespaces.len()
+            + self.principals.len()
+            + self.service_accounts.len()
+            + self.source_ips.len()
+            + self.destination_ips.len()
+            + self.destination_ports.len()
     }
 
     fn holds(&self, attributes: &Attributes<'_>, unknown: bool) -> bool {
@@ -200,7 +207,11 @@ impl Match {
 
 impl<T> Condition<T> {
     fn is_empty(&self) -> bool {
-        self.any.is_empty() && self.none.is_empty()
+        self.len() == 0
+    }
+
+    fn len(&self) -> usize {
+        self.any.len() + self.none.len()
     }
 
     /// Whether it holds of an attribute; if that is not known, `unknown` is what is taken for the
@@ -437,6 +448,26 @@ mod tests {
         };
         assert!(!presence(any));
         assert!(presence(none), "as PeerAuthentication STRICT has it");
+    }
+
+    #[test]
+    fn everything_that_a_policy_has_counts() {
+        let ports = |any: Vec<u16>, none: Vec<u16>| Match {
+            destination_ports: Condition { any, none },
+            ..good()
+        };
+        for (rules, size) in [
+            (vec![], 0),
+            (vec![rule(vec![]); 3], 3),
+            (vec![rule(vec![clause(vec![]); 3])], 4),
+            (vec![rule(vec![clause(vec![Match::default(); 3])])], 5),
+            (
+                vec![rule(vec![clause(vec![ports(vec![1; 5], vec![2; 7])])])],
+                16,
+            ),
+        ] {
+            assert_eq!(policy(rules).size(), size);
+        }
     }
 
     #[test]

@@ -31,8 +31,9 @@ pub const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// Endpoints of all workloads: each of their ports for each of their services, of some 40 bytes.
 const ENDPOINTS_MAX: usize = 4_000_000;
-/// Matches of all policies, of some 300 bytes.
-const MATCHES_MAX: usize = 1_000_000;
+/// Rules, clauses, matches and entries of lists of all policies; the largest, a match, has some 300
+/// bytes.
+const POLICY_PARTS_MAX: usize = 1_000_000;
 
 /// What discovery has told, by the names of the resources.
 #[derive(Debug, Default)]
@@ -42,7 +43,7 @@ pub struct Store {
     policies: BTreeMap<Arc<str>, Arc<Policy>>,
     /// How much they are, for the limits.
     endpoints: usize,
-    matches: usize,
+    policy_parts: usize,
     words: Words,
     changed: bool,
     policies_changed: bool,
@@ -174,12 +175,12 @@ impl Store {
             let policy = authorization::policy(message)?;
             is_named(resource, "authorization.name", &name)?;
             let old = self.policies.get(&resource.name);
-            let others = self.matches - old.map_or(0, |old| old.matches_held());
-            let matches = others + policy.matches_held();
-            match matches > MATCHES_MAX {
+            let others = self.policy_parts - old.map_or(0, |old| old.size());
+            let parts = others + policy.size();
+            match parts > POLICY_PARTS_MAX {
                 true => Err(format!(
-                    "authorization.rules: {matches} matches with these, and at most {MATCHES_MAX} \
-                     are taken"
+                    "authorization.rules: {parts} rules, clauses, matches and entries with these, \
+                     and at most {POLICY_PARTS_MAX} are taken"
                 )),
                 false => Ok(policy),
             }
@@ -207,9 +208,8 @@ impl Store {
             Some(old) if **old == new => Arc::clone(old),
             _ => Arc::new(new),
         });
-        let [before, after] =
-            [&old, &new].map(|one| one.as_deref().map_or(0, Policy::matches_held));
-        self.matches = self.matches - before + after;
+        let [before, after] = [&old, &new].map(|one| one.as_deref().map_or(0, Policy::size));
+        self.policy_parts = self.policy_parts - before + after;
         if old.as_ref().map(Arc::as_ptr) != new.as_ref().map(Arc::as_ptr) {
             self.policies_changed = true;
         }
@@ -435,9 +435,10 @@ mod tests {
         store.upsert(ADDRESS, &workload("a", "changed")).unwrap();
         store.remove(ADDRESS, "a");
         store.upsert(ADDRESS, &workload("b", "")).unwrap();
-        store.matches = MATCHES_MAX;
+        store.policy_parts = POLICY_PARTS_MAX;
         let why = store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap_err();
-        let want = "authorization.rules: 1000001 matches with these, and at most 1000000 are taken";
+        let want = "authorization.rules: 1000004 rules, clauses, matches and entries with these, \
+                    and at most 1000000 are taken";
         assert_eq!(why, want);
         let long = Resource {
             body: Some(vec![0; BODY_BYTES_MAX + 1].into()),
