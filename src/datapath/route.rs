@@ -19,6 +19,7 @@ pub struct Route {
     port: u16,
     endpoints: Arc<EndpointSet>,
     by_waypoint: bool,
+    origin: Origin,
 }
 
 impl Route {
@@ -47,6 +48,16 @@ impl Route {
         &self.endpoints
     }
 
+    /// What the peer says of where it comes from.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Whether the tunnel goes past the waypoints of its service, by the word of the peer.
+    pub fn is_past_waypoints(&self) -> bool {
+        !self.by_waypoint && !self.service.definition.waypoints.is_empty()
+    }
+
     /// Why a tunnel ends for which there is no endpoint.
     pub fn without_endpoint(&self) -> Reason {
         match self.by_waypoint {
@@ -73,8 +84,16 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Re
         port,
         endpoints,
         by_waypoint,
+        origin,
         asked,
     })
+}
+
+/// Whether a tunnel that went past the waypoints of the service could do so now, too.
+pub fn may_go_past(snapshot: &Snapshot, peer: &Peer, host: &str, origin: Origin) -> bool {
+    let service = snapshot.services.get(host);
+    let principal = &peer.source.principal;
+    service.is_none_or(|service| !goes_by_waypoint(snapshot, service, principal, origin))
 }
 
 /// Whether a tunnel goes to a waypoint of the service instead of its endpoints (contract 2.3).

@@ -39,7 +39,8 @@ type Edits<'a> = BTreeMap<&'a str, Option<Member>>;
 
 /// Puts a mesh in the place of the snapshot's. The network, and whether only HBONE is dialled, stay
 /// what they are while a gateway runs; with others no endpoint keeps its state. Returns whether
-/// other policies may select a workload that was there before.
+/// open tunnels are to be judged anew: other policies may select a workload, or a service has other
+/// waypoints or other identities.
 pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> bool {
     let rules = (&snapshot.index.network, snapshot.mesh.hbone_only);
     if rules != (&network, mesh.hbone_only) {
@@ -55,11 +56,11 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> b
     // What is written below is not what is read: a copy shares everything.
     let new = snapshot.mesh.clone();
     let (mut hosts, reselected) = snapshot.index.join(&old, &new);
-    snapshot.index.claim(&old, &new, &mut hosts);
+    let rerouted = snapshot.index.claim(&old, &new, &mut hosts);
     for host in hosts {
         snapshot.rebuild(host);
     }
-    reselected
+    reselected || rerouted
 }
 
 impl Index {
@@ -69,9 +70,12 @@ impl Index {
         let mut edits: HashMap<&Arc<str>, Edits<'a>> = HashMap::new();
         let mut reselected = false;
         for (uid, before, after) in new.workloads.changes(&old.workloads, same) {
-            let both = before.zip(after);
-            reselected |= both.is_some_and(|(before, after)| {
-                (&before.namespace, &before.policies) != (&after.namespace, &after.policies)
+            reselected |= after.is_some_and(|after| match before {
+                Some(before) => {
+                    (&before.namespace, &before.policies) != (&after.namespace, &after.policies)
+                }
+                // Its tunnels may have outlived it: it may have been away for a while.
+                None => !after.policies.is_empty(),
             });
             let before = before.and_then(|workload| Some((workload, self.member(workload)?)));
             if let Some((workload, _)) = before {
@@ -133,9 +137,16 @@ impl Index {
         }
     }
 
-    /// Notes which services claim which hostname, and adds the hostnames that are touched.
-    fn claim<'a>(&mut self, old: &'a Mesh, new: &'a Mesh, hosts: &mut BTreeSet<&'a str>) {
+    /// Notes which services claim which hostname, and adds the hostnames that are touched. Returns
+    /// whether a service has other waypoints, or other identities, as which it is one.
+    fn claim<'a>(&mut self, old: &'a Mesh, new: &'a Mesh, hosts: &mut BTreeSet<&'a str>) -> bool {
+        let mut rerouted = false;
         for (name, before, after) in new.services.changes(&old.services, same) {
+            rerouted |= before.zip(after).is_some_and(|(before, after)| {
+                before.waypoints != after.waypoints
+                    || before.ingress_use_waypoint != after.ingress_use_waypoint
+                    || before.subject_alt_names != after.subject_alt_names
+            });
             for service in [before, after].into_iter().flatten() {
                 let claims = self.claims.get(&service.hostname);
                 let others = claims.into_iter().flat_map(|claims| claims.iter());
@@ -152,6 +163,7 @@ impl Index {
                 hosts.insert(&service.hostname);
             }
         }
+        rerouted
     }
 
     /// The service that answers to a hostname: of several the canonical one (contract 3).

@@ -57,6 +57,8 @@ pub enum Manner {
     Silent,
     /// It refuses the call.
     Refusing,
+    /// It says nothing of this type, until it behaves.
+    Withholding(&'static str),
 }
 
 #[derive(Default)]
@@ -263,22 +265,31 @@ impl State {
 
     fn received(&mut self, request: DeltaDiscoveryRequest, index: usize) {
         let is_first = request.response_nonce.is_empty();
-        if is_first && self.manner != Manner::Silent {
-            let of = request.type_url.clone();
-            let has = request
-                .initial_resource_versions
-                .clone()
-                .into_iter()
-                .collect();
-            let response = self.first(&of, &has);
-            let stream = &mut self.streams[index];
-            stream.types.push(of);
-            stream
-                .pushes
-                .try_send(Ok(response))
-                .expect("room for a push");
+        let withheld = match self.manner {
+            Manner::Silent => true,
+            Manner::Withholding(of) => request.type_url == of,
+            Manner::Well | Manner::Refusing => false,
+        };
+        if is_first && !withheld {
+            self.answer_first(&request, index);
         }
         self.requests.push(request);
+    }
+
+    fn answer_first(&mut self, request: &DeltaDiscoveryRequest, index: usize) {
+        let of = request.type_url.clone();
+        let has = request
+            .initial_resource_versions
+            .clone()
+            .into_iter()
+            .collect();
+        let response = self.first(&of, &has);
+        let stream = &mut self.streams[index];
+        stream.types.push(of);
+        stream
+            .pushes
+            .try_send(Ok(response))
+            .expect("room for a push");
     }
 }
 
