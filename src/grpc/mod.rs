@@ -4,6 +4,7 @@
 //! what is unknown there is skipped by decoders. `generated/` is made of it by `make protos`, and
 //! `tests/proto` fails where the two differ. Servers are there for the tests' control plane.
 
+pub mod call;
 pub mod channel;
 #[expect(
     unused_qualifications,

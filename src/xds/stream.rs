@@ -10,22 +10,25 @@ use prost_types::{Struct, Value};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status as GrpcStatus, Streaming};
+use tonic::Status as GrpcStatus;
 use tracing::{info, warn};
 
 use super::cache::{Cache, Recorder};
 use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
 use super::store::{ADDRESS, AUTHORIZATION, CLUSTER};
 use crate::config::ControlPlane;
+use crate::grpc::call::{self, Messages};
 use crate::grpc::channel::{self, ChannelError};
 use crate::grpc::core::Node;
-use crate::grpc::discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use crate::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use crate::grpc::rpc;
 use crate::snapshot::{Publisher, builder::Change};
 use crate::status::{Rejection, ResourceType, Status, What};
 use crate::telemetry::Metrics;
 
+/// The delta form of ADS (contract 3.1).
+const METHOD: &str =
+    "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 /// The largest message that is taken (contract 3.1).
 const MESSAGE_BYTES_MAX: usize = 200 * 1024 * 1024;
 /// Requests that may wait for the server to take them. Each response has one answer.
@@ -219,23 +222,24 @@ impl Istio {
         useful: &mut bool,
     ) -> Result<(), Ended> {
         let channel = channel::connect(&self.plane).await?;
-        let mut service = AggregatedDiscoveryServiceClient::new(channel)
-            .max_decoding_message_size(MESSAGE_BYTES_MAX);
         let (requests, outgoing) = mpsc::channel(REQUESTS_MAX);
         for request in client.connected() {
             self.send(&requests, request).await?;
         }
-        let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
+        let mut call = tonic::Request::new(());
         channel::introduce(&self.plane, &self.pod.cluster, &mut call).await?;
+        let (metadata, ..) = call.into_parts();
+        let outgoing = ReceiverStream::new(outgoing);
+        let called = call::open(channel, METHOD, metadata, outgoing, MESSAGE_BYTES_MAX);
         let late = || GrpcStatus::deadline_exceeded("the call was not answered in time");
-        let called = timeout(CALL_DEADLINE, service.delta_aggregated_resources(call)).await;
-        let mut responses = called.map_err(|_| late())??.into_inner();
+        let called = timeout(CALL_DEADLINE, called).await;
+        let mut responses = called.map_err(|_| late())??;
         info!(address = %self.plane.address, "connected to the control plane");
         self.metrics.xds().connected();
         self.status
             .set_discovery(|known| known.connect(SystemTime::now()));
         let mut next = Instant::now();
-        while let Some(response) = responses.message().await? {
+        while let Some(response) = response(&mut responses).await? {
             let row = self
                 .row((response, next), &mut responses, &requests, (client, store))
                 .await;
@@ -254,7 +258,7 @@ impl Istio {
     async fn row(
         &self,
         (first, due): (DeltaDiscoveryResponse, Instant),
-        responses: &mut Streaming<DeltaDiscoveryResponse>,
+        responses: &mut Messages,
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
         (client, store): (&mut Client, &mut Recorder),
     ) -> Result<(), Ended> {
@@ -409,13 +413,24 @@ impl Istio {
 /// The next message, if it is there already or comes before `due`.
 async fn before(
     due: Instant,
-    responses: &mut Streaming<DeltaDiscoveryResponse>,
+    responses: &mut Messages,
 ) -> Result<Option<DeltaDiscoveryResponse>, GrpcStatus> {
-    match timeout_at(due, responses.message()).await {
+    match timeout_at(due, response(responses)).await {
         // The end of the stream is told again by the next call.
         Ok(message) => message,
         Err(_) => Ok(None),
     }
+}
+
+/// The next response; none at the end of the stream.
+async fn response(responses: &mut Messages) -> Result<Option<DeltaDiscoveryResponse>, GrpcStatus> {
+    let Some(message) = responses.next().await? else {
+        return Ok(None);
+    };
+    let decoded = DeltaDiscoveryResponse::decode(message);
+    decoded
+        .map(Some)
+        .map_err(|error| GrpcStatus::internal(format!("no discovery response: {error}")))
 }
 
 impl From<DeltaDiscoveryResponse> for Response {
