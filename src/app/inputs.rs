@@ -8,14 +8,13 @@ use anyhow::Context;
 
 use crate::config::{
     Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    IstioCa, PolicyMode, Severity, Source, findings,
+    IstioCa, PolicyMode, Severity, Source, findings, parse_identity,
 };
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder;
 use crate::snapshot::mesh::{self, Mesh, Place};
 use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
-use crate::wire::parse_identity;
 use crate::xds;
 
 use super::certificates;

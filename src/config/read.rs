@@ -10,6 +10,7 @@ use super::checks::{self, Opened};
 use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
+use super::identity::parse_identity;
 use super::sources;
 use super::yaml::Document;
 use super::{
@@ -17,7 +18,6 @@ use super::{
     Gateway, Limits, Listener, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS,
     Trust, TrustDomain,
 };
-use crate::wire::parse_identity;
 
 /// More threads than any machine that we know of has cores.
 const WORKERS_MAX: u16 = 1024;

@@ -23,6 +23,7 @@ pub mod mesh;
 mod model;
 mod policies;
 mod shards;
+mod speakers;
 mod trust;
 mod usable;
 

@@ -7,8 +7,8 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use crate::config::parse_identity;
 use crate::reason::HandshakeRefusal;
-use crate::wire::parse_identity;
 
 /// A SPIFFE identity of the form that Istio gives to workloads.
 #[derive(Clone, Debug, PartialEq, Eq)]

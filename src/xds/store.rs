@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::client::{Resource, Resources, UNPLACED};
+use super::client::{Resource, Resources};
 use super::names::normal_hostname;
 use super::words::Words;
 use super::{authorization, wds};
@@ -61,12 +61,9 @@ impl Store {
 
     /// The export set, if it has changed since this was called last.
     pub fn take_exports(&mut self) -> Option<ExportSet> {
-        let exports = || {
-            self.exports
-                .iter()
-                .map(|(host, port)| (host.as_str(), *port))
-        };
-        mem::take(&mut self.exports_changed).then(|| exports().collect())
+        let exports = self.exports.iter();
+        let exports = exports.map(|(host, port)| (host.as_str(), *port));
+        mem::take(&mut self.exports_changed).then(|| exports.collect())
     }
 
     /// The policies, if they were told and have changed since this was called last. Those of a
@@ -194,7 +191,10 @@ impl Store {
             Err(why) if has_good() => return Err(why),
             Err(why) => {
                 let (scope, dry_run) = covers.unwrap_or((Scope::Global, false));
-                (stand_in(&resource.name, scope, dry_run), Err(why))
+                (
+                    authorization::stand_in(&resource.name, scope, dry_run),
+                    Err(why),
+                )
             }
         };
         self.put_policy(&resource.name, Some(policy));
@@ -235,7 +235,7 @@ impl Resources for Store {
     /// A policy that was sent without a body, say, covers nobody knows what.
     fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
         if type_url == AUTHORIZATION && !self.policies.contains_key(name) {
-            let policy = stand_in(name, Scope::Global, false);
+            let policy = authorization::stand_in(name, Scope::Global, false);
             self.put_policy(name, Some(policy));
         }
         self.has_stand_in(type_url, name)
@@ -256,16 +256,6 @@ impl Resources for Store {
             _ => {}
         }
     }
-}
-
-/// What refuses all that a policy of this name would cover.
-fn stand_in(name: &str, scope: Scope, dry_run: bool) -> Policy {
-    let name = match name {
-        UNPLACED => "(beyond the limits, or without a usable name)",
-        name => name,
-    };
-    let (namespace, name) = name.split_once('/').unwrap_or(("", name));
-    Policy::unreadable(namespace.to_owned(), name.to_owned(), scope, dry_run)
 }
 
 /// What a cluster exports by its name, `inbound-vip|PORT|tcp|HOST` (contract 2.5).

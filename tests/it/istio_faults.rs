@@ -153,7 +153,10 @@ fn a_response_that_cannot_be_answered_ends_its_stream_only() {
             ..response(ADDRESS, Vec::new())
         };
         let huge = response(ADDRESS, vec![resource("a", ADDRESS, vec![0; 201 << 20])]);
-        for (response, why) in [(nonce, "is too long"), (huge, "and at most 209715200 are taken")] {
+        for (response, why) in [
+            (nonce, "is too long"),
+            (huge, "and at most 209715200 are taken"),
+        ] {
             let firsts = istiod.firsts();
             istiod.say(&response);
             gateway.logged(why).await;

@@ -145,7 +145,8 @@ impl Client {
 
     /// Holds what another run accepted, in which version: to be called before the first stream for
     /// each resource that was read from the disk. Says whether it is held; what is not has no place
-    /// in the `Resources` either, but for what stands in for it as [`UNPLACED`]. A resource of an on-demand type is wanted by this name.
+    /// in the `Resources` either, but for what stands in for it as [`UNPLACED`]. A resource of an
+    /// on-demand type is wanted by this name.
     pub fn restore(
         &mut self,
         type_url: &str,
