@@ -8,7 +8,7 @@ use anyhow::Context;
 
 use crate::config::{
     Config, DefaultExposure, Discovery, Examined, ExposedService, Findings, HostPort, Identity,
-    IdentityFiles, IstioCa, PolicyMode, Severity, Source, findings,
+    IdentityFiles, IstioCa, PolicyMode, Severity, Source, findings, parse_identity,
 };
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
@@ -230,7 +230,7 @@ impl Report {
                 ));
             }
         }
-        if !tls::is_identity(&id) {
+        if parse_identity(&id).is_none() {
             self.errors.push(format!(
                 "{}: error: {id:?} is no identity of a workload; write `identity.namespace` and \
                  `identity.service_account`, or set POD_NAMESPACE and SERVICE_ACCOUNT",

@@ -10,6 +10,7 @@ mod exposure;
 pub mod fields;
 pub mod findings;
 mod headers;
+mod identity;
 mod layers;
 mod level;
 mod listeners;
@@ -30,6 +31,7 @@ use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 
 pub use findings::{Finding, Findings, Place, Report, Severity};
+pub use identity::parse_identity;
 pub use layers::Source;
 pub use level::Directives;
 pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
@@ -207,7 +209,7 @@ pub struct Trust {
     /// The set of trust domains; a peer outside it is refused in the handshake.
     pub domains: Vec<TrustDomain>,
     /// Identities of waypoints and ingress gateways whose `x-istio-source` is believed, besides
-    /// those of the waypoints themselves. By default none.
+    /// those of services that are used as waypoints. By default none.
     pub waypoints: Vec<String>,
 }
 

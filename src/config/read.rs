@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use spiffe::{SpiffeId, TrustDomain as SpiffeTrustDomain};
+use spiffe::TrustDomain as SpiffeTrustDomain;
 
 use super::checks::{self, Opened};
 use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
+use super::identity::parse_identity;
 use super::listeners::{self, network, socket_address};
 use super::sources;
 use super::yaml::Document;
@@ -198,11 +199,7 @@ fn trust(value: Value<'_>) -> Option<Trust> {
 /// The identity of a workload, as its certificate has it.
 fn workload_id(value: Value<'_>) -> Option<String> {
     let wanted = "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`";
-    value.parsed(wanted, |text| {
-        let id = SpiffeId::new(text).ok()?;
-        let path: Vec<_> = id.path().split('/').collect();
-        matches!(&*path, ["", "ns", _, "sa", _]).then(|| text.to_owned())
-    })
+    value.parsed(wanted, |text| parse_identity(text).map(|_| text.to_owned()))
 }
 
 fn trust_domain(value: Value<'_>) -> Option<TrustDomain> {

@@ -74,6 +74,27 @@ fn what_is_left_out_has_its_documented_default() {
 }
 
 #[test]
+fn an_identity_that_no_peer_can_have_is_no_waypoint() {
+    let with = |id: &str| {
+        instead(
+            "listeners:",
+            &format!("  waypoints: [\"{id}\"]\nlisteners:"),
+        )
+    };
+    assert_eq!(with("spiffe://west.local/ns/app/sa/waypoint"), "");
+    for id in [
+        "spiffe://West.Local/ns/app/sa/waypoint",
+        "spiffe://west.local/ns/app/sa/waypoint/more",
+        "spiffe://west.local/waypoint",
+        "west.local/ns/app/sa/waypoint",
+    ] {
+        let findings = with(id);
+        let want = "write an identity, such as";
+        assert!(findings.contains(want), "{id}: {findings}");
+    }
+}
+
+#[test]
 fn every_key_is_read() {
     let text = r#"exposure:
   default: none

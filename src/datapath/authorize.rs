@@ -2,13 +2,14 @@
 //!
 //! They are judged after the pick, as they are a workload's and not a service's. This gateway
 //! knows less than the destination does: of an HBONE endpoint the inner CONNECT names the port,
-//! the peer's address is the outer one, and the endpoint may be a waypoint. So it refuses what the
-//! destination would refuse whatever the port is, and the destination judges the rest.
+//! the source that the destination sees is not the peer of the outer connection, and the endpoint
+//! may be a waypoint. So it refuses what the destination would refuse whatever port and source are,
+//! and the destination judges the rest.
 
 use tracing::{info, warn};
 
-use crate::reason::Reason;
 use crate::snapshot::authorization::{Attributes, PeerIdentity};
+use crate::snapshot::mesh::Workload;
 use crate::snapshot::{Endpoint, Enforcement, PolicyVerdict, Protocol, Refusal, Snapshot};
 use crate::telemetry::PolicyOutcome;
 
@@ -29,53 +30,84 @@ impl Authorized {
     }
 }
 
-/// Judges the tunnel by the policies that cover the picked endpoint's workload.
+/// Judges the tunnel by the policies that cover the picked endpoint's workload. What is only
+/// audited is logged and counted here.
 ///
 /// # Errors
 /// Under `enforce` the pick, for another one, and why its policies refuse it.
 pub fn run(gateway: &Gateway, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
-    let refusal = judge(&gateway.reader.load(), gateway, peer, pick.endpoint());
-    match refusal {
-        None => Ok(Authorized(pick)),
-        Some(refusal) => Err((pick, refusal.to_string())),
+    let snapshot = gateway.reader.load();
+    // Of TLS that is passed on the endpoint alone learns who the peer is (contract 2.6).
+    if snapshot.enforcement == Enforcement::Off || peer.is_unknown() {
+        return Ok(Authorized(pick));
     }
+    let endpoint = pick.endpoint();
+    warn_of_missing(&snapshot, gateway, endpoint);
+    let PolicyVerdict { refusal, dry_run } = judge(&snapshot, peer, endpoint);
+    if let Some(why) = dry_run {
+        note(gateway, peer, endpoint, PolicyOutcome::DryRun, &why);
+    }
+    let Some(refusal) = refusal else {
+        return Ok(Authorized(pick));
+    };
+    if snapshot.enforcement == Enforcement::Audit {
+        note(gateway, peer, endpoint, PolicyOutcome::Audited, &refusal);
+        return Ok(Authorized(pick));
+    }
+    note(gateway, peer, endpoint, PolicyOutcome::Refused, &refusal);
+    Err((pick, refusal.to_string()))
 }
 
-/// Judges an open tunnel again, by the policies of now.
+/// Judges an open tunnel again, by the policies of now. What lets it go on was counted when it was
+/// opened, and is not counted with every change.
 ///
 /// # Errors
-/// [`Reason::Revoked`]: a change of the policies, of what selects them or of the mode took the
-/// right away.
+/// What refuses it: a change of the policies, of what selects them or of the mode.
 pub fn still_allowed(
     snapshot: &Snapshot,
     gateway: &Gateway,
     peer: &Peer,
     right: &Right,
-) -> Result<(), Reason> {
-    // Of what is only audited an open tunnel has been counted.
-    if snapshot.enforcement != Enforcement::Enforce {
+) -> Result<(), String> {
+    if snapshot.enforcement != Enforcement::Enforce || peer.is_unknown() {
         return Ok(());
     }
-    match judge(snapshot, gateway, peer, right.endpoint()) {
+    let endpoint = right.endpoint();
+    match judge(snapshot, peer, endpoint).refusal {
         None => Ok(()),
-        Some(_) => Err(Reason::Revoked),
+        Some(refusal) => {
+            note(gateway, peer, endpoint, PolicyOutcome::Refused, &refusal);
+            Err(refusal.to_string())
+        }
     }
 }
 
-/// Why the tunnel is refused, if it is. What is only audited is logged and counted here.
-fn judge(
-    snapshot: &Snapshot,
-    gateway: &Gateway,
-    peer: &Peer,
-    endpoint: &Endpoint,
-) -> Option<Refusal> {
-    // Of TLS that is passed on the endpoint alone learns who the peer is (contract 2.6).
-    if snapshot.enforcement == Enforcement::Off || peer.is_unknown() {
-        return None;
-    }
-    // What selects a workload may have changed since; one that is gone is judged as it was.
+/// What the policies of now say of a tunnel to the endpoint.
+fn judge(snapshot: &Snapshot, peer: &Peer, endpoint: &Endpoint) -> PolicyVerdict {
+    let is_plain = endpoint.protocol == Protocol::Tcp;
+    let attributes = Attributes {
+        peer: Some(PeerIdentity {
+            principal: &peer.source.principal,
+            namespace: &peer.source.namespace,
+            service_account: &peer.source.service_account,
+        }),
+        source: is_plain.then(|| peer.source.address.ip()),
+        destination: endpoint.address.ip(),
+        port: is_plain.then(|| endpoint.address.port()),
+    };
+    let workload = workload(snapshot, endpoint);
+    snapshot.policies.judge(workload, &attributes)
+}
+
+/// The endpoint's workload. What selects it may have changed since the endpoint was picked; one
+/// that is gone is judged as it was.
+fn workload<'a>(snapshot: &'a Snapshot, endpoint: &'a Endpoint) -> &'a Workload {
     let now = snapshot.mesh.workloads.get(endpoint.uid());
-    let workload = now.unwrap_or(&endpoint.definition);
+    now.unwrap_or(&endpoint.definition)
+}
+
+fn warn_of_missing(snapshot: &Snapshot, gateway: &Gateway, endpoint: &Endpoint) {
+    let workload = workload(snapshot, endpoint);
     if let Some(name) = snapshot.policies.missing(workload)
         && gateway.metrics.may_log_policy()
     {
@@ -85,28 +117,6 @@ fn judge(
             workload, "a workload names a policy that is not there; it is passed over"
         );
     }
-    let attributes = Attributes {
-        peer: Some(PeerIdentity {
-            principal: &peer.source.principal,
-            namespace: &peer.source.namespace,
-            service_account: &peer.source.service_account,
-        }),
-        source: peer.source.address.ip(),
-        destination: endpoint.address.ip(),
-        port: (endpoint.protocol == Protocol::Tcp).then(|| endpoint.address.port()),
-    };
-    let PolicyVerdict { refusal, dry_run } = snapshot.policies.judge(workload, &attributes);
-    let note = |outcome, why: &Refusal| note(gateway, peer, endpoint, outcome, why);
-    if let Some(why) = dry_run {
-        note(PolicyOutcome::DryRun, &why);
-    }
-    let refusal = refusal?;
-    if snapshot.enforcement == Enforcement::Audit {
-        note(PolicyOutcome::Audited, &refusal);
-        return None;
-    }
-    note(PolicyOutcome::Refused, &refusal);
-    Some(refusal)
 }
 
 /// Counts what policies say, and says it in the log at most a few times a second: a peer can ask

@@ -7,7 +7,8 @@ use crate::snapshot::{Endpoint, Snapshot, Verdict};
 use crate::wire::Authority;
 
 use super::identity::Peer;
-use super::route::Route;
+use super::route::{self, Route};
+use super::tunnel::Origin;
 
 /// A route that the peer may use. Only [`run`] and [`granted`] make one, and only a permit can be
 /// dialled.
@@ -25,8 +26,10 @@ impl Permit {
 
     /// What an open tunnel to `endpoint` keeps of its permit, to be judged anew by.
     pub fn into_right(self, endpoint: Arc<Endpoint>) -> Right {
+        let route = &self.route;
         Right {
             endpoint,
+            past_waypoints: route.is_past_waypoints().then(|| route.origin()),
             host: Arc::clone(&self.route.service().hostname),
             port: self.route.port(),
             asked: self.route.into_asked(),
@@ -43,6 +46,8 @@ pub struct Right {
     port: u16,
     granted: bool,
     endpoint: Arc<Endpoint>,
+    /// The word by which it went past the waypoints of the service.
+    past_waypoints: Option<Origin>,
 }
 
 impl Right {
@@ -83,13 +88,21 @@ pub fn granted(route: Route) -> Permit {
 /// Judges an open tunnel again, by the rules of now.
 ///
 /// # Errors
-/// [`Reason::Revoked`]: a change of trust or exposure took the right away.
-pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), Reason> {
+/// What took the right away: a change of trust, of exposure, or of who is believed to come from a
+/// waypoint.
+pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), &'static str> {
     if right.granted {
         // Listeners change with a restart only.
         return Ok(());
     }
-    judge(snapshot, peer, &right.asked, &right.host, right.port).map_err(|_| Reason::Revoked)
+    let judged = judge(snapshot, peer, &right.asked, &right.host, right.port);
+    judged.map_err(Reason::label)?;
+    match right.past_waypoints {
+        Some(origin) if !route::may_go_past(snapshot, peer, &right.host, origin) => {
+            Err("the peer's x-istio-source is not believed any more")
+        }
+        _ => Ok(()),
+    }
 }
 
 fn judge(

@@ -18,6 +18,7 @@ pub struct Route {
     port: u16,
     endpoints: Arc<EndpointSet>,
     by_waypoint: bool,
+    origin: Origin,
 }
 
 impl Route {
@@ -54,6 +55,16 @@ impl Route {
         })
     }
 
+    /// What the peer says of where it comes from.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Whether the tunnel goes past the waypoints of its service, by the word of the peer.
+    pub fn is_past_waypoints(&self) -> bool {
+        !self.by_waypoint && !self.service.definition.waypoints.is_empty()
+    }
+
     /// Why a tunnel ends for which there is no endpoint.
     pub fn without_endpoint(&self) -> Reason {
         match self.by_waypoint {
@@ -80,6 +91,7 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Re
         port,
         endpoints,
         by_waypoint,
+        origin,
         asked,
     })
 }
@@ -89,7 +101,7 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Re
 /// # Errors
 /// [`Reason::UnknownService`].
 pub fn direct(snapshot: &Snapshot, target: Target) -> Result<Route, Reason> {
-    let (asked, _) = target.into_parts();
+    let (asked, origin) = target.into_parts();
     let (service, port, _) = find(snapshot, &asked).ok_or(Reason::UnknownService)?;
     let by_waypoint = !service.definition.waypoints.is_empty();
     let own = service.direct.get(&port).filter(|_| !by_waypoint);
@@ -98,43 +110,37 @@ pub fn direct(snapshot: &Snapshot, target: Target) -> Result<Route, Reason> {
         port,
         endpoints: own.cloned().unwrap_or_default(),
         by_waypoint,
+        origin,
         asked,
     })
 }
 
+/// Whether a tunnel that went past the waypoints of the service could do so now, too.
+pub fn may_go_past(snapshot: &Snapshot, peer: &Peer, host: &str, origin: Origin) -> bool {
+    let service = snapshot.services.get(host);
+    let principal = &peer.source.principal;
+    service.is_none_or(|service| !goes_by_waypoint(snapshot, service, principal, origin))
+}
+
 /// Whether a tunnel goes to a waypoint of the service instead of its endpoints (contract 2.3).
 ///
-/// That the waypoint has done its work is believed only of its own identity, or of one that the
-/// configuration names: anybody can send the header.
+/// That the waypoint has done its work is believed only of an identity of a service that is used
+/// as one, or of one that the configuration names: anybody can send the header.
 fn goes_by_waypoint(
     snapshot: &Snapshot,
     service: &Service,
     principal: &str,
     origin: Origin,
 ) -> bool {
-    let waypoints = &service.definition.waypoints;
+    let has_waypoints = !service.definition.waypoints.is_empty();
     let says_past = match origin {
         Origin::Workload => false,
         Origin::Waypoint => true,
         Origin::Gateway => !service.definition.ingress_use_waypoint,
     };
-    let is_believed = || {
-        let speaks = |gateway| {
-            let of = snapshot.waypoint(gateway);
-            of.is_some_and(|service| speaks_for(service, principal))
-        };
-        snapshot.trust.is_waypoint(principal)
-            || waypoints.iter().any(|waypoint| speaks(&waypoint.gateway))
-    };
-    !waypoints.is_empty() && (!says_past || !is_believed())
-}
-
-/// Whether this is an identity of the service: one that it is said to have, or its workloads' own.
-fn speaks_for(service: &Service, principal: &str) -> bool {
-    let mut said = service.definition.subject_alt_names.iter();
-    let mut own = service.ports.values().flat_map(|set| &set.endpoints);
-    said.any(|name| name == principal)
-        || own.any(|endpoint| endpoint.workload.principal == principal)
+    let is_believed =
+        || snapshot.trust.is_waypoint(principal) || snapshot.is_of_waypoint(principal);
+    has_waypoints && (!says_past || !is_believed())
 }
 
 /// The endpoints of one of the service's waypoints, drawn by weight among those that have any.
@@ -254,10 +260,18 @@ mod tests {
             ingress_use_waypoint: true,
             ..behind.clone()
         };
+        // The waypoint of another service is a waypoint too.
+        let other = service("other", &[(named("second"), 1)]);
         let snapshot = snapshot(
-            vec![behind, by_ingress, waypoint],
-            vec![workload("app/waypoint.app", "waypoint", 2)],
+            vec![behind, by_ingress, waypoint, other, service("second", &[])],
+            vec![
+                workload("app/waypoint.app", "waypoint", 2),
+                workload("app/second.app", "second", 3),
+                workload("app/other.app", "other", 4),
+            ],
         );
+        let second = "spiffe://east.local/ns/app/sa/second";
+        let behind_one = "spiffe://east.local/ns/app/sa/other";
         let ingress = "spiffe://west.local/ns/edge/sa/ingress";
         let stranger = "spiffe://west.local/ns/shop/sa/checkout";
         // Of the service: whether a tunnel goes by the waypoint if the peer says nothing, that it
@@ -266,6 +280,8 @@ mod tests {
             ("echo.app", stranger, [true, true, true]),
             ("echo.app", WAYPOINT, [true, false, false]),
             ("echo.app", san, [true, false, false]),
+            ("echo.app", second, [true, false, false]),
+            ("echo.app", behind_one, [true, true, true]),
             ("echo.app", ingress, [true, false, false]),
             ("shown.app", ingress, [true, false, true]),
             ("shown.app", stranger, [true, true, true]),

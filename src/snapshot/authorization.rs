@@ -103,8 +103,8 @@ pub enum StringMatch {
 pub struct Attributes<'a> {
     /// The peer's identity, if it has one.
     pub peer: Option<PeerIdentity<'a>>,
-    /// The peer's address.
-    pub source: IpAddr,
+    /// The peer's address, where it is the one that the endpoint sees: that of a gateway is not.
+    pub source: Option<IpAddr>,
     /// The endpoint's address.
     pub destination: IpAddr,
     /// The endpoint's port, where it is known: that of an inner CONNECT is not.
@@ -141,16 +141,18 @@ impl Policy {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// How many matches its rules have together.
-    pub fn matches_held(&self) -> usize {
-        let clauses = self.rules.iter().flat_map(|rule| &rule.clauses);
-        clauses.map(|clause| clause.matches.len()).sum()
+    /// How many rules, clauses, matches and entries of their lists it has together.
+    pub fn size(&self) -> usize {
+        let clauses = || self.rules.iter().flat_map(|rule| &rule.clauses);
+        let matches = || clauses().flat_map(|clause| &clause.matches);
+        let entries: usize = matches().map(Match::entries).sum();
+        self.rules.len() + clauses().count() + matches().count() + entries
     }
 
     /// Whether the policy matches.
     ///
-    /// Of a port that is not known an ALLOW is taken to match and a DENY not: what is refused is
-    /// then what the destination, which knows the port, would refuse whatever it is.
+    /// Of a source or a port that is not known an ALLOW is taken to match and a DENY not: what is
+    /// refused is then what the destination, which knows them, would refuse whatever they are.
     pub fn matches(&self, attributes: &Attributes<'_>) -> bool {
         let unknown = self.action == Action::Allow;
         self.rules.iter().any(|rule| {
@@ -166,16 +168,20 @@ impl Match {
     /// Whether nothing is asked for. Such a match never holds, so that a policy of which a
     /// condition is not understood does not come to mean everybody.
     fn is_empty(&self) -> bool {
-        self.namespaces.is_empty()
-            && self.principals.is_empty()
-            && self.service_accounts.is_empty()
-            && self.source_ips.is_empty()
-            && self.destination_ips.is_empty()
-            && self.destination_ports.is_empty()
+        self.entries() == 0
+    }
+
+    /// How many entries its lists have together.
+    fn entries(&self) -> usize {
+        self.namespaces.len()
+            + self.principals.len()
+            + self.service_accounts.len()
+            + self.source_ips.len()
+            + self.destination_ips.len()
+            + self.destination_ports.len()
     }
 
     fn holds(&self, attributes: &Attributes<'_>, unknown: bool) -> bool {
-        let ports = &self.destination_ports;
         let peer = attributes.peer;
         let namespace = peer.map_or("", |peer| peer.namespace);
         let principal = peer.and_then(|peer| peer.principal.strip_prefix("spiffe://"));
@@ -184,23 +190,40 @@ impl Match {
         };
         let within = |ip: IpAddr| move |net: &IpNet| net.contains(&ip.to_canonical());
         !self.is_empty()
+            && self
+                .source_ips
+                .judge(attributes.source, unknown, |ip, net| within(ip)(net))
+            && self
+                .destination_ports
+                .judge(attributes.port, unknown, |known, port| *port == known)
             && self.namespaces.holds(|one| one.hits(namespace))
             && self
                 .principals
                 .holds(|one| principal.is_some_and(|text| one.hits(text)))
             && self.service_accounts.holds(account)
-            && self.source_ips.holds(within(attributes.source))
             && self.destination_ips.holds(within(attributes.destination))
-            && (ports.is_empty()
-                || attributes
-                    .port
-                    .map_or(unknown, |known| ports.holds(|port| *port == known)))
     }
 }
 
 impl<T> Condition<T> {
     fn is_empty(&self) -> bool {
-        self.any.is_empty() && self.none.is_empty()
+        self.len() == 0
+    }
+
+    fn len(&self) -> usize {
+        self.any.len() + self.none.len()
+    }
+
+    /// Whether it holds of an attribute; if that is not known, `unknown` is what is taken for the
+    /// answer where one is asked for.
+    fn judge<A: Copy>(
+        &self,
+        known: Option<A>,
+        unknown: bool,
+        hits: impl Fn(A, &T) -> bool,
+    ) -> bool {
+        let judged = known.map_or(unknown, |known| self.holds(|one| hits(known, one)));
+        self.is_empty() || judged
     }
 
     fn holds(&self, hits: impl Fn(&T) -> bool) -> bool {
@@ -245,7 +268,7 @@ mod tests {
     fn asked(peer: Option<PeerIdentity<'static>>) -> Attributes<'static> {
         Attributes {
             peer,
-            source: ip("::ffff:10.0.0.1"),
+            source: Some(ip("::ffff:10.0.0.1")),
             destination: ip("10.1.0.1"),
             port: Some(8080),
         }
@@ -376,20 +399,33 @@ mod tests {
     }
 
     #[test]
-    fn of_a_port_that_is_not_known_an_allow_matches_and_a_deny_does_not() {
+    fn of_what_is_not_known_an_allow_matches_and_a_deny_does_not() {
+        let asked = Attributes {
+            source: None,
+            port: None,
+            ..asked(Some(PEER))
+        };
         let of_port = |from: Match, ports: Condition<u16>| Match {
             destination_ports: ports,
             ..from
         };
-        let asked = Attributes {
-            port: None,
-            ..asked(Some(PEER))
+        let of_source = |from: Match, source: Condition<IpNet>| Match {
+            source_ips: source,
+            ..from
         };
-        for ports in [any(8080), none(8080)] {
-            for (one, allows, denies) in [
-                (of_port(good(), ports.clone()), true, false),
-                (of_port(bad(), ports.clone()), false, false),
-            ] {
+        // The addresses hit and miss what the outer connection comes from.
+        let nets = ["10.0.0.0/24", "10.9.0.0/24"].map(|text| text.parse().expect("a network"));
+        let ports = [any(8080), none(8080)].map(|ports| {
+            let both = |from| of_port(from, ports.clone());
+            (both(good()), both(bad()))
+        });
+        let sources = nets.map(|net: IpNet| [any(net), none(net)]);
+        let sources = sources.as_flattened().iter().map(|sources| {
+            let both = |from| of_source(from, sources.clone());
+            (both(good()), both(bad()))
+        });
+        for (with_good, with_bad) in ports.into_iter().chain(sources) {
+            for (one, allows, denies) in [(with_good, true, false), (with_bad, false, false)] {
                 let allow = policy(vec![rule(vec![clause(vec![one])])]);
                 let deny = Policy {
                     action: Action::Deny,
@@ -412,6 +448,26 @@ mod tests {
         };
         assert!(!presence(any));
         assert!(presence(none), "as PeerAuthentication STRICT has it");
+    }
+
+    #[test]
+    fn everything_that_a_policy_has_counts() {
+        let ports = |any: Vec<u16>, none: Vec<u16>| Match {
+            destination_ports: Condition { any, none },
+            ..good()
+        };
+        for (rules, size) in [
+            (vec![], 0),
+            (vec![rule(vec![]); 3], 3),
+            (vec![rule(vec![clause(vec![]); 3])], 4),
+            (vec![rule(vec![clause(vec![Match::default(); 3])])], 5),
+            (
+                vec![rule(vec![clause(vec![ports(vec![1; 5], vec![2; 7])])])],
+                16,
+            ),
+        ] {
+            assert_eq!(policy(rules).size(), size);
+        }
     }
 
     #[test]

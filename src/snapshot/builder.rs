@@ -44,7 +44,6 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         || !Arc::ptr_eq(&next.policies, &old.policies)
         || next.enforcement != old.enforcement;
     if let Some((mesh, network)) = change.mesh {
-        // Other policies may select a workload whose tunnels are open.
         moved |= index::apply(&mut next, mesh, network);
     }
     next.generation += u64::from(moved);
@@ -278,8 +277,17 @@ mod tests {
         assert_eq!(same.generation, first.generation);
         let mut selected = workload("a", "10.0.0.1");
         selected.policies = ["app/p".into()].into();
-        let third = built(&same, mesh(vec![selected, workload("b", "10.0.0.2")]));
+        let third = built(
+            &same,
+            mesh(vec![selected.clone(), workload("b", "10.0.0.2")]),
+        );
         assert_eq!(third.generation, 1);
+        // The tunnels to a workload that went away may still be open when it comes back.
+        let gone = built(&third, mesh(vec![workload("b", "10.0.0.2")]));
+        assert_eq!(gone.generation, 1);
+        assert_eq!(built(&gone, mesh(vec![selected])).generation, 2);
+        let back = built(&gone, mesh(vec![workload("c", "10.0.0.3")]));
+        assert_eq!(back.generation, 1, "nothing selects it");
         let change = |change| build(&third, change).generation;
         let enforcement = |mode| Change {
             enforcement: Some(mode),
@@ -292,6 +300,31 @@ mod tests {
         assert_eq!(change(policies), 2, "now they are told");
         assert_eq!(change(enforcement(Enforcement::Off)), 1);
         assert_eq!(change(enforcement(Enforcement::Enforce)), 2);
+    }
+
+    #[test]
+    fn the_generation_moves_with_waypoints_and_with_the_identities_of_a_service() {
+        let first = mesh(vec![]);
+        let before = built(&Snapshot::default(), first.clone());
+        let moved = |with: fn(&mut mesh::Service)| {
+            let mut mesh = first.clone();
+            change(&mut mesh, with);
+            built(&before, mesh).generation - before.generation
+        };
+        let waypoint = |service: &mut mesh::Service| {
+            service.waypoints = vec![mesh::Waypoint {
+                gateway: gateway(),
+                weight: 1,
+            }];
+        };
+        assert_eq!(moved(|_| {}), 0);
+        assert_eq!(moved(|service| service.canonical = true), 0);
+        assert_eq!(moved(waypoint), 1);
+        assert_eq!(moved(|service| service.ingress_use_waypoint = true), 1);
+        let named = |service: &mut mesh::Service| {
+            service.subject_alt_names = vec!["spiffe://west.local/ns/a/sa/w".to_owned()];
+        };
+        assert_eq!(moved(named), 1);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::builder::HBONE_PORT;
 use super::mesh::{self, Mesh, Protocol};
+use super::speakers::{self, Speakers};
 use super::usable::{undialled, unserved};
 use super::{Endpoint, EndpointSet, Service, Shards, Snapshot};
 use crate::status::WorkloadLabels;
@@ -28,6 +29,8 @@ pub(super) struct Index {
     members: Shards<Arc<str>, Members>,
     /// The services that claim a hostname, in the order of their names.
     claims: Shards<Arc<str>, Claims>,
+    /// Who speaks for which service.
+    pub(super) speakers: Speakers,
 }
 
 type Members = Arc<[Member]>;
@@ -43,7 +46,8 @@ type Edits<'a> = BTreeMap<&'a str, Option<Member>>;
 
 /// Puts a mesh in the place of the snapshot's. The network, whether only HBONE is dialled and
 /// whether there are TLS listeners stay what they are while a gateway runs; with others no endpoint
-/// keeps its state. Returns whether other policies may select a workload that was there before.
+/// keeps its state. Returns whether open tunnels are to be judged anew: other policies may select a
+/// workload, or a service has other waypoints or other identities.
 pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> bool {
     let index = &snapshot.index;
     let rules = (&index.network, index.hbone_only, index.direct);
@@ -62,25 +66,40 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> b
     let old = mem::replace(&mut snapshot.mesh, mesh);
     // What is written below is not what is read: a copy shares everything.
     let new = snapshot.mesh.clone();
-    let (mut hosts, reselected) = snapshot.index.join(&old, &new);
-    snapshot.index.claim(&old, &new, &mut hosts);
+    let mut speakers = speakers::Edits::default();
+    let (mut hosts, reselected) = snapshot.index.join(&old, &new, &mut speakers);
+    let rerouted = snapshot.index.claim(&old, &new, &mut hosts, &mut speakers);
+    snapshot.index.speakers.apply(speakers);
     for host in hosts {
         snapshot.rebuild(host);
     }
-    reselected
+    reselected || rerouted
 }
 
 impl Index {
     /// Joins workloads with the services that they name. Returns the hostnames that are touched,
     /// and whether other policies may select a workload.
-    fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh) -> (BTreeSet<&'a str>, bool) {
+    fn join<'a>(
+        &mut self,
+        old: &'a Mesh,
+        new: &'a Mesh,
+        speakers: &mut speakers::Edits,
+    ) -> (BTreeSet<&'a str>, bool) {
         let mut edits: HashMap<&Arc<str>, Edits<'a>> = HashMap::new();
         let mut reselected = false;
         for (uid, before, after) in new.workloads.changes(&old.workloads, same) {
-            let both = before.zip(after);
-            reselected |= both.is_some_and(|(before, after)| {
-                (&before.namespace, &before.policies) != (&after.namespace, &after.policies)
+            reselected |= after.is_some_and(|after| match before {
+                Some(before) => {
+                    (&before.namespace, &before.policies) != (&after.namespace, &after.policies)
+                }
+                // Its tunnels may have outlived it: it may have been away for a while.
+                None => !after.policies.is_empty(),
             });
+            for (workload, comes) in [(before, false), (after, true)] {
+                if let Some(workload) = workload {
+                    speakers.workload(workload, comes);
+                }
+            }
             let before = before.and_then(|workload| Some((workload, self.member(workload)?)));
             if let Some((workload, _)) = before {
                 for service in workload.services.keys() {
@@ -147,10 +166,25 @@ impl Index {
         }
     }
 
-    /// Notes which services claim which hostname, and adds the hostnames that are touched.
-    fn claim<'a>(&mut self, old: &'a Mesh, new: &'a Mesh, hosts: &mut BTreeSet<&'a str>) {
+    /// Notes which services claim which hostname, and adds the hostnames that are touched. Returns
+    /// whether a service has other waypoints, or other identities, as which it is one.
+    fn claim<'a>(
+        &mut self,
+        old: &'a Mesh,
+        new: &'a Mesh,
+        hosts: &mut BTreeSet<&'a str>,
+        speakers: &mut speakers::Edits,
+    ) -> bool {
+        let mut rerouted = false;
         for (name, before, after) in new.services.changes(&old.services, same) {
-            for service in [before, after].into_iter().flatten() {
+            rerouted |= before.zip(after).is_some_and(|(before, after)| {
+                before.waypoints != after.waypoints
+                    || before.ingress_use_waypoint != after.ingress_use_waypoint
+                    || before.subject_alt_names != after.subject_alt_names
+            });
+            for (service, comes) in [(before, false), (after, true)] {
+                let Some(service) = service else { continue };
+                self.speakers.service(service, comes, speakers);
                 let claims = self.claims.get(&service.hostname);
                 let others = claims.into_iter().flat_map(|claims| claims.iter());
                 let others = others.filter(|(other, _)| other != name);
@@ -166,6 +200,7 @@ impl Index {
                 hosts.insert(&service.hostname);
             }
         }
+        rerouted
     }
 
     /// The service that answers to a hostname: of several the canonical one (contract 3).
@@ -337,18 +372,11 @@ fn dialled_port(workload: &mesh::Workload, target: u16) -> u16 {
     }
 }
 
-/// The parts of a workload's identity.
-fn principal(workload: &mesh::Workload) -> [&str; 6] {
-    let (domain, namespace) = (&workload.trust_domain, &workload.namespace);
-    let account = &workload.service_account;
-    ["spiffe://", domain, "/ns/", namespace, "/sa/", account]
-}
-
 fn labels(workload: &mesh::Workload) -> WorkloadLabels {
     WorkloadLabels {
         workload: workload.workload_name.to_string(),
         namespace: workload.namespace.to_string(),
-        principal: principal(workload).concat(),
+        principal: workload.principal().concat(),
         cluster: workload.cluster.to_string(),
         canonical_name: workload.canonical_name.to_string(),
         canonical_revision: workload.canonical_revision.to_string(),
@@ -359,7 +387,7 @@ fn labels(workload: &mesh::Workload) -> WorkloadLabels {
 
 /// Whether these are what [`labels`] makes of a workload.
 fn are_of(labels: &WorkloadLabels, workload: &mesh::Workload) -> bool {
-    let mut parts = principal(workload).into_iter();
+    let mut parts = workload.principal().into_iter();
     parts.try_fold(&*labels.principal, |rest, part| rest.strip_prefix(part)) == Some("")
         && *labels.workload == *workload.workload_name
         && *labels.namespace == *workload.namespace

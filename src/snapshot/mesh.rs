@@ -256,3 +256,18 @@ pub struct Locality {
     /// The subzone, such as a rack.
     pub subzone: Arc<str>,
 }
+
+impl Workload {
+    /// The parts of its identity, `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+    pub fn principal(&self) -> [&str; 6] {
+        let (domain, namespace) = (&self.trust_domain, &self.namespace);
+        [
+            "spiffe://",
+            domain,
+            "/ns/",
+            namespace,
+            "/sa/",
+            &self.service_account,
+        ]
+    }
+}

@@ -23,6 +23,7 @@ pub mod mesh;
 mod model;
 mod policies;
 mod shards;
+mod speakers;
 mod trust;
 mod usable;
 mod waypoints;
@@ -45,8 +46,8 @@ use lots::Lots;
 pub struct Snapshot {
     /// Counts every change.
     pub version: u64,
-    /// Moves only when trust, exposure, exports or policies change: open tunnels are judged anew
-    /// then.
+    /// Moves only when trust, exposure, exports, policies, what they select or waypoints change:
+    /// open tunnels are judged anew then.
     pub generation: u64,
     /// The trust domains and the clusters that they stand for.
     pub trust: Arc<TrustSet>,

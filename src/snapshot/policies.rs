@@ -208,7 +208,7 @@ mod tests {
                 namespace: "shop",
                 service_account: "checkout",
             }),
-            source: [10, 0, 0, 1].into(),
+            source: None,
             destination: [10, 0, 0, 2].into(),
             port: None,
         };

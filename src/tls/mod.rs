@@ -25,7 +25,7 @@ use rustls::{ClientConfig, NamedGroup};
 use rustls::{ServerConfig, version::TLS13};
 
 pub use files::{Bundles, Material, OwnRoots, TlsError, TrustedDomain};
-pub use identity::{Identity, is_identity, leaf_identity};
+pub use identity::{Identity, leaf_identity};
 pub use verifier::{explanation_of, refusal_of};
 
 /// The only application protocol on an HBONE listener.

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::client::UNPLACED;
 use super::unknown::{self, Kind, Shape};
 use super::wds::{ip, namespace, number};
 use crate::grpc::security as proto;
@@ -212,6 +213,16 @@ fn each<T, U>(
         })?);
     }
     Ok(all)
+}
+
+/// What refuses all that a policy of this name would cover.
+pub fn stand_in(name: &str, scope: Scope, dry_run: bool) -> Policy {
+    let name = match name {
+        UNPLACED => "(beyond the limits, or without a usable name)",
+        name => name,
+    };
+    let (namespace, name) = name.split_once('/').unwrap_or(("", name));
+    Policy::unreadable(namespace.to_owned(), name.to_owned(), scope, dry_run)
 }
 
 #[cfg(test)]

@@ -1,15 +1,14 @@
 //! Istio's authorization policies at a gateway that a control plane programs.
 
 use prost::Message as _;
-use strait::grpc::security::{Action, Authorization, Scope};
+use strait::grpc::security::{self, Action, Authorization, Scope};
 use strait::grpc::workload::Address;
 use strait::hbone::Tunnel;
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::{Duration, Instant};
 
 use crate::istio::spawn;
-use crate::support::istiod::{Istiod, NAME, Serving};
+use crate::support::istiod::{Istiod, Manner, NAME, Serving};
 use crate::support::wds::{SERVICE, bytes, changed, policy, service};
 use crate::support::{
     CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, identities, replace, run, until,
@@ -152,26 +151,80 @@ fn allow_and_deny_decide_under_enforce_and_audit_lets_through() {
 #[test]
 fn a_dry_run_is_counted_and_refuses_nothing() {
     run(async {
-        let policy = Authorization {
+        let logs = Authorization {
             dry_run: true,
             ..deny("shop")
         };
-        let mesh = Mesh::start("enforce", &[policy]).await;
+        let mesh = Mesh::start("enforce", &[logs]).await;
         mesh.asks(CLIENT).await.expect("it only logs");
         assert!((mesh.counted("dry_run").await - 1.0).abs() < 0.5);
         assert!(mesh.counted("refused").await < 0.5);
         mesh.gateway.logged("outcome=\"dry_run\"").await;
+
+        // Tunnels that are open are judged again with a change, and not counted again.
+        let mut open = mesh.tunnel(CLIENT).await.expect("it only logs");
+        let before = mesh.counted("dry_run").await;
+        let of_others = policy("q", Scope::Namespace, Action::Deny, "bank");
+        mesh.istiod.put(AUTHORIZATION, "app/q", &of_others);
+        mesh.refuses(OTHER).await;
+        let mut lost = mesh.tunnel(CLIENT).await.expect("it only logs");
+        let deny = policy("r", Scope::Namespace, Action::Deny, "shop");
+        mesh.istiod.put(AUTHORIZATION, "app/r", &deny);
+        for tunnel in [&mut open, &mut lost] {
+            broken(tunnel).await;
+        }
+        assert!((mesh.counted("dry_run").await - before - 1.0).abs() < 0.5);
     });
 }
 
 #[test]
-fn a_deny_resets_the_open_tunnels_that_it_matches_within_a_second() {
+fn nothing_is_let_in_while_the_policies_are_withheld() {
+    run(async {
+        let net = Net::new();
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let mut settings = Settings::new(net, identities());
+        settings.more += &policy_line("enforce");
+        let mut gateway = spawn(&settings, NAME);
+        let istiod = Istiod::default();
+        istiod.behave(Manner::Withholding(AUTHORIZATION));
+        istiod.put(ADDRESS, SERVICE, &service());
+        istiod.put(ADDRESS, "a", &selected(net, &[]));
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let told = async || gateway.http(15000, "GET", "/config_dump").await.1;
+        until("addresses", told, |dump| dump.contains("\"uid\": \"a\"")).await;
+        let (status, pending) = gateway.readiness().await;
+        assert!(
+            status == 500 && pending.contains("authorizations"),
+            "{pending}"
+        );
+        let asks = async || {
+            let client = gateway.client_as(identities(), CLIENT).await;
+            let asked = client.tunnel(ECHO).await;
+            asked.map(drop).map_err(|error| error.to_string())
+        };
+        for _ in 0..3 {
+            let why = asks().await.expect_err("the policies may refuse it");
+            assert!(why.contains(REFUSED), "{why}");
+        }
+        gateway.logged("are not known yet").await;
+        istiod.behave(Manner::Well);
+        drop(serving);
+        gateway.logged("no stream to the control plane").await;
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        until("a tunnel", asks, Result::is_ok)
+            .await
+            .expect("a tunnel");
+        gateway.ready().await;
+    });
+}
+
+#[test]
+fn a_deny_resets_the_open_tunnels_that_it_matches_and_no_others() {
     run(async {
         let mesh = Mesh::start("enforce", &[]).await;
         let mut kept = mesh.tunnel(OTHER).await.expect("a tunnel");
         for (name, change) in [("a policy", AUTHORIZATION), ("what selects one", ADDRESS)] {
             let mut lost = mesh.tunnel(CLIENT).await.expect(name);
-            let start = Instant::now();
             match change {
                 AUTHORIZATION => mesh.istiod.put(AUTHORIZATION, "app/p", &deny("shop")),
                 _ => mesh
@@ -179,10 +232,7 @@ fn a_deny_resets_the_open_tunnels_that_it_matches_within_a_second() {
                     .put(ADDRESS, "a", &selected(mesh.net, &["app/q"])),
             }
             let code = broken(&mut lost).await;
-            let took = start.elapsed();
             assert_eq!(code, Some(h2::Reason::INTERNAL_ERROR), "{name}");
-            // A second of jitter, and what it takes to hear of the change on a busy machine.
-            assert!(took < Duration::from_secs(3), "{name}: {took:?}");
             echoes(&mut kept).await;
             // For the next turn: nothing is refused, and a policy waits to be named.
             let q = policy("q", Scope::WorkloadSelector, Action::Deny, "shop");
@@ -193,6 +243,14 @@ fn a_deny_resets_the_open_tunnels_that_it_matches_within_a_second() {
             }
         }
         assert!((mesh.gateway.tunnels("revoked").await - 2.0).abs() < 0.5);
+        // Each line of the access log names the policy that ended its tunnel.
+        let ends = async || {
+            let log = mesh.gateway.log();
+            let lines = log.lines().filter(|line| line.contains("revoked"));
+            let named = |name| lines.clone().any(|line| line.contains(name));
+            named("app/p") && named("app/q")
+        };
+        until("both ends", ends, |both| *both).await;
     });
 }
 
@@ -241,10 +299,24 @@ fn what_the_gateway_does_not_know_is_left_to_the_destination() {
             from.rules[0].clauses[0].matches[0].destination_ports = vec![port];
             from
         };
+        // Where the tunnel comes from, and where it does not: the source is another one.
+        let with_source = |mut from: Authorization, address: [u8; 4]| {
+            let net = security::Address {
+                address: address.to_vec().into(),
+                length: 8,
+            };
+            from.rules[0].clauses[0].matches[0].source_ips = vec![net];
+            from
+        };
         let allow = policy("allow", Scope::Global, Action::Allow, "shop");
-        let policies = [with_port(allow, 9090), with_port(deny("shop"), 9091)];
+        let from_here = policy("q", Scope::Namespace, Action::Deny, "shop");
+        let policies = [
+            with_source(with_port(allow, 9090), [10, 0, 0, 0]),
+            with_port(deny("shop"), 9091),
+            with_source(from_here, [127, 0, 0, 0]),
+        ];
         let mesh = Mesh::start("enforce", &policies).await;
-        mesh.asks(CLIENT).await.expect("it may be for port 9090");
+        mesh.asks(CLIENT).await.expect("it may be allowed");
         mesh.refuses(OTHER).await;
     });
 }

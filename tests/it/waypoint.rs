@@ -8,6 +8,7 @@ use strait::grpc::workload::{
     Address, GatewayAddress, NamespacedHostname, PortList, Service, WeightedWaypoint, Workload,
     address,
 };
+use strait::hbone::Tunnel;
 use strait::xds::store::ADDRESS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -15,7 +16,9 @@ use tokio::net::TcpListener;
 use crate::istio::gateway;
 use crate::support::istiod::{Istiod, NAME, Serving};
 use crate::support::wds::{SERVICE, bytes, ports, service, workload};
-use crate::support::{CLIENT, ECHO, Endpoint, Gateway, Net, identities, replace, run, until};
+use crate::support::{
+    CLIENT, ECHO, Endpoint, Gateway, Net, broken, identities, replace, run, until,
+};
 
 /// The waypoint's identity in the other cluster, which its service is said to have.
 const WAYPOINT: &str = "spiffe://west.local/ns/app/sa/waypoint";
@@ -126,14 +129,21 @@ impl Mesh {
 
     /// Who answers a peer that says these words of where it comes from.
     async fn asks(&self, id: &str, words: &[&str]) -> Result<u8, String> {
+        let mut tunnel = self.tunnel(id, words).await?;
+        Ok(tunnel.read_u8().await.expect("a name"))
+    }
+
+    async fn tunnel(&self, id: &str, words: &[&str]) -> Result<Tunnel, String> {
         let client = self.gateway.client_as(identities(), id).await;
         let mut request = Request::builder().method(Method::CONNECT).uri(ECHO);
         for word in words {
             request = request.header("x-istio-source", *word);
         }
         let request = request.body(()).expect("a request");
-        let mut tunnel = client.request(request).await.map_err(|e| e.to_string())?;
-        Ok(tunnel.read_u8().await.expect("a name"))
+        let tunnel = client.request(request).await.map_err(|e| e.to_string())?;
+        // Without its handle the connection goes on as long as the tunnel does.
+        tokio::spawn(client.closed());
+        Ok(tunnel)
     }
 
     async fn becomes(&self, id: &str, words: &[&str], want: u8) {
@@ -175,6 +185,32 @@ fn a_tunnel_goes_by_the_waypoint_unless_one_that_is_believed_has_done_its_work()
         let opened = opened.expect("a tunnel by the waypoint");
         let of = "destination_service=\"echo.app.svc.cluster.local\"";
         assert!(opened.contains(of), "{opened}");
+    });
+}
+
+#[test]
+fn a_tunnel_that_went_past_a_waypoint_ends_when_its_word_is_believed_no_more() {
+    run(async {
+        let mesh = Mesh::start(&[("one", 1)]).await;
+        let mut kept = mesh.tunnel(CLIENT, &[]).await.expect("a tunnel");
+        let mut lost = mesh
+            .tunnel(WAYPOINT, &["waypoint"])
+            .await
+            .expect("a tunnel");
+        assert_eq!(lost.read_u8().await.expect("a name"), OWN);
+        assert_eq!(kept.read_u8().await.expect("a name"), ONE);
+        for name in ["one", "two"] {
+            let mut anonymous = of_waypoint(name);
+            if let Some(address::Type::Service(service)) = &mut anonymous.r#type {
+                service.subject_alt_names.clear();
+            }
+            let name = format!("app/{name}.app.svc.cluster.local");
+            mesh.istiod.put(ADDRESS, &name, &anonymous);
+        }
+        assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
+        mesh.gateway.logged("is not believed any more").await;
+        assert!((mesh.gateway.tunnels("revoked").await - 1.0).abs() < 0.5);
+        drop(kept);
     });
 }
 

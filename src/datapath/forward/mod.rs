@@ -227,9 +227,9 @@ impl Open {
         let (tunnel, record) = (&mut self.tunnel, &mut self.record);
         let mut ended = pin!(async {
             tokio::select! {
-                () = self.gateway.lifecycle.closing() => Reason::DrainDeadline,
-                () = revoked(&self.gateway, &mut self.generation, &self.peer, right) => {
-                    Reason::Revoked
+                () = self.gateway.lifecycle.closing() => (Reason::DrainDeadline, None),
+                why = revoked(&self.gateway, &mut self.generation, &self.peer, right) => {
+                    (Reason::Revoked, Some(why))
                 }
             }
         });
@@ -237,7 +237,13 @@ impl Open {
         tokio::select! {
             biased;
             outcome = copy::run(tunnel, stream, &self.window, record) => outcome,
-            reason = ended => Outcome::broken(reason.unwrap_or(Reason::BuffersFull)),
+            ended = ended => {
+                let (reason, why) = ended.unwrap_or((Reason::BuffersFull, None));
+                if let Some(why) = why {
+                    record.detail(why);
+                }
+                Outcome::broken(reason)
+            }
         }
     }
 
@@ -279,20 +285,23 @@ impl Open {
     }
 }
 
-/// Waits until a change of trust, exposure or policy has taken the tunnel's right away.
+/// Waits until a change of trust, exposure or policy has taken the tunnel's right away, and says
+/// which.
 async fn revoked(
     gateway: &Gateway,
     generation: &mut watch::Receiver<u64>,
     peer: &Peer,
     right: &policy::Right,
-) {
+) -> String {
     while generation.changed().await.is_ok() {
         let snapshot = gateway.reader.load();
-        if policy::still_allowed(&snapshot, peer, right).is_err()
-            || authorize::still_allowed(&snapshot, gateway, peer, right).is_err()
-        {
-            drop(snapshot);
-            return Box::pin(sleep(REVOKE_JITTER.mul_f64(fastrand::f64()))).await;
+        let judged = policy::still_allowed(&snapshot, peer, right)
+            .map_err(str::to_owned)
+            .and_then(|()| authorize::still_allowed(&snapshot, gateway, peer, right));
+        drop(snapshot);
+        if let Err(why) = judged {
+            Box::pin(sleep(REVOKE_JITTER.mul_f64(fastrand::f64()))).await;
+            return why;
         }
     }
     std::future::pending().await

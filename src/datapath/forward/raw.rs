@@ -162,9 +162,9 @@ impl Open {
         let Upstream { stream, right, .. } = &mut self.upstream;
         let mut ended = pin!(async {
             tokio::select! {
-                () = self.gateway.lifecycle.closing() => Reason::DrainDeadline,
-                () = revoked(&self.gateway, &mut self.generation, &self.peer, right) => {
-                    Reason::Revoked
+                () = self.gateway.lifecycle.closing() => (Reason::DrainDeadline, None),
+                why = revoked(&self.gateway, &mut self.generation, &self.peer, right) => {
+                    (Reason::Revoked, Some(why))
                 }
             }
         });
@@ -180,7 +180,13 @@ impl Open {
         tokio::select! {
             biased;
             outcome = copy => outcome,
-            reason = ended => Outcome::broken(reason.unwrap_or(Reason::BuffersFull)),
+            ended = ended => {
+                let (reason, why) = ended.unwrap_or((Reason::BuffersFull, None));
+                if let Some(why) = why {
+                    self.record.detail(why);
+                }
+                Outcome::broken(reason)
+            }
         }
     }
 

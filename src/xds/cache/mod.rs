@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use self::file::{Entry, Header};
-use super::client::{Client, Resource, Resources};
+use super::client::{Client, Resource, Resources, UNPLACED};
 use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER, Store};
 
 /// The time from the end of one write to the next: so many times what that took, because each
@@ -161,6 +161,7 @@ impl Recorder {
         let holds = client.restore(type_url, Arc::clone(&name), version, bytes, &members_of);
         if !holds {
             self.remove(type_url, &name);
+            self.rejected(type_url, UNPLACED);
         }
         holds
     }

@@ -199,6 +199,32 @@ fn a_slow_write_is_followed_by_a_long_pause() {
 }
 
 #[test]
+fn what_stands_in_for_policies_without_a_place_outlives_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut recorder = filled(folder.path());
+    assert!(recorder.rejected(AUTHORIZATION, UNPLACED));
+    write(&recorder).unwrap();
+    let mut client = client();
+    let mut restored = Recorder::restore(cache(folder.path()), &mut client);
+    assert!(restored.store.has_stand_in(AUTHORIZATION, UNPLACED));
+    assert_eq!(client.held(AUTHORIZATION), 0);
+    versions(&mut client);
+    // The first response of a stream has none.
+    let response = Response {
+        type_url: AUTHORIZATION.into(),
+        ..Response::default()
+    };
+    client.received(response, &mut restored);
+    write(&restored).unwrap();
+    for recorder in [
+        restored,
+        Recorder::restore(cache(folder.path()), &mut self::client()),
+    ] {
+        assert!(!recorder.store.has_stand_in(AUTHORIZATION, UNPLACED));
+    }
+}
+
+#[test]
 fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     write(&filled(folder.path())).unwrap();

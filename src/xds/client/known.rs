@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::messages::{ALL, Mode, Request, Resource, Resources, Response, Subscription};
+use super::messages::{ALL, Mode, Request, Resource, Resources, Response, Subscription, UNPLACED};
 use super::rejected::{Nack, Rejected, clip, has_use};
 use super::usage::{Usage, cost};
 
@@ -35,6 +35,8 @@ pub(super) struct Known {
     pub(super) synced: bool,
     /// No response came on this stream yet.
     pub(super) fresh: bool,
+    /// Something stands in for what was rejected and can be held by no name.
+    unplaced: bool,
     /// The server was not told what is held, so that its first response names all there is.
     unclaimed: bool,
 }
@@ -62,6 +64,7 @@ impl Known {
             rejected: Rejected::default(),
             synced: false,
             fresh: true,
+            unplaced: false,
             unclaimed: false,
         }
     }
@@ -115,10 +118,13 @@ impl Known {
         usage: &mut Usage,
         resources: &mut impl Resources,
     ) -> Option<String> {
-        match mem::take(&mut self.fresh) {
+        let fresh = mem::take(&mut self.fresh);
+        match fresh {
             true => self.rejected.clear_all(),
             false => self.rejected.clear_nameless(),
         }
+        // What is not held is not claimed, so the first response of a stream has it again.
+        let was_unplaced = fresh && mem::take(&mut self.unplaced);
         if mem::take(&mut self.unclaimed) {
             self.keep_named(response, usage, resources);
         }
@@ -147,6 +153,9 @@ impl Known {
                     self.reject(name, &resource.version, &reason, usage, resources);
                 }
             }
+        }
+        if was_unplaced && !self.unplaced {
+            resources.remove(self.subscription.type_url, UNPLACED);
         }
         self.note_answers(response);
         let error = nack.message();
@@ -213,8 +222,9 @@ impl Known {
         self.asked = asked;
     }
 
-    /// Notes a rejection, and holds without a version what stands in for what was rejected. Beyond
-    /// the limits nothing does.
+    /// Notes a rejection, and holds without a version what stands in for what was rejected. What
+    /// has no usable name or is beyond the limits is not held: one and the same stands in for all
+    /// of that, and does not count.
     fn reject(
         &mut self,
         name: &str,
@@ -225,16 +235,20 @@ impl Known {
     ) {
         self.rejected.put(name, version, reason);
         let type_url = self.subscription.type_url;
-        if has_use(name).is_err() || self.held.contains_key(name) {
+        if self.held.contains_key(name) {
             return;
         }
-        if resources.rejected(type_url, name) {
-            let bytes = cost(name, "", std::iter::empty());
-            match usage.put(None, bytes) {
-                Ok(()) => self.hold(&name.into(), "", BTreeSet::new(), bytes),
-                Err(_) => resources.remove(type_url, name),
+        if has_use(name).is_ok() {
+            if !resources.rejected(type_url, name) {
+                return;
             }
+            let bytes = cost(name, "", std::iter::empty());
+            if usage.put(None, bytes).is_ok() {
+                return self.hold(&name.into(), "", BTreeSet::new(), bytes);
+            }
+            resources.remove(type_url, name);
         }
+        self.unplaced |= resources.rejected(type_url, UNPLACED);
     }
 
     /// Holds a resource, in place of what was held under its name.
@@ -358,7 +372,8 @@ impl Known {
         self.wanted.contains(name) || aliases.any(|alias| self.wanted.contains(alias))
     }
 
-    /// Holds what was accepted by another run; says whether there was room.
+    /// Holds what was accepted by another run; says whether there was room. Where there was none,
+    /// the first response is expected to have it again, as what has no place.
     pub(super) fn restore(
         &mut self,
         name: &Arc<str>,
@@ -370,6 +385,7 @@ impl Known {
         let old = self.held.get(name).map(|held| held.bytes);
         let new = body + cost(name, version, std::iter::empty());
         if has_use(name).is_err() || usage.put(old, new).is_err() {
+            self.unplaced = true;
             return false;
         }
         let members_of = members_of.iter().filter(|_| self.on_demand()).cloned();

@@ -9,6 +9,10 @@ use bytes::Bytes;
 /// The name that stands for all resources of a type.
 pub(super) const ALL: &str = "*";
 
+/// The name, which no resource can be held by, of what stands in for all resources of a type that
+/// were rejected and have no place: they cannot be named, or are beyond the limits.
+pub const UNPLACED: &str = "";
+
 /// A type of resource, and how much of it is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subscription {
@@ -120,6 +124,9 @@ pub trait Resources {
     /// A resource was rejected, by us or by `upsert`, and nothing of it is held. Says whether
     /// something stands in for it all the same. It is then held without a version: the server has
     /// to send it again or to say that it is gone, and `remove` will be called.
+    ///
+    /// What cannot be held has the name [`UNPLACED`], which may come more than once. It counts
+    /// against no limit, and `remove` is called when the first response of a stream has none.
     fn rejected(&mut self, type_url: &'static str, name: &str) -> bool;
 
     /// What a resource that was taken is a member of: names that it is wanted by besides its own

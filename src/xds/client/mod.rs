@@ -29,7 +29,7 @@ use self::usage::{Limits, Usage};
 pub use self::backoff::End;
 pub(super) use self::usage::ENTRIES_MAX;
 
-pub use self::messages::{Mode, Request, Resource, Resources, Response, Subscription};
+pub use self::messages::{Mode, Request, Resource, Resources, Response, Subscription, UNPLACED};
 
 /// Names in one change of a subscription: servers take messages of 4 MiB, and a name has 2 KiB at
 /// most.
@@ -152,9 +152,10 @@ impl Client {
     }
 
     /// Holds what another run accepted, in which version and by a body of how many bytes: to be
-    /// called before the first stream for each resource from the disk. Says whether it is held; what is not has no place
-    /// in the `Resources` either. `members_of` is what [`Resources::members_of`] says. Of an
-    /// on-demand type what the next [`want`](Self::want) does not want is dropped then.
+    /// called before the first stream for each resource from the disk. Says whether it is held;
+    /// what is not has no place in the `Resources` either, but for what stands in for it as
+    /// [`UNPLACED`]. `members_of` is what [`Resources::members_of`] says. Of an on-demand type what
+    /// the next [`want`](Self::want) does not want is dropped then.
     pub fn restore(
         &mut self,
         type_url: &str,

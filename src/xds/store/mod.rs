@@ -35,8 +35,9 @@ pub const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 pub(super) const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// What all lists of services and workloads have, of some 40 bytes each.
 const ENDPOINTS_MAX: usize = 4_000_000;
-/// Matches of all policies, of some 300 bytes.
-const MATCHES_MAX: usize = 1_000_000;
+/// Rules, clauses, matches and entries of lists of all policies; the largest, a match, has some 300
+/// bytes.
+const POLICY_PARTS_MAX: usize = 1_000_000;
 
 /// What discovery has told, by the names of the resources.
 #[derive(Debug, Default)]
@@ -46,7 +47,7 @@ pub struct Store {
     policies: BTreeMap<Arc<str>, Arc<Policy>>,
     /// How much they are, for the limits.
     endpoints: usize,
-    matches: usize,
+    policy_parts: usize,
     words: Words,
     changed: bool,
     services_changed: bool,
@@ -71,9 +72,11 @@ impl Store {
         self.exports.take_change()
     }
 
-    /// The policies, if they have changed since this was called last.
+    /// The policies, if they were told and have changed since this was called last. Those of a
+    /// response that left the type pending would pass for all there are.
     pub fn take_policies(&mut self) -> Option<Policies> {
-        mem::take(&mut self.policies_changed).then(|| self.policies())
+        let changed = self.policies_told && mem::take(&mut self.policies_changed);
+        changed.then(|| self.policies())
     }
 
     /// The policies.
@@ -186,12 +189,12 @@ impl Store {
             let policy = authorization::policy(message)?;
             is_named(resource, "authorization.name", &name)?;
             let old = self.policies.get(&resource.name);
-            let others = self.matches - old.map_or(0, |old| old.matches_held());
-            let matches = others + policy.matches_held();
-            match matches > MATCHES_MAX {
+            let others = self.policy_parts - old.map_or(0, |old| old.size());
+            let parts = others + policy.size();
+            match parts > POLICY_PARTS_MAX {
                 true => Err(format!(
-                    "authorization.rules: {matches} matches with these, and at most {MATCHES_MAX} \
-                     are taken"
+                    "authorization.rules: {parts} rules, clauses, matches and entries with these, \
+                     and at most {POLICY_PARTS_MAX} are taken"
                 )),
                 false => Ok(policy),
             }
@@ -205,7 +208,10 @@ impl Store {
             Err(why) if has_good() => return Err(why),
             Err(why) => {
                 let (scope, dry_run) = covers.unwrap_or((Scope::Global, false));
-                (stand_in(&resource.name, scope, dry_run), Err(why))
+                (
+                    authorization::stand_in(&resource.name, scope, dry_run),
+                    Err(why),
+                )
             }
         };
         self.put_policy(&resource.name, Some(policy));
@@ -219,9 +225,8 @@ impl Store {
             Some(old) if **old == new => Arc::clone(old),
             _ => Arc::new(new),
         });
-        let [before, after] =
-            [&old, &new].map(|one| one.as_deref().map_or(0, Policy::matches_held));
-        self.matches = self.matches - before + after;
+        let [before, after] = [&old, &new].map(|one| one.as_deref().map_or(0, Policy::size));
+        self.policy_parts = self.policy_parts - before + after;
         if old.as_ref().map(Arc::as_ptr) != new.as_ref().map(Arc::as_ptr) {
             self.policies_changed = true;
         }
@@ -245,7 +250,7 @@ impl Resources for Store {
     /// A policy that was sent without a body, say, covers nobody knows what.
     fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
         if type_url == AUTHORIZATION && !self.policies.contains_key(name) {
-            let policy = stand_in(name, Scope::Global, false);
+            let policy = authorization::stand_in(name, Scope::Global, false);
             self.put_policy(name, Some(policy));
         }
         self.has_stand_in(type_url, name)
@@ -266,12 +271,6 @@ impl Resources for Store {
             _ => {}
         }
     }
-}
-
-/// What refuses all that a policy of this name would cover.
-fn stand_in(name: &str, scope: Scope, dry_run: bool) -> Policy {
-    let (namespace, name) = name.split_once('/').unwrap_or(("", name));
-    Policy::unreadable(namespace.to_owned(), name.to_owned(), scope, dry_run)
 }
 
 fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, String> {

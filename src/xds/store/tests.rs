@@ -98,6 +98,7 @@ fn the_mesh_is_given_once_for_each_change_in_the_order_of_names() {
 #[test]
 fn resources_go_by_uid_and_by_namespace_and_hostname() {
     let mut store = Store::default();
+    store.told_policies();
     store.upsert(ADDRESS, &workload("a", "")).unwrap();
     store.upsert(ADDRESS, &service("app", false)).unwrap();
     store.upsert(ADDRESS, &service("other", true)).unwrap();
@@ -132,9 +133,10 @@ fn what_all_resources_make_together_is_bounded_and_what_goes_makes_room() {
     store.upsert(ADDRESS, &workload("b", "")).unwrap();
     store.remove(ADDRESS, "b");
     assert_eq!(store.endpoints, ENDPOINTS_MAX - 1, "as without any");
-    store.matches = MATCHES_MAX;
+    store.policy_parts = POLICY_PARTS_MAX;
     let why = store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap_err();
-    let want = "authorization.rules: 1000001 matches with these, and at most 1000000 are taken";
+    let want = "authorization.rules: 1000004 rules, clauses, matches and entries with these, \
+                and at most 1000000 are taken";
     assert_eq!(why, want);
     let long = Resource {
         body: Some(vec![0; BODY_BYTES_MAX + 1].into()),
@@ -262,6 +264,8 @@ fn a_policy_that_was_never_readable_refuses_what_it_covers() {
 #[test]
 fn what_the_machine_rejects_itself_is_stood_in_for_if_it_is_a_policy() {
     let mut store = Store::default();
+    store.told_policies();
+    assert_eq!(store.take_policies().unwrap().len(), 0);
     assert!(!store.rejected(ADDRESS, "a") && store.take_policies().is_none());
     assert!(store.rejected(AUTHORIZATION, "app/p"));
     let policy = Policy::clone(&store.policies["app/p"]);
@@ -293,7 +297,9 @@ fn a_field_of_tomorrow_makes_a_policy_unreadable() {
 #[test]
 fn policies_are_told_once_though_there_is_none() {
     let mut store = Store::default();
-    assert!(store.take_policies().is_none());
+    store.upsert(AUTHORIZATION, &policy(0, 80)).unwrap();
+    store.remove(AUTHORIZATION, "app/p");
+    assert!(store.take_policies().is_none(), "they may not be all");
     store.told_policies();
     assert!(store.take_policies().unwrap().is_empty());
     store.told_policies();

@@ -87,7 +87,7 @@ fn judge(policies: &Policies) {
         for peer in [Some(peer), None] {
             let matches = policy.matches(&Attributes {
                 peer,
-                source: IpAddr::V6(Ipv6Addr::LOCALHOST),
+                source: Some(IpAddr::V6(Ipv6Addr::LOCALHOST)),
                 destination: IpAddr::V4(Ipv4Addr::LOCALHOST),
                 port: Some(80),
             });

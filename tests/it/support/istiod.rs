@@ -59,6 +59,8 @@ pub enum Manner {
     Silent,
     /// It refuses the call.
     Refusing,
+    /// It says nothing of this type, until it behaves.
+    Withholding(&'static str),
 }
 
 #[derive(Default)]
@@ -311,7 +313,12 @@ impl State {
     }
 
     fn received(&mut self, request: DeltaDiscoveryRequest, index: usize) {
-        if request.response_nonce.is_empty() && self.manner != Manner::Silent {
+        let withheld = match self.manner {
+            Manner::Silent => true,
+            Manner::Withholding(of) => request.type_url == of,
+            Manner::Well | Manner::Refusing => false,
+        };
+        if request.response_nonce.is_empty() && !withheld {
             self.subscribed(&request, index);
         }
         self.requests.push(request);

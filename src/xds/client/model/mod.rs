@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use self::world::World;
 use self::wrong::Fault;
-use super::{Mode, Resource, Resources, Subscription};
+use super::{Mode, Resource, Resources, Subscription, UNPLACED};
 
 const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
 const POLICY: &str = "type.googleapis.com/istio.security.Authorization";
@@ -131,6 +131,8 @@ struct Store {
     held: BTreeMap<&'static str, BTreeMap<String, String>>,
     /// What each is a member of, by type and name.
     groups: BTreeMap<(&'static str, String), Arc<str>>,
+    /// Whether something stands in for policies that have no place.
+    unplaced: bool,
 }
 
 impl Resources for Store {
@@ -147,7 +149,9 @@ impl Resources for Store {
 
     /// Something stands in for policies, without a version.
     fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
-        if type_url == POLICY {
+        if name == UNPLACED {
+            self.unplaced |= type_url == POLICY;
+        } else if type_url == POLICY {
             let held = self.held.entry(type_url).or_default();
             let before = held.insert(name.to_owned(), String::new());
             assert!(before.is_none(), "{name} was taken before");
@@ -156,6 +160,11 @@ impl Resources for Store {
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {
+        if name == UNPLACED {
+            assert!(type_url == POLICY && self.unplaced, "nothing stands in");
+            self.unplaced = false;
+            return;
+        }
         let held = self.held.entry(type_url).or_default();
         assert!(held.remove(name).is_some(), "{name} was never taken");
         self.groups.remove(&(type_url, name.to_owned()));

@@ -33,15 +33,17 @@ pub(super) struct Reference {
     /// and those of them whose versions were too many to claim.
     pub(super) unclaimed: BTreeSet<&'static str>,
     synced: BTreeSet<&'static str>,
+    /// Whether a policy was rejected that has no place, since the last stream began at least.
+    pub(super) unplaced: bool,
     failures: u32,
 }
 
 impl Reference {
     /// A new process has what its predecessor wrote to the disk: names and versions.
     pub(super) fn restart(&mut self) {
-        let held = std::mem::take(&mut self.held);
+        let (held, unplaced) = (std::mem::take(&mut self.held), self.unplaced);
         *self = Self::default();
-        self.held = held;
+        (self.held, self.unplaced) = (held, unplaced);
         for kept in self.held.values_mut().flat_map(BTreeMap::values_mut) {
             kept.aliases.clear();
             kept.body = 0;
@@ -101,6 +103,7 @@ impl Reference {
         let rejected = self.rejected.entry(type_url).or_default();
         if self.fresh.remove(type_url) {
             rejected.clear();
+            self.unplaced &= type_url != POLICY;
             if self.unclaimed.remove(type_url) {
                 let named = |name: &str| response.resources.iter().any(|one| *one.name == *name);
                 held.retain(|name, _| named(name));
@@ -143,6 +146,7 @@ impl Reference {
         }
         // Something stands in for a policy of which nothing else is held.
         let usable = |name: &&String| !["", "*"].contains(&name.as_str()) && name.len() <= 2048;
+        self.unplaced |= type_url == POLICY && !now.iter().all(|name| usable(&name));
         for name in now.iter().filter(usable).filter(|_| type_url == POLICY) {
             held.entry(name.clone()).or_insert(Kept {
                 version: String::new(),
@@ -221,6 +225,7 @@ impl Reference {
             let count = expected.map_or(0, BTreeMap::len);
             ensure!(client.held(type_url) == count, "held by the machine");
         }
+        ensure!(store.unplaced == self.unplaced, "what has no place");
         let rejected = client.rejected().map(|(url, name, ..)| (url, name));
         let expected = TYPES.iter().flat_map(|one| {
             let names = self.rejected.get(one.type_url).into_iter().flatten();

@@ -10,8 +10,8 @@ use fastrand::Rng;
 use super::reference::{Reference, check_answer};
 use super::server::Server;
 use super::wrong::{Fault, Machine};
-use super::{ADDRESS, Counts, DEMAND, Event, Store, TYPES, group_of, judge, subscription};
-use crate::xds::client::{End, Mode, Request, Resource, Response};
+use super::{ADDRESS, Counts, DEMAND, Event, POLICY, Store, TYPES, group_of, judge, subscription};
+use crate::xds::client::{End, Mode, Request, Resource, Response, UNPLACED};
 
 const STEPS: usize = 1_100;
 /// Names of one type, but for those of a huge push.
@@ -442,6 +442,13 @@ impl<'a> World<'a> {
                 let held = client.restore(type_url, name, version, 0, &group);
                 ensure!(held, "no room");
             }
+        }
+        if self.reference.unplaced {
+            let client = &mut self.machine.client;
+            ensure!(
+                !client.restore(POLICY, UNPLACED, "", 0, &[]),
+                "it has no place"
+            );
         }
         self.change_of_names(wanted)
     }

@@ -1,7 +1,12 @@
 //! What is held, and what is claimed, up to its limits.
 
 use super::*;
+use crate::grpc::security;
+use crate::snapshot::authorization::Attributes;
+use crate::snapshot::{Policies, Refusal, mesh};
 use crate::xds::client::usage::Limits;
+use crate::xds::store::{AUTHORIZATION, Store};
+use prost::Message as _;
 
 #[test]
 fn what_would_be_too_much_to_claim_is_told_anew_and_nothing_is_dropped_before() {
@@ -160,4 +165,103 @@ fn what_is_rejected_beyond_the_list_is_counted_until_the_next_stream() {
     client.connected();
     client.received(many(1), &mut taken);
     assert_eq!((client.rejected().count(), client.unlisted(ALL)), (1, 0));
+}
+
+/// A client of policies alone that may hold so many, and the store that they go to.
+fn policies(entries: usize) -> (Client, Store) {
+    let wildcard = Subscription {
+        type_url: AUTHORIZATION,
+        mode: Mode::Wildcard,
+    };
+    let limits = Limits {
+        entries,
+        ..Limits::default()
+    };
+    let mut client = Client::with_limits(vec![wildcard], limits);
+    client.connected();
+    (client, Store::default())
+}
+
+/// A policy that matches nothing, so that only what stands in for it refuses.
+fn policy(name: &str) -> Resource {
+    let message = security::Authorization {
+        name: name.rsplit('/').next().unwrap().to_owned(),
+        namespace: "app".to_owned(),
+        action: security::Action::Deny.into(),
+        ..security::Authorization::default()
+    };
+    Resource {
+        body: Some(message.encode_to_vec().into()),
+        ..resource(AUTHORIZATION, name, "1")
+    }
+}
+
+/// What the stream would publish, and whether a tunnel is refused by it.
+fn publish(client: &Client, store: &mut Store, policies: &mut Policies) -> bool {
+    if client.is_synced() {
+        store.told_policies();
+    }
+    if let Some(new) = store.take_policies() {
+        *policies = new;
+    }
+    let asked = Attributes {
+        peer: None,
+        source: None,
+        destination: [10, 0, 0, 2].into(),
+        port: None,
+    };
+    let verdict = policies.judge(&mesh::Workload::default(), &asked);
+    assert_eq!(
+        verdict.refusal == Some(Refusal::Untold),
+        !client.is_synced()
+    );
+    verdict.refusal.is_some()
+}
+
+#[test]
+fn a_policy_that_has_no_place_refuses_everything_until_a_stream_tells_all_without_one() {
+    let long = format!("app/{}", "p".repeat(NAME_BYTES_MAX));
+    for (entries, name) in [(1, "app/q"), (9, ""), (9, "*"), (9, &*long)] {
+        let (mut client, mut store) = policies(entries);
+        let mut known = Policies::default();
+        let mut told = |client: &mut Client, response| {
+            let answers = client.received(response, &mut store);
+            let refuses = publish(client, &mut store, &mut known);
+            (error(&answers).is_some(), refuses)
+        };
+        let first = response(AUTHORIZATION, [policy("app/p")]);
+        assert_eq!(told(&mut client, first), (false, false));
+        let beyond = response(AUTHORIZATION, [policy(name)]);
+        assert_eq!(told(&mut client, beyond), (true, true), "{name:.9}");
+        // On the same stream nobody can tell whether it has gone.
+        let quiet = response(AUTHORIZATION, []);
+        assert_eq!(told(&mut client, quiet.clone()), (false, true));
+        for (again, refuses) in [(true, true), (false, false), (false, false)] {
+            client.disconnected(End::Clean);
+            client.connected();
+            let response = match again {
+                true => response(AUTHORIZATION, [policy(name)]),
+                false => quiet.clone(),
+            };
+            assert_eq!(told(&mut client, response), (again, refuses), "{name:.9}");
+        }
+        assert_eq!(client.usage.held().0, 1);
+    }
+}
+
+#[test]
+fn a_first_response_without_a_place_for_its_policies_leaves_them_untold() {
+    for (entries, name) in [(0, "app/p"), (9, "")] {
+        let (mut client, mut store) = policies(entries);
+        let mut known = Policies::default();
+        for _ in 0..2 {
+            let sent = response(AUTHORIZATION, [policy(name)]);
+            client.received(sent, &mut store);
+            assert!(!client.is_synced());
+            assert!(publish(&client, &mut store, &mut known));
+        }
+        client.received(response(AUTHORIZATION, []), &mut store);
+        assert!(client.is_synced());
+        assert!(publish(&client, &mut store, &mut known), "it has not gone");
+    }
 }

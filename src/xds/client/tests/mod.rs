@@ -404,7 +404,7 @@ fn what_was_read_from_the_disk_is_claimed_and_can_be_removed() {
     let first = client.connected();
     assert_eq!(first[0].initial_versions, versions(&[("a", "1")]));
     client.received(removal(ALL, "a"), &mut taken);
-    assert_eq!(taken.log, ["-a"]);
+    assert_eq!(taken.log, ["-a", "-"]);
 }
 
 #[test]
