@@ -119,8 +119,8 @@ impl Client {
     /// What is held and wanted no more is removed from the `Resources`, as nobody would tell us of
     /// its end, and is named to the server too: Istio subscribes us to each workload of a service.
     /// To names that are only taken back Istio answers that all others are gone; so one that stays
-    /// is asked for once more with them. Names that cannot be used are passed over, and so are those
-    /// beyond 896 KiB or the limits.
+    /// is asked for once more with them. Names that cannot be used are passed over, and so are
+    /// those beyond 896 KiB or the limits.
     pub fn want(
         &mut self,
         type_url: &str,
@@ -152,7 +152,8 @@ impl Client {
     }
 
     /// Holds what another run accepted, in which version and by a body of how many bytes: to be
-    /// called before the first stream for each resource from the disk. Says whether it is held; what is not has no place
+    /// called before the first stream for each resource from the disk. Says whether it is held;
+    /// what is not has no place
     /// in the `Resources` either. `members_of` is what [`Resources::members_of`] says. Of an
     /// on-demand type what the next [`want`](Self::want) does not want is dropped then.
     pub fn restore(
