@@ -351,6 +351,31 @@ impl HandshakeRefusal {
     }
 }
 
+impl HandshakeRefusal {
+    /// What it means, for the operator.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::NoCertificate => "the peer presented no certificate",
+            Self::BadEncoding => "the certificate cannot be read",
+            Self::UnknownIssuer => "the chain leads to no root of the peer's trust domain",
+            Self::Expired => "a certificate of the chain has expired",
+            Self::NotYetValid => "a certificate of the chain is not valid yet",
+            Self::CaAsLeaf => "the certificate is one of an authority",
+            Self::BadKeyUsage => "the certificate's key may not be used for this",
+            Self::BadSignature => "a signature does not hold, or is of a kind that is not accepted",
+            Self::NoUriSan => "the certificate has no URI SAN",
+            Self::ManyUriSans => "the certificate has more than one URI SAN",
+            Self::BadSpiffeId => "the URI SAN is not spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT",
+            Self::UntrustedDomain => "the peer's identity is not one that is accepted here",
+            Self::Timeout => "nothing came in time",
+            Self::Evicted => "all places for handshakes were taken",
+            Self::NoAlpn => "the peer does not offer ALPN h2",
+            Self::TlsVersion => "the peer does not speak TLS 1.3",
+            Self::Other => "the handshake failed",
+        }
+    }
+}
+
 impl fmt::Display for HandshakeRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.label())

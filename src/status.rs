@@ -70,7 +70,7 @@ pub struct Reload {
 /// An identity that we serve with, and what proves it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificate {
-    /// The SPIFFE identity.
+    /// The SPIFFE identity, or `trust domain NAME` for roots of its own.
     pub identity: String,
     /// `Available`, `Initializing` or `Unavailable: …`, as istioctl shows it; where the next
     /// certificate cannot be had, `Available: …` says so.

@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strait::config::{ControlPlane, HostPort};
+use strait::config::pod::Pod;
+use strait::config::{ControlPlane, HostPort, Roots};
 use strait::snapshot::Publisher;
 use strait::status::Status;
 use strait::telemetry::Metrics;
 use strait::xds::store::ADDRESS;
-use strait::xds::stream::{self, Istio, Pod};
+use strait::xds::stream::{self, Istio};
 
 use crate::gateway::Control;
 use crate::mesh::Mesh;
@@ -43,7 +44,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
                 host: control.address.ip().to_string(),
                 port: Some(control.address.port()),
             },
-            roots: write("root.crt", &identities().root),
+            roots: Roots::File(write("root.crt", &identities().root)),
             token: Some(write("token", TOKEN)),
             san: Some(NAME.to_owned()),
             headers: Default::default(),
@@ -54,7 +55,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
             name: "strait".into(),
             namespace: "istio-system".into(),
             ip: net.ip(1).to_string(),
-            service_account: "default".into(),
+            service_account: Some("default".into()),
             cluster: "east".into(),
             network: "east".into(),
             gateway: String::new(),

@@ -46,10 +46,13 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
     };
     let page = Page::of(state, wanted, limit);
     if let (Some(wanted), 0) = (wanted, page.services.total) {
-        let text = format!(
-            "the mesh has no service {wanted:?}; write its name, its hostname, or NAMESPACE/ and \
-             either\n"
-        );
+        let text = match page.has_no_mesh() {
+            true => "there is no mesh yet; see `strait status`\n".to_owned(),
+            false => format!(
+                "the mesh has no service {wanted:?}; write its name, its hostname, NAMESPACE/ and \
+                 either, or a name of `exposure`\n"
+            ),
+        };
         return (StatusCode::NOT_FOUND, text).into_response();
     }
     match parameters.format.as_deref() {
@@ -104,7 +107,7 @@ pub(super) struct Source {
     pub(super) stream: Option<status::Discovery>,
 }
 
-/// One of our own certificates.
+/// One of our own certificates, or the roots of a trust domain.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CertificateRow {
@@ -165,6 +168,15 @@ pub(super) struct EndpointRow {
 }
 
 impl Page {
+    /// Whether the source has told nothing yet.
+    pub(super) fn has_no_mesh(&self) -> bool {
+        let waits = self
+            .pending
+            .iter()
+            .any(|what| what.starts_with("discovery"));
+        waits && self.mesh.services == 0 && self.mesh.workloads == 0
+    }
+
     fn of(state: &AdminState, wanted: Option<&str>, limit: usize) -> Self {
         let snapshot = state.reader.snapshot();
         let view = View::new(&snapshot, &state.denies, Instant::now());
@@ -205,6 +217,7 @@ impl Page {
             }
         }
         page.problems = problems(&page);
+        page.problems.extend(dead_ends(&snapshot));
         page
     }
 }
@@ -231,7 +244,8 @@ fn problems(page: &Page) -> Vec<String> {
     }
     for reload in &page.reloads {
         if let Some(error) = &reload.error {
-            problems.push(format!("{}: {error}", reload.what));
+            let lines = error.lines();
+            problems.extend(lines.map(|line| format!("{}: {line}", reload.what)));
         }
     }
     for certificate in &page.certificates {
@@ -251,6 +265,22 @@ fn problems(page: &Page) -> Vec<String> {
     problems
 }
 
+/// Services to which no tunnel comes, for want of the waypoint that all of them go by.
+fn dead_ends(snapshot: &Snapshot) -> Option<String> {
+    let services = snapshot.mesh.services.sorted().into_iter();
+    let mut lost = services.filter(|service| snapshot.lacks_waypoint(service));
+    let first = lost.next()?;
+    let others = match lost.count() {
+        0 => String::new(),
+        others => format!("; so are those of {others} more"),
+    };
+    Some(format!(
+        "tunnels to {} are refused: its waypoint {} is unknown or has no HBONE endpoint{others}",
+        key_of(first),
+        first.waypoint_names()
+    ))
+}
+
 impl Source {
     fn of(config: &Config, stream: Option<status::Discovery>) -> Self {
         let (kind, place) = match &config.discovery {
@@ -267,7 +297,11 @@ impl Source {
 
 impl CertificateRow {
     fn of(certificate: Certificate) -> Self {
-        let leaf = certificate.chain.into_iter().next().unwrap_or_default();
+        // Where there are roots alone, the first of them that ends.
+        let root = certificate.roots.into_iter();
+        let root = root.min_by(|one, other| one.expires.cmp(&other.expires));
+        let leaf = certificate.chain.into_iter().next().or(root);
+        let leaf = leaf.unwrap_or_default();
         Self {
             identity: certificate.identity,
             state: certificate.state,
@@ -279,7 +313,15 @@ impl CertificateRow {
 
 impl Services {
     fn of(view: &View<'_>, wanted: Option<&str>, limit: usize) -> Self {
-        let is_wanted = |service: &&Service| wanted.is_none_or(|name| is_called(service, name));
+        let wanted_host = wanted.map(without_port);
+        let aliased: Vec<_> = wanted_host.map_or_else(Vec::new, |name| {
+            let name = name.to_ascii_lowercase();
+            view.snapshot.exposure.hosts_called(&name).collect()
+        });
+        let is_wanted = |service: &&Service| {
+            let is_its = |name| is_called(service, name) || aliased.contains(&&*service.hostname);
+            wanted_host.is_none_or(is_its)
+        };
         let mut services: Vec<_> = view.services().filter(is_wanted).collect();
         let total = services.len();
         services.truncate(limit);
@@ -289,6 +331,14 @@ impl Services {
             total,
             list: rows.collect(),
         }
+    }
+}
+
+/// What was asked for, if it was asked for as peers do.
+fn without_port(name: &str) -> &str {
+    match name.rsplit_once(':') {
+        Some((host, port)) if port.parse::<u16>().is_ok() => host,
+        _ => name,
     }
 }
 

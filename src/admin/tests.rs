@@ -11,8 +11,8 @@ use tracing::Subscriber;
 use super::*;
 use crate::config::{Log, LogFormat};
 use crate::snapshot::builder::Change;
-use crate::snapshot::mesh::{Mesh, Service, Workload};
-use crate::snapshot::{InFlight, Protocol, Publisher};
+use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Service, Waypoint, Workload};
+use crate::snapshot::{Exposure, ExposureTable, InFlight, Protocol, Publisher};
 use crate::status::{Certificate, CertificateInfo, What};
 use crate::telemetry::logging;
 
@@ -415,7 +415,7 @@ async fn a_denied_address_and_a_namesake_are_said_to_be_so() {
         text.contains("not used: the service of namespace app answers to this"),
         "{text}"
     );
-    assert!(text.contains("  0 of 1 workloads are used"), "{text}");
+    assert!(text.contains("  0 of 1 workload used"), "{text}");
 }
 
 #[test]
@@ -469,4 +469,54 @@ fn exposure_says_to_whom_and_by_which_rule() {
         ]
     );
     assert_eq!(said(entry(vec![]), &[]), ["nobody, by its entry"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_is_found_by_what_peers_ask_for_and_one_behind_nothing_is_a_problem() {
+    let Fixture {
+        state,
+        publisher,
+        _log,
+    } = fixture();
+    state.status.pending("discovery");
+    let router = || admin_router(state.clone());
+    let (status, text) = ask(router(), "GET", "/status").await;
+    assert_eq!(status, StatusCode::OK);
+    assert!(text.contains("; no mesh yet"), "{text}");
+    let mut exposure = ExposureTable::new(false);
+    let entry = Exposure {
+        port: Some(80),
+        to: Vec::new(),
+    };
+    exposure.expose("echo.app", &entry, [("echo.global", None)]);
+    let mut lost = (**mesh().services.sorted()[0]).clone();
+    let gateway = GatewayAddress {
+        place: Place::Name("app/nobody.app".into()),
+        port: 15008,
+    };
+    lost.waypoints = vec![Waypoint { gateway, weight: 1 }];
+    publisher.update(Change {
+        mesh: Some((Mesh::new([lost], []), "east".into())),
+        exposure: Some(exposure),
+        ..Change::default()
+    });
+    for name in [
+        "echo.app:80",
+        "app/echo:80",
+        "Echo.global:80",
+        "echo.global",
+    ] {
+        let (status, text) = ask(router(), "GET", &format!("/status?service={name}")).await;
+        assert_eq!(status, StatusCode::OK, "{name}: {text}");
+    }
+    let (status, _) = ask(router(), "GET", "/status?service=other.global:80").await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    state
+        .status
+        .set_reload(What::Mesh, Err("a:1: x\na:2: y".into()));
+    let (_, text) = ask(router(), "GET", "/status").await;
+    let lost = "  tunnels to app/echo.app are refused: its waypoint app/nobody.app is unknown";
+    assert!(text.contains(lost), "{text}");
+    assert!(text.contains("  mesh: a:1: x\n  mesh: a:2: y\n"), "{text}");
+    assert_eq!(text.matches("a:1: x").count(), 1, "{text}");
 }

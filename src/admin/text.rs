@@ -80,10 +80,16 @@ impl Text {
             workloads,
             policies,
         } = mesh;
-        let known = format!(
-            "cluster {cluster}, network {network}; snapshot {snapshot}: {services} services, \
-             {workloads} workloads, {policies} policies"
-        );
+        let mesh = match page.has_no_mesh() {
+            true => "no mesh yet".to_owned(),
+            false => {
+                let services = count(*services, "service", "services");
+                let workloads = count(*workloads, "workload", "workloads");
+                let policies = count(*policies, "policy", "policies");
+                format!("snapshot {snapshot}: {services}, {workloads}, {policies}")
+            }
+        };
+        let known = format!("cluster {cluster}, network {network}; {mesh}");
         self.line(&plain(&known));
     }
 
@@ -213,7 +219,7 @@ impl Text {
         self.heading("Changes read", "");
         let rows = page.reloads.iter().map(|reload| {
             let result = match &reload.error {
-                Some(error) => format!("refused: {error}"),
+                Some(_) => "refused, see Problems; what was read before is in use".to_owned(),
                 None => "in use".to_owned(),
             };
             [reload.what.to_owned(), ago(page.at, reload.at), result]
@@ -261,7 +267,8 @@ impl Text {
             self.line(&format!("  exposed to {}", plain(who)));
         }
         let ServiceRow { used, total, .. } = service;
-        self.line(&format!("  {used} of {total} workloads are used"));
+        let total = count(*total, "workload", "workloads");
+        self.line(&format!("  {used} of {total} used"));
         let rows = service.endpoints.iter().map(|endpoint| {
             let unused = endpoint.unused.as_ref();
             [
@@ -317,6 +324,10 @@ fn plain(text: &str) -> String {
         }
     }
     out
+}
+
+fn count(of: usize, one: &str, more: &str) -> String {
+    format!("{of} {}", if of == 1 { one } else { more })
 }
 
 fn time(at: SystemTime) -> String {
@@ -481,7 +492,7 @@ Certificates
 
 Changes read
   SOURCE  READ       RESULT
-  config  1h 1m ago  refused: line 3
+  config  1h 1m ago  refused, see Problems; what was read before is in use
 
 Services
   SERVICE       PORTS  ENDPOINTS USED  TUNNELS  EXPOSED TO
@@ -506,7 +517,7 @@ cluster east, network net; snapshot 7: 60 services, 2 workloads, 0 policies
 \u{1b}[1mService\u{1b}[0m  app/echo.app
   exposed to cluster west on port 80
   exposed to cluster north
-  1 of 2 workloads are used
+  1 of 2 workloads used
   PORT  WORKLOAD  ADDRESS         WEIGHT  TUNNELS  STATE
   80    a         10.0.0.1:15008  1       1        used
   80    long-uid  -               1       0        not used: it is unhealthy

@@ -1,59 +1,86 @@
 //! The certificate in force, from files or issued to us, and what is said of it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rustls::ServerConfig;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::config::{Config, Identity, IstioCa};
+use crate::config::{Config, Identity, Source, pod};
 use crate::datapath::Gateway;
 use crate::status::{Certificate, Status};
 use crate::tls::issue::istio::Authority;
 use crate::tls::issue::{News, workload_api};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 
-use super::{CERTIFICATES, pod};
+use super::CERTIFICATES;
 
 /// A host that slept has lost time that no timer noticed: the clock is looked at so often.
 const LOOK: Duration = Duration::from_secs(60);
 
 /// Starts what gets certificates, if they are not in files, which never tell anything here.
-pub(super) fn source(config: &Config) -> mpsc::Receiver<News> {
+fn source(source: &Source, config: &Config) -> mpsc::Receiver<News> {
     let (news, told) = mpsc::channel(1);
     match &config.identity {
         Identity::Files(_) => {}
         Identity::IstioCa(ca) => {
             let authority = Authority {
                 plane: ca.plane.clone(),
-                cluster: pod::of_environment(&config.gateway).cluster,
-                id: id(config, ca),
+                cluster: config.gateway.cluster.clone(),
+                id: source.who(config).identity(&ca.trust_domain),
                 ttl: ca.ttl,
             };
             tokio::spawn(authority.run(news));
         }
         Identity::Spiffe { socket } => {
-            let socket = pod::workload_api(socket.as_deref());
+            let socket = pod::workload_api(source.environment(), socket.as_deref());
             tokio::spawn(workload_api::run(socket, news));
         }
     }
     told
 }
 
-/// The identity that the authority is asked for.
-pub(super) fn id(config: &Config, ca: &IstioCa) -> String {
-    let pod = pod::of_environment(&config.gateway);
-    let namespace = ca.namespace.as_ref().unwrap_or(&pod.namespace);
-    let account = ca.service_account.as_ref().unwrap_or(&pod.service_account);
-    format!("spiffe://{}/ns/{namespace}/sa/{account}", ca.trust_domain)
+/// The certificates as two change them: a task of the control path, which hears what is issued
+/// and sees what ends, and the thread that reads files, which may hang with one of them.
+#[derive(Clone)]
+pub(super) struct Shared(Arc<Mutex<Certificates>>);
+
+impl Shared {
+    /// Starts the task.
+    pub(super) fn new(certificates: Certificates, source: &Source, config: &Config) -> Self {
+        let news = self::source(source, config);
+        let replaced = Arc::clone(&certificates.replaced);
+        let shared = Self(Arc::new(Mutex::new(certificates)));
+        tokio::spawn(shared.clone().run(news, replaced));
+        shared
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Certificates> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn run(self, mut news: mpsc::Receiver<News>, replaced: Arc<Notify>) {
+        loop {
+            let end = self.lock().end();
+            tokio::select! {
+                Some(news) = news.recv() => self.lock().hear(news),
+                () = passes(end) => self.lock().look(),
+                () = replaced.notified() => {}
+            }
+        }
+    }
 }
 
-/// What may happen to a certificate.
-pub(super) enum Event {
-    News(News),
-    Ended,
+/// Waits until a time has passed by the clock, if there is one.
+async fn passes(end: Option<SystemTime>) {
+    let Some(end) = end else {
+        return std::future::pending().await;
+    };
+    while let Ok(left) = end.duration_since(SystemTime::now()) {
+        sleep(left.min(LOOK)).await;
+    }
 }
 
 /// The certificate in force with the trust domains in force: together they make the
@@ -63,7 +90,8 @@ pub(super) struct Certificates {
     status: Arc<Status>,
     material: Option<Arc<Material>>,
     domains: Vec<TrustedDomain>,
-    news: mpsc::Receiver<News>,
+    /// Told when there is another certificate than before.
+    replaced: Arc<Notify>,
     /// Told when there is a certificate for the first time.
     first: Option<oneshot::Sender<()>>,
     /// Who we are, as far as that is known.
@@ -80,12 +108,12 @@ impl Certificates {
     pub(super) fn new(
         gateway: Arc<Gateway>,
         status: Arc<Status>,
-        config: &Config,
+        (from, config): (&Source, &Config),
         domains: Vec<TrustedDomain>,
         first: oneshot::Sender<()>,
     ) -> Self {
         let identity = match &config.identity {
-            Identity::IstioCa(ca) => id(config, ca),
+            Identity::IstioCa(ca) => from.who(config).identity(&ca.trust_domain),
             Identity::Files(_) | Identity::Spiffe { .. } => "unknown".to_owned(),
         };
         let new = Self {
@@ -93,7 +121,7 @@ impl Certificates {
             status,
             material: None,
             domains,
-            news: source(config),
+            replaced: Arc::default(),
             first: Some(first),
             identity,
             failure: None,
@@ -101,42 +129,30 @@ impl Certificates {
             rootless: Vec::new(),
         };
         new.show();
+        new.show_domains();
         new
     }
 
-    /// Waits for news or for the end of the certificate in force. Nothing is lost if it is not
-    /// waited for to the end.
-    pub(super) async fn next(&mut self) -> Event {
-        let end = match &self.material {
-            Some(material) if !self.has_ended => Some(material.identity.not_after),
-            _ => None,
-        };
-        let ended = async {
-            let Some(end) = end else {
-                return std::future::pending().await;
-            };
-            while let Ok(left) = end.duration_since(SystemTime::now()) {
-                sleep(left.min(LOOK)).await;
-            }
-        };
-        tokio::select! {
-            Some(news) = self.news.recv() => Event::News(news),
-            () = ended => Event::Ended,
-            else => std::future::pending().await,
+    /// When the certificate in force ends, if that is to come.
+    fn end(&self) -> Option<SystemTime> {
+        let material = self.material.as_ref().filter(|_| !self.has_ended);
+        material.map(|material| material.identity.not_after)
+    }
+
+    fn hear(&mut self, news: News) {
+        match news {
+            News::Issued(material) => self.issued(material),
+            News::Failed(why) => self.failed(why),
         }
     }
 
-    /// Applies what happened.
-    pub(super) fn apply(&mut self, event: Event) {
-        match event {
-            Event::News(News::Issued(material)) => self.issued(material),
-            Event::News(News::Failed(why)) => self.failed(why),
-            Event::Ended => {
-                self.has_ended = true;
-                error!(identity = self.identity, "our certificate has ended");
-                self.status.pending(CERTIFICATES);
-                self.show();
-            }
+    /// Sees whether the certificate in force has ended.
+    fn look(&mut self) {
+        if self.end().is_some_and(|end| end <= SystemTime::now()) {
+            self.has_ended = true;
+            error!(identity = self.identity, "our certificate has ended");
+            self.status.pending(CERTIFICATES);
+            self.show();
         }
     }
 
@@ -174,14 +190,13 @@ impl Certificates {
         }
         let end = humantime::Timestamp::from(material.identity.not_after);
         info!(identity, expires = %end, "certificate in force");
-        self.gateway
-            .metrics
-            .certificates_end(&identity, &material.expiries());
         (self.identity, self.material) = (identity, Some(material));
         (self.failure, self.has_ended) = (None, false);
         self.show();
+        self.show_ends();
         self.name_rootless();
         self.status.ready(CERTIFICATES);
+        self.replaced.notify_one();
         if let Some(first) = self.first.take() {
             // Whoever waits for it may have stopped.
             let _ = first.send(());
@@ -201,7 +216,12 @@ impl Certificates {
 
     /// Puts trust domains in force, with what [`Certificates::served_with`] made of them.
     pub(super) fn trust(&mut self, domains: Vec<TrustedDomain>, served: Option<Arc<ServerConfig>>) {
+        for before in self.domains.iter().filter_map(TrustedDomain::status) {
+            self.status.forget_certificate(&before.identity);
+        }
         self.domains = domains;
+        self.show_domains();
+        self.show_ends();
         if let Some(served) = served {
             self.gateway.tls.store(served);
         }
@@ -224,6 +244,25 @@ impl Certificates {
             );
         }
         self.rootless = rootless;
+    }
+
+    /// Shows the roots of those trust domains that have their own.
+    fn show_domains(&self) {
+        for shown in self.domains.iter().filter_map(TrustedDomain::status) {
+            self.status.set_certificate(shown);
+        }
+    }
+
+    /// Shows when what is in force ends.
+    fn show_ends(&self) {
+        let own = self
+            .material
+            .iter()
+            .flat_map(|material| material.expiries());
+        let domains = self.domains.iter().filter_map(TrustedDomain::expiry).min();
+        let ends = own.chain(domains.map(|end| ("domain_root", end)));
+        let ends: Vec<_> = ends.collect();
+        self.gateway.metrics.certificates_end(&self.identity, &ends);
     }
 
     /// Tells people where things stand.

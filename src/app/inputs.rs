@@ -11,13 +11,14 @@ use crate::config::{
     IdentityFiles, IstioCa, PolicyMode, Severity, Source, findings,
 };
 use crate::datapath::dial::DenyList;
+use crate::grpc::channel;
 use crate::snapshot::builder;
-use crate::snapshot::mesh::{self, Mesh, Place};
+use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
-use super::{certificates, routes};
+use super::routes;
 
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
@@ -39,6 +40,9 @@ pub struct Inputs {
     pub warnings: Vec<String>,
 }
 
+/// Our certificate, where it is in files, and the trust domains.
+type Certificates = (Option<Material>, Vec<TrustedDomain>);
+
 /// What `strait check` found.
 #[derive(Debug, Default)]
 pub struct Report {
@@ -51,12 +55,12 @@ pub struct Report {
 }
 
 impl Inputs {
-    /// Loads every file that the configuration in `path` names.
+    /// Loads every file that the configuration names.
     ///
     /// # Errors
     /// All mistakes, a line each.
-    pub(super) fn load(path: &Path, examined: Examined) -> anyhow::Result<Self> {
-        let mut report = complete(path, examined);
+    pub(super) fn load(source: &Source, examined: Examined) -> anyhow::Result<Self> {
+        let mut report = complete(source, examined);
         let inputs = report.inputs.take();
         report.refusal()?;
         inputs.context("not every file could be read")
@@ -79,18 +83,28 @@ impl Inputs {
 /// Reads everything and reports all mistakes of all files at once: a mistake in one file hides
 /// none in the others, as long as the key that names them can be read.
 pub fn check(source: &Source) -> Report {
-    complete(source.path(), source.examine())
+    complete(source, source.examine())
 }
 
-fn complete(path: &Path, examined: Examined) -> Report {
+fn complete(source: &Source, examined: Examined) -> Report {
     let mut report = Report::of(&examined.findings);
     let mesh = match &examined.discovery {
-        Some(Discovery::File { path }) => report.keep(xds::file::load(path)),
+        Some(Discovery::File { path }) => {
+            let loaded = report.keep(xds::file::load(path));
+            loaded.map(|(mesh, findings)| {
+                report
+                    .warnings
+                    .extend(findings.0.iter().map(ToString::to_string));
+                mesh
+            })
+        }
         // It is told while we run.
         Some(Discovery::Istio { .. }) => Some((Mesh::default(), Policies::default())),
         None => None,
     };
-    let certificates = report.certificates(path, &examined);
+    let certificates = report.certificates(source, &examined);
+    report.control_planes(source.path(), &examined);
+    report.own_domain(&examined, certificates.as_ref());
     if let (Some(config), Some((mesh, policies)), Some((material, domains))) =
         (examined.config, mesh, certificates)
     {
@@ -141,16 +155,13 @@ impl Report {
 
     /// Loads the certificates, and tries whether they fit together. What will be issued to us is
     /// not asked for: who checks may have no token.
-    fn certificates(
-        &mut self,
-        path: &Path,
-        examined: &Examined,
-    ) -> Option<(Option<Material>, Vec<TrustedDomain>)> {
+    fn certificates(&mut self, source: &Source, examined: &Examined) -> Option<Certificates> {
+        let path = source.path();
         let domains = self.domains(path, examined);
         let files = match examined.identity.as_ref()? {
             Identity::Files(files) => files,
             Identity::IstioCa(ca) => {
-                self.identity(examined.config.as_ref()?, ca);
+                self.identity(source, examined.config.as_ref()?, ca);
                 return Some((None, domains?));
             }
             Identity::Spiffe { .. } => return Some((None, domains?)),
@@ -164,9 +175,61 @@ impl Report {
         Some((Some(material), domains?))
     }
 
+    /// Reads the roots and tokens by which control planes are spoken to, each file once.
+    fn control_planes(&mut self, path: &Path, examined: &Examined) {
+        let authority = match &examined.identity {
+            Some(Identity::IstioCa(ca)) => channel::check(&ca.plane),
+            _ => Vec::new(),
+        };
+        let source = match &examined.discovery {
+            Some(Discovery::Istio { plane, .. }) => channel::check(plane),
+            _ => Vec::new(),
+        };
+        for (file, error) in authority.into_iter().chain(source) {
+            let place = place_of(&file, path, &examined.named);
+            let line = format!("{place}: error: {error}; write the path of a file with one");
+            if !self.errors.contains(&line) {
+                self.errors.push(line);
+            }
+        }
+    }
+
+    /// Warns of a set of trust domains that our own is not in: it is seldom meant.
+    fn own_domain(&mut self, examined: &Examined, certificates: Option<&Certificates>) {
+        let material = certificates.and_then(|(material, _)| material.as_ref());
+        let own = match &examined.identity {
+            Some(Identity::IstioCa(ca)) => Some(&*ca.trust_domain),
+            _ => material.map(|material| &*material.identity.trust_domain),
+        };
+        let (Some(own), Some(trust)) = (own, &examined.trust) else {
+            return;
+        };
+        if trust.domains.iter().all(|domain| domain.name != own) {
+            let place = examined.trust_place.as_ref();
+            let place = place.map_or_else(String::new, |place| format!("{place}: "));
+            self.warnings.push(format!(
+                "{place}warning: our certificate is of {}, which trust.domains does not have; our \
+                 own cluster's peers are refused",
+                own.escape_debug()
+            ));
+        }
+    }
+
     /// Refuses an identity to ask for that is none: the environment may have a part of it.
-    fn identity(&mut self, config: &Config, ca: &IstioCa) {
-        let id = certificates::id(config, ca);
+    fn identity(&mut self, source: &Source, config: &Config, ca: &IstioCa) {
+        let id = source.who(config).identity(&ca.trust_domain);
+        for (said, key, variable) in [
+            (&ca.namespace, "namespace", "POD_NAMESPACE"),
+            (&ca.service_account, "service_account", "SERVICE_ACCOUNT"),
+        ] {
+            if said.is_none() && !source.environment().says(variable) {
+                self.warnings.push(format!(
+                    "{}: warning: neither `identity.{key}` nor {variable} is set: a certificate \
+                     is asked for as {id}; write the one that the token belongs to",
+                    config.file.display()
+                ));
+            }
+        }
         if !tls::is_identity(&id) {
             self.errors.push(format!(
                 "{}: error: {id:?} is no identity of a workload; write `identity.namespace` and \
@@ -232,24 +295,6 @@ impl Report {
         }
         self.warn_of_dead_ends(config, mesh);
         self.warnings.extend(routes::dead_ends(config, mesh));
-        let is_known = |waypoint: &mesh::Waypoint| match &waypoint.gateway.place {
-            Place::Name(name) => known(name.split_once('/').map_or("", |(_, host)| host)),
-            Place::Address(_, ip) => {
-                let mut vips = mesh.services.values().flat_map(|service| &service.vips);
-                vips.any(|(_, vip)| vip == ip)
-            }
-        };
-        for service in mesh.services.sorted() {
-            let waypoints = &service.waypoints;
-            if !waypoints.is_empty() && !waypoints.iter().any(is_known) {
-                self.warnings.push(format!(
-                    "{}: warning: {} is behind a waypoint that is no service of this mesh: its \
-                     tunnels are refused",
-                    mesh_path.display(),
-                    service.hostname
-                ));
-            }
-        }
         if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
             self.warnings.push(format!(
                 "{}: warning: its {} authorization policies are not enforced at this gateway; \

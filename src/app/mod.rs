@@ -6,7 +6,6 @@
 mod certificates;
 mod inputs;
 mod memory;
-mod pod;
 mod reload;
 mod routes;
 
@@ -40,7 +39,7 @@ use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, Material, TrustedDomain};
 use crate::xds::{self, stream::Istio};
 
-use certificates::Certificates;
+use certificates::{Certificates, Shared};
 use reload::Seen;
 
 pub use inputs::{Inputs, Report, check};
@@ -59,7 +58,7 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
     let mut seen = reload::fingerprints(&[source.path().to_owned()]);
     let examined = source.examine();
     let Some(config) = examined.config.clone() else {
-        return Inputs::load(source.path(), examined).map(|_| ());
+        return Inputs::load(source, examined).map(|_| ());
     };
     seen.extend(reload::fingerprints(&reload::named(&examined)));
     let log = logging::init(&config.log)?;
@@ -71,8 +70,8 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
         // First, as a process that has the id 1 would ignore what it does not handle.
         let mut signals = Signals::new().context("cannot watch for signals")?;
         let front = Front::open(&config)?;
-        let path = source.path().to_owned();
-        let loading = tokio::task::spawn_blocking(move || Inputs::load(&path, examined));
+        let from = source.clone();
+        let loading = tokio::task::spawn_blocking(move || Inputs::load(&from, examined));
         let inputs = tokio::select! {
             name = signals.next() => {
                 info!(signal = name, "stopped before all was loaded");
@@ -100,7 +99,7 @@ impl Front {
     fn open(config: &Config) -> anyhow::Result<Self> {
         let status = Arc::new(Status::new(&[CERTIFICATES, DISCOVERY, LISTENERS]));
         let lifecycle = Lifecycle::new();
-        let socket = bind(config.readiness.bind)?;
+        let socket = bind("readiness.bind", config.readiness.bind)?;
         let address = socket.local_addr()?;
         let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
         spawn_admin(&lifecycle, socket, router)?;
@@ -167,17 +166,16 @@ impl App {
         };
         let sockets = sockets.serve(&app, &log)?;
         let (first, certificate) = oneshot::channel();
-        let certificates =
-            app.certificates(&inputs.config, inputs.material, inputs.domains, first)?;
+        let certificates = app.certificates(source, (inputs.material, inputs.domains), first)?;
         for warning in &inputs.warnings {
             warn!("{warning}");
         }
         tokio::spawn(async move { budget.run().await });
-        app.discover(&inputs.config, &publisher)?;
+        app.discover(source, &publisher)?;
         let read = (inputs.warnings, seen);
-        tokio::spawn(
-            reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log).run(),
-        );
+        let reloader =
+            reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log);
+        spawn_thread("strait-files", reloader.run())?;
         let data = DataPath {
             sockets,
             certificate,
@@ -188,27 +186,29 @@ impl App {
     /// The certificate in force: that of the files, or one that will come.
     fn certificates(
         &self,
-        config: &Config,
-        material: Option<Material>,
-        domains: Vec<TrustedDomain>,
+        source: &Source,
+        (material, domains): (Option<Material>, Vec<TrustedDomain>),
         first: oneshot::Sender<()>,
-    ) -> anyhow::Result<Certificates> {
+    ) -> anyhow::Result<Shared> {
         let served = material.map(|material| {
             let served = tls::server_config(&material, &domains)?;
             anyhow::Ok((Arc::new(material), served))
         });
         let (gateway, status) = (Arc::clone(&self.gateway), Arc::clone(&self.status));
-        let mut certificates = Certificates::new(gateway, status, config, domains, first);
+        let config = self.config.load();
+        let from = (source, &**config);
+        let mut certificates = Certificates::new(gateway, status, from, domains, first);
         if let Some((material, served)) = served.transpose()? {
             certificates.replace(material, served);
         }
-        Ok(certificates)
+        Ok(Shared::new(certificates, source, &config))
     }
 
     /// Starts to learn the mesh from a control plane, where that is where it comes from: on a
     /// thread of its own, as 100,000 workloads at once take their time, and signals, readiness and
     /// the budget do not wait.
-    fn discover(&self, config: &Config, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
+    fn discover(&self, source: &Source, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
+        let config = self.config.load();
         let Discovery::Istio {
             plane,
             cache,
@@ -217,23 +217,17 @@ impl App {
         else {
             return Ok(());
         };
-        let runtime = runtime()?;
         let discovery = xds::stream::run(Istio {
             plane: plane.clone(),
             on_demand: *on_demand,
             cache: cache.clone(),
-            pod: pod::of_environment(&config.gateway),
+            pod: source.who(&config),
             publisher: Arc::clone(publisher),
             status: Arc::clone(&self.status),
             metrics: Arc::clone(&self.gateway.metrics),
             pending: DISCOVERY,
         });
-        let run = move || runtime.block_on(discovery);
-        thread::Builder::new()
-            .name("strait-discovery".to_owned())
-            .spawn(run)
-            .map_err(|error| anyhow!("cannot start the thread of discovery: {error}"))?;
-        Ok(())
+        spawn_thread("strait-discovery", discovery)
     }
 
     /// Opens the data path, waits for a signal or `/quitquitquit`, and leads the drain to its end.
@@ -265,10 +259,9 @@ impl App {
     async fn open(&self, data: DataPath) -> anyhow::Result<()> {
         data.certificate.await?;
         let config = self.config.load();
-        let listen = |socket| accept::listen(socket).context("cannot listen");
-        let sockets: anyhow::Result<Vec<_>> = data.sockets.into_iter().map(listen).collect();
         let listeners = config.listeners.iter().map(listener::Listener::new);
-        let opened = sockets?.into_iter().zip(listeners.map(Arc::new));
+        let opened = listen(data.sockets)?.into_iter();
+        let opened = opened.zip(listeners.map(Arc::new));
         serve_data(&self.gateway, opened.collect(), config.workers)?;
         self.status.ready(LISTENERS);
         let binds = config.listeners.iter();
@@ -289,7 +282,7 @@ impl App {
 /// What the data path waits for.
 struct DataPath {
     /// The addresses are ours, and nobody can connect yet.
-    sockets: Vec<Socket>,
+    sockets: Vec<Reserved>,
     /// Comes with the first certificate.
     certificate: oneshot::Receiver<()>,
 }
@@ -318,12 +311,15 @@ impl Signals {
     }
 }
 
+/// A socket that nobody can connect to yet, and its address as it was asked for.
+type Reserved = (SocketAddr, Socket);
+
 /// A listening socket of the data path, and what becomes of its connections.
 type Opened = (TcpListener, Arc<listener::Listener>);
 
 /// The other listening sockets, bound before any is served: a start that fails serves no tunnel.
 struct Sockets {
-    data: Vec<Socket>,
+    data: Vec<Reserved>,
     admin: TcpListener,
     metrics: TcpListener,
 }
@@ -333,24 +329,24 @@ impl Sockets {
         let data: anyhow::Result<_> = config
             .listeners
             .iter()
-            .map(|listener| explained(accept::reserve(listener.bind), listener.bind))
+            .map(|listener| reserve(&format!("bind of {}", listener.name), listener.bind))
             .collect();
         Ok(Self {
             data: data?,
-            admin: bind(config.admin.bind)?,
-            metrics: bind(config.metrics.bind)?,
+            admin: bind("admin.bind", config.admin.bind)?,
+            metrics: bind("metrics.bind", config.metrics.bind)?,
         })
     }
 
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         let data = self.data.iter();
-        let data = data.filter_map(|socket| socket.local_addr().ok()?.as_socket());
+        let data = data.filter_map(|(_, socket)| socket.local_addr().ok()?.as_socket());
         let others = [&self.admin, &self.metrics].into_iter();
         data.chain(others.filter_map(|socket| socket.local_addr().ok()))
     }
 
     /// Serves all but the data path, whose sockets it gives back.
-    fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<Vec<Socket>> {
+    fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<Vec<Reserved>> {
         let gateway = &app.gateway;
         let state = AdminState {
             reader: gateway.reader.clone(),
@@ -371,12 +367,27 @@ impl Sockets {
     }
 }
 
-fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    explained(accept::bind(address), address)
+fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    explained(accept::bind(address), key, address)
 }
 
-fn explained<T>(bound: std::io::Result<T>, address: SocketAddr) -> anyhow::Result<T> {
-    bound.with_context(|| format!("cannot listen on {address}; is another gateway running there?"))
+fn reserve(key: &str, address: SocketAddr) -> anyhow::Result<Reserved> {
+    let socket = explained(accept::reserve(address), key, address)?;
+    Ok((address, socket))
+}
+
+/// Lets peers connect. Another gateway that also waited for its certificate may have been first.
+fn listen(sockets: Vec<Reserved>) -> anyhow::Result<Vec<TcpListener>> {
+    let sockets = sockets.into_iter();
+    let listening = sockets
+        .map(|(address, socket)| explained(accept::listen(socket), "listeners[].bind", address));
+    listening.collect()
+}
+
+fn explained<T>(bound: std::io::Result<T>, key: &str, address: SocketAddr) -> anyhow::Result<T> {
+    bound.with_context(|| {
+        format!("cannot listen on {address} ({key}); is another gateway running there?")
+    })
 }
 
 fn spawn_admin(lifecycle: &Lifecycle, socket: TcpListener, router: Router) -> anyhow::Result<()> {
@@ -410,27 +421,30 @@ fn spawn_worker(
     acceptors: Vec<(Opened, Vec<Worker>)>,
 ) -> anyhow::Result<()> {
     let gateway = Arc::clone(gateway);
-    let runtime = runtime()?;
-    let run = move || {
-        runtime.block_on(async move {
-            for ((socket, listener), workers) in acceptors {
-                let gateway = Arc::clone(&gateway);
-                tokio::spawn(async move {
-                    match tokio::net::TcpListener::from_std(socket) {
-                        Ok(socket) => accept::run(&gateway, socket, listener, workers).await,
-                        Err(error) => error!(%error, "cannot listen"),
-                    }
-                });
-            }
-            serve::worker(gateway, queue).await;
-            // The queue has ended, its connections may not have: the process's end ends them.
-            std::future::pending::<()>().await;
-        });
+    let run = async move {
+        for ((socket, listener), workers) in acceptors {
+            let gateway = Arc::clone(&gateway);
+            tokio::spawn(async move {
+                match tokio::net::TcpListener::from_std(socket) {
+                    Ok(socket) => accept::run(&gateway, socket, listener, workers).await,
+                    Err(error) => error!(%error, "cannot listen"),
+                }
+            });
+        }
+        serve::worker(gateway, queue).await;
+        // The queue has ended, its connections may not have: the process's end ends them.
+        std::future::pending::<()>().await;
     };
+    spawn_thread(&format!("strait-worker-{index}"), run)
+}
+
+/// Runs something on a thread and a runtime of its own.
+fn spawn_thread(name: &str, run: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
+    let runtime = runtime()?;
     thread::Builder::new()
-        .name(format!("strait-worker-{index}"))
-        .spawn(run)
-        .map_err(|error| anyhow!("cannot start a worker thread: {error}"))?;
+        .name(name.to_owned())
+        .spawn(move || runtime.block_on(run))
+        .map_err(|error| anyhow!("cannot start the thread {name}: {error}"))?;
     Ok(())
 }
 
@@ -458,5 +472,80 @@ pub fn raise_descriptor_limit() -> u64 {
             warn!(%error, ?current, ?maximum, "cannot raise the limit of open files");
             current.unwrap_or(u64::MAX)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::pod::{Environment, Flags};
+    use crate::config::{DefaultExposure, Log};
+    use crate::tls::dev::Authority;
+
+    #[tokio::test]
+    async fn the_file_over_a_pod_may_go_and_come_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let authority = Authority::new().unwrap();
+        let issuer = authority.intermediate("east").unwrap();
+        let leaf = issuer.leaf("spiffe://cluster.local/ns/a/sa/b").unwrap();
+        std::fs::create_dir_all(at("etc/certs")).unwrap();
+        let root = authority.root_pem();
+        for (file, text) in [
+            ("etc/certs/cert-chain.pem", &*leaf.chain_pem),
+            ("etc/certs/key.pem", &leaf.key_pem),
+            ("etc/certs/root-cert.pem", &root),
+            ("mesh.yaml", "services: []\nworkloads: []\n"),
+        ] {
+            std::fs::write(at(file), text).unwrap();
+        }
+        let usual = at("strait.yaml");
+        let bind = "{bind: '127.0.0.1:0'}";
+        let text = format!(
+            "exposure: {{default: all}}\nadmin: {bind}\nmetrics: {bind}\nreadiness: {bind}\n\
+             listeners: [{{name: cross-network, bind: '127.0.0.1:0'}}]\n"
+        );
+        std::fs::write(&usual, &text).unwrap();
+        let mesh = at("mesh.yaml").to_string_lossy().into_owned();
+        let environment = Environment::new([("LOCAL_XDS_PATH".into(), mesh)], folder.path());
+        let source = Source::pod(environment, &Flags::default(), None, &usual);
+        let seen = reload::fingerprints(std::slice::from_ref(&usual));
+        let examined = source.examine();
+        let front = Front::open(examined.config.as_ref().unwrap()).unwrap();
+        let inputs = Inputs::load(&source, examined).unwrap();
+        let built = logging::build(&Log::default(), std::io::sink, false, None);
+        let (_subscriber, log) = built.unwrap();
+        let (app, _data) = App::start(&source, inputs, seen, front, log).unwrap();
+        for want in [
+            DefaultExposure::None,
+            DefaultExposure::All,
+            DefaultExposure::None,
+        ] {
+            match want {
+                DefaultExposure::All => std::fs::write(&usual, &text).unwrap(),
+                DefaultExposure::None => std::fs::remove_file(&usual).unwrap(),
+            }
+            let applied = async {
+                while app.config.load().exposure.default != want {
+                    // deadline: a thread's work can only be looked at again and again.
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            let applied = tokio::time::timeout(Duration::from_secs(10), applied).await;
+            applied.unwrap_or_else(|_| panic!("{want:?}: {:?}", app.status.reloads()));
+        }
+    }
+
+    #[test]
+    fn who_listens_second_is_told_the_address() {
+        let (_, first) = reserve("a", ([127, 0, 0, 1], 0).into()).unwrap();
+        let address = first.local_addr().unwrap().as_socket().unwrap();
+        let second = reserve("b", address).unwrap();
+        let _first = listen(vec![(address, first)]).unwrap();
+        let error = listen(vec![second]).unwrap_err();
+        let want = format!("cannot listen on {address} (listeners[].bind); is another gateway");
+        assert!(format!("{error:#}").starts_with(&want), "{error:#}");
     }
 }

@@ -22,14 +22,15 @@ use crate::watch::FileWatcher;
 use crate::xds;
 
 use super::App;
-use super::certificates::Certificates;
+use super::certificates::Shared;
 use super::inputs::{self, Report};
 
 /// What was in each file when it was last read. Taken before the reading, so that a change
 /// meanwhile is found afterwards.
 pub(super) type Seen = BTreeMap<PathBuf, u64>;
 
-/// Watches the three kinds of files and applies their changes, one at a time.
+/// Watches the three kinds of files and applies their changes, one at a time. A mount that hangs
+/// holds it up, so it has a thread of its own.
 pub(super) struct Reloader {
     source: Source,
     config: Arc<ArcSwap<Config>>,
@@ -37,7 +38,7 @@ pub(super) struct Reloader {
     status: Arc<Status>,
     publisher: Arc<Publisher>,
     log: LogHandle,
-    certificates: Certificates,
+    certificates: Shared,
     seen: Seen,
     /// Why the last reload of each kind failed, of those that did.
     failed: BTreeMap<What, String>,
@@ -53,7 +54,7 @@ impl Reloader {
         app: &App,
         (warnings, seen): (Vec<String>, Seen),
         publisher: Arc<Publisher>,
-        certificates: Certificates,
+        certificates: Shared,
         log: LogHandle,
     ) -> Self {
         let config = app.config.load();
@@ -84,37 +85,23 @@ impl Reloader {
             .ok();
         loop {
             // Before the first event too: a file may have changed before it was watched.
-            if watcher.is_some() && self.apply_changes().await {
+            if watcher.is_some() && self.apply_changes() {
                 // A file that changed between its fingerprint and its reading was read as it is
                 // now, and remembered as it was then: the next change back would go unseen.
-                self.apply_changes().await;
+                self.apply_changes();
             }
             let now = self.files();
             if now == files {
-                self.wait(watcher.as_mut()).await;
+                match &mut watcher {
+                    Some(watcher) => watcher.changed().await,
+                    None => return,
+                }
                 continue;
             }
             if let Some(Err(error)) = watcher.as_mut().map(|watcher| watcher.replace(&now)) {
                 warn!(%error, "cannot watch other files; their changes go unseen");
             }
             files = now;
-        }
-    }
-
-    /// Waits until a file may have changed. What happens to our certificate meanwhile is applied.
-    async fn wait(&mut self, watcher: Option<&mut FileWatcher>) {
-        let changed = async {
-            match watcher {
-                Some(watcher) => watcher.changed().await,
-                None => std::future::pending().await,
-            }
-        };
-        let mut changed = std::pin::pin!(changed);
-        loop {
-            tokio::select! {
-                () = &mut changed => return,
-                event = self.certificates.next() => self.certificates.apply(event),
-            }
         }
     }
 
@@ -129,12 +116,9 @@ impl Reloader {
     /// Reloads what has changed. What failed before is tried again with every change, as it may
     /// have waited for that one: a root for its file, an alias for the service that had its name.
     /// Returns whether anything was reloaded.
-    async fn apply_changes(&mut self) -> bool {
+    fn apply_changes(&mut self) -> bool {
         let files = self.files();
-        // A large file takes its time, and admin pages live on this thread.
-        let Ok(now) = tokio::task::spawn_blocking(move || fingerprints(&files)).await else {
-            return false;
-        };
+        let now = fingerprints(&files);
         let is_new = |(file, print): &(&PathBuf, &u64)| self.seen.get(*file) != Some(*print);
         let changed = now.iter().filter(is_new).map(|(file, _)| file.clone());
         let changed: BTreeSet<_> = changed.collect();
@@ -153,7 +137,7 @@ impl Reloader {
             let tried = due.len();
             let mut failures = Vec::new();
             for what in std::mem::take(&mut due) {
-                match self.reload(what).await {
+                match self.reload(what) {
                     Ok(()) => self.succeeded(what),
                     Err(error) => failures.push((what, format!("{error:#}"))),
                 }
@@ -189,15 +173,15 @@ impl Reloader {
         self.failed.insert(what, error);
     }
 
-    async fn reload(&mut self, what: What) -> anyhow::Result<()> {
+    fn reload(&mut self, what: What) -> anyhow::Result<()> {
         match what {
-            What::Config => self.reload_config().await,
-            What::Mesh => self.reload_mesh().await,
+            What::Config => self.reload_config(),
+            What::Mesh => self.reload_mesh(),
             What::Certificates => self.reload_certificates(),
         }
     }
 
-    async fn reload_config(&mut self) -> anyhow::Result<()> {
+    fn reload_config(&mut self) -> anyhow::Result<()> {
         let old = self.config.load_full();
         self.named = named(&self.source.examine());
         for (file, print) in fingerprints(&self.named) {
@@ -217,19 +201,20 @@ impl Reloader {
         }
         report.refusal()?;
         let (new, domains) = new.zip(domains).context("it could not be read")?;
-        let served = self.certificates.served_with(&domains)?;
+        let mut certificates = self.certificates.lock();
+        let served = certificates.served_with(&domains)?;
         if new.log.level != old.log.level {
             let set = self.log.configure(&new.log.level);
             set.map_err(anyhow::Error::msg)?;
         }
-        self.certificates.trust(domains, served);
-        self.publish(Change {
+        certificates.trust(domains, served);
+        drop(certificates);
+        self.publisher.update(Change {
             trust: Some(inputs::trust_set(&new)),
             exposure: Some(inputs::exposure_table(&new)),
             enforcement: Some(inputs::enforcement(&new)),
             ..Change::default()
-        })
-        .await?;
+        });
         self.config.store(Arc::new(new));
         self.named.clear();
         for key in restart_only.unwrap_or_default() {
@@ -242,33 +227,23 @@ impl Reloader {
         Ok(())
     }
 
-    async fn reload_mesh(&mut self) -> anyhow::Result<()> {
+    fn reload_mesh(&mut self) -> anyhow::Result<()> {
         let config = self.config.load_full();
         let Discovery::File { path } = config.discovery.clone() else {
             return Ok(());
         };
         let network = config.gateway.network.as_str().into();
-        // A large file takes its time, and admin pages live on this thread.
-        let (mesh, policies) =
-            tokio::task::spawn_blocking(move || xds::file::load(&path)).await??;
-        let mut report = Report::default();
+        let ((mesh, policies), findings) = xds::file::load(&path)?;
+        let mut report = Report::of(&findings);
         report.compare(&config, &mesh, &policies);
         report.refusal()?;
-        self.publish(Change {
+        self.publisher.update(Change {
             mesh: Some((mesh, network)),
             policies: Some(policies),
             ..Change::default()
-        })
-        .await?;
+        });
         self.warn(report.warnings);
         Ok(())
-    }
-
-    /// Publishes a change. A large mesh takes its time, and so may one that is being built from
-    /// the control plane; admin pages live on this thread.
-    async fn publish(&self, change: Change) -> anyhow::Result<()> {
-        let publisher = Arc::clone(&self.publisher);
-        Ok(tokio::task::spawn_blocking(move || publisher.update(change)).await?)
     }
 
     /// Logs those warnings that were not given the last time.
@@ -281,18 +256,20 @@ impl Reloader {
         self.warned = warnings;
     }
 
-    fn reload_certificates(&mut self) -> anyhow::Result<()> {
+    fn reload_certificates(&self) -> anyhow::Result<()> {
         let config = self.config.load();
         let domains = TrustedDomain::load_all(&config.trust.domains)?;
         let Identity::Files(files) = &config.identity else {
-            let served = self.certificates.served_with(&domains)?;
-            self.certificates.trust(domains, served);
+            let mut certificates = self.certificates.lock();
+            let served = certificates.served_with(&domains)?;
+            certificates.trust(domains, served);
             return Ok(());
         };
         let material = Material::load(files)?;
         let served = tls::server_config(&material, &domains)?;
-        self.certificates.trust(domains, None);
-        self.certificates.replace(Arc::new(material), served);
+        let mut certificates = self.certificates.lock();
+        certificates.trust(domains, None);
+        certificates.replace(Arc::new(material), served);
         Ok(())
     }
 }

@@ -26,7 +26,8 @@ pub(super) struct Admin {
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
-    /// Only this service, with its endpoints: a name or a hostname, alone or behind NAMESPACE/.
+    /// Only this service, with its endpoints: a name or a hostname, alone or behind NAMESPACE/, or
+    /// a name of `exposure`; with or without a port.
     service: Option<String>,
     /// All services, or all endpoints of the service; without it the first 50.
     #[arg(long)]
@@ -58,8 +59,13 @@ pub(super) fn status(args: &StatusArgs) -> ExitCode {
     query.extend((color && !args.json).then(|| "color".to_owned()));
     let path = format!("/status?{}", query.join("&"));
     answered(async {
-        let page = ask(&args.admin.admin, &path).await?;
-        if page.status == StatusCode::NOT_FOUND {
+        let mut page = ask(&args.admin.admin, &path).await?;
+        // Ours says which service it does not have; what says nothing is another port's.
+        if page.status == StatusCode::NOT_FOUND
+            && args.service.is_some()
+            && let Some(piece) = page.piece().await?
+        {
+            std::io::stderr().write_all(&piece)?;
             page.print(&mut std::io::stderr()).await?;
             return Ok(ExitCode::FAILURE);
         }
@@ -133,9 +139,10 @@ impl Answer {
     async fn printed(self) -> anyhow::Result<()> {
         match self.status {
             StatusCode::OK => self.print(&mut std::io::stdout()).await,
-            status => {
-                bail!("the admin port answered {status}; is it that of this version of strait?")
-            }
+            status => bail!(
+                "what answers there is no admin port of this version of strait ({status}); \
+                 --admin names another place, as its `admin.bind` does"
+            ),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use crate::app::{self, Inputs};
-use crate::config::Source;
+use crate::config::{Discovery, Source};
 
 /// Reads the configuration and every file that it names; prints what is wrong with any of them.
 pub(super) fn run(source: &Source) -> ExitCode {
@@ -17,24 +17,34 @@ pub(super) fn run(source: &Source) -> ExitCode {
     }
     match (&report.inputs, report.errors.len()) {
         (Some(Inputs { config, mesh, .. }), 0) => {
+            let source = match &config.discovery {
+                Discovery::File { .. } => format!(
+                    "{} and {} in the mesh",
+                    count(mesh.services.len(), "service"),
+                    count(mesh.workloads.len(), "workload")
+                ),
+                Discovery::Istio { plane, .. } => {
+                    format!("the mesh comes from {}, which was not asked", plane.address)
+                }
+            };
             println!(
-                "{label}: ok: {} listeners, {} trust domains, {} exposed services, {} services \
-                 and {} workloads in the mesh",
-                config.listeners.len(),
-                config.trust.domains.len(),
-                config.exposure.services.len(),
-                mesh.services.len(),
-                mesh.workloads.len(),
+                "{label}: ok: {}, {}, {}, {source}",
+                count(config.listeners.len(), "listener"),
+                count(config.trust.domains.len(), "trust domain"),
+                count(config.exposure.services.len(), "exposed service"),
             );
             ExitCode::SUCCESS
         }
-        (_, 1) => {
-            eprintln!("{label}: 1 mistake");
+        (_, mistakes) => {
+            eprintln!("{label}: {}", count(mistakes, "mistake"));
             ExitCode::FAILURE
         }
-        (_, count) => {
-            eprintln!("{label}: {count} mistakes");
-            ExitCode::FAILURE
-        }
+    }
+}
+
+fn count(of: usize, what: &str) -> String {
+    match of {
+        1 => format!("1 {what}"),
+        of => format!("{of} {what}s"),
     }
 }

@@ -52,12 +52,16 @@ enum Command {
     /// SIGTERM drains: readiness fails, new connections are taken for `drain.lag`, clients are
     /// told to go elsewhere, and open tunnels have until `drain.deadline`. A second SIGTERM ends
     /// it now. Changes of the files are applied while it runs.
+    #[command(after_help = "Examples:\n  strait run -c strait.yaml\n  \
+                            STRAIT_CONFIG=/etc/strait/strait.yaml strait run")]
     Run(ConfigArgs),
     /// Serves as a gateway of Istio's, started by the arguments of its proxies.
     Proxy(proxy::Args),
     /// Checks strait.yaml and the files that it names, and lists every mistake with its line.
     ///
     /// Exits 0 if all is well (warnings are shown), 1 with findings.
+    #[command(after_help = "Examples:\n  strait check -c strait.yaml\n  \
+                            strait check -c deploy/local/strait.yaml")]
     Check(ConfigArgs),
     /// Shows the gateway at work: two clusters, double HBONE, a killed endpoint, two refusals.
     Demo(demo::Args),
@@ -66,11 +70,18 @@ enum Command {
     ///
     /// Exits 0 if the gateway is ready, 1 if not or if there is no such service, 2 if nobody
     /// answers.
+    #[command(after_help = "Examples:\n  strait status\n  strait status --all\n  \
+                            strait status echo.app.svc.cluster.local:80\n  \
+                            strait status app/echo --json | jq .services.list\n  \
+                            kubectl exec -n istio-system deploy/eastwest -- /strait status")]
     Status(ask::StatusArgs),
     /// Prints all that the running gateway knows, as a file that `istioctl ztunnel-config` reads.
     ///
-    /// Such as `strait dump > dump.json; istioctl ztunnel-config workload --file dump.json`. Exits
-    /// 2 if nobody answers.
+    /// Exits 2 if nobody answers.
+    #[command(after_help = "Examples:\n  \
+                            strait dump > dump.json; \
+                            istioctl ztunnel-config workload --file dump.json\n  \
+                            strait dump | jq .strait")]
     Dump(ask::DumpArgs),
     /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
     Certs(certs::Args),
@@ -88,6 +99,13 @@ struct ConfigArgs {
         env = "STRAIT_CONFIG"
     )]
     config: PathBuf,
+    /// The file without its option, as people write it: an error that says how.
+    #[arg(hide = true, value_parser = without_option)]
+    misplaced: Option<String>,
+}
+
+fn without_option(file: &str) -> Result<String, String> {
+    Err(format!("the file is named by an option: write `-c {file}`"))
 }
 
 impl ConfigArgs {

@@ -13,13 +13,18 @@ use clap::{CommandFactory, ValueEnum};
 
 use crate::app;
 use crate::config::Source;
-use crate::config::pod::{Defaults, Environment, Flags};
+use crate::config::pod::{Environment, Flags, truth};
 
 /// The file that lies over the pod's defaults, where there is one.
 const USUAL: &str = "/etc/strait/strait.yaml";
 
 /// Flags of Istio's that have no value.
 const SWITCHES: [&str; 2] = ["--log_as_json", "--profiling"];
+
+/// Our own options. Istio has none whose name is near to one of these.
+const OWN: [&str; 3] = ["--print-config", "--config", "--help"];
+/// What was mistyped differs in so many letters at most.
+const SLIPS_MAX: usize = 2;
 
 const HELP: &str = "\
 Options, anywhere after the role:
@@ -42,7 +47,8 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(super) struct Args {
-    /// What Istio starts the container as; it makes no difference.
+    /// What Istio starts the container as: waypoint, router or ztunnel; it makes no difference.
+    #[arg(allow_hyphen_values = true, value_parser = role)]
     role: Role,
     /// Istio's arguments, and the options below.
     #[arg(
@@ -58,6 +64,32 @@ enum Role {
     Waypoint,
     Router,
     Ztunnel,
+}
+
+/// The role, and what to do where an option stands in its place.
+fn role(text: &str) -> Result<Role, String> {
+    if text.starts_with('-') {
+        return Err(format!(
+            "the role comes first: strait proxy waypoint {text}"
+        ));
+    }
+    Role::from_str(text, false)
+        .map_err(|_| "write one of waypoint, router and ztunnel; they make no difference".into())
+}
+
+/// Whether one word is the other with a few slips: letters left out, put in or changed.
+fn is_near(word: &str, wanted: &str) -> bool {
+    let mut row: Vec<usize> = (0..=wanted.len()).collect();
+    // Nobody mistypes a word at its triple length.
+    for (index, byte) in word.bytes().take(3 * wanted.len()).enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
+        for (column, other) in wanted.bytes().enumerate() {
+            let changed = diagonal + usize::from(byte != other);
+            diagonal = row[column + 1];
+            row[column + 1] = changed.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row.last().is_some_and(|slips| *slips <= SLIPS_MAX)
 }
 
 /// What the arguments say.
@@ -88,8 +120,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let config = config.or_else(|| std::env::var_os("STRAIT_CONFIG").map(PathBuf::from));
-    let defaults = Defaults::new(&Environment::of_process(), &flags);
-    let source = Source::pod(defaults, config.as_deref(), Path::new(USUAL));
+    let environment = Environment::of_process();
+    let source = Source::pod(environment, &flags, config.as_deref(), Path::new(USUAL));
     if prints {
         return Ok(print(&source));
     }
@@ -139,10 +171,15 @@ impl Arguments {
                     Some(file) => read.config = Some(file.into()),
                     None => bail!("{name} names no file; write `{name} FILE`"),
                 },
-                "--log_as_json" => read.flags.json = word().is_none_or(|word| word != "false"),
+                "--log_as_json" => {
+                    read.flags.json = word().is_none_or(|word| truth(&word) != Some(false));
+                }
                 "--log_output_level" => levels.0 = word().and_then(|word| agent_level(&word)),
                 "--proxyLogLevel" => levels.1 = word().and_then(|word| proxy_level(&word)),
-                name => read.ignored.push(name.to_owned()),
+                name => match OWN.iter().find(|own| is_near(name, own)) {
+                    Some(own) => bail!("there is no {name}; did you mean {own}?"),
+                    None => read.ignored.push(name.to_owned()),
+                },
             }
         }
         let (agent, proxy) = levels;

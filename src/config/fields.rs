@@ -6,7 +6,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::findings::Report;
+use super::findings::{Place, Report};
 use super::yaml::{Document, Entry, Kind, Node};
 
 /// Values are quoted in findings up to this many characters.
@@ -22,6 +22,7 @@ pub struct Value<'a> {
     place: &'static str,
     key: &'static str,
     entry: bool,
+    is_secret: bool,
 }
 
 /// A map with a fixed set of keys. The set is what the reader asked for: whatever it did not ask
@@ -94,6 +95,7 @@ impl<'a> Fields<'a> {
             place,
             key,
             entry: false,
+            is_secret: false,
         };
         if matches!(entry.value.kind, Kind::Null) {
             // A list that was commented out line by line must not mean "no restriction".
@@ -165,6 +167,19 @@ impl<'a> Value<'a> {
     /// The line on which the value begins, or its key where the key is data as well.
     pub fn line(self) -> u64 {
         self.line.into()
+    }
+
+    /// Where it stands, for findings that only show later.
+    pub fn place(self) -> Place {
+        self.document.place_of(self.node)
+    }
+
+    /// This value and those in it are not quoted in what [`Value::parsed`] and the like report.
+    pub fn secret(self) -> Self {
+        Self {
+            is_secret: true,
+            ..self
+        }
     }
 
     /// Reports that this value is wrong.
@@ -380,6 +395,7 @@ impl<'a> Value<'a> {
             Kind::Null => "has no value".to_owned(),
             Kind::List(_) => "is a list".to_owned(),
             Kind::Map(_) => "is a map".to_owned(),
+            _ if self.is_secret => "has a value that is not shown here".to_owned(),
             Kind::Text(text) => format!("is `{}`", shortened(text)),
             Kind::Int(number) => format!("is `{number}`"),
             _ => format!(

@@ -6,7 +6,8 @@ use super::fields::Value;
 
 /// Metadata of a call: what gRPC and we say ourselves cannot be said here.
 pub(super) fn read(value: Value<'_>) -> Option<Vec<(String, String)>> {
-    let read = value.pairs().map(|(entry, value)| {
+    // Values are secrets, also where they stand in the wrong place.
+    let read = value.secret().pairs().map(|(entry, value)| {
         let name = entry.key.to_ascii_lowercase();
         let is_ours = matches!(
             &*name,

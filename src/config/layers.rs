@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::pod::Defaults;
+use super::pod::{Defaults, Environment, Flags, Pod};
 use super::yaml::{Document, Kind, Node};
-use super::{Examined, Findings, read};
+use super::{Config, Examined, Findings, defaults, read};
 
 /// How much further in each level is printed.
 const INDENT: usize = 2;
@@ -19,27 +19,45 @@ const ORIGIN_COLUMN: usize = 56;
 pub struct Source {
     file: PathBuf,
     is_optional: bool,
+    environment: Arc<Environment>,
     defaults: Option<Arc<Defaults>>,
 }
 
 impl Source {
-    /// A file alone.
+    /// A file alone; who we are besides is said by the environment of this process.
     pub fn file(file: &Path) -> Self {
         Self {
             file: file.to_owned(),
             is_optional: false,
+            environment: Arc::new(Environment::of_process()),
             defaults: None,
         }
     }
 
-    /// The defaults of a pod, and over them a file, if one was named or if there is one in the
-    /// `usual` place.
-    pub fn pod(defaults: Defaults, named: Option<&Path>, usual: &Path) -> Self {
+    /// What a pod with this environment and these arguments says, and over that a file, if one
+    /// was named or if there is one in the `usual` place.
+    pub fn pod(
+        environment: Environment,
+        flags: &Flags,
+        named: Option<&Path>,
+        usual: &Path,
+    ) -> Self {
         Self {
             file: named.unwrap_or(usual).to_owned(),
             is_optional: named.is_none(),
-            defaults: Some(Arc::new(defaults)),
+            defaults: Some(Arc::new(Defaults::new(&environment, flags))),
+            environment: Arc::new(environment),
         }
+    }
+
+    /// Who we are to a control plane, with this configuration in force.
+    pub fn who(&self, config: &Config) -> Pod {
+        Pod::new(&self.environment, config)
+    }
+
+    /// The environment that says what no configuration does.
+    pub fn environment(&self) -> &Environment {
+        &self.environment
     }
 
     /// The file. That of a pod need not exist.
@@ -80,8 +98,8 @@ impl Source {
         examined
     }
 
-    /// All that is said, as a file of its own would say it, each value with the place that says
-    /// so as a comment. Values of `headers` may be secrets and are left out.
+    /// All that is in force, as a file of its own would say it, each value with the place that
+    /// says so as a comment. Values of `headers` may be secrets and are left out.
     ///
     /// # Errors
     /// The file cannot be read or is not YAML.
@@ -91,7 +109,7 @@ impl Source {
             document: &document,
             text: String::new(),
         };
-        printer.entries(&document.root, 0, false);
+        printer.document(&document.root);
         Ok(printer.text)
     }
 
@@ -99,11 +117,12 @@ impl Source {
         let Some(defaults) = &self.defaults else {
             return Document::load(&self.file);
         };
-        let layer = &defaults.layer;
         if self.is_absent() {
-            return Ok(Document::of_layer(&self.file, layer));
+            return Ok(Document::of_layer(&self.file, &defaults.under(None)));
         }
-        Ok(Document::load(&self.file)?.over(layer))
+        let document = Document::load(&self.file)?;
+        let layer = defaults.under(Some(&document.root));
+        Ok(document.over(&layer))
     }
 }
 
@@ -114,6 +133,52 @@ struct Printer<'a> {
 }
 
 impl Printer<'_> {
+    /// All sections, each with what holds for it though nobody says so.
+    fn document(&mut self, root: &Node) {
+        let Kind::Map(entries) = &root.kind else {
+            return self.entries(root, 0, false);
+        };
+        let mut missing = defaults::missing(root);
+        for entry in entries {
+            if !is_empty_map(&entry.value) {
+                let start = format!("{}:", scalar(&entry.key));
+                self.entry(&start, &entry.value, 0, false);
+            }
+            let mut sections = missing.iter_mut();
+            if let Some((name, keys)) = sections.find(|(name, _)| **name == *entry.key) {
+                let keys = std::mem::take(keys);
+                self.missing(name, &keys, is_empty_map(&entry.value));
+            }
+        }
+        for (name, keys) in &missing {
+            self.missing(name, keys, true);
+        }
+        let limits = root.get("limits");
+        if limits.is_none_or(|limits| limits.get("buffers").is_none()) {
+            // Not a number that could be read back: it is looked up at the start.
+            let said = "# limits.buffers: half of the memory of this process";
+            self.line(said, defaults::ORIGIN);
+        }
+    }
+
+    /// Keys of a section that nobody says; `opens` where no key of it was printed before.
+    fn missing(&mut self, name: &str, keys: &[(&str, String)], opens: bool) {
+        if opens && keys.iter().any(|(key, _)| !key.is_empty()) {
+            let _ = writeln!(self.text, "{name}:");
+        }
+        for (key, value) in keys {
+            let said = match key.is_empty() {
+                true => format!("{name}: {value}"),
+                false => format!("{:INDENT$}{key}: {value}", ""),
+            };
+            self.line(&said, defaults::ORIGIN);
+        }
+    }
+
+    fn line(&mut self, said: &str, by: &str) {
+        let _ = writeln!(self.text, "{said:<ORIGIN_COLUMN$}  # {by}");
+    }
+
     /// A map or list with entries, each on lines of its own; `is_secret` hides their values.
     fn entries(&mut self, node: &Node, depth: usize, is_secret: bool) {
         match &node.kind {
@@ -145,8 +210,12 @@ impl Printer<'_> {
         };
         let said = format!("{start} {value}");
         let place = self.document.place_of(node);
-        let _ = writeln!(self.text, "{said:<ORIGIN_COLUMN$}  # {place}");
+        self.line(&said, &place.to_string());
     }
+}
+
+fn is_empty_map(node: &Node) -> bool {
+    matches!(&node.kind, Kind::Map(entries) if entries.is_empty())
 }
 
 /// Whether a value takes lines of its own.
@@ -171,7 +240,7 @@ fn value(document: &Document, node: &Node) -> String {
 }
 
 /// Text as YAML: as it is where nothing but text could be meant, else quoted.
-fn scalar(text: &str) -> String {
+pub(super) fn scalar(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./".contains(&byte);
     let is_word = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
         || text.starts_with("./");

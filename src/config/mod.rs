@@ -5,6 +5,7 @@
 //! the mesh) is checked by whoever reads those.
 
 mod checks;
+mod defaults;
 mod exposure;
 pub mod fields;
 pub mod findings;
@@ -20,6 +21,7 @@ mod sources;
 mod tests;
 pub mod yaml;
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -109,6 +111,8 @@ pub struct Examined {
     pub identity: Option<Identity>,
     /// The section `trust`, if nothing is wrong with it.
     pub trust: Option<Trust>,
+    /// Where that section stands.
+    pub trust_place: Option<Place>,
     /// The section `discovery`, if nothing is wrong with it.
     pub discovery: Option<Discovery>,
     /// The other files that it names, each with the place that does. They need not exist.
@@ -250,9 +254,8 @@ pub enum Discovery {
 pub struct ControlPlane {
     /// Its address, with a port. Required.
     pub address: HostPort,
-    /// The roots that it is verified by, read anew for each connection. Required.
-    #[serde(serialize_with = "lossy_path")]
-    pub roots: PathBuf,
+    /// The roots that it is verified by. Required.
+    pub roots: Roots,
     /// The file with our token, read anew for each call. Default: none is sent.
     #[serde(serialize_with = "lossy_path_option")]
     pub token: Option<PathBuf>,
@@ -262,6 +265,33 @@ pub struct ControlPlane {
     /// a proxy in front of the control plane wants to see. Default: none.
     #[serde(serialize_with = "names_only")]
     pub headers: Vec<(String, String)>,
+}
+
+/// The roots that a control plane is verified by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Roots {
+    /// Of a PEM file, read anew for each connection.
+    File(PathBuf),
+    /// Of a PEM text.
+    Pem(String),
+    /// Those of the system, found anew for each connection.
+    System,
+}
+
+impl fmt::Display for Roots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(file) => file.display().fmt(f),
+            Self::Pem(_) => f.write_str("PEM"),
+            Self::System => f.write_str("SYSTEM"),
+        }
+    }
+}
+
+impl Serialize for Roots {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 /// How much of this host strangers and slow readers may take.

@@ -57,9 +57,9 @@ fn sections(
     let identity = top
         .need("identity", sources::IDENTITY_EXAMPLE)
         .and_then(sources::identity);
-    let trust = top
-        .need("trust", "{domains: [{name: east.local}]}")
-        .and_then(trust);
+    let trust = top.need("trust", "{domains: [{name: east.local}]}");
+    examined.trust_place = trust.map(Value::place);
+    let trust = trust.and_then(self::trust);
     let example = "[{name: cross-network, bind: \"[::]:15008\"}]";
     let listeners = top
         .need("listeners", example)

@@ -3,18 +3,23 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use spiffe::SpiffeId;
 
 use super::fields::{Fields, Value};
 use super::headers;
 use super::read::trust_domain_name;
 use super::{
-    CERTIFICATE_TTL, ControlPlane, Discovery, HostPort, Identity, IdentityFiles, IstioCa,
+    CERTIFICATE_TTL, ControlPlane, Discovery, HostPort, Identity, IdentityFiles, IstioCa, Roots,
     TRUST_DOMAIN,
 };
 
 pub(super) const IDENTITY_EXAMPLE: &str =
     "{kind: files, chain: certs/gateway.crt, key: certs/gateway.key, roots: certs/root.crt}";
+
+/// The word for the system's roots.
+const SYSTEM: &str = "SYSTEM";
 
 /// Less than this cannot be renewed in time, and more is no workload's certificate any more.
 const TTL: (Duration, Duration) = (
@@ -144,7 +149,7 @@ fn control_plane(fields: &mut Fields<'_>) -> Option<ControlPlane> {
         });
     let roots = fields
         .need("roots", "/var/run/secrets/istio/root-cert.pem")
-        .and_then(Value::existing_path);
+        .and_then(roots);
     let token = optional(fields, "token", Value::existing_path);
     let san = optional(fields, "san", |value| value.text().map(str::to_owned));
     let headers = optional(fields, "headers", headers::read);
@@ -155,6 +160,24 @@ fn control_plane(fields: &mut Fields<'_>) -> Option<ControlPlane> {
         san: san?,
         headers: headers?.unwrap_or_default(),
     })
+}
+
+/// Roots as ztunnel's `XDS_ROOT_CA` has them: a file, its text, or the word for the system's.
+fn roots(value: Value<'_>) -> Option<Roots> {
+    let text = value.text()?;
+    if text == SYSTEM {
+        return Some(Roots::System);
+    }
+    if !text.trim_start().starts_with("-----BEGIN") {
+        return value.existing_path().map(Roots::File);
+    }
+    let mut certificates = CertificateDer::pem_slice_iter(text.as_bytes()).peekable();
+    if certificates.peek().is_none() || certificates.any(|certificate| certificate.is_err()) {
+        let how = format!("PEM of certificates, the path of a file with them, or `{SYSTEM}`");
+        value.error("has a PEM text that cannot be read as certificates", how);
+        return None;
+    }
+    Some(Roots::Pem(text.to_owned()))
 }
 
 /// A key that may be left out; none where it is given and wrong.

@@ -243,6 +243,15 @@ impl Node {
         }
     }
 
+    /// As [`Self::get`], to change it.
+    pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
+        let Kind::Map(entries) = &mut self.kind else {
+            return None;
+        };
+        let entry = entries.iter_mut().find(|entry| *entry.key == *key)?;
+        Some(&mut entry.value)
+    }
+
     /// The value under a key of this map.
     pub(super) fn get(&self, key: &str) -> Option<&Self> {
         let Kind::Map(entries) = &self.kind else {

@@ -119,9 +119,17 @@ pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
 /// # Errors
 /// As [`bind`].
 pub fn reserve(address: SocketAddr) -> io::Result<Socket> {
-    match reserve_exactly(address) {
+    or_by_ipv4(address, reserve_exactly)
+}
+
+/// On a host without IPv6 the wildcard is IPv4's.
+fn or_by_ipv4<T>(
+    address: SocketAddr,
+    reserve: impl Fn(SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    match reserve(address) {
         Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && is_without_ipv6(&error) => {
-            reserve_exactly((Ipv4Addr::UNSPECIFIED, address.port()).into())
+            reserve((Ipv4Addr::UNSPECIFIED, address.port()).into())
         }
         reserved => reserved,
     }
@@ -294,4 +302,38 @@ pub fn set_options(socket: SockRef<'_>, keepalive: &Keepalive) -> io::Result<()>
             .with_interval(keepalive.interval)
             .with_retries(keepalive.retries),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wildcard_is_ipv4s_where_there_is_no_ipv6() {
+        let failing = |errno: Errno| {
+            move |address: SocketAddr| match address.is_ipv6() {
+                true => Err(io::Error::from_raw_os_error(errno.raw_os_error())),
+                false => Ok(address.to_string()),
+            }
+        };
+        let rows = [
+            ("[::]:15008", Errno::AFNOSUPPORT, Some("0.0.0.0:15008")),
+            ("[::]:15008", Errno::ADDRNOTAVAIL, Some("0.0.0.0:15008")),
+            ("[::]:15008", Errno::ADDRINUSE, None),
+            ("[::]:15008", Errno::ACCESS, None),
+            ("[::1]:15008", Errno::ADDRNOTAVAIL, None),
+        ];
+        for (address, errno, want) in rows {
+            let address = address.parse().unwrap();
+            let reserved = or_by_ipv4(address, failing(errno)).ok();
+            assert_eq!(reserved.as_deref(), want, "{address} {errno}");
+        }
+    }
+
+    #[test]
+    fn the_wildcard_takes_ipv4_on_every_host() {
+        let listener = bind((Ipv6Addr::UNSPECIFIED, 0).into()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    }
 }

@@ -10,7 +10,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::reason::HandshakeRefusal;
-use crate::tls::{ALPN_H2, refusal_of};
+use crate::tls::{ALPN_H2, explanation_of, refusal_of};
 
 use super::Gateway;
 use super::accept::{Accepted, Held};
@@ -31,7 +31,7 @@ pub struct Session {
 pub struct Refused {
     /// The refusal, counted by its label.
     pub refusal: HandshakeRefusal,
-    /// The TLS library's own words.
+    /// What is wrong, in words.
     pub detail: String,
     /// The socket, to be closed only when the peer has read its alert, and what is counted of it
     /// until then.
@@ -80,13 +80,10 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
             HandshakeRefusal::Timeout,
             &"no handshake within 5 s",
         )),
-        Ok(Err((error, socket))) => Err(told(
-            refusal(&error),
-            &error,
-            socket.into_inner(),
-            slot,
-            held,
-        )),
+        Ok(Err((error, socket))) => {
+            let (refusal, detail) = explained(&error);
+            Err(told(refusal, &detail, socket.into_inner(), slot, held))
+        }
         Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => {
             let stream = Box::new(stream);
             Ok(Session { stream, held })
@@ -106,9 +103,12 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
     }
 }
 
-fn refusal(error: &io::Error) -> HandshakeRefusal {
+fn explained(error: &io::Error) -> (HandshakeRefusal, String) {
     let tls = error
         .get_ref()
         .and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    tls.map_or(HandshakeRefusal::Other, refusal_of)
+    match tls {
+        Some(tls) => (refusal_of(tls), explanation_of(tls)),
+        None => (HandshakeRefusal::Other, error.to_string()),
+    }
 }

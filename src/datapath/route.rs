@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::mesh::{GatewayAddress, Place};
-use crate::snapshot::{EndpointSet, Protocol, Service, Snapshot};
+use crate::snapshot::{EndpointSet, Service, Snapshot};
 use crate::wire::{Authority, Host};
 
 use super::identity::Peer;
@@ -45,6 +44,14 @@ impl Route {
     /// The endpoints to dial.
     pub fn endpoints(&self) -> &Arc<EndpointSet> {
         &self.endpoints
+    }
+
+    /// What an operator has to know where there is no endpoint, if the reason does not say it all.
+    pub fn detail(&self) -> Option<String> {
+        let names = self.service.definition.waypoint_names();
+        self.by_waypoint.then(|| {
+            format!("it is behind the waypoint {names}, which is unknown or has no HBONE endpoint")
+        })
     }
 
     /// Why a tunnel ends for which there is no endpoint.
@@ -113,7 +120,7 @@ fn goes_by_waypoint(
     };
     let is_believed = || {
         let speaks = |gateway| {
-            let of = service_at(snapshot, gateway);
+            let of = snapshot.waypoint(gateway);
             of.is_some_and(|service| speaks_for(service, principal))
         };
         snapshot.trust.is_waypoint(principal)
@@ -136,7 +143,7 @@ fn waypoint<'a>(snapshot: &'a Snapshot, service: &Service) -> Option<&'a Arc<End
     let usable: Vec<_> = waypoints
         .filter(|waypoint| waypoint.weight > 0)
         .filter_map(|waypoint| {
-            let endpoints = endpoints_at(snapshot, &waypoint.gateway)?;
+            let endpoints = snapshot.waypoint_endpoints(&waypoint.gateway)?;
             Some((u64::from(waypoint.weight), endpoints))
         })
         .collect();
@@ -148,37 +155,6 @@ fn waypoint<'a>(snapshot: &'a Snapshot, service: &Service) -> Option<&'a Arc<End
         hit
     });
     drawn.map(|(_, endpoints)| endpoints)
-}
-
-/// The endpoints of a waypoint. They are dialled at the port of HBONE whatever port of the waypoint
-/// they serve, so one without HBONE is of no use.
-fn endpoints_at<'a>(
-    snapshot: &'a Snapshot,
-    gateway: &GatewayAddress,
-) -> Option<&'a Arc<EndpointSet>> {
-    let speaks_hbone = |set: &&Arc<EndpointSet>| {
-        let endpoints = &set.endpoints;
-        let hbone = |protocol| protocol == Protocol::Hbone;
-        !endpoints.is_empty() && endpoints.iter().all(|one| hbone(one.protocol))
-    };
-    let ports = &service_at(snapshot, gateway)?.ports;
-    let named = ports.get(&gateway.port).filter(speaks_hbone);
-    named.or_else(|| ports.values().find(speaks_hbone))
-}
-
-/// The service of a waypoint: by its name, or by an address of it in this network.
-fn service_at<'a>(snapshot: &'a Snapshot, gateway: &GatewayAddress) -> Option<&'a Arc<Service>> {
-    match &gateway.place {
-        Place::Name(name) => {
-            let (namespace, hostname) = name.split_once('/')?;
-            let service = snapshot.services.get(hostname)?;
-            (*service.namespace == *namespace).then_some(service)
-        }
-        Place::Address(network, ip) if snapshot.is_local(network) => {
-            snapshot.by_vip(ip.to_canonical())
-        }
-        Place::Address(..) => None,
-    }
 }
 
 /// What is asked for: a service's own name, then an alias, then a VIP of this network.
@@ -207,9 +183,9 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
-    use crate::snapshot::TrustSet;
     use crate::snapshot::builder::{Change, build};
-    use crate::snapshot::mesh;
+    use crate::snapshot::mesh::{self, GatewayAddress, Place};
+    use crate::snapshot::{Protocol, TrustSet};
 
     const ECHO: &str = "app/echo.app";
     const WAYPOINT: &str = "spiffe://east.local/ns/app/sa/waypoint";

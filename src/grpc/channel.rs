@@ -23,7 +23,7 @@ use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
-use crate::config::ControlPlane;
+use crate::config::{ControlPlane, Roots};
 
 /// The time for TCP and TLS together (contract 3.1).
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
@@ -104,8 +104,9 @@ pub async fn introduce<T>(
     call: &mut tonic::Request<T>,
 ) -> Result<(), ChannelError> {
     if let Some(file) = &plane.token {
+        let token = read(file.clone(), TOKEN_BYTES_MAX).await?;
         call.metadata_mut()
-            .insert("authorization", bearer(file).await?);
+            .insert("authorization", bearer(file, &token)?);
     }
     if let Ok(cluster) = cluster.parse() {
         call.metadata_mut().insert("clusterid", cluster);
@@ -113,16 +114,16 @@ pub async fn introduce<T>(
     for (name, value) in &plane.headers {
         // The configuration was checked for both.
         let name = MetadataKey::<Ascii>::from_bytes(name.as_bytes());
-        if let (Ok(name), Ok(value)) = (name, MetadataValue::try_from(value)) {
+        if let (Ok(name), Ok(mut value)) = (name, MetadataValue::try_from(value)) {
+            value.set_sensitive(true);
             call.metadata_mut().insert(name, value);
         }
     }
     Ok(())
 }
 
-async fn bearer(file: &Path) -> Result<MetadataValue<Ascii>, ChannelError> {
-    let token = read(file.to_owned(), TOKEN_BYTES_MAX).await?;
-    let token = String::from_utf8_lossy(&token);
+fn bearer(file: &Path, token: &[u8]) -> Result<MetadataValue<Ascii>, ChannelError> {
+    let token = String::from_utf8_lossy(token);
     let value = MetadataValue::try_from(format!("Bearer {}", token.trim()));
     match value {
         Ok(mut value) if !token.trim().is_empty() => {
@@ -136,22 +137,31 @@ async fn bearer(file: &Path) -> Result<MetadataValue<Ascii>, ChannelError> {
     }
 }
 
-/// Reads a small file away from this thread, where a mount that hangs would stop admin pages.
+/// Reads a small file.
 async fn read(file: PathBuf, most: u64) -> Result<Vec<u8>, ChannelError> {
     let path = file.clone();
-    let read = tokio::task::spawn_blocking(move || {
-        let metadata = fs::metadata(&path)?;
-        match metadata.is_file() && metadata.len() <= most {
-            true => fs::read(&path),
-            false => Err(io::Error::other("is no file of a sensible size")),
-        }
-    });
-    let failed = |what: String| ChannelError::File { file, what };
-    match timeout(CONNECT_DEADLINE, read).await {
-        Ok(Ok(Ok(bytes))) => Ok(bytes),
-        Ok(Ok(Err(error))) => Err(failed(error.to_string())),
-        Ok(Err(error)) => Err(failed(error.to_string())),
-        Err(_) => Err(failed("cannot be read in time".to_owned())),
+    let read = aside(move || read_now(&path, most));
+    let what = match read.await {
+        Ok(Ok(bytes)) => return Ok(bytes),
+        Ok(Err(error)) => error.to_string(),
+        Err(what) => what,
+    };
+    Err(ChannelError::File { file, what })
+}
+
+/// Reads away from this thread, where a mount that hangs would stop admin pages.
+async fn aside<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+    match timeout(CONNECT_DEADLINE, tokio::task::spawn_blocking(read)).await {
+        Ok(read) => read.map_err(|error| error.to_string()),
+        Err(_) => Err("cannot be read in time".to_owned()),
+    }
+}
+
+fn read_now(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let metadata = fs::metadata(path)?;
+    match metadata.is_file() && metadata.len() <= most {
+        true => fs::read(path),
+        false => Err(io::Error::other("is no file of a sensible size")),
     }
 }
 
@@ -160,16 +170,15 @@ const ROOTS_BYTES_MAX: u64 = 1024 * 1024;
 
 async fn tls(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
     let failed = |what: String| ChannelError::File {
-        file: plane.roots.clone(),
+        file: plane.roots.to_string().into(),
         what,
     };
-    let pem = read(plane.roots.clone(), ROOTS_BYTES_MAX).await?;
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|error| failed(format!("is not PEM: {error}")))?;
-        let added = roots.add(certificate);
-        added.map_err(|error| failed(format!("holds a root that cannot be used: {error}")))?;
-    }
+    let roots = match &plane.roots {
+        Roots::File(file) => parsed(&read(file.clone(), ROOTS_BYTES_MAX).await?),
+        Roots::Pem(text) => parsed(text.as_bytes()),
+        Roots::System => aside(system).await,
+    };
+    let roots = roots.map_err(failed)?;
     if roots.is_empty() {
         return Err(failed("holds no certificate".to_owned()));
     }
@@ -181,6 +190,49 @@ async fn tls(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
         .with_no_client_auth();
     tls.alpn_protocols = vec![b"h2".to_vec()];
     Ok(Arc::new(tls))
+}
+
+fn parsed(pem: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(|error| format!("is not PEM: {error}"))?;
+        let added = roots.add(certificate);
+        added.map_err(|error| format!("holds a root that cannot be used: {error}"))?;
+    }
+    Ok(roots)
+}
+
+/// What is wrong with the files of a control plane as they are now, each with its error.
+pub fn check(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
+    let judged = |file: &Path, most, judge: fn(&[u8]) -> Result<(), String>| {
+        let read = read_now(file, most).map_err(|error| error.to_string());
+        let what = read.and_then(|bytes| judge(&bytes)).err()?;
+        let file = file.to_owned();
+        Some((file.clone(), ChannelError::File { file, what }))
+    };
+    let root = match &plane.roots {
+        Roots::File(file) => judged(file, ROOTS_BYTES_MAX, |pem| match parsed(pem)?.is_empty() {
+            true => Err("holds no certificate".to_owned()),
+            false => Ok(()),
+        }),
+        Roots::Pem(_) | Roots::System => None,
+    };
+    let token = plane.token.as_ref();
+    let token = token.and_then(|file| {
+        judged(file, TOKEN_BYTES_MAX, |token| {
+            let bearer = bearer(Path::new(""), token);
+            bearer.map(drop).map_err(|_| "holds no token".to_owned())
+        })
+    });
+    root.into_iter().chain(token).collect()
+}
+
+/// The system's roots: `SSL_CERT_FILE`, else the bundle of its distribution. It may have some that
+/// are of no use to us.
+fn system() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    roots
 }
 
 async fn handshake(

@@ -173,6 +173,12 @@ impl ExposureTable {
         Some((&alias.host, alias.port.unwrap_or(asked.port)))
     }
 
+    /// The services that have this name as an alias, at whatever port.
+    pub fn hosts_called<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
+        let aliases = self.aliases.get(name).into_iter().flatten();
+        aliases.map(|(alias, _)| &*alias.host)
+    }
+
     fn entries_of_alias(
         &self,
         asked: &Authority,

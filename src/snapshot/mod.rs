@@ -25,6 +25,7 @@ mod policies;
 mod shards;
 mod trust;
 mod usable;
+mod waypoints;
 
 pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};

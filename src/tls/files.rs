@@ -47,7 +47,16 @@ pub struct TrustedDomain {
     /// The trust domain's name.
     pub name: String,
     /// Its own roots.
-    pub roots: Option<Arc<RootCertStore>>,
+    pub roots: Option<OwnRoots>,
+}
+
+/// The roots of one trust domain.
+#[derive(Debug)]
+pub struct OwnRoots {
+    /// What peers are judged by.
+    store: Arc<RootCertStore>,
+    /// The same, for people to look at.
+    certificates: Vec<CertificateDer<'static>>,
 }
 
 /// Why certificates could not be used.
@@ -180,14 +189,11 @@ fn identity(file: &Path, chain: &[CertificateDer<'static>]) -> Result<Identity, 
 impl Material {
     /// What the status pages show of it.
     pub fn status(&self) -> Certificate {
-        let info = |certificates: &[CertificateDer<'static>]| {
-            certificates.iter().filter_map(certificate_info).collect()
-        };
         Certificate {
             identity: self.identity.uri.to_string(),
             state: "Available".to_owned(),
-            chain: info(&self.chain),
-            roots: info(&self.root_certificates),
+            chain: infos(&self.chain),
+            roots: infos(&self.root_certificates),
         }
     }
 
@@ -203,6 +209,10 @@ impl Material {
         let known = kinds.into_iter();
         known.filter_map(|(kind, end)| Some((kind, end?))).collect()
     }
+}
+
+fn infos(certificates: &[CertificateDer<'static>]) -> Vec<CertificateInfo> {
+    certificates.iter().filter_map(certificate_info).collect()
 }
 
 /// A certificate for people to look at; none if it cannot be parsed.
@@ -221,9 +231,25 @@ fn certificate_info(der: &CertificateDer<'static>) -> Option<CertificateInfo> {
 impl TrustedDomain {
     /// The roots that its peers are judged by: its own, else those that came with `material`.
     pub fn roots_with<'a>(&'a self, material: &'a Material) -> Option<&'a Arc<RootCertStore>> {
-        self.roots
-            .as_ref()
-            .or_else(|| material.roots_of(&self.name))
+        let own = self.roots.as_ref().map(|own| &own.store);
+        own.or_else(|| material.roots_of(&self.name))
+    }
+
+    /// What the status pages show of roots of its own.
+    pub fn status(&self) -> Option<Certificate> {
+        let own = self.roots.as_ref()?;
+        Some(Certificate {
+            identity: format!("trust domain {}", self.name),
+            state: "Available".to_owned(),
+            chain: Vec::new(),
+            roots: infos(&own.certificates),
+        })
+    }
+
+    /// When the first of its own roots ends.
+    pub fn expiry(&self) -> Option<SystemTime> {
+        let own = self.roots.as_ref()?;
+        own.certificates.iter().map(expiry_of).min()
     }
 
     /// Loads the roots of those domains that have their own.
@@ -232,13 +258,17 @@ impl TrustedDomain {
     /// The first thing that is wrong, with the file's name.
     pub fn load_all(domains: &[TrustDomain]) -> Result<Vec<Self>, TlsError> {
         let load = |domain: &TrustDomain| {
-            let roots = match &domain.roots {
-                Some(file) => Some(root_store(file, &certificates(file)?)?),
-                None => None,
+            let own = |file: &PathBuf| {
+                let certificates = certificates(file)?;
+                let store = root_store(file, &certificates)?;
+                Ok(OwnRoots {
+                    store,
+                    certificates,
+                })
             };
             Ok(Self {
                 name: domain.name.clone(),
-                roots,
+                roots: domain.roots.as_ref().map(own).transpose()?,
             })
         };
         domains.iter().map(load).collect()

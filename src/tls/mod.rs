@@ -24,9 +24,9 @@ use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, NamedGroup};
 use rustls::{ServerConfig, version::TLS13};
 
-pub use files::{Bundles, Material, TlsError, TrustedDomain};
+pub use files::{Bundles, Material, OwnRoots, TlsError, TrustedDomain};
 pub use identity::{Identity, is_identity, leaf_identity};
-pub use verifier::refusal_of;
+pub use verifier::{explanation_of, refusal_of};
 
 /// The only application protocol on an HBONE listener.
 pub const ALPN_H2: &[u8] = b"h2";

@@ -25,16 +25,13 @@ use super::identity::{check_usage, leaf_identity};
 #[derive(Debug)]
 struct Refused {
     refusal: HandshakeRefusal,
-    /// The TLS library's own words, where there are any.
-    cause: Option<Error>,
+    /// What there is to say of this very certificate.
+    detail: Option<String>,
 }
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.cause {
-            Some(cause) => write!(f, "refused: {}: {cause}", self.refusal),
-            None => write!(f, "refused: {}", self.refusal),
-        }
+        f.write_str(self.detail.as_deref().unwrap_or(self.refusal.words()))
     }
 }
 
@@ -44,10 +41,19 @@ fn refuse(refusal: HandshakeRefusal) -> Error {
     refuse_because(refusal, None)
 }
 
-fn refuse_because(refusal: HandshakeRefusal, cause: Option<Error>) -> Error {
-    let refused = Arc::new(Refused { refusal, cause });
+fn refuse_because(refusal: HandshakeRefusal, detail: Option<String>) -> Error {
+    let refused = Arc::new(Refused { refusal, detail });
     Error::InvalidCertificate(CertificateError::Other(OtherError(refused)))
 }
+
+/// Of an identity, which may be anything that a certificate can say, what fits into a line.
+fn shown(text: &str) -> String {
+    let whole = text.chars().take(SHOWN_MAX).collect::<String>();
+    whole.escape_debug().to_string()
+}
+
+/// An identity of a mesh is shorter than this.
+const SHOWN_MAX: usize = 256;
 
 /// The most certificates above the leaf: webpki follows no more in a row, and tries every way that
 /// the names allow. Its work grows with the factorial of their number, and anybody may cause it:
@@ -68,7 +74,23 @@ fn check_form(
     }
     match ParsedCertificate::try_from(leaf) {
         Ok(_) => Ok(()),
-        Err(cause) => Err(refuse_because(HandshakeRefusal::BadEncoding, Some(cause))),
+        Err(_) => Err(refuse(HandshakeRefusal::BadEncoding)),
+    }
+}
+
+/// Why a handshake failed, for an operator to read.
+pub fn explanation_of(error: &Error) -> String {
+    match (error, refusal_of(error)) {
+        (Error::InvalidCertificate(CertificateError::Other(OtherError(other))), refusal) => {
+            let refused = other.downcast_ref::<Refused>();
+            refused.map_or_else(|| refusal.words().to_owned(), ToString::to_string)
+        }
+        // These say by how much.
+        (
+            _,
+            HandshakeRefusal::Expired | HandshakeRefusal::NotYetValid | HandshakeRefusal::Other,
+        ) => error.to_string(),
+        (_, refusal) => refusal.words().to_owned(),
     }
 }
 
@@ -174,7 +196,15 @@ impl ClientCertVerifier for ClientVerifier {
         }
         let identity = leaf_identity(leaf).map_err(refuse)?;
         let Some(roots) = self.domains.get(&*identity.trust_domain) else {
-            return Err(refuse(HandshakeRefusal::UntrustedDomain));
+            let detail = format!(
+                "trust domain {} ({}) is not in trust.domains",
+                shown(&identity.trust_domain),
+                shown(&identity.uri)
+            );
+            return Err(refuse_because(
+                HandshakeRefusal::UntrustedDomain,
+                Some(detail),
+            ));
         };
         check_form(leaf, intermediates)?;
         let verified = roots.verify_client_cert(leaf, intermediates, now)?;
@@ -255,7 +285,11 @@ impl ServerCertVerifier for ServerVerifier {
         let identity = leaf_identity(leaf).map_err(refuse)?;
         let is_expected = |expected: &HashSet<Box<str>>| expected.contains(&*identity.uri);
         if !self.expected.as_ref().is_none_or(is_expected) {
-            return Err(refuse(HandshakeRefusal::UntrustedDomain));
+            let detail = format!("{} is not who was expected", shown(&identity.uri));
+            return Err(refuse_because(
+                HandshakeRefusal::UntrustedDomain,
+                Some(detail),
+            ));
         }
         check_form(leaf, intermediates)?;
         verify_server_cert_signed_by_trust_anchor(
@@ -391,6 +425,28 @@ mod tests {
     fn after(seconds: u64) -> UnixTime {
         let now = SystemTime::UNIX_EPOCH.elapsed().expect("after 1970");
         UnixTime::since_unix_epoch(now + Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn a_domain_outside_the_set_is_named_for_people() {
+        let (root, _) = short_lived();
+        let (verifier, _) = verifier(&root);
+        let authority = dev::Authority::new().expect("a root");
+        let north = authority.intermediate("north").expect("an intermediate");
+        let leaf = north.leaf("spiffe://north.local/ns/shop/sa/checkout");
+        let chain = certificates(&leaf.expect("a leaf").chain_pem);
+        let refused = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
+        let refused = refused.expect_err("a refusal");
+        assert_eq!(refusal_of(&refused), HandshakeRefusal::UntrustedDomain);
+        assert_eq!(
+            explanation_of(&refused),
+            "trust domain north.local (spiffe://north.local/ns/shop/sa/checkout) is not in \
+             trust.domains"
+        );
+        assert!(shown(&"a\n".repeat(1000)).starts_with("a\\n"));
+        assert!(shown(&"a".repeat(1000)).len() <= SHOWN_MAX);
+        let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        assert!(explanation_of(&unknown).contains("no root"));
     }
 
     #[test]

@@ -15,8 +15,10 @@ use super::cache::{Cache, Recorder};
 use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
 use super::demand::Demand;
 use super::entries;
+use super::node::node;
 use super::store::{ADDRESS, AUTHORIZATION, CLUSTER};
 use crate::config::ControlPlane;
+use crate::config::pod::Pod;
 use crate::grpc::call::{self, Messages};
 use crate::grpc::channel::{self, ChannelError};
 use crate::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
@@ -24,8 +26,6 @@ use crate::grpc::rpc;
 use crate::snapshot::{Publisher, builder::Change};
 use crate::status::{Rejection, ResourceType, Status, What};
 use crate::telemetry::Metrics;
-
-pub use super::node::Pod;
 
 /// The delta form of ADS (contract 3.1).
 const METHOD: &str =
@@ -462,7 +462,7 @@ impl Istio {
 
     fn message(&self, request: Request) -> DeltaDiscoveryRequest {
         DeltaDiscoveryRequest {
-            node: request.with_node.then(|| self.pod.node()),
+            node: request.with_node.then(|| node(&self.pod)),
             type_url: request.type_url.into_owned(),
             resource_names_subscribe: request.subscribe,
             resource_names_unsubscribe: request.unsubscribe,

@@ -32,7 +32,7 @@ fn the_example_is_clean_with_fresh_certificates_and_not_without() {
         let args = ["check", "-c", "deploy/local/strait.yaml"];
         let checked = done(folder.path(), &args).await;
         assert_eq!((checked.code, checked.stderr.as_str()), (Some(0), ""));
-        assert!(checked.stdout.contains("1 services and 2 workloads"));
+        assert!(checked.stdout.contains("1 service and 2 workloads"));
 
         std::fs::remove_dir_all(folder.path().join("certs")).expect("a removal");
         let checked = done(folder.path(), &args).await;

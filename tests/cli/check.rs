@@ -124,8 +124,8 @@ fn a_clean_pair_exits_0_and_says_what_is_in_it() {
         let checked = check(folder.path()).await;
         assert_eq!(checked.code, Some(0), "{checked:?}");
         assert_eq!(checked.stderr, "");
-        let wanted = "strait.yaml: ok: 1 listeners, 2 trust domains, 1 exposed services, \
-                      1 services and 1 workloads in the mesh\n";
+        let wanted = "strait.yaml: ok: 1 listener, 2 trust domains, 1 exposed service, \
+                      1 service and 1 workload in the mesh\n";
         assert_eq!(checked.stdout, wanted);
     });
 }
@@ -186,7 +186,9 @@ fn a_certificate_that_will_be_issued_is_not_asked_for() {
                      roots: certs/root.crt\n";
         assert!(GOOD.contains(files));
         // Nobody is there.
-        let authority = "  kind: istio-ca\n  address: \"127.0.0.1:1\"\n  roots: certs/root.crt\n";
+        let authority = "  kind: istio-ca\n  address: \"127.0.0.1:1\"\n  roots: certs/root.crt\n  \
+                         namespace: istio-system\n  service_account: eastwest\n  \
+                         trust_domain: east.local\n";
         for issued in [authority, "  kind: spiffe\n"] {
             write(folder.path(), "strait.yaml", &GOOD.replace(files, issued));
             let checked = check(folder.path()).await;
@@ -344,5 +346,50 @@ fn an_exposure_that_leads_nowhere_is_a_warning_at_its_line() {
                 .any(|line| line.contains("strait.yaml:16: warning: ") && line.contains(wanted));
             assert!(warned && checked.code == Some(0), "{wanted}: {checked:?}");
         }
+    });
+}
+
+#[test]
+fn a_waypoint_that_is_no_service_is_a_warning_at_the_line_of_what_is_behind_it() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        write(folder.path(), "strait.yaml", GOOD);
+        let behind = "    ports: {80: 8080}\n    waypoint: {destination: app/nobody.app}\n";
+        let mesh = GOOD_MESH.replacen("    ports: {80: 8080}\n", behind, 1);
+        write(folder.path(), "mesh.yaml", &mesh);
+        let checked = check(folder.path()).await;
+        let warned = checked.stderr.lines().any(|line| {
+            line.starts_with("mesh.yaml:2: warning: ")
+                && line.contains("`app/nobody.app`")
+                && line.contains("; write ")
+        });
+        assert!(warned && checked.code == Some(0), "{checked:?}");
+    });
+}
+
+#[test]
+fn a_trust_set_without_our_own_domain_is_a_warning() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        let config = GOOD.replace("    - {name: east.local, cluster: east}\n", "");
+        write(folder.path(), "strait.yaml", &config);
+        write(folder.path(), "mesh.yaml", GOOD_MESH);
+        let checked = check(folder.path()).await;
+        let wanted = "warning: our certificate is of east.local, which trust.domains does not have";
+        assert!(checked.stderr.contains(wanted), "{checked:?}");
+        assert!(checked.stderr.starts_with("strait.yaml:"), "{checked:?}");
+    });
+}
+
+#[test]
+fn a_file_without_its_option_is_told_how() {
+    run(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let checked = done(folder.path(), &["check", "deploy.yaml"]).await;
+        assert_eq!(checked.code, Some(2), "{checked:?}");
+        assert!(
+            checked.stderr.contains("write `-c deploy.yaml`"),
+            "{checked:?}"
+        );
     });
 }

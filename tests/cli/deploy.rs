@@ -97,7 +97,7 @@ fn the_pods_of_the_manifests_start_by_what_they_are_given() {
             (address, "XDS_ADDRESS"),
             ("kind: istio-ca", "the pod's default"),
             ("namespace: metadata-namespace", "POD_NAMESPACE"),
-            ("name: cluster.local", "TRUST_DOMAIN"),
+            ("name: east.local", "TRUST_DOMAIN"),
             ("name: west.local", "TRUST_DOMAINS"),
             ("deadline: \"20s\"", "TERMINATION_GRACE_PERIOD_SECONDS"),
             ("level: info", "--log_output_level"),

@@ -37,6 +37,7 @@ fn it_prints_what_is_in_force_and_who_says_so() {
         write(folder.path(), "over.yaml", "workers: 2\n");
         let variables = [
             ("LOCAL_XDS_PATH", "mesh.yaml"),
+            ("TRUST_DOMAIN", "east.local"),
             ("ISTIO_META_CLUSTER_ID", "east"),
         ];
         let arguments = [
@@ -56,11 +57,14 @@ fn it_prints_what_is_in_force_and_who_says_so() {
             "workers: 2 # over.yaml:1",
             "path: mesh.yaml # LOCAL_XDS_PATH",
             "key: ./etc/certs/key.pem # the pod's default",
+            "default: none # the default",
+            "istio: \"off\" # the default",
+            "deadline: \"20s\" # the default",
         ] {
             assert!(lines.contains(&line.to_owned()), "{line}\n{}", done.stdout);
         }
         assert!(
-            done.stdout.contains("over.yaml: ok: 1 listeners"),
+            done.stdout.contains("over.yaml: ok: 1 listener,"),
             "{}",
             done.stdout
         );
@@ -99,6 +103,88 @@ fn a_role_that_does_not_exist_is_refused_and_help_is_given_anywhere() {
             let done = proxy(folder.path(), &[], arguments).await;
             assert_eq!(done.code, Some(0), "{done:?}");
             assert!(done.stdout.contains("Examples:"), "{done:?}");
+        }
+    });
+}
+
+/// A pod with the files that Istio mounts, `root` and `token` in them.
+fn mounted(root: &str, token: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (path, name, text) in [
+        ("var/run/secrets/istio", "root-cert.pem", root),
+        ("var/run/secrets/tokens", "istio-token", token),
+    ] {
+        std::fs::create_dir_all(folder.path().join(path)).expect("a folder");
+        write(folder.path(), &format!("{path}/{name}"), text);
+    }
+    folder
+}
+
+#[test]
+fn roots_and_a_token_that_hold_nothing_are_mistakes_though_nobody_is_asked() {
+    run(async {
+        let certificates = folder_with_certificates().await;
+        let root = std::fs::read_to_string(certificates.path().join("certs/root.crt"));
+        let root = root.expect("a root");
+        let arguments = ["proxy", "waypoint", "--print-config"];
+        let variables = [("POD_NAMESPACE", "a"), ("SERVICE_ACCOUNT", "b")];
+        let good = mounted(&root, "a token");
+        let done = proxy(good.path(), &variables, &arguments).await;
+        assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{done:?}");
+        let said = "the mesh comes from istiod.istio-system.svc:15012, which was not asked\n";
+        assert!(done.stdout.ends_with(said), "{}", done.stdout);
+        let (roots, tokens) = (
+            "istio/root-cert.pem: holds no",
+            "tokens/istio-token: holds no",
+        );
+        for (root, token, wrong) in [
+            ("junk", "a token", roots),
+            ("", "a token", roots),
+            (&*root, " \n", tokens),
+        ] {
+            let folder = mounted(root, token);
+            let done = proxy(folder.path(), &variables, &arguments).await;
+            assert_eq!(done.code, Some(1), "{done:?}");
+            let errors: Vec<_> = done
+                .stderr
+                .lines()
+                .filter(|l| l.contains("error: "))
+                .collect();
+            assert!(errors.len() == 1 && errors[0].contains(wrong), "{done:?}");
+        }
+        let done = proxy(good.path(), &[], &arguments).await;
+        assert_eq!(done.code, Some(0), "{done:?}");
+        for variable in ["POD_NAMESPACE", "SERVICE_ACCOUNT"] {
+            let warned = format!("nor {variable} is set: a certificate is asked for as spiffe://");
+            assert!(done.stderr.contains(&warned), "{done:?}");
+        }
+    });
+}
+
+#[test]
+fn a_slip_in_an_option_of_ours_starts_no_gateway() {
+    run(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (arguments, code, wanted) in [
+            (
+                &["proxy", "waypoint", "--print-confg"][..],
+                1,
+                "did you mean --print-config?",
+            ),
+            (
+                &["proxy", "waypoint", "--cofnig=a"],
+                1,
+                "did you mean --config?",
+            ),
+            (
+                &["proxy", "--print-config"],
+                2,
+                "the role comes first: strait proxy waypoint --print-config",
+            ),
+        ] {
+            let done = proxy(folder.path(), &[], arguments).await;
+            assert_eq!(done.code, Some(code), "{done:?}");
+            assert!(done.stderr.contains(wanted), "{done:?}");
         }
     });
 }

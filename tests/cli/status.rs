@@ -2,6 +2,8 @@
 
 use std::net::TcpListener;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
 use crate::support::{done, run};
 
 #[test]
@@ -19,6 +21,31 @@ fn where_nobody_answers_it_says_so_and_exits_with_2() {
             assert!(asked.stderr.contains(&said), "{asked:?}");
             assert!(asked.stderr.contains("refused"), "{asked:?}");
             assert_eq!(asked.stderr.lines().count(), 1, "{asked:?}");
+        }
+    });
+}
+
+#[test]
+fn a_port_that_knows_nothing_of_it_is_no_admin_port() {
+    run(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        // As the metrics port answers.
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("a port");
+        let address = listener.local_addr().expect("its address").to_string();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut asked = [0; 1024];
+                let _ = stream.read(&mut asked).await;
+                let answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
+                let _ = stream.write_all(answer).await;
+            }
+        });
+        for command in [&["status"][..], &["status", "echo"], &["dump"]] {
+            let args = [command, &["--admin", &address]].concat();
+            let asked = done(folder.path(), &args).await;
+            assert_eq!((asked.code, &*asked.stdout), (Some(2), ""), "{asked:?}");
+            assert!(asked.stderr.contains("no admin port"), "{asked:?}");
         }
     });
 }

@@ -146,6 +146,44 @@ def the(documents, kind):
     return found[0]
 
 
+def env(container):
+    """The variables of a container that have a value of their own."""
+    return {entry["name"]: entry.get("value") for entry in container["env"]}
+
+
+def examples(files, pod, patch):
+    """Names that several manifests have: one of them changed alone would be a contradiction."""
+    own, overlay = env(pod["spec"]["containers"][0]), env(patch["containers"][0])
+    networks = {
+        (where.get("labels") or {}).get("topology.istio.io/network")
+        for documents in files.values()
+        for document in documents
+        if document["kind"] in ("Gateway", "Deployment", "Service")
+        for where in [document["metadata"]]
+    }
+    images = {one["containers"][0]["image"] for one in (pod["spec"], patch)}
+    remote = the(files["solo/remote.yaml"], "Gateway")["metadata"]["annotations"]
+    shared = ("TRUST_DOMAINS", "TERMINATION_GRACE_PERIOD_SECONDS")
+    network = own["ISTIO_META_NETWORK"]
+    return [
+        ("both ways have one image", len(images) == 1),
+        ("both ways say the same of other trust domains and of the grace period",
+         all(own[name] == overlay[name] for name in shared)),
+        ("our trust domain is that of the remote Gateway",
+         own["TRUST_DOMAIN"] == remote["gateway.istio.io/trust-domain"]),
+        ("our trust domain is none of the others'",
+         own["TRUST_DOMAIN"] not in own["TRUST_DOMAINS"].split(",")),
+        ("there is one network", networks == {network}
+         and own["ISTIO_META_REQUESTED_NETWORK_VIEW"] == network
+         and pod["metadata"]["labels"]["topology.istio.io/network"] == network),
+        ("pods of both dialects have no label of one dialect's class",
+         "gateway.networking.k8s.io/gateway-class-name" not in pod["metadata"]["labels"]),
+        ("the grace period is what the pod is told",
+         all(str(one["terminationGracePeriodSeconds"]) == told[shared[1]]
+             for one, told in ((pod["spec"], own), (patch, overlay)))),
+    ]
+
+
 def together(files):
     """What the manifests say of each other."""
     workload = files["workload.yaml"]
@@ -181,6 +219,7 @@ def together(files):
         ("what is mounted is a volume and the other way round",
          mounted == {volume["name"] for volume in pod["spec"]["volumes"]}),
     ]
+    rules += examples(files, pod, patch)
     for dialect in ("istio", "solo"):
         managed = the(files[f"{dialect}/managed.yaml"], "Gateway")
         manual = the(files[f"{dialect}/manual.yaml"], "Gateway")

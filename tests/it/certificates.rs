@@ -1,6 +1,8 @@
 //! Certificates that are issued while the gateway runs: by Istio's authority, and by a SPIFFE
 //! Workload API.
 
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use rustls::pki_types::ServerName;
@@ -8,6 +10,7 @@ use strait::hbone::{Client, Tunnel};
 use strait::tls::{self, Material};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::support::ca::Mode;
@@ -348,5 +351,56 @@ fn a_federated_bundle_lets_its_domain_in_and_its_removal_refuses_it() {
         api.give(GATEWAY, &leaf, root, &[]);
         let refused = until("the removal", asks_now, Result::is_err).await;
         refused.expect_err("no bundle any more");
+    });
+}
+
+/// Puts a pipe in a file's place and waits until the gateway reads it: a mount that hangs. It goes
+/// on hanging while what is returned lives.
+async fn hangs(file: &Path) -> std::fs::File {
+    let pipe = file.with_extension("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("mkfifo").success());
+    std::fs::rename(&pipe, file).expect("a pipe in its place");
+    // It can be opened for writing once somebody reads.
+    let file = file.to_owned();
+    let open = move || std::fs::OpenOptions::new().write(true).open(file);
+    let opened = timeout(Duration::from_secs(20), tokio::task::spawn_blocking(open)).await;
+    opened
+        .expect("a reader")
+        .expect("no panic")
+        .expect("a pipe")
+}
+
+#[test]
+fn a_file_that_hangs_holds_up_neither_renewal_nor_the_end_of_a_certificate() {
+    run(async {
+        let net = Net::new();
+        let istiod = Istiod::default();
+        istiod.ca.lives(SHORT.0, SHORT.1);
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let mut gateway = of_istio(net);
+        gateway.ready().await;
+        let hanging = hangs(&gateway.file("mesh.yaml")).await;
+        let first = shown(&gateway).await;
+        istiod.ca.lives(ENDING.0, ENDING.1);
+        until(
+            "a new one",
+            async || shown(&gateway).await,
+            |shown| *shown != first,
+        )
+        .await;
+        drop(serving);
+        gateway.logged("our certificate has ended").await;
+        let (status, pending) = gateway.readiness().await;
+        assert!(
+            status == 500 && pending.contains("certificates"),
+            "{pending}"
+        );
+        let failed = gateway.metric("strait_reload_total{what=\"mesh\",result=\"error\"}");
+        assert!(failed.await.abs() < 0.5, "it still hangs");
+
+        // An empty mesh comes out of it, which is none.
+        drop(hanging);
+        gateway.logged("a changed file cannot be used").await;
     });
 }

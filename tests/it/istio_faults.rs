@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use prost::Message as _;
-use strait::config::{ControlPlane, HostPort};
+use strait::config::pod::Pod;
+use strait::config::{ControlPlane, HostPort, Roots};
 use strait::grpc::discovery::{DeltaDiscoveryResponse, Resource};
 use strait::grpc::security::Authorization;
 use strait::grpc::workload::{Address, Workload};
@@ -14,7 +15,7 @@ use strait::snapshot::Publisher;
 use strait::status::Status;
 use strait::telemetry::Metrics;
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
-use strait::xds::stream::{self, Istio, Pod};
+use strait::xds::stream::{self, Istio};
 use tokio::net::TcpListener;
 
 use crate::istio::{asks, gateway};
@@ -282,7 +283,7 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
                 host: net.ip(2).to_string(),
                 port: Some(15012),
             },
-            roots,
+            roots: Roots::File(roots),
             token: Some(token),
             san: Some(NAME.to_owned()),
             headers: Vec::new(),
@@ -293,7 +294,7 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
             name: "strait".into(),
             namespace: "istio-system".into(),
             ip: net.ip(1).to_string(),
-            service_account: "strait".into(),
+            service_account: Some("strait".into()),
             cluster: "east".into(),
             network: "east".into(),
             gateway: String::new(),

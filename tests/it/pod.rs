@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use prost_types::value::Kind;
 use strait::xds::store::{ADDRESS, CLUSTER};
 
 use crate::istio::asks;
@@ -72,5 +73,55 @@ fn the_file_over_a_pod_is_watched() {
         until("the exposure", async || asks(&gateway).await, Result::is_ok)
             .await
             .expect("a tunnel");
+    });
+}
+
+#[test]
+fn istiod_is_told_what_the_file_over_a_pod_says() {
+    run(async {
+        let net = Net::new();
+        let istiod = Istiod::default();
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let file = "gateway: {cluster: mine}\nidentity: {namespace: app, service_account: other}\n";
+        let _gateway = pod::spawn(net, file);
+        let told = async || {
+            istiod
+                .requests()
+                .into_iter()
+                .find_map(|request| request.node)
+        };
+        let node = until("a node", told, Option::is_some)
+            .await
+            .expect("a node");
+        assert!(node.id.contains(".app~app.svc."), "{}", node.id);
+        let metadata = node.metadata.expect("metadata").fields;
+        let said = |key: &str| match metadata.get(key).and_then(|value| value.kind.as_ref()) {
+            Some(Kind::StringValue(text)) => text.clone(),
+            other => panic!("{key}: {other:?}"),
+        };
+        assert_eq!(said("CLUSTER_ID"), "mine");
+        assert_eq!(
+            (said("NAMESPACE"), said("SERVICE_ACCOUNT")),
+            ("app".into(), "other".into())
+        );
+        let calls = istiod.calls();
+        let cluster = calls[0].get("clusterid").expect("a cluster");
+        assert_eq!(cluster.to_str().ok(), Some("mine"));
+    });
+}
+
+#[test]
+fn istiods_roots_may_be_a_text_or_the_systems() {
+    run(async {
+        let net = Net::new();
+        let istiod = Istiod::default();
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let variables = [
+            ("CA_ROOT_CA", &*identities().root),
+            ("XDS_ROOT_CA", "SYSTEM"),
+            ("SSL_CERT_FILE", "var/run/secrets/istio/root-cert.pem"),
+        ];
+        let mut gateway = pod::spawn_with(net, "", &variables);
+        gateway.ready().await;
     });
 }

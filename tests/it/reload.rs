@@ -289,6 +289,16 @@ fn a_change_whose_other_file_arrives_later_is_applied_then() {
         reloads(&gateway, "config", "ok", 1.0).await;
         assert!(start.elapsed() < SECOND, "after {:?}", start.elapsed());
 
+        let of_roots = format!(
+            "strait_certificate_expiry_seconds{{identity=\"{GATEWAY}\",kind=\"domain_root\"}}"
+        );
+        let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970");
+        assert!(gateway.metric(&of_roots).await > now.as_secs_f64());
+        for page in ["/config_dump", "/status"] {
+            let (_, text) = gateway.http(15000, "GET", page).await;
+            assert!(text.contains("trust domain west.local"), "{page}: {text}");
+        }
+
         let errors = "strait_reload_total{what=\"certificates\",result=\"error\"}";
         std::fs::write(gateway.file("pki/west.crt"), "no root").expect("a file");
         until(
@@ -297,6 +307,12 @@ fn a_change_whose_other_file_arrives_later_is_applied_then() {
             |&now| now >= 1.0,
         )
         .await;
+
+        replace(&gateway.file("strait.yaml"), &config);
+        reloads(&gateway, "config", "ok", 2.0).await;
+        let (_, dump) = gateway.http(15000, "GET", "/config_dump").await;
+        assert!(!dump.contains("trust domain west.local"), "{dump}");
+        assert!(gateway.metric(&of_roots).await.abs() < 0.5);
     });
 }
 

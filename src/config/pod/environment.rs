@@ -1,6 +1,6 @@
 //! The variables of a pod, those that its `PROXY_CONFIG` adds, and the files beside them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -92,6 +92,11 @@ impl Environment {
         })
     }
 
+    /// Whether a variable is set, in either place.
+    pub fn says(&self, name: &str) -> bool {
+        self.first(&[name]).is_some()
+    }
+
     /// A value of `PROXY_CONFIG` itself.
     pub(super) fn proxy_config(&self, key: &str) -> Option<Said> {
         self.scalar(&self.proxy_config.as_ref()?.root, key, "")
@@ -112,17 +117,25 @@ impl Environment {
         })
     }
 
-    /// The variables whose names begin so, by what follows.
+    /// The variables whose names begin so, by what follows, those of `proxyMetadata` included.
     pub(super) fn prefixed(&self, prefix: &str) -> Vec<(&str, Said)> {
-        let variables = self.variables.iter();
-        let own = variables.filter_map(|(name, value)| {
-            let said = Said {
-                value: value.clone(),
-                by: name.escape_debug().to_string(),
-            };
+        let metadata = self
+            .proxy_config
+            .as_ref()
+            .and_then(|config| config.root.get("proxyMetadata"));
+        let more = match metadata.map(|metadata| &metadata.kind) {
+            Some(Kind::Map(entries)) => &entries[..],
+            _ => &[],
+        };
+        let names = self.variables.keys().map(String::as_str);
+        let names = names.chain(more.iter().map(|entry| &*entry.key));
+        let names: BTreeSet<_> = names.filter(|name| name.starts_with(prefix)).collect();
+        let said = names.into_iter().filter_map(|name| {
+            let mut said = self.first(&[name])?;
+            said.by = said.by.escape_debug().to_string();
             Some((name.strip_prefix(prefix)?, said))
         });
-        own.collect()
+        said.collect()
     }
 
     /// A label of the pod, as the downward API writes it.

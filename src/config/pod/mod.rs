@@ -5,10 +5,11 @@
 //! values, and a finding names the variable that said so.
 
 mod environment;
+mod flags;
+mod own;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -18,6 +19,9 @@ use super::{DRAIN_LAG, Report, TRUST_DOMAIN};
 
 pub use environment::Environment;
 use environment::Said;
+use flags::shown;
+pub use flags::truth;
+pub use own::{Pod, workload_api};
 
 /// Who says what nothing else does.
 const DEFAULT: &str = "the pod's default";
@@ -38,12 +42,18 @@ const DATA: &str = "var/lib/istio/data";
 /// The pod's labels, a line `KEY="VALUE"` for each.
 const LABELS: &str = "etc/istio/pod/labels";
 const NETWORK_LABEL: &str = "topology.istio.io/network";
+/// Who says which service account we have: our variable, and Istio's.
+const ACCOUNT: [&str; 2] = ["SERVICE_ACCOUNT", "ISTIO_META_SERVICE_ACCOUNT"];
 /// Of the grace period, for the process to end in: a second of ours, and the kubelet's own delay.
 const END: Duration = Duration::from_secs(5);
 
 /// Variables that ask for something which this version does not do.
-const UNHEARD: [(&str, &str); 3] = [
+const UNHEARD: [(&str, &str); 4] = [
     ("CRL_PATH", "no list of revoked certificates is read yet"),
+    (
+        "PROV_CERT",
+        "istiod is shown a token only, that of AUTH_TOKEN",
+    ),
     (
         "SKIP_VALIDATE_TRUST_DOMAIN",
         "peers outside `trust.domains` are refused; name theirs in TRUST_DOMAINS",
@@ -67,7 +77,7 @@ pub struct Flags {
 #[derive(Clone, Debug)]
 pub struct Defaults {
     /// All of `strait.yaml` that can be known.
-    pub layer: Layer,
+    layer: Layer,
     /// What is wrong with that which only we read.
     pub findings: Findings,
 }
@@ -78,6 +88,7 @@ impl Defaults {
         let mut builder = Builder {
             environment,
             origins: Vec::new(),
+            findings: environment.findings().clone(),
         };
         let entries = vec![
             ("gateway", Some(builder.gateway())),
@@ -93,15 +104,11 @@ impl Defaults {
             ("log", builder.log(flags)),
         ];
         let root = builder.map(entries);
-        let mut findings = environment.findings().clone();
         for (name, what) in UNHEARD {
-            let on = environment
-                .first(&[name])
-                .filter(|said| said.value != "false");
-            if let Some(said) = on {
-                let report = Report::new(Path::new(&said.by));
-                report.warning(0, format!("is set, and {what}"), "");
-                findings.0.extend(report.into_findings().0);
+            let said = environment.first(&[name]);
+            if let Some(said) = said.filter(|said| truth(&said.value) != Some(false)) {
+                let what = format!("is set, and {what}");
+                builder.report(&said, |report| report.warning(0, what, ""));
             }
         }
         Self {
@@ -109,8 +116,30 @@ impl Defaults {
                 root,
                 origins: builder.origins,
             },
-            findings,
+            findings: builder.findings,
         }
+    }
+
+    /// The layer under this file, or under none: our own trust domain stands for our cluster,
+    /// also where the file names that.
+    pub(super) fn under(&self, file: Option<&Node>) -> Layer {
+        let mut layer = self.layer.clone();
+        let cluster = file.and_then(|file| file.get("gateway")?.get("cluster"));
+        let is_wrong =
+            |node: &&Node| matches!(node.kind, Kind::Null | Kind::List(_) | Kind::Map(_));
+        let cluster = cluster.filter(|node| !is_wrong(node));
+        if let (Some(cluster), Some(own)) = (cluster, own_cluster(&mut layer.root)) {
+            own.clone_from(cluster);
+        }
+        layer
+    }
+}
+
+/// The cluster of the first trust domain, which is ours.
+fn own_cluster(root: &mut Node) -> Option<&mut Node> {
+    match &mut root.get_mut("trust")?.get_mut("domains")?.kind {
+        Kind::List(domains) => domains.first_mut()?.get_mut("cluster"),
+        _ => None,
     }
 }
 
@@ -126,6 +155,7 @@ fn said(value: &str) -> Said {
 struct Builder<'a> {
     environment: &'a Environment,
     origins: Vec<String>,
+    findings: Findings,
 }
 
 impl Builder<'_> {
@@ -148,15 +178,6 @@ impl Builder<'_> {
             Ok(number) => self.node(&said.by, Kind::Int(number)),
             Err(_) => self.text(said),
         }
-    }
-
-    /// A truth, if it is one; the reader says what else it cannot be.
-    fn flag(&mut self, name: &str) -> Option<Node> {
-        let said = self.environment.first(&[name])?;
-        Some(match said.value.parse() {
-            Ok(flag) => self.node(&said.by, Kind::Bool(flag)),
-            Err(_) => self.text(&said),
-        })
     }
 
     fn map(&mut self, entries: Vec<(&str, Option<Node>)>) -> Node {
@@ -211,9 +232,8 @@ impl Builder<'_> {
     /// API, as somebody has mounted its socket.
     fn identity(&mut self) -> Node {
         let environment = self.environment;
-        let asked = environment.first(&["FILE_MOUNTED_CERTS"]);
-        if let Some(asked) = asked.filter(|asked| asked.value == "true") {
-            return self.files(&asked.by, MOUNTED);
+        if let Some((true, by)) = self.flag("FILE_MOUNTED_CERTS") {
+            return self.files(&by, MOUNTED);
         }
         for folder in [CREDENTIALS, MOUNTED] {
             if FILES
@@ -237,11 +257,10 @@ impl Builder<'_> {
         let mut entries = vec![("kind", Some(kind)), ("address", Some(address))];
         let san = ["ISTIOD_SAN", "ALT_CA_HOSTNAME"];
         entries.extend(self.control_plane("CA_ROOT_CA", &san, "CA_HEADER_"));
-        let account = ["SERVICE_ACCOUNT", "ISTIO_META_SERVICE_ACCOUNT"];
         entries.extend([
             ("trust_domain", Some(self.text(&self.trust_domain()))),
             ("namespace", self.first(&["POD_NAMESPACE"])),
-            ("service_account", self.first(&account)),
+            ("service_account", self.first(&ACCOUNT)),
             ("ttl", self.first(&["SECRET_TTL"])),
         ]);
         self.map(entries)
@@ -311,7 +330,9 @@ impl Builder<'_> {
         let mut entries = vec![("kind", Some(kind)), ("address", Some(address))];
         let san = ["ISTIOD_SAN", "ALT_XDS_HOSTNAME"];
         entries.extend(self.control_plane("XDS_ROOT_CA", &san, "XDS_HEADER_"));
-        entries.push(("on_demand", self.flag("XDS_ON_DEMAND")));
+        let on_demand = self.flag("XDS_ON_DEMAND");
+        let on_demand = on_demand.map(|(on, by)| self.node(&by, Kind::Bool(on)));
+        entries.push(("on_demand", on_demand));
         if self.environment.has(DATA) {
             let cache = self.path(&format!("{DATA}/strait-mesh"));
             entries.push(("cache", Some(cache)));
@@ -362,10 +383,9 @@ impl Builder<'_> {
     }
 
     fn address_of(&mut self, port: Said) -> Node {
-        let no_ipv6 = self.environment.first(&["IPV6_ENABLED"]);
-        let host = match no_ipv6.filter(|said| said.value == "false") {
-            Some(_) => "0.0.0.0",
-            None => "[::]",
+        let host = match self.flag("IPV6_ENABLED") {
+            Some((false, _)) => "0.0.0.0",
+            _ => "[::]",
         };
         let value = format!("{host}:{}", port.value);
         self.text(&Said { value, ..port })
@@ -397,20 +417,9 @@ impl Builder<'_> {
         let time = lag
             .as_ref()
             .map_or(Ok(DRAIN_LAG), |lag| humantime::parse_duration(&lag.value));
-        let left = |grace: &Said| {
-            let grace = Duration::from_secs(grace.value.parse().ok()?);
-            Some(grace.saturating_sub(time.clone().ok()?.saturating_add(END)))
-        };
         let deadline = environment.first(&["CONNECTION_TERMINATION_DEADLINE"]);
-        let deadline = deadline.or_else(|| {
-            let grace = environment.first(&["TERMINATION_GRACE_PERIOD_SECONDS"])?;
-            // What is no number of seconds is passed on for the reader to name.
-            let value = left(&grace).map(|left| humantime::format_duration(left).to_string());
-            Some(Said {
-                value: value.unwrap_or_else(|| grace.value.clone()),
-                ..grace
-            })
-        });
+        // What is wrong with the lag is for the reader to name.
+        let deadline = deadline.or_else(|| self.left_of_grace(time.ok()?));
         if lag.is_none() && deadline.is_none() {
             return None;
         }
@@ -419,14 +428,40 @@ impl Builder<'_> {
         Some(self.map(vec![("lag", lag), ("deadline", deadline)]))
     }
 
+    /// What the grace period leaves for open tunnels after the lag.
+    fn left_of_grace(&mut self, lag: Duration) -> Option<Said> {
+        let grace = self
+            .environment
+            .first(&["TERMINATION_GRACE_PERIOD_SECONDS"])?;
+        let spent = lag.saturating_add(END);
+        let Ok(seconds) = grace.value.parse() else {
+            let what = format!("is `{}`", shown(&grace.value));
+            self.report(&grace, |report| {
+                report.error(0, what, "a whole number of seconds, such as `30`");
+            });
+            return None;
+        };
+        let left = Duration::from_secs(seconds).saturating_sub(spent);
+        if left.is_zero() {
+            let spent = humantime::format_duration(spent);
+            let what = format!(
+                "is {seconds} s, of which lag and end take {spent}: open tunnels are reset at once"
+            );
+            let how = "a longer one here and in the pod's terminationGracePeriodSeconds, or a \
+                       shorter MINIMUM_DRAIN_DURATION";
+            self.report(&grace, |report| report.warning(0, what, how));
+        }
+        let value = humantime::format_duration(left).to_string();
+        Some(Said { value, ..grace })
+    }
+
     fn log(&mut self, flags: &Flags) -> Option<Node> {
         let level = self.environment.first(&["RUST_LOG"]).or_else(|| {
             let (value, by) = flags.level.clone()?;
             let by = by.to_owned();
             Some(Said { value, by })
         });
-        let format = self.environment.first(&["LOG_FORMAT"]);
-        let format = format.filter(|format| format.value.eq_ignore_ascii_case("json"));
+        let format = self.log_format();
         let by = match (flags.json, format) {
             (true, _) => Some("--log_as_json".to_owned()),
             (false, format) => format.map(|format| format.by),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
+use super::own::NO_ADDRESS;
 use super::*;
 use crate::config::{Config, Discovery, Examined, Identity, LogFormat, Source};
 
@@ -27,12 +28,11 @@ fn source(folder: &TempDir, variables: &[(&str, &str)], file: &str) -> Source {
         .iter()
         .map(|&(name, value)| (name.to_owned(), value.to_owned()));
     let environment = Environment::new(variables, folder.path());
-    let defaults = Defaults::new(&environment, &Flags::default());
     let usual = folder.path().join("strait.yaml");
     if !file.is_empty() {
         std::fs::write(&usual, file).unwrap();
     }
-    Source::pod(defaults, None, &usual)
+    Source::pod(environment, &Flags::default(), None, &usual)
 }
 
 fn examine(variables: &[(&str, &str)], file: &str) -> Examined {
@@ -167,11 +167,6 @@ fn a_pod_may_ask_for_what_it_exposes_only() {
         panic!("{:?}", config.discovery);
     };
     assert!(on_demand);
-    let folder = folder();
-    let findings = source(&folder, &[("XDS_ON_DEMAND", "yes")], "").examine();
-    let findings = findings.findings.to_string();
-    let line = "XDS_ON_DEMAND: error: `discovery.on_demand` is `yes`; write `true` or `false`";
-    assert_eq!(findings, line);
 }
 
 #[test]
@@ -209,6 +204,11 @@ fn a_mistake_is_told_of_the_variable_that_makes_it() {
              error 2); write the path of an existing file, relative to the working directory",
         ),
         (
+            ("CA_ROOT_CA", "-----BEGIN CERTIFICATE-----\nhunter2"),
+            "CA_ROOT_CA: error: `identity.roots` has a PEM text that cannot be read as \
+             certificates; write PEM of certificates, the path of a file with them, or `SYSTEM`",
+        ),
+        (
             ("PROXY_CONFIG", "{concurrency: -1}"),
             "PROXY_CONFIG.concurrency: error: `workers` is `-1`; write a whole number from 0 to \
              1024",
@@ -231,6 +231,46 @@ fn a_mistake_is_told_of_the_variable_that_makes_it() {
     for (variable, want) in cases {
         assert_eq!(findings(&[variable], ""), want);
     }
+}
+
+#[test]
+fn a_word_that_means_nothing_is_warned_of_once_and_booleans_have_one_rule() {
+    for name in ["FILE_MOUNTED_CERTS", "IPV6_ENABLED", "XDS_ON_DEMAND"] {
+        let warned = findings(&[(name, "maybe")], "");
+        let want =
+            format!("{name}: warning: is `maybe`, and is passed over; write `true` or `false`");
+        assert_eq!(warned, want);
+    }
+    for no in ["false", "False", "0", "no"] {
+        let config = good(&[("IPV6_ENABLED", no)], "");
+        assert_eq!(config.listeners[0].bind.to_string(), "0.0.0.0:15008");
+        assert_eq!(findings(&[("SKIP_VALIDATE_TRUST_DOMAIN", no)], ""), "");
+    }
+    let files = findings(&[("FILE_MOUNTED_CERTS", "yes")], "");
+    assert!(
+        files.contains("FILE_MOUNTED_CERTS: error: `identity.chain`"),
+        "{files}"
+    );
+    let format = findings(&[("LOG_FORMAT", "xml")], "");
+    assert_eq!(
+        format,
+        "LOG_FORMAT: warning: is `xml`, and is passed over; write `json` or `text`"
+    );
+}
+
+#[test]
+fn a_grace_period_that_is_no_number_or_leaves_nothing_is_named() {
+    let grace = |seconds| ("TERMINATION_GRACE_PERIOD_SECONDS", seconds);
+    assert_eq!(
+        findings(&[grace("30s")], ""),
+        "TERMINATION_GRACE_PERIOD_SECONDS: error: is `30s`; write a whole number of seconds, such \
+         as `30`"
+    );
+    let none = findings(&[grace("30"), ("MINIMUM_DRAIN_DURATION", "40s")], "");
+    assert!(
+        none.contains("warning: is 30 s, of which lag and end take 45s"),
+        "{none}"
+    );
 }
 
 #[test]
@@ -264,9 +304,10 @@ fn the_file_lies_over_the_pod_and_its_mistakes_have_lines() {
 #[test]
 fn a_file_that_was_named_has_to_be_there() {
     let folder = folder();
-    let defaults = Defaults::new(&Environment::new([], folder.path()), &Flags::default());
+    let environment = Environment::new([], folder.path());
     let absent = PathBuf::from("/no/such/strait.yaml");
-    let source = |named| Source::pod(defaults.clone(), named, &absent).examine();
+    let flags = Flags::default();
+    let source = |named| Source::pod(environment.clone(), &flags, named, &absent).examine();
     assert_eq!(source(None).findings.to_string(), "");
     let named = source(Some(absent.as_path())).findings.to_string();
     assert!(
@@ -321,6 +362,9 @@ fn what_is_printed_says_who_says_so_and_reads_as_the_same_configuration() {
     let file = "workers: 3\nexposure: {services: []}\ndrain: {lag: 1m 30s}\n";
     let source = source(&folder, &variables, file);
     let text = source.print().unwrap();
+    for default in ["  ttl: \"1day\"", "  istio: \"off\"", "  format: text"] {
+        assert!(text.lines().any(|line| line.starts_with(default)), "{text}");
+    }
     let place = format!("{}/strait.yaml:1", folder.path().display());
     for (said, by) in [
         ("  network: \"007\"", "ISTIO_META_NETWORK"),
@@ -349,4 +393,111 @@ fn headers_are_not_printed() {
     assert!(!text.contains("hunter2"), "{text}");
     let config = good(&[("XDS_HEADER_X-Key", "hunter2")], "");
     assert!(!serde_json::to_string(&config).unwrap().contains("hunter2"));
+
+    let wrong = [
+        (("XDS_HEADER_X-Key", "hunter2\n"), ""),
+        (("CA_HEADER_X-Key", "hunter2\u{7}"), ""),
+        (
+            ("POD_NAME", "a"),
+            "discovery: {headers: {x-key: \"hunter2\\n\"}}",
+        ),
+        (
+            ("POD_NAME", "a"),
+            "discovery: {headers: \"x-key: hunter2\"}",
+        ),
+        (("POD_NAME", "a"), "identity: {headers: {x-key: [hunter2]}}"),
+    ];
+    for (variable, file) in wrong {
+        let said = findings(&[variable], file);
+        assert!(said.contains("headers"), "{variable:?} {file}: {said}");
+        assert!(!said.contains("hunter2"), "{said}");
+    }
+    let said = findings(&[wrong[0].0], "");
+    assert_eq!(
+        said,
+        "XDS_HEADER_X-Key: error: `discovery.headers[]` has a value that is not shown here; write \
+         the value of a header, in printable ASCII"
+    );
+}
+
+#[test]
+fn the_control_plane_is_told_what_the_configuration_says() {
+    let account = |pod: &Pod| pod.service_account.clone();
+    let who = |variables: &[(&str, &str)], file: &str| {
+        let folder = folder();
+        write(
+            &folder,
+            LABELS,
+            "gateway.networking.k8s.io/gateway-name=\"gate\"\n",
+        );
+        let source = source(&folder, variables, file);
+        source.who(&source.examine().config.unwrap())
+    };
+    let pod = who(&[], "");
+    assert_eq!((&*pod.namespace, account(&pod)), ("istio-system", None));
+    assert_eq!(
+        (&*pod.name, &*pod.ip, &*pod.gateway),
+        ("strait", NO_ADDRESS, "gate")
+    );
+    assert_eq!(
+        pod.identity("a.b"),
+        "spiffe://a.b/ns/istio-system/sa/default"
+    );
+
+    let variables = [
+        ("ISTIO_META_CLUSTER_ID", "east"),
+        ("ISTIO_META_SERVICE_ACCOUNT", "own"),
+        (
+            "PROXY_CONFIG",
+            "proxyMetadata: {POD_NAME: p, POD_NAMESPACE: n, INSTANCE_IP: 10.0.0.9, \
+             ISTIO_META_ISTIO_VERSION: 1.30.2}",
+        ),
+    ];
+    let pod = who(&variables, "");
+    assert_eq!((&*pod.cluster, &*pod.namespace), ("east", "n"));
+    assert_eq!(
+        (&*pod.name, &*pod.ip, &*pod.istio_version),
+        ("p", "10.0.0.9", "1.30.2")
+    );
+    assert_eq!(account(&pod).as_deref(), Some("own"));
+
+    let file = "gateway: {cluster: mine}\nidentity: {namespace: x, service_account: y}\n";
+    let pod = who(&variables, file);
+    assert_eq!((&*pod.cluster, &*pod.namespace), ("mine", "x"));
+    assert_eq!(pod.identity("a.b"), "spiffe://a.b/ns/x/sa/y");
+    let files = "identity: {kind: files, chain: strait.yaml, key: strait.yaml, roots: strait.yaml}";
+    assert_eq!(account(&who(&variables, files)).as_deref(), Some("own"));
+}
+
+#[test]
+fn headers_come_from_proxy_metadata_too() {
+    let config = "proxyMetadata: {XDS_HEADER_x-a: one, XDS_HEADER_x-b: two}";
+    let variables = [("PROXY_CONFIG", config), ("XDS_HEADER_x-b", "three")];
+    let Discovery::Istio { plane, .. } = good(&variables, "").discovery else {
+        panic!("no control plane");
+    };
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    assert_eq!(plane.headers, [pair("x-a", "one"), pair("x-b", "three")]);
+}
+
+#[test]
+fn our_trust_domain_stands_for_the_cluster_that_the_file_names() {
+    let variables = [
+        ("ISTIO_META_CLUSTER_ID", "east"),
+        ("TRUST_DOMAINS", "west.local"),
+    ];
+    let clusters = |file: &str| -> Vec<String> {
+        let domains = good(&variables, file).trust.domains.into_iter();
+        domains.map(|domain| domain.cluster).collect()
+    };
+    assert_eq!(clusters("workers: 1"), ["east", "west.local"]);
+    assert_eq!(clusters("gateway: {cluster: mine}"), ["mine", "west.local"]);
+    assert_eq!(clusters("gateway: {cluster: 7}"), ["7", "west.local"]);
+    let own = "gateway: {cluster: mine}\ntrust: {domains: [{name: a.local}]}";
+    assert_eq!(clusters(own), ["a.local"]);
+    let said = findings(&variables, "gateway: {cluster: [mine]}");
+    assert_eq!(
+        said,
+        "strait.yaml:1: error: `gateway.cluster` is a list; write text"
+    );
 }

@@ -153,6 +153,11 @@ async fn connect(
     let deadline = Instant::now() + BUDGET;
     let (mut tried, mut refused) = (Vec::new(), 0);
     let mut reason = permit.route().without_endpoint();
+    if permit.route().endpoints().endpoints.is_empty()
+        && let Some(why) = permit.route().detail()
+    {
+        record.detail(why);
+    }
     while Instant::now() < deadline {
         let Ok(pick) = balance::pick(permit, &tried) else {
             break;

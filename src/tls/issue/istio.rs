@@ -47,9 +47,13 @@ impl Authority {
     /// Asks for one certificate. Roots and token are read anew, and the connection is given up
     /// afterwards: the next certificate is hours away.
     async fn fetch(&self) -> Result<Material, IssueError> {
-        timeout(DEADLINE, self.ask())
-            .await
+        let answer = timeout(DEADLINE, self.ask()).await;
+        answer
             .unwrap_or(Err(IssueError::Late))
+            .map_err(|error| IssueError::At {
+                address: self.plane.address.to_string(),
+                error: Box::new(error),
+            })
     }
 
     async fn ask(&self) -> Result<Material, IssueError> {

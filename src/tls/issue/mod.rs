@@ -43,6 +43,14 @@ pub enum News {
 /// Why there is no certificate.
 #[derive(Debug, Error)]
 pub enum IssueError {
+    /// A certificate was not to be had at this address.
+    #[error("{address}: {error}")]
+    At {
+        /// The authority's address, with its port.
+        address: String,
+        /// Why not.
+        error: Box<IssueError>,
+    },
     /// The authority could not be reached, or not be trusted.
     #[error(transparent)]
     Channel(#[from] ChannelError),

@@ -1,9 +1,11 @@
 //! Waypoints, network gateways and the balancing of a service in the mesh file.
 
-use super::{all, choice_or, ip};
+use std::collections::HashSet;
+
+use super::{Placed, all, choice_or, ip};
 use crate::config::fields::{Fields, Value};
 use crate::snapshot::builder::HBONE_PORT;
-use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Waypoint};
+use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Service, Waypoint};
 
 /// Which endpoints of a service are used.
 #[derive(Debug, Default)]
@@ -111,4 +113,31 @@ fn destination(text: &str) -> Option<Place> {
         (None, false) => Place::Name(text.to_owned()),
         (None, true) => return None,
     })
+}
+
+/// Warns of services to which no tunnel can come, as nothing in the file is their waypoint.
+/// `declared` are the services of the file by name.
+pub(super) fn waypoints_are_known(services: &[Placed<'_, Service>], declared: &HashSet<String>) {
+    let vips = services.iter().flat_map(|(service, _)| &service.vips);
+    let vips: HashSet<_> = vips.map(|(_, vip)| *vip).collect();
+    let is_known = |waypoint: &Waypoint| match &waypoint.gateway.place {
+        Place::Name(name) => declared.contains(name),
+        Place::Address(_, ip) => vips.contains(ip),
+    };
+    for (service, value) in services {
+        let waypoints = &service.waypoints;
+        if !waypoints.is_empty() && !waypoints.iter().any(is_known) {
+            let what = format!(
+                "with the hostname `{}` is behind the \
+                 waypoint `{}`, which is no service of this file: its tunnels \
+                 are refused",
+                service.hostname,
+                service.waypoint_names()
+            );
+            value.warning(
+                what,
+                "a waypoint that `services` has, as `NAMESPACE/HOSTNAME`",
+            );
+        }
+    }
 }

@@ -24,23 +24,24 @@ use crate::snapshot::mesh::{Locality, Mesh, Ports, Protocol, Service, Sorted, Wo
 /// A service or workload and where it stands in the file.
 type Placed<'a, T> = (T, Value<'a>);
 
-/// Reads and checks a mesh file: the mesh and its authorization policies.
-pub fn load(path: &Path) -> Result<(Mesh, Policies), Findings> {
+/// Reads and checks a mesh file: the mesh and its authorization policies, with what is worth a
+/// look though the file can be used.
+pub fn load(path: &Path) -> Result<((Mesh, Policies), Findings), Findings> {
     mesh(&Document::load(path)?)
 }
 
 /// Reads and checks a text that would stand in the file `path`.
 pub fn parse(path: &Path, text: &str) -> Result<(Mesh, Policies), Findings> {
-    mesh(&Document::parse(path, text)?)
+    mesh(&Document::parse(path, text)?).map(|(mesh, _)| mesh)
 }
 
-fn mesh(document: &Document) -> Result<(Mesh, Policies), Findings> {
+fn mesh(document: &Document) -> Result<((Mesh, Policies), Findings), Findings> {
     let report = Report::new(&document.file);
     // An empty file is more often one that is being written than a mesh without services.
     let mesh = Fields::of_document(document, &report, "workloads: []").map(read);
     let findings = report.into_findings();
     match mesh {
-        Some(mesh) if !findings.has_errors() => Ok(mesh),
+        Some(mesh) if !findings.has_errors() => Ok((mesh, findings)),
         _ => Err(findings),
     }
 }
@@ -56,6 +57,7 @@ fn read(mut top: Fields<'_>) -> (Mesh, Policies) {
     let placed = |item| Some((service(item)?, item));
     let services = canonical_services(services.into_iter().filter_map(placed).collect());
     vips_are_unique(&services);
+    gateways::waypoints_are_known(&services, &declared);
     let (workloads, claims): (Vec<_>, Vec<_>) = workloads.into_iter().map(workload).unzip();
     services_are_known(claims.iter().flatten(), &services, &declared);
     let policies = policies.into_iter().filter_map(policies::policy);

@@ -456,7 +456,7 @@ fn the_examples_for_a_laptop_load() {
     let Discovery::File { path } = config.discovery else {
         panic!("a mesh file, and not {:?}", config.discovery);
     };
-    let (mesh, _) = load(&path).unwrap();
+    let ((mesh, _), _) = load(&path).unwrap();
     assert_eq!(
         mesh.workloads
             .sorted()

@@ -56,6 +56,11 @@ pub fn addresses(net: Net) -> String {
 /// A gateway at host 1 that istiod programs from host 2. `more` is what its `strait.yaml` says
 /// besides [`addresses`].
 pub fn spawn(net: Net, more: &str) -> Gateway {
+    spawn_with(net, more, &[])
+}
+
+/// As [`spawn`], with more variables.
+pub fn spawn_with(net: Net, more: &str, variables: &[(&str, &str)]) -> Gateway {
     let folder = root();
     let overlay = addresses(net) + more;
     std::fs::write(folder.path().join("strait.yaml"), overlay).expect("a file");
@@ -84,5 +89,6 @@ pub fn spawn(net: Net, more: &str) -> Gateway {
             ("ISTIOD_SAN", NAME),
             ("XDS_HEADER_x-tenant", "blue"),
         ]);
+        command.envs(variables.iter().copied());
     })
 }

@@ -1,0 +1,78 @@
+//! What is in force where nobody says anything, as it would be written.
+
+use super::yaml::{Kind, Node};
+use super::{ADMIN, CERTIFICATE_TTL, DRAIN_DEADLINE, DRAIN_LAG, METRICS, READINESS, TRUST_DOMAIN};
+
+/// What a line of a default says of its origin.
+pub(super) const ORIGIN: &str = "the default";
+
+/// A section and its keys with their values in YAML; a section that is one value has the key ``.
+pub(super) type Section = (&'static str, Vec<(&'static str, String)>);
+
+/// All that a document does not say itself, by section.
+pub(super) fn missing(root: &Node) -> Vec<Section> {
+    let mut sections = all(root);
+    for (name, keys) in &mut sections {
+        let said = root.get(name);
+        keys.retain(|(key, _)| match key.is_empty() {
+            true => said.is_none(),
+            // What is no map is a mistake, and has a finding.
+            false => said.is_none_or(|section| {
+                matches!(section.kind, Kind::Map(_)) && section.get(key).is_none()
+            }),
+        });
+    }
+    sections
+}
+
+fn all(root: &Node) -> Vec<Section> {
+    let plain = |value: &str| value.to_owned();
+    let quoted = |value: &dyn ToString| serde_json::Value::from(value.to_string()).to_string();
+    let time = |time| quoted(&humantime::format_duration(time));
+    let cluster = root
+        .get("gateway")
+        .and_then(|gateway| gateway.get("cluster"));
+    let network = cluster.and_then(|cluster| match &cluster.kind {
+        Kind::Text(text) => Some(super::layers::scalar(text)),
+        _ => None,
+    });
+    let network = network.map(|network| ("network", network));
+    let identity = root
+        .get("identity")
+        .and_then(|identity| identity.word("kind"));
+    let of_authority = match identity {
+        Some("istio-ca") => vec![
+            ("trust_domain", plain(TRUST_DOMAIN)),
+            ("ttl", time(CERTIFICATE_TTL)),
+        ],
+        _ => Vec::new(),
+    };
+    let discovery = root.get("discovery").and_then(|source| source.word("kind"));
+    let of_istiod = match discovery {
+        Some("istio") => vec![("on_demand", plain("false"))],
+        _ => Vec::new(),
+    };
+    vec![
+        ("gateway", network.into_iter().collect()),
+        ("identity", of_authority),
+        ("discovery", of_istiod),
+        (
+            "exposure",
+            vec![("default", plain("none")), ("services", plain("[]"))],
+        ),
+        ("policy", vec![("istio", quoted(&"off"))]),
+        ("dial", vec![("allow", plain("[]"))]),
+        ("workers", vec![("", plain("0"))]),
+        ("admin", vec![("bind", quoted(&ADMIN))]),
+        ("metrics", vec![("bind", quoted(&METRICS))]),
+        ("readiness", vec![("bind", quoted(&READINESS))]),
+        (
+            "drain",
+            vec![("lag", time(DRAIN_LAG)), ("deadline", time(DRAIN_DEADLINE))],
+        ),
+        (
+            "log",
+            vec![("level", plain("info")), ("format", plain("text"))],
+        ),
+    ]
+}

@@ -1,0 +1,62 @@
+//! What is no text: booleans by one rule, and words of a list.
+
+use std::path::Path;
+
+use super::environment::Said;
+use super::{Builder, Report};
+
+/// Values are quoted in findings up to this many characters.
+const SHOWN_MAX: usize = 80;
+
+/// What a text says that stands for a boolean: as Istio's proxies read them, and as people write
+/// them besides.
+pub fn truth(text: &str) -> Option<bool> {
+    let is_one_of = |words: &[&str]| words.iter().any(|word| text.eq_ignore_ascii_case(word));
+    if is_one_of(&["true", "t", "1", "yes", "on"]) {
+        Some(true)
+    } else if is_one_of(&["false", "f", "0", "no", "off"]) {
+        Some(false)
+    } else {
+        None
+    }
+}
+
+/// A value for a finding.
+pub(super) fn shown(text: &str) -> String {
+    text.chars().take(SHOWN_MAX).collect()
+}
+
+impl Builder<'_> {
+    /// A variable that is a boolean, and its name; what is none is warned of and says nothing.
+    pub(super) fn flag(&mut self, name: &str) -> Option<(bool, String)> {
+        let said = self.environment.first(&[name])?;
+        let read = truth(&said.value);
+        if read.is_none() {
+            let what = format!("is `{}`, and is passed over", shown(&said.value));
+            self.report(&said, |report| report.warning(0, what, "`true` or `false`"));
+        }
+        Some((read?, said.by))
+    }
+
+    /// `LOG_FORMAT`, if it asks for JSON: text is what there is without it.
+    pub(super) fn log_format(&mut self) -> Option<Said> {
+        let said = self.environment.first(&["LOG_FORMAT"])?;
+        let is = |word| said.value.eq_ignore_ascii_case(word);
+        if !is("json") && !is("text") && !is("plain") {
+            let what = format!("is `{}`, and is passed over", shown(&said.value));
+            self.report(&said, |report| report.warning(0, what, "`json` or `text`"));
+        }
+        is("json").then_some(said)
+    }
+
+    /// Notes what is wrong with a value, once.
+    pub(super) fn report(&mut self, said: &Said, note: impl FnOnce(&Report)) {
+        let report = Report::new(Path::new(&said.by));
+        note(&report);
+        for finding in report.into_findings().0 {
+            if !self.findings.0.contains(&finding) {
+                self.findings.0.push(finding);
+            }
+        }
+    }
+}

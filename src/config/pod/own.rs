@@ -1,0 +1,77 @@
+//! Who we are to a control plane: what the configuration in force says, and else the environment.
+
+use std::path::{Path, PathBuf};
+
+use super::{ACCOUNT, Environment, LABELS};
+use crate::config::{Config, Identity, unix_socket};
+
+/// What ztunnel calls itself where it does not know its address: a control plane wants a valid one.
+pub(super) const NO_ADDRESS: &str = "1.1.1.1";
+/// The version of Istio that the wire contract was read from.
+const DIALECT: &str = "1.31.0";
+/// The label with the Gateway's name. The Deployment that istiod makes for it has the same name.
+const GATEWAY_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
+/// Where Istio mounts the socket of a SPIFFE Workload API.
+const WORKLOAD_API: &str = "/var/run/secrets/workload-spiffe-uds/socket";
+
+/// Who we are to the control plane, as a pod knows it (contract 2.5 and 3.1).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// The pod's name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its address.
+    pub ip: String,
+    /// Its service account, if that is known.
+    pub service_account: Option<String>,
+    /// The cluster that it runs in.
+    pub cluster: String,
+    /// The network that its endpoints are in.
+    pub network: String,
+    /// The Gateway that it is of, by its label; empty if that is not known.
+    pub gateway: String,
+    /// The version of Istio whose dialect we speak.
+    pub istio_version: String,
+}
+
+impl Pod {
+    /// The pod, as the configuration has it; what that does not say is taken from the environment.
+    pub fn new(environment: &Environment, config: &Config) -> Self {
+        let get = |names: &[&str]| Some(environment.first(names)?.value);
+        let (namespace, account) = match &config.identity {
+            Identity::IstioCa(ca) => (ca.namespace.clone(), ca.service_account.clone()),
+            Identity::Files(_) | Identity::Spiffe { .. } => (None, None),
+        };
+        let or = |said: Option<String>, default: &str| said.unwrap_or_else(|| default.to_owned());
+        let gateway = environment.label(LABELS, GATEWAY_LABEL);
+        let gateway = gateway.map(|said| said.value);
+        Self {
+            name: or(get(&["POD_NAME"]), "strait"),
+            namespace: or(
+                namespace.or_else(|| get(&["POD_NAMESPACE"])),
+                "istio-system",
+            ),
+            ip: or(get(&["INSTANCE_IP"]), NO_ADDRESS),
+            service_account: account.or_else(|| get(&ACCOUNT)),
+            cluster: config.gateway.cluster.clone(),
+            network: config.gateway.network.clone(),
+            gateway: or(gateway.or_else(|| get(&["ISTIO_META_WORKLOAD_NAME"])), ""),
+            istio_version: or(get(&["ISTIO_META_ISTIO_VERSION", "ISTIO_VERSION"]), DIALECT),
+        }
+    }
+
+    /// The identity that an authority is asked for. A pod that names no account has Kubernetes'
+    /// default one.
+    pub fn identity(&self, trust_domain: &str) -> String {
+        let account = self.service_account.as_deref().unwrap_or("default");
+        format!("spiffe://{trust_domain}/ns/{}/sa/{account}", self.namespace)
+    }
+}
+
+/// The socket of the Workload API: the one that is written, else that of the environment.
+pub fn workload_api(environment: &Environment, written: Option<&Path>) -> PathBuf {
+    let said = || unix_socket(&environment.first(&["SPIFFE_ENDPOINT_SOCKET"])?.value);
+    let socket = written.map(ToOwned::to_owned).or_else(said);
+    socket.unwrap_or_else(|| WORKLOAD_API.into())
+}
