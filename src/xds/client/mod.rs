@@ -153,7 +153,8 @@ impl Client {
 
     /// Holds what another run accepted, in which version and by a body of how many bytes: to be
     /// called before the first stream for each resource from the disk. Says whether it is held;
-    /// what is not has no place in the `Resources` either. `members_of` is what [`Resources::members_of`] says. Of an
+    /// what is not has no place in the `Resources` either. `members_of` is what
+    /// [`Resources::members_of`] says. Of an
     /// on-demand type what the next [`want`](Self::want) does not want is dropped then.
     pub fn restore(
         &mut self,
