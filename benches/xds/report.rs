@@ -100,13 +100,14 @@ Made by `{command}`, on a machine of two cores that others may share. uids have 
 A control plane of the tests' tells a real gateway its mesh over gRPC and TLS, on the same machine:
 serving is readiness, from the moment in which the first message was handed to the control plane's
 gRPC. Memory is private dirty pages beyond those of a gateway without a mesh, after ten seconds of
-changes. A restart from the cache is from the start of the process to readiness, with the control
-plane gone. One change is timed from the control plane's gRPC to the snapshot, through the same code of
-the stream but in the bench's own process, because none other can say when a snapshot is there.
+changes. A restart from the cache is from the start of the process to readiness, with the
+control plane gone. One change is timed from the control plane's gRPC to the snapshot, through the
+same code of the stream but in the bench's own process, because none other can say when a snapshot
+is there.
 Latencies are of requests of 128 bytes on eight tunnels; the pair with the median ratio is shown.
 
-The bars, for the largest mesh: 1 s, 1 ms (p99), 1,536 bytes without a cache, a restart in 500 ms, a
-ratio of 1.5.
+The bars, for the largest mesh: 1 s, 1 ms (p99), 1,536 bytes without a cache, a restart in 500 ms,
+a ratio of 1.5.
 
 {}",
         head(&COLUMNS)

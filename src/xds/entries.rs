@@ -1,5 +1,5 @@
-//! The entries of a delta response, counted before it is decoded: one takes two bytes on the wire and
-//! a hundred in memory, so that the limit of a message's bytes alone would bound nothing.
+//! The entries of a delta response, counted before it is decoded: one takes two bytes on the wire
+//! and a hundred in memory, so that the limit of a message's bytes alone would bound nothing.
 
 use prost::encoding::WireType;
 

@@ -1,8 +1,8 @@
 //! The last good state of the control plane on disk, for a start while there is none.
 //!
 //! A [`Recorder`] stands in front of the [`Store`] and remembers each accepted resource as it was
-//! sent, where a file is configured. A task of its own writes the file: five seconds apart, or up to
-//! a minute where that takes long.
+//! sent, where a file is configured. A task of its own writes the file: five seconds apart, or up
+//! to a minute where that takes long.
 
 mod file;
 #[cfg(test)]
