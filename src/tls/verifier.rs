@@ -31,7 +31,11 @@ struct Refused {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.detail.as_deref().unwrap_or(self.refusal.words()))
+        f.write_str(
+            self.detail
+                .as_deref()
+                .unwrap_or_else(|| self.refusal.words()),
+        )
     }
 }
 

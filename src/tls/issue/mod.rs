@@ -49,7 +49,7 @@ pub enum IssueError {
         /// The authority's address, with its port.
         address: String,
         /// Why not.
-        error: Box<IssueError>,
+        error: Box<Self>,
     },
     /// The authority could not be reached, or not be trusted.
     #[error(transparent)]
