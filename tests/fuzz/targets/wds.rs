@@ -34,6 +34,8 @@ pub fn wds(data: &[u8]) {
         ..Resource::default()
     };
     let mut store = Store::default();
+    store.told_policies();
+    assert!(store.take_policies().is_some_and(|none| none.is_empty()));
     let accepted = store.upsert(type_url, &resource);
     if let Err(why) = &accepted {
         assert!(why.contains(": ") && why.len() < 2048, "{why}");
