@@ -113,8 +113,11 @@ impl Running {
     /// Kills the gateway and the control plane, and starts the gateway again, with its cache alone.
     /// Returns the time from the start of the process until it is ready.
     pub async fn restarted(self) -> Duration {
-        let Self { gateway, .. } = self;
+        let Self { mut gateway, .. } = self;
         drop(self.control);
+        // Until it is gone it would answer in the place of the next one.
+        gateway.signal(rustix::process::Signal::KILL);
+        gateway.exited().await;
         let Gateway { folder, .. } = gateway;
         assert!(folder.path().join("state").exists(), "a cache");
         let settings = Settings::new(self.net, identities());
