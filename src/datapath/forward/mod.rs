@@ -17,6 +17,7 @@ use crate::snapshot::{Endpoint, Service};
 use crate::telemetry::{Destination, DestinationService, Record};
 
 use super::accept::LoadGuard;
+use super::budget::Evicted;
 use super::copy::Outcome;
 use super::dial::{self, BUDGET, Upstream};
 use super::identity::Peer;
@@ -225,25 +226,17 @@ impl Open {
         account.open_gate();
         let Upstream { stream, right, .. } = &mut self.upstream;
         let (tunnel, record) = (&mut self.tunnel, &mut self.record);
-        let mut ended = pin!(async {
-            tokio::select! {
-                () = self.gateway.lifecycle.closing() => (Reason::DrainDeadline, None),
-                why = revoked(&self.gateway, &mut self.generation, &self.peer, right) => {
-                    (Reason::Revoked, Some(why))
-                }
-            }
-        });
+        let mut ended = pin!(stopped(
+            &self.gateway,
+            &mut self.generation,
+            &self.peer,
+            right
+        ));
         let ended = poll_fn(|cx| account.poll_gated(cx, |cx| ended.as_mut().poll(cx)));
         tokio::select! {
             biased;
             outcome = copy::run(tunnel, stream, &self.window, record) => outcome,
-            ended = ended => {
-                let (reason, why) = ended.unwrap_or((Reason::BuffersFull, None));
-                if let Some(why) = why {
-                    record.detail(why);
-                }
-                Outcome::broken(reason)
-            }
+            ended = ended => broken(ended, record),
         }
     }
 
@@ -283,6 +276,28 @@ impl Open {
         drop((record, counted));
         close(upstream, &outcome).await;
     }
+}
+
+/// Waits until a tunnel has to end that has not ended by itself: why, and what more is to say.
+async fn stopped(
+    gateway: &Gateway,
+    generation: &mut watch::Receiver<u64>,
+    peer: &Peer,
+    right: &policy::Right,
+) -> (Reason, Option<String>) {
+    tokio::select! {
+        () = gateway.lifecycle.closing() => (Reason::DrainDeadline, None),
+        why = revoked(gateway, generation, peer, right) => (Reason::Revoked, Some(why)),
+    }
+}
+
+/// What became of a tunnel that was stopped, or evicted for want of memory.
+fn broken(ended: Result<(Reason, Option<String>), Evicted>, record: &mut Record) -> Outcome {
+    let (reason, why) = ended.unwrap_or((Reason::BuffersFull, None));
+    if let Some(why) = why {
+        record.detail(why);
+    }
+    Outcome::broken(reason)
 }
 
 /// Waits until a change of trust, exposure or policy has taken the tunnel's right away, and says

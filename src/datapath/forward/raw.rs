@@ -22,7 +22,7 @@ use super::super::dial::Upstream;
 use super::super::identity::Peer;
 use super::super::tunnel::Target;
 use super::super::{Gateway, hello, linger, policy, route};
-use super::{close, connect, describe, judge_endpoint, named, revoked};
+use super::{broken, close, connect, describe, judge_endpoint, named, stopped};
 
 /// The time for an alert to leave.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
@@ -160,14 +160,12 @@ impl Open {
         let account = Arc::clone(&self.account);
         account.open_gate();
         let Upstream { stream, right, .. } = &mut self.upstream;
-        let mut ended = pin!(async {
-            tokio::select! {
-                () = self.gateway.lifecycle.closing() => (Reason::DrainDeadline, None),
-                why = revoked(&self.gateway, &mut self.generation, &self.peer, right) => {
-                    (Reason::Revoked, Some(why))
-                }
-            }
-        });
+        let mut ended = pin!(stopped(
+            &self.gateway,
+            &mut self.generation,
+            &self.peer,
+            right
+        ));
         let ended = poll_fn(|cx| account.poll_gated(cx, |cx| ended.as_mut().poll(cx)));
         let hello = std::mem::take(&mut self.hello);
         let copy = copy::raw::run(
@@ -180,13 +178,7 @@ impl Open {
         tokio::select! {
             biased;
             outcome = copy => outcome,
-            ended = ended => {
-                let (reason, why) = ended.unwrap_or((Reason::BuffersFull, None));
-                if let Some(why) = why {
-                    self.record.detail(why);
-                }
-                Outcome::broken(reason)
-            }
+            ended = ended => broken(ended, &mut self.record),
         }
     }
 
