@@ -266,7 +266,8 @@ fn a_certificate_that_ends_takes_readiness_with_it_until_there_is_a_new_one() {
         assert!(dump(&gateway).await.contains("Unavailable: "));
         istiod.ca.lives(SHORT.0, SHORT.1);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
-        gateway.ready().await;
+        // Four or five failures before have made it wait up to 20 s.
+        gateway.ready_within(Duration::from_secs(30)).await;
     });
 }
 

@@ -164,7 +164,12 @@ impl Gateway {
 
     /// Waits until it is ready.
     pub async fn ready(&mut self) {
-        let deadline = Instant::now() + READY_DEADLINE;
+        self.ready_within(READY_DEADLINE).await;
+    }
+
+    /// Waits so long at most, where something that it backs off from comes first.
+    pub async fn ready_within(&mut self, time: Duration) {
+        let deadline = Instant::now() + time;
         while self.readiness().await.0 != 200 {
             let exited = self.process.try_wait().expect("a status");
             let log = self.log();
