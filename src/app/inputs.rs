@@ -14,7 +14,9 @@ use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
 use crate::snapshot::builder;
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, TrustSet};
+use crate::snapshot::{
+    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, TrustSet,
+};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
@@ -431,6 +433,24 @@ pub(super) fn enforcement(config: &Config) -> Enforcement {
     }
 }
 
+/// The names that the configuration gives.
+pub(super) fn name_table(config: &Config) -> NameTable {
+    let aliases = config.names.aliases.iter().map(|alias| {
+        let to = alias.to.iter();
+        let consumers = alias.consumers.as_ref();
+        let consumers = consumers.map(|list| list.iter().map(|one| one.as_str().into()).collect());
+        let named = Alias::new(
+            (&alias.name.host, alias.name.port),
+            to.map(|target| (target.host.as_str().into(), target.port))
+                .collect(),
+            consumers,
+            alias.region.as_deref().map(Into::into),
+        );
+        (alias.name.host.as_str(), named)
+    });
+    NameTable::new(config.names.suffixes.iter().map(String::as_str), aliases)
+}
+
 /// The exposure table that the configuration describes.
 pub(super) fn exposure_table(config: &Config) -> ExposureTable {
     let mut table = ExposureTable::new(config.exposure.default == DefaultExposure::All);
@@ -452,6 +472,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
         let exposure = Exposure {
             port: entry.service.port,
             to: to.collect(),
+            workloads: entry.workloads,
         };
         // A name without port has the service's.
         let names = entry.names.iter();

@@ -138,6 +138,7 @@ impl App {
             mesh: Some((inputs.mesh.clone(), inputs.network())),
             trust: Some(inputs::trust_set(&inputs.config)),
             exposure: Some(inputs::exposure_table(&inputs.config)),
+            names: Some(inputs::name_table(&inputs.config)),
             policies: inputs.told_policies(),
             enforcement: Some(inputs::enforcement(&inputs.config)),
             exports: None,

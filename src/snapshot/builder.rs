@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::index;
 use super::mesh::Mesh;
-use super::{Enforcement, ExportSet, ExposureTable, Policies, Service, Shards, Snapshot, TrustSet};
+use super::{
+    Enforcement, ExportSet, ExposureTable, NameTable, Policies, Service, Shards, Snapshot, TrustSet,
+};
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
 pub const HBONE_PORT: u16 = 15008;
@@ -18,6 +20,8 @@ pub struct Change {
     pub trust: Option<TrustSet>,
     /// The exposure table.
     pub exposure: Option<ExposureTable>,
+    /// The other names of services.
+    pub names: Option<NameTable>,
     /// What the control plane exports.
     pub exports: Option<ExportSet>,
     /// Whether there are TLS listeners. It takes effect with the mesh of the same change.
@@ -35,16 +39,25 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     next.version += 1;
     next.trust = replaced(&old.trust, change.trust);
     next.exposure = replaced(&old.exposure, change.exposure);
+    next.names = replaced(&old.names, change.names);
     next.exports = replaced(&old.exports, change.exports);
     next.direct = change.direct.unwrap_or(old.direct);
     next.policies = replaced(&old.policies, change.policies);
     next.enforcement = change.enforcement.unwrap_or(old.enforcement);
-    let mut moved = (&next.trust, &next.exposure, &next.exports)
-        != (&old.trust, &old.exposure, &old.exports)
+    let renamed = !Arc::ptr_eq(&next.names, &old.names);
+    let reexposed = renamed || !Arc::ptr_eq(&next.exposure, &old.exposure);
+    let mut moved = reexposed
+        || (&next.trust, &next.exports) != (&old.trust, &old.exports)
         || !Arc::ptr_eq(&next.policies, &old.policies)
         || next.enforcement != old.enforcement;
     if let Some((mesh, network)) = change.mesh {
         moved |= index::apply(&mut next, mesh, network);
+    }
+    if renamed {
+        next.derive_all();
+    }
+    if reexposed {
+        next.open_all();
     }
     next.generation += u64::from(moved);
     next

@@ -14,13 +14,17 @@ use tokio::sync::watch;
 
 pub mod authorization;
 pub mod builder;
+mod derived;
 mod endpoint;
 mod exposure;
 mod index;
+mod lookup;
 mod lots;
 pub mod mesh;
 #[cfg(test)]
 mod model;
+mod names;
+mod opened;
 mod policies;
 mod shards;
 mod speakers;
@@ -30,7 +34,9 @@ mod waypoints;
 
 pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
+pub use lookup::{Found, Means};
 pub use mesh::{Locality, Protocol};
+pub use names::{Alias, NameTable, Target};
 pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
 pub use shards::Shards;
 pub use trust::TrustSet;
@@ -53,6 +59,8 @@ pub struct Snapshot {
     pub trust: Arc<TrustSet>,
     /// Who may reach which service under which name.
     pub exposure: Arc<ExposureTable>,
+    /// The other names of services.
+    pub names: Arc<NameTable>,
     /// What the control plane exports; empty where there is none.
     pub exports: Arc<ExportSet>,
     /// Istio's authorization policies.
@@ -63,6 +71,9 @@ pub struct Snapshot {
     pub mesh: mesh::Mesh,
     /// Services by hostname.
     pub services: Shards<Arc<str>, Arc<Service>>,
+    /// What stands in the place of a service for aliases of several, or of a region, by what it is
+    /// called.
+    pub derived: Shards<Arc<str>, Arc<Service>>,
     /// The hostnames of services of this network by VIP; the first one answers.
     pub vips: Shards<IpAddr, Arc<[Arc<str>]>>,
     /// Whether services have endpoints for TLS listeners too, which few gateways need.
@@ -79,14 +90,6 @@ impl Snapshot {
     /// The service that answers to a VIP of this network.
     pub fn by_vip(&self, ip: IpAddr) -> Option<&Arc<Service>> {
         self.services.get(self.vips.get(&ip)?.first()?)
-    }
-
-    /// Whether `caller` may reach a service though the configuration says nothing of it: because
-    /// the control plane exports it to the whole trust set (contract 10, Exposure).
-    pub fn exports_to(&self, caller: Caller<'_>, host: &str, port: u16) -> bool {
-        self.exports.contains(host, port)
-            && !self.exposure.has_entry(host)
-            && self.trust.cluster(caller.trust_domain).is_some()
     }
 }
 

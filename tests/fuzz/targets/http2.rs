@@ -164,11 +164,11 @@ fn gateway() -> Arc<Gateway> {
     let publisher = Publisher::new();
     let mut exposure = ExposureTable::new(false);
     let anyone = Exposure {
-        port: None,
         to: vec![Audience {
             anyone: true,
             ..Audience::default()
         }],
+        ..Exposure::default()
     };
     exposure.expose("echo.app", &anyone, [("alias.app", Some(80))]);
     exposure.expose("denied.app", &anyone, []);
