@@ -6,6 +6,7 @@
 mod certificates;
 mod inputs;
 mod memory;
+mod names;
 mod reload;
 mod routes;
 

@@ -249,3 +249,191 @@ fn leads_to_services<'a>(
         value.error(what, "the hostnames of services into `to`");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{GOOD, check, exposed, with};
+    use super::*;
+
+    fn names(section: &str) -> String {
+        with(&format!("names: {section}"))
+    }
+
+    fn aliases(entries: &str) -> String {
+        names(&format!("{{aliases: [{entries}]}}"))
+    }
+
+    #[test]
+    fn every_key_of_a_name_is_read() {
+        let text = "names:\n  suffixes: [GLOBAL., mesh.internal]\n  aliases:\n    \
+            - {name: Foo.Global, to: foo.uswest2:80, consumers: [west], region: us-west-2}\n    \
+            - {name: \"foo.global:81\", to: [foo.uswest2:80, foo.useast2]}\n    \
+            - {name: bar.global, to: bar.app}\n";
+        let (config, findings) = check(&format!("{GOOD}{text}"));
+        assert_eq!(findings, "");
+        let names = config.expect("a configuration").names;
+        assert_eq!(names.suffixes, ["global", "mesh.internal"]);
+        let said: Vec<_> = names
+            .aliases
+            .iter()
+            .map(|alias| {
+                let to: Vec<_> = alias.to.iter().map(ToString::to_string).collect();
+                (alias.name.to_string(), to.join(" "), alias.line.0)
+            })
+            .collect();
+        let want = [
+            ("foo.global:80", "foo.uswest2:80", 14),
+            ("foo.global:81", "foo.uswest2:80 foo.useast2", 15),
+            ("bar.global", "bar.app", 16),
+        ];
+        let want = want.map(|(name, to, line)| (name.to_owned(), to.to_owned(), line));
+        assert_eq!(said, want);
+        assert_eq!(names.aliases[0].consumers, Some(vec!["west".to_owned()]));
+        assert_eq!(names.aliases[0].region.as_deref(), Some("us-west-2"));
+        assert_eq!(
+            (&names.aliases[1].consumers, &names.aliases[1].region),
+            (&None, &None)
+        );
+    }
+
+    #[test]
+    fn what_is_left_out_is_the_families_and_an_empty_list_is_none() {
+        let suffixes = |text: &str| {
+            let (config, findings) = check(&format!("{GOOD}{text}"));
+            assert_eq!(findings, "");
+            config.expect("a configuration").names.suffixes
+        };
+        assert_eq!(suffixes(""), SUFFIXES);
+        assert_eq!(suffixes("names: {aliases: []}"), SUFFIXES);
+        assert!(suffixes("names: {suffixes: []}").is_empty());
+    }
+
+    #[test]
+    fn a_suffix_is_a_plain_name() {
+        for text in [
+            "*.global",
+            ".global",
+            "\"\"",
+            "\"global:80\"",
+            "10.0.0.1",
+            "a..b",
+            "a b",
+        ] {
+            let findings = names(&format!("{{suffixes: [{text}]}}"));
+            assert!(findings.contains("11: error: "), "{text}: {findings}");
+        }
+        let twice = names("{suffixes: [global, Global.]}");
+        assert!(
+            twice.contains("has `global` twice; write each suffix once"),
+            "{twice}"
+        );
+    }
+
+    #[test]
+    fn an_alias_that_could_mean_two_things_or_nothing_is_an_error() {
+        for (entries, want) in [
+            ("{to: a.b}", "`names.aliases[]` has no `name`"),
+            ("{name: a.global}", "`names.aliases[]` has no `to`"),
+            (
+                "{name: 10.0.0.1, to: a.b}",
+                "an address, which is never looked up as a name",
+            ),
+            (
+                "{name: a.global, to: \"10.0.0.1:80\"}",
+                "services are known by their hostnames",
+            ),
+            (
+                "{name: a.global, to: []}",
+                "is empty, so the name leads nowhere",
+            ),
+            (
+                "{name: a.global, to: [a.b, \"a.b:80\"]}",
+                "has a.b twice; write each service once",
+            ),
+            (
+                "{name: a.global, to: [\"a.b:80\", \"c.d:81\"]}",
+                "has no port, and the services behind it have several; write `\"a.global:PORT\"`",
+            ),
+            (
+                "{name: a.global, to: a.b, consumers: []}",
+                "so no consumer sees the name",
+            ),
+            (
+                "{name: a.global, to: a.b, consumers: [south]}",
+                "no entry of `trust.domains`",
+            ),
+            ("{name: a.global, to: a.b, zone: x}", "unknown key `zone`"),
+            (
+                "{name: a.global, to: a.b}, {name: \"a.global:80\", to: c.d}",
+                "has the name `a.global:80` for every consumer, as line 11 has",
+            ),
+            (
+                "{name: a.global, to: a.b, consumers: [east, west]}, \
+                 {name: a.global, to: c.d, consumers: [west]}",
+                "has the name `a.global` for west, as line 11 has",
+            ),
+            (
+                "{name: a.global, to: b.global}, {name: b.global, to: c.d}",
+                "leads to `b.global`, which is the alias of line 11",
+            ),
+            (
+                "{name: a.global, to: a.global}",
+                "leads to `a.global`, which is the alias",
+            ),
+        ] {
+            let findings = aliases(entries);
+            assert!(findings.contains(want), "{entries}: {findings}");
+            assert_eq!(findings.lines().count(), 1, "{findings}");
+        }
+        for entries in [
+            "{name: a.global, to: a.b}, {name: a.global, to: c.d, consumers: [west]}",
+            "{name: \"a.global:80\", to: a.b}, {name: \"a.global:81\", to: a.b}",
+            "{name: a.global, to: [\"a.b:80\", \"c.d:80\"]}",
+        ] {
+            assert_eq!(aliases(entries), "", "{entries}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_exposure_gives_or_exposes_is_no_alias() {
+        let with_alias = |name: &str| {
+            let entry = "{service: echo.app, to: [{cluster: west}], names: [\"echo.global:80\"]}";
+            let text = format!(
+                "exposure: {{services: [{entry}]}}\nnames: {{aliases: [{{name: \"{name}\", to: \
+                 other.app}}]}}\n"
+            );
+            with(&text)
+        };
+        assert_eq!(with_alias("other.global"), "");
+        assert_eq!(with_alias("echo.global:81"), "");
+        let given = with_alias("echo.global");
+        assert!(
+            given.contains("12: error: `names.aliases[]` has the name"),
+            "{given}"
+        );
+        assert!(
+            given.contains("which line 11 gives to a service"),
+            "{given}"
+        );
+        let own = with_alias("echo.app");
+        assert!(
+            own.contains("which is the service exposed on line 11"),
+            "{own}"
+        );
+    }
+
+    #[test]
+    fn workloads_of_an_entry_are_open_or_not() {
+        let entry = |value: &str| {
+            exposed(&format!(
+                "{{service: a.b, to: [{{cluster: west}}], workloads: {value}}}"
+            ))
+        };
+        assert_eq!(entry("true"), "");
+        assert!(
+            entry("some").contains("workloads` is `some`"),
+            "{}",
+            entry("some")
+        );
+    }
+}

@@ -19,7 +19,7 @@ discovery: {kind: file, path: Cargo.toml}
 "#;
 
 /// A file in the crate's root, so that `Cargo.toml` stands for every file that must exist.
-fn check(text: &str) -> (Option<Config>, String) {
+pub(super) fn check(text: &str) -> (Option<Config>, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
     let (config, findings) = Config::parse(&path, text);
     assert_eq!(config.is_some(), !findings.has_errors());
@@ -33,7 +33,7 @@ fn check(text: &str) -> (Option<Config>, String) {
 }
 
 /// The findings about the good file with something added to its end, which is line 11.
-fn with(text: &str) -> String {
+pub(super) fn with(text: &str) -> String {
     check(&format!("{GOOD}{text}")).1
 }
 
@@ -43,7 +43,7 @@ pub(super) fn instead(old: &str, new: &str) -> String {
     check(&GOOD.replacen(old, new, 1)).1
 }
 
-fn exposed(entry: &str) -> String {
+pub(super) fn exposed(entry: &str) -> String {
     with(&format!("exposure: {{services: [{entry}]}}"))
 }
 

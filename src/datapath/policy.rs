@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, Means, Snapshot, Verdict};
+use crate::snapshot::{Endpoint, Means, Snapshot, Verdict, mesh};
 use crate::wire::Authority;
 
 use super::identity::Peer;
@@ -28,12 +28,12 @@ impl Permit {
     pub fn into_right(self, endpoint: Arc<Endpoint>) -> Right {
         let route = &self.route;
         let past_waypoints = route.is_past_waypoints().then(|| route.origin());
-        let (host, port) = (Arc::clone(&route.service().hostname), route.port());
+        let (service, port) = (Arc::clone(&route.service().definition), route.port());
         let (asked, means) = self.route.into_asked();
         Right {
             endpoint,
             past_waypoints,
-            host,
+            service,
             port,
             asked,
             means,
@@ -47,7 +47,7 @@ impl Permit {
 pub struct Right {
     asked: Authority,
     means: Means,
-    host: Arc<str>,
+    service: Arc<mesh::Service>,
     port: u16,
     granted: bool,
     endpoint: Arc<Endpoint>,
@@ -95,13 +95,14 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<
         // Listeners change with a restart only.
         return Ok(());
     }
-    let (asked, of, means) = (&right.asked, (&*right.host, right.port), &right.means);
+    let (asked, host, means) = (&right.asked, &*right.service.hostname, &right.means);
+    let of = (host, right.port);
     if !snapshot.stands_for(peer.caller(), asked, of, means) {
         return Err("the name does not stand for the service any more");
     }
     judge(snapshot, peer, asked, of, means).map_err(Reason::label)?;
     match right.past_waypoints {
-        Some(origin) if !route::may_go_past(snapshot, peer, &right.host, origin) => {
+        Some(origin) if !route::may_go_past(snapshot, peer, host, origin) => {
             Err("the peer's x-istio-source is not believed any more")
         }
         _ => Ok(()),

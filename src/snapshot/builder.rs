@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use super::index;
 use super::mesh::Mesh;
-use super::{
-    Enforcement, ExportSet, ExposureTable, NameTable, Policies, Service, Shards, Snapshot, TrustSet,
-};
+use super::{Enforcement, ExportSet, ExposureTable, NameTable, Policies, Snapshot, TrustSet};
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
 pub const HBONE_PORT: u16 = 15008;
@@ -63,13 +61,6 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     next
 }
 
-/// The services of a mesh with the endpoints that `network` could dial, for whoever only looks.
-pub fn services_of(mesh: &Mesh, network: &str) -> Shards<Arc<str>, Arc<Service>> {
-    let mut snapshot = Snapshot::default();
-    index::apply(&mut snapshot, mesh.clone(), network.into());
-    snapshot.services
-}
-
 fn replaced<T: PartialEq>(old: &Arc<T>, new: Option<T>) -> Arc<T> {
     match new {
         Some(new) if new != **old => Arc::new(new),
@@ -79,6 +70,7 @@ fn replaced<T: PartialEq>(old: &Arc<T>, new: Option<T>) -> Arc<T> {
 
 #[cfg(test)]
 mod tests {
+    use crate::snapshot::Service;
     use crate::snapshot::mesh::{self, Protocol};
     use std::net::IpAddr;
 

@@ -28,7 +28,7 @@ impl Snapshot {
         places.flat_map(move |(host, uid)| self.at_target(host, uid, target))
     }
 
-    fn at_target(&self, host: &str, uid: &Arc<str>, target: u16) -> Vec<Found<'_>> {
+    fn at_target(&self, host: &str, uid: &str, target: u16) -> Vec<Found<'_>> {
         let found = self.services.get(host).zip(self.mesh.workloads.get(uid));
         let Some((service, workload)) = found else {
             return Vec::new();
@@ -40,7 +40,7 @@ impl Snapshot {
         let found = |(port, _): (&u16, _)| Found {
             service,
             port: *port,
-            means: Means::Workload(Arc::clone(uid)),
+            means: Means::Workload(Arc::clone(workload)),
         };
         ports.map(found).collect()
     }

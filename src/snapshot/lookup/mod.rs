@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::wire::{Authority, Host};
 
+use super::mesh::Workload;
 use super::names::Alias;
 use super::{Caller, EndpointSet, Service, Snapshot, Verdict};
 
@@ -33,8 +34,8 @@ pub enum Means {
     Exposed,
     /// By an alias of `names`.
     Alias(Arc<Alias>),
-    /// By an address of the workload of this uid.
-    Workload(Arc<str>),
+    /// By an address of this workload.
+    Workload(Arc<Workload>),
 }
 
 impl Snapshot {
@@ -119,8 +120,8 @@ impl Snapshot {
     /// The endpoints of what was found, those of TLS listeners if `direct`.
     pub fn endpoints(&self, found: &Found<'_>, direct: bool) -> Arc<EndpointSet> {
         let Found { service, port, .. } = found;
-        if let Means::Workload(uid) = &found.means {
-            let endpoint = self.workload_endpoint(service, uid, *port, direct);
+        if let Means::Workload(workload) = &found.means {
+            let endpoint = self.workload_endpoint(service, &workload.uid, *port, direct);
             return Arc::new(EndpointSet::new(endpoint.into_iter().collect()));
         }
         let sets = match direct {
@@ -248,14 +249,14 @@ impl Snapshot {
         })
     }
 
-    /// Whether another service of the same family has to do with who may reach what: then one that
-    /// comes or goes changes what names stand for.
+    /// Whether rules of a family may hold for another service of it than before when the one of
+    /// this hostname comes or goes.
     pub(super) fn shares_rules(&self, host: &str) -> bool {
         let stem = self.names.stem(host);
-        let mut names = stem.into_iter().flat_map(|stem| self.names.family(stem));
-        names.any(|name| {
-            let has_rules = self.exposure.has_entry(&name) || self.exports.has(&name);
-            *name != *host && has_rules
-        })
+        let names: Vec<_> = stem.map_or_else(Vec::new, |stem| self.names.family(stem).collect());
+        let has_rules = |name: &String| self.exposure.has_entry(name) || self.exports.has(name);
+        let is_other = |name: &&String| ***name != *host;
+        let mut others = names.iter().filter(is_other);
+        names.iter().any(has_rules) && others.any(|name| self.services.contains_key(&**name))
     }
 }

@@ -36,7 +36,7 @@ fn service(hostname: &str, ports: &[u16]) -> mesh::Service {
 
 /// A workload of region `r` and the last number of its address, which serves services at the same
 /// ports of them and of its own.
-fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> mesh::Workload {
+fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> Workload {
     let mut ports: BTreeMap<String, Vec<(u16, u16)>> = BTreeMap::new();
     for (hostname, port, target) in services {
         let namespace = hostname.split('.').nth(1).unwrap_or("app");
@@ -45,7 +45,7 @@ fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> mesh::Work
     }
     let ports = ports.into_iter();
     let ports = ports.map(|(name, ports)| (name.as_str().into(), ports.into_iter().collect()));
-    mesh::Workload {
+    Workload {
         uid: format!("uid-{last}").into(),
         addresses: [[10, 0, 0, last].into()].into(),
         protocol: Protocol::Hbone,
@@ -56,7 +56,7 @@ fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> mesh::Work
             ..Locality::default()
         }),
         services: ports.collect(),
-        ..mesh::Workload::default()
+        ..Workload::default()
     }
 }
 
@@ -542,7 +542,7 @@ fn drawn_service(rng: &mut Rng) -> mesh::Service {
     service
 }
 
-fn drawn_workload(rng: &mut Rng) -> mesh::Workload {
+fn drawn_workload(rng: &mut Rng) -> Workload {
     let served: Vec<_> = (0..rng.u8(1..4))
         .map(|_| (drawn_host(rng), 80, 8080 + rng.u16(..2)))
         .collect();
