@@ -75,7 +75,7 @@ impl Peer {
         command.arg(format!("--nofile={descriptors}:{descriptors}"));
         command.arg(program);
         match program.ends_with("haproxy") {
-            true => command.args(["-db", "-q", "-f"]).arg(&file),
+            true => command.args(["-db", "-f"]).arg(&file),
             false => command.arg("-c").arg(&file),
         };
         let process = command
