@@ -461,7 +461,7 @@ fn exposure_says_to_whom_and_by_which_rule() {
         let entry = Exposure {
             port: Some(80),
             to,
-            workloads: false,
+            ..Exposure::default()
         };
         table.expose("echo.app", &entry, []);
         table

@@ -487,6 +487,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
             port: entry.service.port,
             to: to.collect(),
             workloads: entry.workloads,
+            route_by: entry.route_by,
         };
         // A name without port has the service's.
         let names = entry.names.iter();

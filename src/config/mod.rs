@@ -31,6 +31,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 
+use crate::wire::sni::RouteBy;
+
 pub use aliases::{Alias, Names, SUFFIXES};
 pub use findings::{Finding, Findings, Place, Report, Severity};
 pub use identity::parse_identity;
@@ -340,6 +342,10 @@ pub struct ExposedService {
     pub names: Vec<HostPort>,
     /// Whether its workloads are reached at their addresses too. Default: no.
     pub workloads: bool,
+    /// By what tunnels to it are routed; all entries of a port of a service agree. Default: as
+    /// their listener does.
+    #[serde(serialize_with = "exposure::word")]
+    pub route_by: Option<RouteBy>,
     /// The line of the entry, for findings that only show once the mesh is known.
     #[serde(skip)]
     pub line: u64,

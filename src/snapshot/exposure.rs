@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::wire::sni::RouteBy;
 use crate::wire::{Authority, Host};
 
 use super::TrustSet;
@@ -69,6 +70,8 @@ pub struct Exposure {
     pub to: Vec<Audience>,
     /// Whether workloads of the service are reached at their addresses too.
     pub workloads: bool,
+    /// By what tunnels to it are routed; none is as their listener does.
+    pub route_by: Option<RouteBy>,
 }
 
 /// A description of peers: all its keys must hold, the values of one key are alternatives.
@@ -172,6 +175,13 @@ impl ExposureTable {
     /// The entries of a service; none where the rule for all services holds.
     pub fn entries(&self, host: &str) -> &[Exposure] {
         self.services.get(host).map_or(&[], Vec::as_slice)
+    }
+
+    /// By what tunnels to a port of a service are routed, where an entry says so.
+    pub fn route_by(&self, host: &str, port: u16) -> Option<RouteBy> {
+        let entries = self.entries(host).iter();
+        let mut of_port = entries.filter(|entry| entry.port.is_none_or(|only| only == port));
+        of_port.find_map(|entry| entry.route_by)
     }
 
     /// Whether services without an entry are exposed to every peer of the trust set.
@@ -325,7 +335,7 @@ mod tests {
         Exposure {
             port,
             to,
-            workloads: false,
+            ..Exposure::default()
         }
     }
 

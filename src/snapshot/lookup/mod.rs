@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::wire::sni::RouteBy;
 use crate::wire::{Authority, Host};
 
 use super::mesh::Workload;
@@ -174,24 +175,42 @@ impl Snapshot {
     /// Each service behind an alias has to be exposed to the caller. Those that the mesh does not
     /// have, or that have no such port, have no endpoint behind it either.
     fn judge_targets(&self, caller: Caller<'_>, alias: &Alias, asked: u16) -> Verdict {
-        let port_of = |port: &Option<u16>| port.unwrap_or(asked);
-        let targets = || alias.targets().iter();
-        let there = targets().filter_map(|(host, port)| {
-            let (service, port) = (self.called(host)?, port_of(port));
-            let has_port = service.ports.contains_key(&port);
-            has_port.then_some((&*service.hostname, port))
-        });
-        let mut judged: Vec<_> = there.collect();
+        let mut judged: Vec<_> = self.behind(alias, asked).collect();
         if judged.is_empty() {
             // An open tunnel can outlive all of them, and keeps its right by their rules alone.
-            judged = targets()
-                .map(|(host, port)| (&**host, port_of(port)))
+            let targets = alias.targets().iter();
+            judged = targets
+                .map(|(host, port)| (&**host, port.unwrap_or(asked)))
                 .collect();
         }
         let verdicts = judged.into_iter();
         let verdicts = verdicts.map(|(host, port)| self.judge_service(caller, host, port));
         let mut refusals = verdicts.filter(|verdict| *verdict != Verdict::Allowed);
         refusals.next().unwrap_or(Verdict::Allowed)
+    }
+
+    /// The services behind an alias that are there, with the port that is asked for.
+    fn behind(&self, alias: &Alias, asked: u16) -> impl Iterator<Item = (&str, u16)> {
+        alias.targets().iter().filter_map(move |(host, port)| {
+            let (service, port) = (self.called(host)?, port.unwrap_or(asked));
+            let has_port = service.ports.contains_key(&port);
+            has_port.then_some((&*service.hostname, port))
+        })
+    }
+
+    /// By what tunnels are routed, where an entry of the service says so. Of several services behind
+    /// an alias the one that says most does.
+    pub fn route_by(
+        &self,
+        asked: &Authority,
+        (host, port): (&str, u16),
+        means: &Means,
+    ) -> Option<RouteBy> {
+        let of = |(host, port)| self.exposure.route_by(&self.entry_of(host), port);
+        match means {
+            Means::Alias(alias) => self.behind(alias, asked.port).filter_map(of).max(),
+            _ => of((host, port)),
+        }
     }
 
     /// Whether `asked` may still stand for the service `host`, as it did when a tunnel was opened.

@@ -92,6 +92,7 @@ fn exposed(to: &str, workloads: bool) -> Exposure {
         port: None,
         to: vec![audience],
         workloads,
+        route_by: None,
     }
 }
 
