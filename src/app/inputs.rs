@@ -13,7 +13,8 @@ use crate::config::{
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
 use crate::snapshot::builder::{self, Change};
-use crate::snapshot::mesh::Mesh;
+use crate::snapshot::mesh::{Locality, Mesh};
+use crate::snapshot::traffic::Position;
 use crate::snapshot::{
     Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Snapshot, TrustSet,
 };
@@ -463,6 +464,19 @@ pub(super) fn name_table(config: &Config) -> NameTable {
         (alias.name.host.as_str(), named)
     });
     NameTable::new(config.names.suffixes.iter().map(String::as_str), aliases)
+}
+
+/// Where the configuration says that this gateway is.
+pub(super) fn position(config: &Config) -> Position {
+    let locality = &config.gateway.locality;
+    Position {
+        cluster: config.gateway.cluster.as_str().into(),
+        locality: Locality {
+            region: locality.region.as_str().into(),
+            zone: locality.zone.as_str().into(),
+            subzone: locality.subzone.as_str().into(),
+        },
+    }
 }
 
 /// The exposure table that the configuration describes.

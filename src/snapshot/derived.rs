@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::tiers::Ranking;
 use super::{Alias, Shards, Snapshot, mesh};
 
 impl Snapshot {
@@ -30,6 +31,8 @@ impl Snapshot {
             name: Arc::clone(alias.label()),
             hostname: Arc::clone(alias.label()),
             vips: Vec::new(),
+            // Its places are those of one service.
+            assignment: first.assignment.clone().filter(|_| behind.len() == 1),
             ports: behind.iter().flat_map(asked).collect(),
             waypoints: all()
                 .flat_map(|service| service.waypoints.clone())
@@ -37,7 +40,10 @@ impl Snapshot {
             ingress_use_waypoint: all().any(|service| service.ingress_use_waypoint),
             ..mesh::Service::clone(first)
         });
-        let service = self.index.service(&definition, &behind, alias.region());
+        let (network, balancing) = (&self.index.network, &self.balancing);
+        let ranking = Ranking::new(&definition, alias.host(), network, balancing);
+        let region = alias.region();
+        let service = self.index.service(&definition, &behind, region, &ranking);
         self.derived
             .insert(Arc::clone(alias.label()), Arc::new(service));
     }

@@ -13,8 +13,10 @@ use super::builder::HBONE_PORT;
 use super::mesh::{self, Mesh, Protocol};
 use super::opened::Opened;
 use super::speakers::{self, Speakers};
+use super::tiers::Ranking;
+use super::traffic::Balancing;
 use super::usable::{undialled, unserved};
-use super::{Endpoint, EndpointSet, Service, Shards, Snapshot};
+use super::{Endpoint, Service, Shards, Snapshot, Unused};
 use crate::status::WorkloadLabels;
 
 /// What the builder has to find again with the next change.
@@ -46,7 +48,7 @@ pub(super) struct Member(Arc<[Arc<Endpoint>]>);
 
 /// A service with its members, at one of its ports or at the one that is asked for.
 #[derive(Debug)]
-pub(super) struct Part<'a> {
+pub(super) struct Behind<'a> {
     service: &'a mesh::Service,
     port: Option<u16>,
     /// `namespace/hostname`.
@@ -102,6 +104,29 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> b
         snapshot.derive(alias);
     }
     reselected || rerouted || renamed
+}
+
+/// Looks anew at the services that a change of what decides beside the mesh may touch. Open
+/// tunnels go on.
+pub(super) fn rebalance(snapshot: &mut Snapshot, old: &Arc<Balancing>) {
+    let new = Arc::clone(&snapshot.balancing);
+    if Arc::ptr_eq(&new, old) {
+        return;
+    }
+    let hosts = snapshot.services.keys();
+    let hosts: Vec<_> = hosts
+        .filter(|host| new.differs(old, host))
+        .cloned()
+        .collect();
+    for host in hosts {
+        snapshot.rebuild(&host);
+    }
+    let names = Arc::clone(&snapshot.names);
+    for alias in names.all_derived() {
+        if new.differs(old, alias.host()) {
+            snapshot.derive(alias);
+        }
+    }
 }
 
 impl Index {
@@ -247,6 +272,7 @@ impl Index {
         definition: &Arc<mesh::Service>,
         behind: &[(Arc<mesh::Service>, Option<u16>)],
         region: Option<&str>,
+        ranking: &Ranking<'_>,
     ) -> Service {
         let parts = behind
             .iter()
@@ -259,13 +285,13 @@ impl Index {
             });
             let mut endpoints: Vec<_> = endpoints.collect();
             if parts.len() > 1 {
-                // Who serves several of them is one endpoint.
-                endpoints.sort_by_key(|one| (one.uid(), one.address));
-                endpoints.dedup_by(|one, other| Arc::ptr_eq(one, other));
+                // Who serves several of them is one endpoint, ready if it is for any.
+                endpoints.sort_by_key(|(one, ready)| (one.uid(), one.address, !ready));
+                endpoints.dedup_by(|(one, _), (other, _)| Arc::ptr_eq(one, other));
             }
             let is_in = |one: &Endpoint, region: &str| *one.definition.locality.region == *region;
-            endpoints.retain(|one| region.is_none_or(|region| is_in(one, region)));
-            Arc::new(EndpointSet::new(endpoints.into_iter().cloned().collect()))
+            endpoints.retain(|(one, _)| region.is_none_or(|region| is_in(one, region)));
+            Arc::new(ranking.set(endpoints.into_iter()))
         };
         let ports = || definition.ports.keys().copied();
         Service {
@@ -282,9 +308,9 @@ impl Index {
     }
 
     /// A service with its members, at one of its ports or at the one that is asked for.
-    pub(super) fn part<'a>(&'a self, service: &'a mesh::Service, port: Option<u16>) -> Part<'a> {
+    pub(super) fn part<'a>(&'a self, service: &'a mesh::Service, port: Option<u16>) -> Behind<'a> {
         let name = format!("{}/{}", service.namespace, service.hostname);
-        Part {
+        Behind {
             service,
             port,
             members: self.members_of(&name),
@@ -298,15 +324,15 @@ impl Index {
         members.map_or(&[], |members| members)
     }
 
-    /// The endpoint of one member that may be dialled, always at its target port if `direct`.
+    /// The endpoint of one member and whether it is ready, always at its target port if `direct`.
     /// Whether a tunnel goes there or to a waypoint is decided when it is routed.
     pub(super) fn endpoint<'a>(
         &self,
-        part: &Part<'_>,
+        part: &Behind<'_>,
         member: &'a Member,
         asked: u16,
         direct: bool,
-    ) -> Option<&'a Arc<Endpoint>> {
+    ) -> Option<(&'a Arc<Endpoint>, bool)> {
         let port = part.port.unwrap_or(asked);
         member.serves(
             part.service,
@@ -339,8 +365,9 @@ impl Snapshot {
     fn rebuild(&mut self, host: &str) {
         let definition = self.index.answering(host);
         let service = definition.map(|from| {
-            let own = [(Arc::clone(from), None)];
-            Arc::new(self.index.service(from, &own, None))
+            let (own, host) = ([(Arc::clone(from), None)], &from.hostname);
+            let ranking = Ranking::new(from, host, &self.index.network, &self.balancing);
+            Arc::new(self.index.service(from, &own, None, &ranking))
         });
         let old = match &service {
             Some(new) => self
@@ -429,19 +456,24 @@ impl Member {
         self.0.first().map_or("", |endpoint| endpoint.uid())
     }
 
-    /// The endpoint that is dialled for a port of a service.
+    /// The endpoint that is dialled for a port of a service, or would be if it were ready, and
+    /// whether it is.
     fn serves(
         &self,
         service: &mesh::Service,
         name: &str,
         port: u16,
         dialled: impl Fn(&mesh::Workload, u16) -> Option<u16>,
-    ) -> Option<&Arc<Endpoint>> {
+    ) -> Option<(&Arc<Endpoint>, bool)> {
         let workload = &self.0.first()?.definition;
         let target = *workload.services.get(name)?.get(&port)?;
-        let is_usable = unserved(service, workload, port).is_none();
+        let is_ready = match unserved(service, workload, port) {
+            None => true,
+            Some(Unused::Unhealthy) => false,
+            Some(_) => return None,
+        };
         let port = dialled(workload, target).filter(|&port| port != 0)?;
-        self.endpoint(port).filter(|_| is_usable)
+        self.endpoint(port).map(|endpoint| (endpoint, is_ready))
     }
 
     /// The endpoint that is dialled at this port.

@@ -28,6 +28,8 @@ pub struct Alias {
     consumers: Option<Vec<Box<str>>>,
     /// The region of the endpoints; none is any.
     region: Option<Box<str>>,
+    /// The name without port.
+    host: Box<str>,
     /// What its derived service is called.
     label: Arc<str>,
 }
@@ -57,6 +59,7 @@ impl Alias {
             to,
             consumers,
             region,
+            host: host.into(),
             label: label.into(),
         }
     }
@@ -67,6 +70,11 @@ impl Alias {
             [only] if self.region.is_none() => Some(only),
             _ => None,
         }
+    }
+
+    /// The name without port.
+    pub fn host(&self) -> &str {
+        &self.host
     }
 
     /// The port that has to be asked for; none is any.

@@ -58,7 +58,9 @@ impl Snapshot {
             .members
             .binary_search_by(|member| member.uid().cmp(uid));
         let member = part.members.get(place.ok()?)?;
-        self.index.endpoint(&part, member, port, direct).cloned()
+        let found = self.index.endpoint(&part, member, port, direct);
+        let ready = found.filter(|(_, is_ready)| *is_ready);
+        ready.map(|(endpoint, _)| Arc::clone(endpoint))
     }
 
     /// Looks anew at which workloads of a service are reached at their addresses.

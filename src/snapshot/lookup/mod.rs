@@ -123,7 +123,7 @@ impl Snapshot {
         let Found { service, port, .. } = found;
         if let Means::Workload(workload) = &found.means {
             let endpoint = self.workload_endpoint(service, &workload.uid, *port, direct);
-            return Arc::new(EndpointSet::new(endpoint.into_iter().collect()));
+            return Arc::new(EndpointSet::new(endpoint));
         }
         let sets = match direct {
             true => &service.direct,
