@@ -13,9 +13,12 @@ use super::{Endpoint, Service, Shards, Snapshot};
 pub(super) struct Opened {
     /// By the hostname of their service.
     services: Shards<Arc<str>, Arc<BTreeSet<Place>>>,
-    /// The hostname and the uid at each address of this network, in the order of the hostnames.
-    addresses: Shards<IpAddr, Arc<[(Arc<str>, Arc<str>)]>>,
+    /// What is at each address of this network, in the order of the hostnames.
+    addresses: Shards<IpAddr, Arc<[Served]>>,
 }
+
+/// The hostname of a service, and the uid of a workload of it.
+type Served = (Arc<str>, Arc<str>);
 
 /// An address of a workload, and its uid.
 type Place = (IpAddr, Arc<str>);
