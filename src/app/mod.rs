@@ -8,6 +8,7 @@ mod inputs;
 mod memory;
 mod reload;
 mod routes;
+mod told;
 
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
@@ -140,6 +141,7 @@ impl App {
             exposure: Some(inputs::exposure_table(&inputs.config)),
             policies: inputs.told_policies(),
             enforcement: Some(inputs::enforcement(&inputs.config)),
+            scope: Some(inputs.scope.clone()),
             exports: None,
             direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
         });
@@ -172,7 +174,7 @@ impl App {
         }
         tokio::spawn(async move { budget.run().await });
         app.discover(source, &publisher)?;
-        let read = (inputs.warnings, seen);
+        let read = (inputs.told, inputs.warnings, seen);
         let reloader =
             reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log);
         spawn_thread("strait-files", reloader.run())?;

@@ -11,6 +11,7 @@ use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
 use super::identity::parse_identity;
+use super::links;
 use super::listeners::{self, network, socket_address};
 use super::sources;
 use super::yaml::Document;
@@ -30,7 +31,7 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Keys that the design names and that later work brings.
-const LATER: &[&str] = &["networks", "links", "names", "traffic", "tracing"];
+const LATER: &[&str] = &["networks", "names", "traffic", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
@@ -74,6 +75,13 @@ fn sections(
         Some(value) => exposure::read(value, clusters.as_ref()),
         None => Some(Exposure::default()),
     };
+    let links = match top.get("links") {
+        Some(value) => {
+            let own = gateway.as_ref().map(|own| own.cluster.as_str());
+            links::read(value, clusters.as_ref(), own).map(Some)
+        }
+        None => Some(None),
+    };
     let policy = section(&mut top, "policy", policy);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
@@ -91,6 +99,7 @@ fn sections(
     examined.identity.clone_from(&identity);
     examined.trust.clone_from(&trust);
     examined.discovery.clone_from(&discovery);
+    examined.objects = exposure.iter().flat_map(|one| one.files.clone()).collect();
     let bind = |opened: &Opened<'_>| Bind {
         bind: opened.address,
     };
@@ -105,6 +114,7 @@ fn sections(
             .collect(),
         discovery: discovery?,
         exposure: exposure?,
+        links: links?,
         policy: policy?,
         dial: dial?,
         limits: limits?,

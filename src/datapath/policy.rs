@@ -61,7 +61,7 @@ impl Right {
 /// exports where they say nothing.
 ///
 /// # Errors
-/// [`Reason::NotExposed`] or [`Reason::NotForPeer`], which are alike to the peer.
+/// [`Reason::NotLinked`], [`Reason::NotExposed`] or [`Reason::NotForPeer`], which are alike to the peer.
 pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Reason> {
     judge(
         snapshot,
@@ -88,7 +88,7 @@ pub fn granted(route: Route) -> Permit {
 /// Judges an open tunnel again, by the rules of now.
 ///
 /// # Errors
-/// What took the right away: a change of trust, of exposure, or of who is believed to come from a
+/// What took the right away: a change of trust, of exposure, of links, or of who is believed to come from a
 /// waypoint.
 pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), &'static str> {
     if right.granted {
@@ -112,6 +112,12 @@ fn judge(
     host: &str,
     port: u16,
 ) -> Result<(), Reason> {
+    if !snapshot.is_linked(peer.caller()) {
+        return Err(Reason::NotLinked);
+    }
+    if snapshot.scope.local.contains(host) {
+        return Err(Reason::NotExposed);
+    }
     match snapshot
         .exposure
         .judge(peer.caller(), &snapshot.trust, asked, host, port)

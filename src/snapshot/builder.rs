@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::index;
 use super::mesh::Mesh;
-use super::{Enforcement, ExportSet, ExposureTable, Policies, Service, Shards, Snapshot, TrustSet};
+use super::{
+    Enforcement, ExportSet, ExposureTable, Policies, Scope, Service, Shards, Snapshot, TrustSet,
+};
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
 pub const HBONE_PORT: u16 = 15008;
@@ -20,6 +22,8 @@ pub struct Change {
     pub exposure: Option<ExposureTable>,
     /// What the control plane exports.
     pub exports: Option<ExportSet>,
+    /// What is exported or kept local by objects of its own, and which clusters are linked.
+    pub scope: Option<Scope>,
     /// Whether there are TLS listeners. It takes effect with the mesh of the same change.
     pub direct: Option<bool>,
     /// Istio's authorization policies.
@@ -36,11 +40,12 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     next.trust = replaced(&old.trust, change.trust);
     next.exposure = replaced(&old.exposure, change.exposure);
     next.exports = replaced(&old.exports, change.exports);
+    next.scope = replaced(&old.scope, change.scope);
     next.direct = change.direct.unwrap_or(old.direct);
     next.policies = replaced(&old.policies, change.policies);
     next.enforcement = change.enforcement.unwrap_or(old.enforcement);
-    let mut moved = (&next.trust, &next.exposure, &next.exports)
-        != (&old.trust, &old.exposure, &old.exports)
+    let mut moved = (&next.trust, &next.exposure, &next.exports, &next.scope)
+        != (&old.trust, &old.exposure, &old.exports, &old.scope)
         || !Arc::ptr_eq(&next.policies, &old.policies)
         || next.enforcement != old.enforcement;
     if let Some((mesh, network)) = change.mesh {

@@ -22,6 +22,7 @@ pub mod mesh;
 #[cfg(test)]
 mod model;
 mod policies;
+mod scope;
 mod shards;
 mod speakers;
 mod trust;
@@ -32,6 +33,7 @@ pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
 pub use mesh::{Locality, Protocol};
 pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
+pub use scope::Scope;
 pub use shards::Shards;
 pub use trust::TrustSet;
 pub use usable::{Unused, unused};
@@ -46,8 +48,8 @@ use lots::Lots;
 pub struct Snapshot {
     /// Counts every change.
     pub version: u64,
-    /// Moves only when trust, exposure, exports, policies, what they select or waypoints change:
-    /// open tunnels are judged anew then.
+    /// Moves only when trust, exposure, exports, scope, policies, what they select or waypoints
+    /// change: open tunnels are judged anew then.
     pub generation: u64,
     /// The trust domains and the clusters that they stand for.
     pub trust: Arc<TrustSet>,
@@ -55,6 +57,8 @@ pub struct Snapshot {
     pub exposure: Arc<ExposureTable>,
     /// What the control plane exports; empty where there is none.
     pub exports: Arc<ExportSet>,
+    /// What is exported or kept local by objects of its own, and which clusters are linked.
+    pub scope: Arc<Scope>,
     /// Istio's authorization policies.
     pub policies: Arc<Policies>,
     /// What is done about them.
@@ -82,11 +86,24 @@ impl Snapshot {
     }
 
     /// Whether `caller` may reach a service though the configuration says nothing of it: because
-    /// the control plane exports it to the whole trust set (contract 10, Exposure).
+    /// the control plane exports it to the whole trust set (contract 10, Exposure), or an object
+    /// of its own does.
     pub fn exports_to(&self, caller: Caller<'_>, host: &str, port: u16) -> bool {
-        self.exports.contains(host, port)
+        (self.exports.contains(host, port) || self.scope.exported.contains(host))
             && !self.exposure.has_entry(host)
             && self.trust.cluster(caller.trust_domain).is_some()
+    }
+}
+
+impl Snapshot {
+    /// Whether tunnels from the cluster of `caller` may come here at all. One without a cluster,
+    /// as on TLS listeners, is judged by other rules alone.
+    pub fn is_linked(&self, caller: Caller<'_>) -> bool {
+        let cluster = self.trust.cluster(caller.trust_domain);
+        let linked = self.scope.linked.as_ref();
+        cluster
+            .zip(linked)
+            .is_none_or(|(own, linked)| linked.contains(&**own))
     }
 }
 

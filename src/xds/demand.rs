@@ -96,6 +96,8 @@ impl Demand {
         self.nameless = nameless;
         // Of exposed hosts the configuration's check says it.
         names.extend(snapshot.exposure.hosts().filter_map(name_of));
+        let exported = snapshot.scope.exported.iter();
+        names.extend(exported.filter_map(|host| name_of(host)));
         let services = names.iter().map(|name| snapshot.mesh.services.get(&**name));
         let waypoints = services.flatten().flat_map(|service| &service.waypoints);
         let mut places = Vec::new();
