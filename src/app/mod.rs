@@ -144,6 +144,9 @@ impl App {
             scope: Some(inputs.scope.clone()),
             exports: None,
             direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
+            position: Some(inputs::position(&inputs.config)),
+            traffic: None,
+            overrides: None,
         });
         if let Discovery::File { .. } = inputs.config.discovery {
             status.ready(DISCOVERY);
