@@ -225,6 +225,7 @@ impl Reloader {
         self.publisher.update(Change {
             trust: Some(inputs::trust_set(&new)),
             exposure: Some(inputs::exposure_table(&new)),
+            names: Some(inputs::name_table(&new)),
             enforcement: Some(inputs::enforcement(&new)),
             ..self.change(&new, joined)
         });
@@ -331,6 +332,7 @@ fn in_force(old: &Config, new: Config) -> Config {
         trust: new.trust,
         exposure: new.exposure,
         links: new.links,
+        names: new.names,
         policy: new.policy,
         log: Log {
             level: new.log.level,

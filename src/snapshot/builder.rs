@@ -6,7 +6,7 @@ use super::index;
 use super::mesh::Mesh;
 use super::traffic::{Override, Position, Traffic};
 use super::{
-    Enforcement, ExportSet, ExposureTable, Policies, Scope, Service, Shards, Snapshot, TrustSet,
+    Enforcement, ExportSet, ExposureTable, NameTable, Policies, Scope, Snapshot, TrustSet,
 };
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
@@ -21,6 +21,8 @@ pub struct Change {
     pub trust: Option<TrustSet>,
     /// The exposure table.
     pub exposure: Option<ExposureTable>,
+    /// The other names of services.
+    pub names: Option<NameTable>,
     /// What the control plane exports.
     pub exports: Option<ExportSet>,
     /// What is exported or kept local by objects of its own, and which clusters are linked.
@@ -46,13 +48,16 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     next.version += 1;
     next.trust = replaced(&old.trust, change.trust);
     next.exposure = replaced(&old.exposure, change.exposure);
+    next.names = replaced(&old.names, change.names);
     next.exports = replaced(&old.exports, change.exports);
     next.scope = replaced(&old.scope, change.scope);
     next.direct = change.direct.unwrap_or(old.direct);
     next.policies = replaced(&old.policies, change.policies);
     next.enforcement = change.enforcement.unwrap_or(old.enforcement);
-    let mut moved = (&next.trust, &next.exposure, &next.exports, &next.scope)
-        != (&old.trust, &old.exposure, &old.exports, &old.scope)
+    let renamed = !Arc::ptr_eq(&next.names, &old.names);
+    let reexposed = renamed || !Arc::ptr_eq(&next.exposure, &old.exposure);
+    let mut moved = reexposed
+        || (&next.trust, &next.exports, &next.scope) != (&old.trust, &old.exports, &old.scope)
         || !Arc::ptr_eq(&next.policies, &old.policies)
         || next.enforcement != old.enforcement;
     let balancing = (change.position, change.traffic, change.overrides);
@@ -61,15 +66,14 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         moved |= index::apply(&mut next, mesh, network);
     }
     index::rebalance(&mut next, &old.balancing);
+    if renamed {
+        next.derive_all();
+    }
+    if reexposed {
+        next.open_all();
+    }
     next.generation += u64::from(moved);
     next
-}
-
-/// The services of a mesh with the endpoints that `network` could dial, for whoever only looks.
-pub fn services_of(mesh: &Mesh, network: &str) -> Shards<Arc<str>, Arc<Service>> {
-    let mut snapshot = Snapshot::default();
-    index::apply(&mut snapshot, mesh.clone(), network.into());
-    snapshot.services
 }
 
 fn replaced<T: PartialEq>(old: &Arc<T>, new: Option<T>) -> Arc<T> {
@@ -81,6 +85,7 @@ fn replaced<T: PartialEq>(old: &Arc<T>, new: Option<T>) -> Arc<T> {
 
 #[cfg(test)]
 mod tests {
+    use crate::snapshot::Service;
     use crate::snapshot::mesh::{self, Protocol};
     use std::net::IpAddr;
 
