@@ -13,6 +13,7 @@ use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
 use super::identity::parse_identity;
+use super::links;
 use super::listeners::{self, network, socket_address};
 use super::sources;
 use super::yaml::Document;
@@ -32,7 +33,7 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Keys that the design names and that later work brings.
-const LATER: &[&str] = &["networks", "links", "traffic", "tracing"];
+const LATER: &[&str] = &["networks", "traffic", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
@@ -73,6 +74,10 @@ fn sections(
         .and_then(sources::discovery);
     let clusters = trust.as_ref().map(checks::clusters);
     let (exposure, names) = services(&mut top, clusters.as_ref());
+    let links = section(&mut top, "links", |value| {
+        let own = gateway.as_ref().map(|own| own.cluster.as_str());
+        links::read(value, clusters.as_ref(), own).map(Some)
+    });
     let policy = section(&mut top, "policy", policy);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
@@ -90,6 +95,7 @@ fn sections(
     examined.identity.clone_from(&identity);
     examined.trust.clone_from(&trust);
     examined.discovery.clone_from(&discovery);
+    examined.objects = exposure.iter().flat_map(|one| one.files.clone()).collect();
     let bind = |opened: &Opened<'_>| Bind {
         bind: opened.address,
     };
@@ -104,6 +110,7 @@ fn sections(
             .collect(),
         discovery: discovery?,
         exposure: exposure?,
+        links: links?,
         names: names?,
         policy: policy?,
         dial: dial?,
