@@ -19,7 +19,7 @@ use super::sources;
 use super::yaml::Document;
 use super::{
     ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
-    Gateway, Limits, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode, READINESS,
+    Gateway, Limits, Link, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode, READINESS,
     Trust, TrustDomain,
 };
 
@@ -73,11 +73,8 @@ fn sections(
         .need("discovery", "{kind: file, path: mesh.yaml}")
         .and_then(sources::discovery);
     let clusters = trust.as_ref().map(checks::clusters);
-    let (exposure, names) = services(&mut top, clusters.as_ref());
-    let links = section(&mut top, "links", |value| {
-        let own = gateway.as_ref().map(|own| own.cluster.as_str());
-        links::read(value, clusters.as_ref(), own).map(Some)
-    });
+    let own = gateway.as_ref().map(|own| own.cluster.as_str());
+    let (exposure, names, links) = services(&mut top, clusters.as_ref(), own);
     let policy = section(&mut top, "policy", policy);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
@@ -124,16 +121,20 @@ fn sections(
     })
 }
 
-/// What is said of services.
+/// What is said of services and of who may ask for them: exposure, names and links.
 fn services(
     top: &mut Fields<'_>,
     clusters: Option<&BTreeSet<String>>,
-) -> (Option<Exposure>, Option<Names>) {
+    own: Option<&str>,
+) -> (Option<Exposure>, Option<Names>, Option<Option<Vec<Link>>>) {
     let exposure = section(top, "exposure", |value| exposure::read(value, clusters));
     let names = section(top, "names", |value| {
         aliases::read(value, clusters, exposure.as_ref())
     });
-    (exposure, names)
+    let links = section(top, "links", |value| {
+        links::read(value, clusters, own).map(Some)
+    });
+    (exposure, names, links)
 }
 
 /// A section that may be left out.
