@@ -120,8 +120,13 @@ impl Snapshot {
             let mut entries = self.exposure.entries(host).iter();
             entries.any(|entry| entry.workloads)
         });
-        let services = entries.filter_map(|host| self.called(host));
-        hosts.extend(services.map(|service| Arc::clone(&service.hostname)));
+        // Which of its family it holds for is looked at for each.
+        let family = entries.flat_map(|host| {
+            let stem = self.names.stem(host).into_iter();
+            let names = stem.flat_map(|stem| self.names.family(stem));
+            names.chain([host.to_owned()])
+        });
+        hosts.extend(family.map(Arc::from));
         for host in hosts {
             self.open(&host);
         }
