@@ -202,10 +202,10 @@ impl Reason {
 
     /// The answer to a CONNECT that fails for this reason before 200 was sent.
     ///
-    /// Unknown, unexposed, not-for-this-peer and not-linked are alike in every way, so that a peer cannot
-    /// learn what exists. Istio's authorization is looked at only where a service is exposed to
-    /// the peer, and has the answer that ztunnel gives. Reasons that arise only after 200 give 503,
-    /// should they come early.
+    /// Unknown, unexposed, not-for-this-peer and not-linked are alike in every way, so that a peer
+    /// cannot learn what exists. Istio's authorization is looked at only where a service is exposed
+    /// to the peer, and has the answer that ztunnel gives. Reasons that arise only after 200 give
+    /// 503, should they come early.
     pub const fn status(self) -> StatusCode {
         match self {
             Self::BadAuthority => StatusCode::BAD_REQUEST,
