@@ -1,5 +1,6 @@
 //! From the tree to a [`Config`], section by section in the order of the example file.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -18,8 +19,8 @@ use super::sources;
 use super::yaml::Document;
 use super::{
     ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
-    Gateway, Limits, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS, Trust,
-    TrustDomain,
+    Gateway, Limits, Link, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode, READINESS,
+    Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -72,20 +73,8 @@ fn sections(
         .need("discovery", "{kind: file, path: mesh.yaml}")
         .and_then(sources::discovery);
     let clusters = trust.as_ref().map(checks::clusters);
-    let exposure = match top.get("exposure") {
-        Some(value) => exposure::read(value, clusters.as_ref()),
-        None => Some(Exposure::default()),
-    };
-    let links = match top.get("links") {
-        Some(value) => {
-            let own = gateway.as_ref().map(|own| own.cluster.as_str());
-            links::read(value, clusters.as_ref(), own).map(Some)
-        }
-        None => Some(None),
-    };
-    let names = section(&mut top, "names", |value| {
-        aliases::read(value, clusters.as_ref(), exposure.as_ref())
-    });
+    let own = gateway.as_ref().map(|own| own.cluster.as_str());
+    let (exposure, names, links) = services(&mut top, clusters.as_ref(), own);
     let policy = section(&mut top, "policy", policy);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
@@ -130,6 +119,22 @@ fn sections(
         drain: drain?,
         log: log?,
     })
+}
+
+/// What is said of services and of who may ask for them: exposure, names and links.
+fn services(
+    top: &mut Fields<'_>,
+    clusters: Option<&BTreeSet<String>>,
+    own: Option<&str>,
+) -> (Option<Exposure>, Option<Names>, Option<Option<Vec<Link>>>) {
+    let exposure = section(top, "exposure", |value| exposure::read(value, clusters));
+    let names = section(top, "names", |value| {
+        aliases::read(value, clusters, exposure.as_ref())
+    });
+    let links = section(top, "links", |value| {
+        links::read(value, clusters, own).map(Some)
+    });
+    (exposure, names, links)
 }
 
 /// A section that may be left out.

@@ -12,6 +12,8 @@ use super::names::Alias;
 use super::{Caller, EndpointSet, Service, Snapshot, Verdict};
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
 
 /// A service port that was asked for.
@@ -205,8 +207,8 @@ impl Snapshot {
         })
     }
 
-    /// By what tunnels are routed, where an entry of the service says so. Of several services behind
-    /// an alias the one that says most does.
+    /// By what tunnels are routed, where an entry of the service says so. Of several services
+    /// behind an alias the one that says most does.
     pub fn route_by(
         &self,
         asked: &Authority,
