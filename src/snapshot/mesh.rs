@@ -140,6 +140,26 @@ pub struct Service {
     pub canonical: bool,
     /// Whether only clients of its namespace see it.
     pub private: bool,
+    /// How its endpoints are balanced, where an Envoy control plane says so.
+    pub assignment: Option<Arc<Assignment>>,
+}
+
+/// What an Envoy control plane says of the balancing of a service and WDS does not
+/// (`ClusterLoadAssignment` and its cluster).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assignment {
+    /// `policy.overprovisioning_factor` in percent: a priority, or a locality with a weight, whose
+    /// ready part times this is below the whole leaves the rest to the next ones. Envoy's default
+    /// is 140.
+    pub overprovisioning: u32,
+    /// Whether the weights of localities count (`locality_weighted_lb_config`). Otherwise each
+    /// endpoint of a priority has its own weight of it.
+    pub by_locality: bool,
+    /// The weight of each locality of each priority. One that is not named has none, and gets
+    /// nothing where weights count.
+    pub localities: Vec<(u32, Locality, u32)>,
+    /// How many tunnels of a million are refused (`policy.drop_overloads`).
+    pub dropped: u32,
 }
 
 /// A waypoint of a service.
@@ -215,6 +235,8 @@ pub struct Workload {
     pub healthy: bool,
     /// Its weight; 0 drains it.
     pub capacity: u32,
+    /// Its priority in an Envoy assignment, 0 being the first to be used; 0 everywhere else.
+    pub priority: u32,
     /// Where it runs.
     pub locality: Arc<Locality>,
     /// The name of the Deployment, Job or the like that made it.

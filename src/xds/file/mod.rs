@@ -142,6 +142,7 @@ fn workload_fields(
         protocol: protocol?,
         healthy: healthy?,
         capacity: capacity?,
+        priority: 0,
         locality: locality?.into(),
         workload_name: workload_name?,
         workload_type: workload_type?,
@@ -312,6 +313,7 @@ fn service(value: Value<'_>) -> Option<Service> {
         passthrough: balancer.passthrough,
         canonical: canonical?,
         private: private?,
+        assignment: None,
     })
 }
 
