@@ -295,7 +295,7 @@ fn files(config: &Config, what: What) -> Vec<PathBuf> {
         What::Config => vec![config.file.clone()],
         What::Mesh => match &config.discovery {
             Discovery::File { path } => vec![path.clone()],
-            Discovery::Istio { .. } => Vec::new(),
+            Discovery::Istio { .. } | Discovery::Envoy { .. } => Vec::new(),
         },
         What::Certificates => {
             let own = match &config.identity {

@@ -269,7 +269,7 @@ pub enum Protocol {
 }
 
 /// Where something runs.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Locality {
     /// The region, such as `us-east-2`.
     pub region: Arc<str>,

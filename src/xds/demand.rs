@@ -1,8 +1,9 @@
-//! Which addresses are asked for, where not the whole mesh is wanted.
+//! What is asked for by name: addresses, where not the whole mesh is wanted, and the endpoints of
+//! clusters.
 //!
 //! What a gateway needs is known without any request: the services that it exposes, those that the
-//! control plane exports, and their waypoints. So no tunnel waits for a name, and no peer can make
-//! us ask for one. The workloads of a service come with it.
+//! control plane exports, and their waypoints; and what clusters name. So no tunnel waits for a
+//! name, and no peer can make us ask for one. The workloads of a service come with it.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -14,32 +15,59 @@ use tracing::warn;
 
 use super::cache::Recorder;
 use super::client::{Client, Request};
+use super::envoy::ENDPOINT;
 use super::store::ADDRESS;
 use crate::snapshot::mesh::Place;
 use crate::snapshot::{Reader, Snapshot};
 
-/// How long readiness waits for the services that the first exports name.
+/// How long readiness waits for what is wanted at first.
 const ANSWERS_MAX: Duration = Duration::from_secs(5);
 
-/// What is wanted, as the snapshot has it from time to time.
+/// What is wanted, from time to time.
 #[derive(Debug)]
 pub(super) struct Demand {
-    reader: Reader,
-    generation: watch::Receiver<u64>,
-    /// Exports that cannot be asked for; the log has them.
-    nameless: BTreeSet<String>,
+    of: Of,
     deadline: Option<Instant>,
     settled: bool,
 }
 
+/// Who says what is wanted.
+#[derive(Debug)]
+enum Of {
+    /// The snapshot, of addresses.
+    Snapshot(Services),
+    /// Clusters, of endpoints.
+    Clusters,
+}
+
+/// The services that a snapshot needs.
+#[derive(Debug)]
+struct Services {
+    reader: Reader,
+    generation: watch::Receiver<u64>,
+    /// Exports that cannot be asked for; the log has them.
+    nameless: BTreeSet<String>,
+}
+
 impl Demand {
-    /// What this reader's snapshots want.
-    pub(super) fn new(reader: Reader) -> Self {
+    /// The addresses that this reader's snapshots want.
+    pub(super) fn of_snapshots(reader: Reader) -> Self {
         let generation = reader.generation();
-        Self {
+        Self::new(Of::Snapshot(Services {
             reader,
             generation,
             nameless: BTreeSet::new(),
+        }))
+    }
+
+    /// The endpoints that clusters want.
+    pub(super) fn of_clusters() -> Self {
+        Self::new(Of::Clusters)
+    }
+
+    fn new(of: Of) -> Self {
+        Self {
+            of,
             deadline: None,
             settled: false,
         }
@@ -47,7 +75,9 @@ impl Demand {
 
     /// A stream begins: what is wanted is looked up whether it has changed or not.
     pub(super) fn begin(&mut self) {
-        self.generation.mark_changed();
+        if let Of::Snapshot(services) = &mut self.of {
+            services.generation.mark_changed();
+        }
     }
 
     /// Waits until something else may be wanted, or the wait for answers is over.
@@ -57,25 +87,54 @@ impl Demand {
             None => pending().await,
         };
         let deadline = self.deadline.filter(|_| !self.settled);
+        let Of::Snapshot(services) = &mut self.of else {
+            return over(deadline).await;
+        };
         tokio::select! {
             // The publisher lives as long as the stream.
-            _ = self.generation.changed() => {}
+            _ = services.generation.changed() => {}
             () = over(deadline) => {}
         }
-        self.generation.mark_changed();
+        services.generation.mark_changed();
     }
 
-    /// Wants what the snapshot wants by now, and drops the rest from the store. Returns the changes
-    /// of the subscription.
+    /// Wants what is wanted by now, and drops the rest from the store. Returns the changes of the
+    /// subscription.
     pub(super) fn follow(&mut self, client: &mut Client, store: &mut Recorder) -> Vec<Request> {
+        let names = match &mut self.of {
+            Of::Snapshot(services) => services.take_names(store.store.take_services_changed()),
+            Of::Clusters => store.store.take_wanted(),
+        };
+        names.map_or_else(Vec::new, |names| {
+            client.want(self.type_url(), &names, store)
+        })
+    }
+
+    fn type_url(&self) -> &'static str {
+        match self.of {
+            Of::Snapshot(_) => ADDRESS,
+            Of::Clusters => ENDPOINT,
+        }
+    }
+
+    /// Whether all that was wanted at first has come or does not exist, or has been waited for.
+    pub(super) fn is_settled(&mut self, client: &Client) -> bool {
+        if !self.settled && client.is_synced() {
+            let now = Instant::now();
+            let deadline = *self.deadline.get_or_insert(now + ANSWERS_MAX);
+            self.settled = client.unanswered(self.type_url()) == 0 || deadline <= now;
+        }
+        self.settled
+    }
+}
+
+impl Services {
+    /// The names, if they may have changed.
+    fn take_names(&mut self, services_changed: bool) -> Option<BTreeSet<String>> {
         // Without a publisher nothing changes.
         let moved = self.generation.has_changed().unwrap_or(false);
         self.generation.mark_unchanged();
-        if !(store.store.take_services_changed() | moved) {
-            return Vec::new();
-        }
-        let names = self.names(&self.reader.snapshot());
-        client.want(ADDRESS, &names, store)
+        (services_changed | moved).then(|| self.names(&self.reader.snapshot()))
     }
 
     fn names(&mut self, snapshot: &Snapshot) -> BTreeSet<String> {
@@ -112,16 +171,6 @@ impl Demand {
         }
         names.extend(places);
         names
-    }
-
-    /// Whether all that was wanted at first has come or does not exist, or has been waited for.
-    pub(super) fn is_settled(&mut self, client: &Client) -> bool {
-        if !self.settled && client.is_synced() {
-            let now = Instant::now();
-            let deadline = *self.deadline.get_or_insert(now + ANSWERS_MAX);
-            self.settled = client.unanswered(ADDRESS) == 0 || deadline <= now;
-        }
-        self.settled
     }
 }
 
@@ -218,20 +267,22 @@ mod tests {
             exports: Some(exports.into_iter().collect()),
             ..Change::default()
         });
-        let mut demand = Demand::new(publisher.reader());
-        let names = demand.names(&publisher.reader().snapshot());
+        let Of::Snapshot(mut services) = Demand::of_snapshots(publisher.reader()).of else {
+            panic!("of another kind");
+        };
+        let names = services.names(&publisher.reader().snapshot());
         let wanted =
             ["exported", "shown", "way1", "way2"].map(|name| format!("app/{}", host(name)));
         let address = "east/240.0.0.9".to_owned();
         assert_eq!(names, wanted.into_iter().chain([address]).collect());
-        assert_eq!(demand.nameless, [other].into());
+        assert_eq!(services.nameless, [other].into());
     }
 
     #[tokio::test(start_paused = true)]
     async fn readiness_waits_for_answers_and_not_for_ever() {
         let publisher = Publisher::new();
         for answered in [true, false] {
-            let mut demand = Demand::new(publisher.reader());
+            let mut demand = Demand::of_snapshots(publisher.reader());
             let addresses = Subscription {
                 type_url: ADDRESS,
                 mode: Mode::OnDemand,
