@@ -315,3 +315,152 @@ fn optional<'a, T>(
         None => Some(None),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::config::{Config, Discovery, HostPort, Roots};
+
+    const BASE: &str = "
+gateway: {cluster: east}
+identity: {kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}
+trust: {domains: [{name: west.local}]}
+listeners: [{name: a, bind: \"127.0.0.1:15008\"}]
+exposure: {default: all}
+";
+
+    /// The configuration with these keys of `discovery`, and what is said of them.
+    fn envoy(keys: &str) -> (Option<Discovery>, String) {
+        let text = format!("discovery: {{kind: envoy, {keys}}}{BASE}");
+        let (config, findings) = Config::parse(Path::new("x.yaml"), &text);
+        let said = findings.0.iter().map(ToString::to_string);
+        let said: Vec<_> = said.filter(|one| one.starts_with("x.yaml:1:")).collect();
+        (config.map(|config| config.discovery), said.join("\n"))
+    }
+
+    #[test]
+    fn a_control_plane_of_envoys_may_name_clusters_and_our_node() {
+        let (read, said) = envoy(
+            "address: \"xds:18000\", roots: SYSTEM, token: Cargo.toml, san: a.b, headers: {x-a: b}, \
+             cache: state, node: {id: gw, cluster: edge}, clusters: [{cluster: a, service: \
+             \"Echo.app:80\"}, {cluster: b, service: \"echo.app:81\"}]",
+        );
+        assert_eq!(said, "");
+        let Some(Discovery::Envoy {
+            plane,
+            cache,
+            node,
+            clusters,
+        }) = read
+        else {
+            panic!("another kind");
+        };
+        assert_eq!(
+            (plane.roots, plane.san.as_deref()),
+            (Roots::System, Some("a.b"))
+        );
+        assert!(plane.token.is_some() && cache.is_some() && plane.headers.len() == 1);
+        assert_eq!(
+            (node.id.as_deref(), node.cluster.as_deref()),
+            (Some("gw"), Some("edge"))
+        );
+        let want = HostPort::parse("echo.app:80").expect("a service");
+        assert_eq!((&*clusters[0].cluster, &clusters[0].service), ("a", &want));
+        let (read, said) = envoy("address: \"xds:1\", roots: SYSTEM, tls: on");
+        assert_eq!(said, "");
+        let Some(Discovery::Envoy { node, clusters, .. }) = read else {
+            panic!("another kind");
+        };
+        assert_eq!((node.id, node.cluster, clusters.len()), (None, None, 0));
+    }
+
+    #[test]
+    fn plaintext_is_one_word_with_a_warning() {
+        let (read, said) = envoy("address: \"127.0.0.1:1\", tls: off");
+        let Some(Discovery::Envoy { plane, .. }) = read else {
+            panic!("another kind");
+        };
+        assert_eq!(plane.roots, Roots::Plaintext);
+        assert!(
+            said.contains(":1: warning: `discovery.tls` is `off`"),
+            "{said}"
+        );
+        for key in ["roots: SYSTEM", "token: Cargo.toml", "san: a.b"] {
+            let (read, said) = envoy(&format!("address: \"127.0.0.1:1\", tls: off, {key}"));
+            let name = key.split(':').next().expect("a key");
+            let want = format!("error: `discovery.{name}` has no use with `tls: off`; write ");
+            assert!(read.is_none() && said.contains(&want), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_mistake_in_a_key_of_envoys_is_named() {
+        for (keys, want) in [
+            ("", "`discovery` has no `roots`; write `roots: "),
+            (
+                "roots: SYSTEM, tls: yes",
+                "`discovery.tls` cannot be `yes`; write one of `on`, `off`",
+            ),
+            (
+                "roots: SYSTEM, on_demand: true",
+                "unknown key `on_demand` in `discovery`",
+            ),
+            ("roots: SYSTEM, cache: src", "`discovery.cache` is `"),
+            (
+                "roots: SYSTEM, node: gw",
+                "`discovery.node` is `gw`; write a map",
+            ),
+            (
+                "roots: SYSTEM, node: {id: \"\"}",
+                "`discovery.node.id` is empty",
+            ),
+            (
+                "roots: SYSTEM, node: {name: a}",
+                "unknown key `name` in `discovery.node`",
+            ),
+            (
+                "roots: SYSTEM, clusters: {}",
+                "`discovery.clusters` is a map; write a list",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{cluster: a}]",
+                "`discovery.clusters[]` has no `service`; write `service: \"echo.app",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{service: \"a:1\"}]",
+                "`discovery.clusters[]` has no `cluster`; write `cluster: echo`",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{cluster: a, service: b}]",
+                "`discovery.clusters[].service` is `b`; write a host name and a port",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{cluster: a, service: \"10.0.0.1:80\"}]",
+                "`discovery.clusters[].service` is `10.0.0.1:80`; write a host name and a port",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{cluster: a, service: \"b:1\", port: 1}]",
+                "unknown key `port` in `discovery.clusters[]`",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{cluster: a, service: \"b:1\"}, {cluster: a, service: \
+                 \"b:2\"}]",
+                "has the cluster `a` twice; write one cluster for each port",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{cluster: a, service: \"b:1\"}, {cluster: b, service: \
+                 \"B:1\"}]",
+                "has the service `b:1` twice; write one cluster for each port",
+            ),
+        ] {
+            let (read, said) = envoy(&format!("address: \"xds:1\", {keys}"));
+            assert!(read.is_none() && said.contains(want), "{keys}: {said}");
+        }
+        let (read, said) = envoy("address: xds, roots: SYSTEM");
+        assert!(
+            read.is_none() && said.contains("`discovery.address` is `xds`"),
+            "{said}"
+        );
+    }
+}

@@ -1,4 +1,5 @@
-//! A control plane: delta ADS over TLS, with a token to show, as istiod has it.
+//! A control plane: delta ADS of any types over TLS, with a token to show, as istiod has it; or in
+//! plaintext and for anybody, as one beside the gateway may.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -28,6 +29,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::either::Either;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
@@ -75,6 +77,8 @@ struct State {
     /// By calls, the metadata that came with them.
     calls: Vec<MetadataMap>,
     sent: usize,
+    /// Anybody may ask.
+    open: bool,
 }
 
 type Pushes = mpsc::Sender<Result<DeltaDiscoveryResponse, Status>>;
@@ -110,8 +114,18 @@ impl Drop for Serving {
 impl Istiod {
     /// Serves at `address` with a certificate of `identities`.
     pub async fn serve(&self, address: SocketAddr, identities: &Identities) -> Serving {
-        let listener = TcpListener::bind(address).await.expect("a listener");
         let acceptor = TlsAcceptor::from(Arc::new(tls(identities)));
+        self.listen(address, Some(acceptor)).await
+    }
+
+    /// Serves at `address` in plaintext, and from now on whoever asks.
+    pub async fn serve_plainly(&self, address: SocketAddr) -> Serving {
+        self.state().open = true;
+        self.listen(address, None).await
+    }
+
+    async fn listen(&self, address: SocketAddr, acceptor: Option<TlsAcceptor>) -> Serving {
+        let listener = TcpListener::bind(address).await.expect("a listener");
         let (connections, incoming) = mpsc::channel(16);
         let sockets = Arc::<Mutex<Vec<Socket>>>::default();
         let accepted = Arc::clone(&sockets);
@@ -121,7 +135,11 @@ impl Istiod {
                 let socket = stream.as_fd().try_clone_to_owned().expect("a descriptor");
                 accepted.lock().expect("no panic").push(socket.into());
                 // A client that refuses our certificate is no concern of the others.
-                if let Ok(stream) = acceptor.accept(stream).await {
+                let stream = match &acceptor {
+                    Some(acceptor) => acceptor.accept(stream).await.map(Either::Left),
+                    None => Ok(Either::Right(stream)),
+                };
+                if let Ok(stream) = stream {
                     let _ = connections.send(io::Result::Ok(Connection(stream))).await;
                 }
             }
@@ -318,7 +336,10 @@ impl State {
             Manner::Withholding(of) => request.type_url == of,
             Manner::Well | Manner::Refusing => false,
         };
-        if request.response_nonce.is_empty() && !withheld {
+        // Envoy's answers have changes of its subscription in them.
+        let asks =
+            request.response_nonce.is_empty() || !request.resource_names_subscribe.is_empty();
+        if asks && !withheld {
             self.subscribed(&request, index);
         }
         self.requests.push(request);
@@ -369,7 +390,9 @@ impl AggregatedDiscoveryService for Istiod {
         &self,
         call: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
-        check_token(call.metadata())?;
+        if !self.state().open {
+            check_token(call.metadata())?;
+        }
         self.state().calls.push(call.metadata().clone());
         if self.state().manner == Manner::Refusing {
             return Err(Status::unavailable("out for lunch"));
@@ -434,8 +457,8 @@ fn tls(identities: &Identities) -> ServerConfig {
     tls
 }
 
-/// A TLS stream as the server wants it.
-struct Connection(TlsStream<TcpStream>);
+/// A stream as the server wants it.
+struct Connection(Either<TlsStream<TcpStream>, TcpStream>);
 
 impl Connected for Connection {
     type ConnectInfo = ();
