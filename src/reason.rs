@@ -20,10 +20,15 @@ pub enum Reason {
     NotConnect,
     /// More header fields than the limit.
     TooManyFields,
-    /// The server name of a hello is absent, or no route of its listener has it.
+    /// The server name of a hello is absent, or nothing is routed by such a name.
     UnknownSni,
     /// A hello on an Istio listener offers none of Istio's protocols by ALPN.
     NoIstioAlpn,
+    /// A tunnel that is routed or checked by the TLS inside it has begun with no ClientHello, or
+    /// with none in time.
+    NoHello,
+    /// The server name inside a tunnel is not one of the service that its authority asks for.
+    SniMismatch,
     /// No service of the snapshot has this name or address.
     UnknownService,
     /// The service is known, and exposed to nobody.
@@ -82,13 +87,15 @@ pub enum Blame {
 
 impl Reason {
     /// Every reason, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 28] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
         Self::TooManyFields,
         Self::UnknownSni,
         Self::NoIstioAlpn,
+        Self::NoHello,
+        Self::SniMismatch,
         Self::UnknownService,
         Self::NotExposed,
         Self::NotForPeer,
@@ -120,6 +127,8 @@ impl Reason {
             Self::TooManyFields => "too_many_fields",
             Self::UnknownSni => "unknown_sni",
             Self::NoIstioAlpn => "no_istio_alpn",
+            Self::NoHello => "no_hello",
+            Self::SniMismatch => "sni_mismatch",
             Self::UnknownService => "unknown_service",
             Self::NotExposed => "not_exposed",
             Self::NotForPeer => "not_for_peer",
@@ -152,6 +161,8 @@ impl Reason {
             | Self::TooManyFields
             | Self::UnknownSni
             | Self::NoIstioAlpn
+            | Self::NoHello
+            | Self::SniMismatch
             | Self::UnknownService
             | Self::NotExposed
             | Self::NotForPeer
@@ -231,6 +242,8 @@ impl Reason {
         match self {
             Self::NotExposed | Self::NotForPeer | Self::PolicyDenied | Self::Revoked => "DENY",
             Self::UnknownSni
+            | Self::NoHello
+            | Self::SniMismatch
             | Self::UnknownService
             | Self::NoEndpoint
             | Self::NoWaypoint

@@ -100,7 +100,10 @@ pub fn to_west() -> Exposure {
         audience("west", "other"),
         audience("west", "shop"),
     ];
-    Exposure { port: None, to }
+    Exposure {
+        to,
+        ..Exposure::default()
+    }
 }
 
 /// A peer of cluster west.

@@ -458,7 +458,15 @@ fn exposure_says_to_whom_and_by_which_rule() {
     ];
     let entry = |to| {
         let mut table = ExposureTable::new(true);
-        table.expose("echo.app", &Exposure { port: Some(80), to }, []);
+        table.expose(
+            "echo.app",
+            &Exposure {
+                port: Some(80),
+                to,
+                ..Exposure::default()
+            },
+            [],
+        );
         table
     };
     assert_eq!(
@@ -486,7 +494,7 @@ async fn a_service_is_found_by_what_peers_ask_for_and_one_behind_nothing_is_a_pr
     let mut exposure = ExposureTable::new(false);
     let entry = Exposure {
         port: Some(80),
-        to: Vec::new(),
+        ..Exposure::default()
     };
     exposure.expose("echo.app", &entry, [("echo.global", None)]);
     let mut lost = (**mesh().services.sorted()[0]).clone();

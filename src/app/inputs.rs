@@ -458,6 +458,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
         let exposure = Exposure {
             port: entry.service.port,
             to: to.collect(),
+            route_by: entry.route_by,
         };
         // A name without port has the service's.
         let names = entry.names.iter();

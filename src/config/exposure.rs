@@ -2,6 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use serde::Serializer;
+
+use crate::wire::sni::RouteBy;
+
 use super::fields::Value;
 use super::names::is_segment;
 use super::{Audience, DefaultExposure, ExposedService, Exposure, HostPort};
@@ -10,6 +14,18 @@ use super::{Audience, DefaultExposure, ExposedService, Exposure, HostPort};
 struct Entry<'a> {
     exposed: ExposedService,
     names: Vec<(HostPort, Value<'a>)>,
+    /// Where it says by what tunnels are routed, or where it could.
+    route_by: Value<'a>,
+}
+
+pub(super) fn word<S: Serializer>(
+    route_by: &Option<RouteBy>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match route_by {
+        Some(route_by) => serializer.collect_str(route_by),
+        None => serializer.serialize_none(),
+    }
 }
 
 /// Reads the section. `clusters` are those that trust domains stand for; none when the trust
@@ -29,6 +45,7 @@ pub(super) fn read(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Opt
     };
     fields.finish();
     aliases_are_unambiguous(&entries);
+    routing_is_unambiguous(&entries);
     let services = entries.into_iter().map(|entry| entry.exposed).collect();
     Some(Exposure {
         default: default?,
@@ -69,6 +86,11 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
             .collect(),
         None => Vec::new(),
     };
+    let routed = fields.get("route_by");
+    let route_by = match routed {
+        Some(route_by) => route_by.choice(&RouteBy::WORDS).map(Some),
+        None => Some(None),
+    };
     fields.finish();
     let (service, to) = (service?, to?);
     let names = names.into_iter().collect::<Option<Vec<_>>>()?;
@@ -91,9 +113,15 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
         service,
         to,
         names: aliases,
+        route_by: route_by?,
         line: value.line(),
     };
-    Some(Entry { exposed, names })
+    let route_by = routed.unwrap_or(value);
+    Some(Entry {
+        exposed,
+        names,
+        route_by,
+    })
 }
 
 fn host_port(value: Value<'_>) -> Option<HostPort> {
@@ -248,7 +276,7 @@ fn aliases_are_unambiguous(entries: &[Entry<'_>]) {
             .push(exposed);
     }
     let mut given: HashMap<&str, Vec<(&HostPort, &HostPort, u64)>> = HashMap::new();
-    for Entry { exposed, names } in entries {
+    for Entry { exposed, names, .. } in entries {
         for (name, value) in names {
             if name.host == exposed.service.host {
                 let what = format!(
@@ -279,5 +307,70 @@ fn aliases_are_unambiguous(entries: &[Entry<'_>]) {
             }
             earlier.push((name, &exposed.service, value.line()));
         }
+    }
+}
+
+/// Tunnels to one port of a service are routed in one way, whoever asks.
+fn routing_is_unambiguous(entries: &[Entry<'_>]) {
+    let mut seen: HashMap<&str, Vec<&ExposedService>> = HashMap::new();
+    for Entry {
+        exposed, route_by, ..
+    } in entries
+    {
+        let earlier = seen.entry(&exposed.service.host).or_default();
+        let other = earlier.iter().find(|other| {
+            other.route_by != exposed.route_by && other.service.overlaps(&exposed.service)
+        });
+        if let Some(other) = other {
+            let what = format!(
+                "routes tunnels to `{}` in another way than line {} does",
+                exposed.service, other.line
+            );
+            route_by.error(what, "the same `route_by`, or none, in both entries");
+        }
+        earlier.push(exposed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::with;
+
+    #[test]
+    fn tunnels_to_one_port_of_a_service_are_routed_in_one_way() {
+        let both = |one: &str, other: &str| {
+            let entry = |keys| format!("\n  - {{to: [{{anyone: true}}], {keys}}}");
+            let entries = [one, other].map(entry).concat();
+            with(&format!("exposure:\n  services:{entries}"))
+        };
+        let good = [
+            (
+                "service: \"a:80\", route_by: sni",
+                "service: \"a:81\", route_by: strict",
+            ),
+            (
+                "service: a, route_by: sni",
+                "service: \"a:80\", route_by: sni",
+            ),
+            ("service: a, route_by: authority", "service: b"),
+        ];
+        for (one, other) in good {
+            assert_eq!(both(one, other), "", "{one} {other}");
+        }
+        assert_eq!(
+            both("service: \"a:80\"", "service: a, route_by: strict"),
+            "14: error: `exposure.services[].route_by` routes tunnels to `a` in another way than \
+             line 13 does; write the same `route_by`, or none, in both entries"
+        );
+        assert!(
+            both("service: a, route_by: sni", "service: a").starts_with(
+                "14: error: `exposure.services[]` routes tunnels to `a` in another way"
+            )
+        );
+        assert_eq!(
+            both("service: a", "service: b, route_by: name"),
+            "14: error: `exposure.services[].route_by` cannot be `name`; write one of \
+             `authority`, `sni`, `strict`"
+        );
     }
 }

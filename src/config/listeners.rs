@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 
-use crate::wire::sni::SniPattern;
+use crate::wire::sni::{RouteBy, SniPattern};
 
 use super::checks;
 use super::fields::{Fields, Value};
@@ -29,12 +29,16 @@ pub struct Listener {
 }
 
 /// What the peers of a listener speak. Default HBONE.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "protocol", rename_all = "lowercase")]
 pub enum ListenerProtocol {
-    /// HBONE, routed by the authority of each CONNECT.
-    #[default]
-    Hbone,
+    /// HBONE.
+    Hbone {
+        /// By what tunnels are routed, unless the service that they ask for says so itself.
+        /// Default: by their authority.
+        #[serde(serialize_with = "word")]
+        route_by: RouteBy,
+    },
     /// TLS, which is passed on unread, routed by the server name of its hello.
     Tls(TlsRouting),
 }
@@ -80,6 +84,10 @@ impl PartialEq for Line {
 
 fn patterns<S: Serializer>(patterns: &[SniPattern], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(patterns.iter().map(ToString::to_string))
+}
+
+fn word<S: Serializer>(route_by: &RouteBy, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(route_by)
 }
 
 impl Listener {
@@ -179,18 +187,19 @@ pub(super) fn socket_address(value: Value<'_>) -> Option<SocketAddr> {
 }
 
 fn hbone(fields: &mut Fields<'_>) -> Option<ListenerProtocol> {
-    if let Some(route_by) = fields.get("route_by")
-        && !route_by.is_later(&["sni"], "`authority`")
-    {
-        route_by.choice(&[("authority", ())]);
-    }
+    let route_by = match fields.get("route_by") {
+        Some(route_by) => route_by.choice(&RouteBy::WORDS),
+        None => Some(RouteBy::default()),
+    };
     for key in ["routing", "routes"] {
         if let Some(value) = fields.get(key) {
             let how = "`protocol: tls` beside it, or remove it";
             value.error("is for listeners of TLS, and this one is of HBONE", how);
         }
     }
-    Some(ListenerProtocol::Hbone)
+    Some(ListenerProtocol::Hbone {
+        route_by: route_by?,
+    })
 }
 
 fn tls(listener: Value<'_>, fields: &mut Fields<'_>) -> Option<TlsRouting> {
@@ -348,6 +357,10 @@ mod tests {
             "`listeners[].routes[].sni[]` has `a` twice, first on line 9; write each name once",
         ),
         (
+            "route_by: name",
+            "`listeners[].route_by` cannot be `name`; write one of `authority`, `sni`, `strict`",
+        ),
+        (
             "protocol: tcp",
             "`listeners[].protocol: tcp` is not built yet",
         ),
@@ -369,6 +382,8 @@ mod tests {
     fn a_tls_listener_routes_in_one_way_and_each_name_once() {
         let good = [
             "protocol: tls, routing: istio",
+            "route_by: sni",
+            "protocol: hbone, route_by: strict",
             "protocol: tls, sources: [10.0.0.0/8], routing: istio",
             "sources: [10.0.0.0/8, \"2001:db8::/32\"]",
             "protocol: tls, routes: [{sni: [\"*\"], to: \"istiod.a:15012\"}]",
@@ -399,6 +414,7 @@ mod tests {
                 "protocol": "tls", "routes": [{"sni": ["*.b"], "to": "c:1"}]})
         );
         assert_eq!(shown[1]["protocol"], "hbone");
+        assert_eq!(shown[1]["route_by"], "authority");
         let moved = Config::parse(&here, &format!("\n{text}")).0;
         let moved = moved.expect("the same, a line further down");
         assert_eq!(config.restart_only_changes(&moved), [""; 0]);

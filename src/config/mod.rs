@@ -30,6 +30,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 
+use crate::wire::sni::RouteBy;
+
 pub use findings::{Finding, Findings, Place, Report, Severity};
 pub use identity::parse_identity;
 pub use layers::Source;
@@ -350,6 +352,10 @@ pub struct ExposedService {
     /// Names that it is reached under besides its own. A name given without port has the
     /// service's port here. Default: none.
     pub names: Vec<HostPort>,
+    /// By what tunnels to it are routed; all entries of a port of a service agree. Default: as
+    /// their listener does.
+    #[serde(serialize_with = "exposure::word")]
+    pub route_by: Option<RouteBy>,
     /// The line of the entry, for findings that only show once the mesh is known.
     #[serde(skip)]
     pub line: u64,

@@ -33,7 +33,7 @@ fn check(text: &str) -> (Option<Config>, String) {
 }
 
 /// The findings about the good file with something added to its end, which is line 11.
-fn with(text: &str) -> String {
+pub(super) fn with(text: &str) -> String {
     check(&format!("{GOOD}{text}")).1
 }
 

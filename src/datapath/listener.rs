@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use crate::config::{self, ListenerProtocol, TlsRouting};
 use crate::reason::Reason;
-use crate::wire::sni::{IstioName, SniPattern};
+use crate::wire::sni::{IstioName, RouteBy, SniPattern};
 use crate::wire::{Authority, Host};
 
 use super::hello::Hello;
@@ -17,6 +17,7 @@ use super::hello::Hello;
 pub struct Listener {
     sources: Vec<IpNet>,
     routing: Option<Routing>,
+    route_by: RouteBy,
 }
 
 /// How a TLS listener routes.
@@ -50,15 +51,20 @@ impl Listener {
     /// The listener that the configuration describes.
     pub fn new(listener: &config::Listener) -> Self {
         let routing = match &listener.protocol {
-            ListenerProtocol::Hbone => None,
+            ListenerProtocol::Hbone { .. } => None,
             ListenerProtocol::Tls(TlsRouting::Istio { .. }) => Some(Routing::Istio),
             ListenerProtocol::Tls(TlsRouting::Routes { routes }) => {
                 Some(Routing::Routes(Routes::new(routes)))
             }
         };
+        let route_by = match &listener.protocol {
+            ListenerProtocol::Hbone { route_by } => *route_by,
+            ListenerProtocol::Tls(_) => RouteBy::Sni,
+        };
         Self {
             sources: listener.sources.clone(),
             routing,
+            route_by,
         }
     }
 
@@ -70,6 +76,11 @@ impl Listener {
     /// Whether its peers speak TLS that is passed on.
     pub fn is_tls(&self) -> bool {
         self.routing.is_some()
+    }
+
+    /// By what tunnels are routed whose service does not say it.
+    pub fn route_by(&self) -> RouteBy {
+        self.route_by
     }
 
     /// What a hello asks for.
@@ -229,9 +240,12 @@ mod tests {
     #[test]
     fn sources_narrow_who_may_connect() {
         let ip = |text: &str| text.parse().expect("an address");
-        let open = listener(ListenerProtocol::Hbone, &[]);
+        let hbone = ListenerProtocol::Hbone {
+            route_by: RouteBy::default(),
+        };
+        let open = listener(hbone.clone(), &[]);
         assert!(open.admits(ip("192.0.2.1")) && open.admits(ip("::1")) && !open.is_tls());
-        let narrow = listener(ListenerProtocol::Hbone, &["10.0.0.0/8", "2001:db8::/32"]);
+        let narrow = listener(hbone.clone(), &["10.0.0.0/8", "2001:db8::/32"]);
         assert!(narrow.admits(ip("10.1.2.3")) && narrow.admits(ip("2001:db8::1")));
         assert!(!narrow.admits(ip("192.0.2.1")) && !narrow.admits(ip("2001:db9::1")));
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, Snapshot, Verdict};
-use crate::wire::Authority;
+use crate::wire::{Authority, sni};
 
 use super::identity::Peer;
 use super::route::{self, Route};
@@ -103,6 +103,21 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<
         }
         _ => Ok(()),
     }
+}
+
+/// Whether a server name, by itself or in Istio's form, is one of the service that was permitted:
+/// its own or any other that leads there.
+pub fn is_named(snapshot: &Snapshot, right: &Right, name: &str) -> bool {
+    let leads_there = |port: u16| {
+        let asked = sni::target(name, port)?;
+        let (service, port, _) = route::find(snapshot, &asked)?;
+        Some(*service.hostname == *right.host && port == right.port)
+    };
+    // An alias may stand for another port than the service's own name does.
+    let ports = [right.asked.port, right.port];
+    ports
+        .into_iter()
+        .any(|port| leads_there(port) == Some(true))
 }
 
 fn judge(

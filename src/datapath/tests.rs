@@ -14,6 +14,7 @@ use crate::reason::HandshakeRefusal;
 use crate::snapshot::Publisher;
 use crate::telemetry::{Metrics, Source};
 use crate::tls::{self, Material, dev};
+use crate::wire::sni::RouteBy;
 
 use super::accept::{Held, Load};
 use super::admission::Admission;
@@ -81,7 +82,12 @@ fn serve_by(
             load: Load::default().add(),
             descriptor: gateway.admission.connection(),
         };
-        let served = connect::http2(&gateway, Plain::new(ours), &held, peer(not_after));
+        let served = connect::http2(
+            &gateway,
+            Plain::new(ours),
+            &held,
+            (peer(not_after), RouteBy::Authority),
+        );
         served.await.map(|_| ())
     });
     (served, theirs)

@@ -161,7 +161,9 @@ impl Requested {
 
     /// Refuses with an empty body, or by a reset: REFUSED_STREAM where the drain left no time to
     /// try, ENHANCE_YOUR_CALM where too much came too early.
-    pub fn refuse(mut self, reason: Reason) {
+    ///
+    /// Gives the reason back.
+    pub fn refuse(mut self, reason: Reason) -> Reason {
         self.respond.given = true;
         let reset = match reason {
             Reason::DrainDeadline => Some(h2::Reason::REFUSED_STREAM),
@@ -169,12 +171,14 @@ impl Requested {
             _ => None,
         };
         if let Some(code) = reset {
-            return self.respond.respond.send_reset(code);
+            self.respond.respond.send_reset(code);
+            return reason;
         }
         let mut response = Response::new(());
         *response.status_mut() = reason.status();
         // A stream that has gone needs no answer.
         let _ = self.respond.respond.send_response(response, true);
+        reason
     }
 
     /// Waits until the stream must not go on: its peer has reset it, lost its connection or sent
@@ -209,12 +213,59 @@ impl Tunnel {
     /// # Errors
     /// The stream or its connection has broken.
     pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
-        if let Some(bytes) = self.incoming.early.pop_front() {
+        let early = &mut self.incoming.early;
+        if let Some(bytes) = early.pop_front() {
+            if early.is_empty() {
+                // The queue's own memory goes too: an idle tunnel keeps none.
+                *early = VecDeque::new();
+            }
             return Poll::Ready(Ok(Some(bytes)));
         }
         let received = ready!(self.incoming.poll(cx));
         self.received_all |= matches!(received, Ok(None));
         Poll::Ready(received)
+    }
+
+    /// The next bytes from the peer, before the tunnel is copied; none at its END_STREAM.
+    ///
+    /// # Errors
+    /// The stream or its connection has broken, or we are short of memory.
+    pub async fn receive(&mut self) -> Result<Option<Bytes>, Reason> {
+        let account = Arc::clone(&self.incoming.account);
+        poll_fn(|cx| {
+            if let Poll::Ready(received) = self.poll_receive(cx) {
+                return Poll::Ready(received);
+            }
+            let evicted = account.poll_gated(cx, |_| Poll::<()>::Pending);
+            evicted.map(|_| Err(Reason::BuffersFull))
+        })
+        .await
+    }
+
+    /// Puts bytes back that were received last and not released: they come first again.
+    pub fn unread(&mut self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.incoming.early.push_front(bytes);
+        }
+    }
+
+    /// As [`Requested::cancelled`], for a tunnel whose endpoint is not there yet.
+    pub async fn cancelled(&mut self) -> Reason {
+        poll_fn(|cx| {
+            if let Poll::Ready(reason) = self.poll_reset(cx) {
+                return Poll::Ready(reason);
+            }
+            self.incoming.poll_early(cx)
+        })
+        .await
+    }
+
+    /// Ends a tunnel that leads nowhere: by CONNECT_ERROR whatever the reason, so that what a peer
+    /// may not learn looks alike (RFC 9113 section 8.5, contract 10). Gives the reason back.
+    pub fn refuse(mut self, reason: Reason) -> Reason {
+        self.send.send_reset(h2::Reason::CONNECT_ERROR);
+        (self.sent_all, self.received_all) = (true, true);
+        reason
     }
 
     /// Gives receive window back, once the other side has taken the bytes.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::wire::sni::RouteBy;
 use crate::wire::{Authority, Host};
 
 use super::TrustSet;
@@ -56,12 +57,14 @@ impl<'a> FromIterator<(&'a str, u16)> for ExportSet {
 }
 
 /// One entry of the exposure list.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Exposure {
     /// The port that the entry is about; none is all of the service's.
     pub port: Option<u16>,
     /// Who may; alternatives. Empty is nobody.
     pub to: Vec<Audience>,
+    /// By what tunnels to it are routed; none is as their listener does.
+    pub route_by: Option<RouteBy>,
 }
 
 /// A description of peers: all its keys must hold, the values of one key are alternatives.
@@ -160,6 +163,13 @@ impl ExposureTable {
     /// The entries of a service; none where the rule for all services holds.
     pub fn entries(&self, host: &str) -> &[Exposure] {
         self.services.get(host).map_or(&[], Vec::as_slice)
+    }
+
+    /// By what tunnels to a port of a service are routed, where an entry says so.
+    pub fn route_by(&self, host: &str, port: u16) -> Option<RouteBy> {
+        let entries = self.entries(host).iter();
+        let mut of_port = entries.filter(|entry| entry.port.is_none_or(|only| only == port));
+        of_port.find_map(|entry| entry.route_by)
     }
 
     /// Whether services without an entry are exposed to every peer of the trust set.
@@ -311,7 +321,15 @@ mod tests {
             ),
             audience("north", &[], &[]),
         ];
-        table.expose("echo.app", &Exposure { port: Some(80), to }, []);
+        table.expose(
+            "echo.app",
+            &Exposure {
+                port: Some(80),
+                to,
+                ..Exposure::default()
+            },
+            [],
+        );
         let judge = |caller, port| {
             let asked = name(&format!("echo.app:{port}"));
             table.judge(caller, &trust(), &asked, "echo.app", port)
@@ -352,10 +370,12 @@ mod tests {
         let west = Exposure {
             port: Some(80),
             to: vec![audience("west", &[], &[])],
+            ..Exposure::default()
         };
         let north = Exposure {
             port: Some(80),
             to: vec![audience("north", &[], &[])],
+            ..Exposure::default()
         };
         table.expose("echo.app", &west, [("west.global", Some(80))]);
         table.expose("echo.app", &north, [("north.global", Some(8080))]);
@@ -387,6 +407,7 @@ mod tests {
         let all = Exposure {
             port: None,
             to: vec![audience("west", &[], &[])],
+            ..Exposure::default()
         };
         table.expose("echo.app", &all, [("echo.global", None)]);
         for port in [80, 443] {
@@ -406,6 +427,7 @@ mod tests {
             &Exposure {
                 port: None,
                 to: vec![],
+                ..Exposure::default()
             },
             [],
         );
@@ -428,6 +450,7 @@ mod tests {
         let exposure = |anyone| Exposure {
             port: None,
             to: vec![open(anyone)],
+            ..Exposure::default()
         };
         table.expose("open.app", &exposure(true), [("open.global", None)]);
         table.expose("closed.app", &exposure(false), []);

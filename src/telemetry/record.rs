@@ -37,6 +37,8 @@ pub struct Record {
 enum Asked {
     Authority(Box<str>),
     Sni(Box<str>),
+    /// An authority, and the server name of the TLS inside. Boxed: few tunnels have both.
+    Both(Box<(Box<str>, Box<str>)>),
 }
 
 /// Writes one event of the access log. What is not known is left out.
@@ -119,6 +121,14 @@ impl Record {
         }
     }
 
+    /// The TLS inside a tunnel asks for this server name.
+    pub fn asked_inside(&mut self, sni: Option<&str>) {
+        if let (Asked::Authority(authority), Some(sni)) = (&mut self.asked, sni) {
+            let both = (std::mem::take(authority), truncated(sni).into());
+            self.asked = Asked::Both(Box::new(both));
+        }
+    }
+
     /// The tunnel was resolved to a service.
     pub fn routed(&mut self, service: DestinationService) {
         self.service = service;
@@ -179,6 +189,7 @@ impl Record {
     fn authority(&self) -> Option<&str> {
         match &self.asked {
             Asked::Authority(authority) => known(authority),
+            Asked::Both(both) => known(&both.0),
             Asked::Sni(_) => None,
         }
     }
@@ -186,6 +197,7 @@ impl Record {
     fn sni(&self) -> Option<&str> {
         match &self.asked {
             Asked::Sni(sni) => known(sni),
+            Asked::Both(both) => known(&both.1),
             Asked::Authority(_) => None,
         }
     }

@@ -4,6 +4,47 @@ use std::fmt;
 
 use super::authority::{Authority, AuthorityError, Host, LENGTH_BYTES_MAX, parse_port};
 
+/// By what an HBONE listener routes a tunnel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RouteBy {
+    /// By the authority of its CONNECT.
+    #[default]
+    Authority,
+    /// By the server name of the TLS inside it.
+    Sni,
+    /// By its authority, with which the server name of the TLS inside it has to agree.
+    Strict,
+}
+
+impl RouteBy {
+    /// Every way, with the word for it.
+    pub const WORDS: [(&str, Self); 3] = [
+        ("authority", Self::Authority),
+        ("sni", Self::Sni),
+        ("strict", Self::Strict),
+    ];
+}
+
+impl fmt::Display for RouteBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = Self::WORDS.into_iter().find(|(_, way)| way == self);
+        f.write_str(word.map_or("", |(word, _)| word))
+    }
+}
+
+/// The service that a [`normalised`] name asks for inside a tunnel to `port`: the one of Istio's
+/// form, else the name itself at that port. None for a subset, which is the destination rules' of
+/// the client's cluster.
+pub fn target(name: &str, port: u16) -> Option<Authority> {
+    match IstioName::parse(name) {
+        Some(istio) => istio.subset.is_empty().then_some(istio.authority),
+        None => Some(Authority {
+            host: Host::Name(name.into()),
+            port,
+        }),
+    }
+}
+
 /// The name in lower case and without a trailing dot, by the rules for the host of an authority;
 /// none for what those refuse, addresses included (RFC 6066 section 3 allows none).
 pub fn normalised(name: &str) -> Option<Box<str>> {
@@ -137,6 +178,23 @@ mod tests {
             let got = got.map(|name| (name.authority.to_string(), name.subset));
             let got = got.as_ref().map(|(host, subset)| (&**host, &**subset));
             assert_eq!(got, want, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_inside_a_tunnel_has_its_port_or_the_tunnels() {
+        let cases = [
+            ("echo.app", Some("echo.app:443")),
+            ("outbound_.80_._.echo.app", Some("echo.app:80")),
+            ("outbound_.80_.v1_.echo.app", None),
+            (
+                "outbound_.0_._.echo.app",
+                Some("outbound_.0_._.echo.app:443"),
+            ),
+        ];
+        for (name, want) in cases {
+            let got = target(name, 443).map(|target| target.to_string());
+            assert_eq!(got.as_deref(), want, "{name}");
         }
     }
 

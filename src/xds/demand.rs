@@ -242,10 +242,7 @@ mod tests {
     fn exposed_and_exported_services_are_wanted_and_their_waypoints() {
         let publisher = Publisher::new();
         let mut table = ExposureTable::new(false);
-        let anyone = Exposure {
-            port: None,
-            to: Vec::new(),
-        };
+        let anyone = Exposure::default();
         table.expose(&host("shown"), &anyone, [("alias.example", None)]);
         table.expose("example.com", &anyone, []);
         let (exported, other) = (host("exported"), "else.example".to_owned());

@@ -63,4 +63,6 @@ mod status;
 #[cfg(test)]
 mod tls;
 #[cfg(test)]
+mod tunnel_sni;
+#[cfg(test)]
 mod waypoint;

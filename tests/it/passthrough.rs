@@ -51,7 +51,7 @@ fn exposure(to: &str) -> String {
 }
 
 /// A hello as rustls sends it; an address as its name leaves the name out.
-fn hello(name: &str, alpn: &[&str]) -> Vec<u8> {
+pub fn hello(name: &str, alpn: &[&str]) -> Vec<u8> {
     let mut config = ClientConfig::builder()
         .with_root_certificates(RootCertStore::empty())
         .with_no_client_auth();

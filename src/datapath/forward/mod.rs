@@ -1,6 +1,7 @@
 //! Stages 5 to 10 as one function: from a target to the end of its tunnel.
 
 pub mod raw;
+mod sni;
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -15,6 +16,7 @@ use tokio::time::{Instant, sleep};
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, Service};
 use crate::telemetry::{Destination, DestinationService, Record};
+use crate::wire::sni::RouteBy;
 
 use super::accept::LoadGuard;
 use super::budget::Evicted;
@@ -44,6 +46,8 @@ pub struct Asked {
     pub peer: Arc<Peer>,
     /// The window of the connection's streams.
     pub window: Arc<StreamWindow>,
+    /// By what it is routed, unless the service that it asks for says so itself.
+    pub route_by: RouteBy,
     /// The stream, to be answered.
     pub requested: Requested,
     /// What is said of it later.
@@ -53,7 +57,7 @@ pub struct Asked {
 }
 
 /// Forwards one CONNECT: resolve, judge, pick, dial, answer, copy. Everything that can fail
-/// before the answer fails before the answer.
+/// before the answer fails before the answer, but where the tunnel's own TLS is asked.
 ///
 /// An idle tunnel is what most of a gateway's memory is for: only `Open` and the copy's own
 /// state live as long as it does. What comes before and after is boxed, and freed in between.
@@ -69,49 +73,48 @@ pub fn run(asked: Box<Asked>, target: Result<Target, Reason>) -> impl Future<Out
 }
 
 /// Resolves, judges, dials and answers.
-async fn open(mut asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<Open>> {
-    let generation = asked.gateway.reader.generation();
-    let reached = reach(&mut asked, target).await;
-    answer(asked, generation, reached)
-}
-
-/// Answers 200, or refuses.
-fn answer(
-    asked: Box<Asked>,
-    generation: watch::Receiver<u64>,
-    reached: Result<Upstream, Reason>,
-) -> Option<Box<Open>> {
+async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<Open>> {
     let Asked {
         gateway,
         peer,
         window,
+        route_by,
         requested,
         mut record,
         counted,
     } = *asked;
-    let answered = match reached {
-        Ok(upstream) => {
+    let generation = gateway.reader.generation();
+    let opened = match permit(&gateway, &peer, target, &mut record) {
+        Err(reason) => Err(requested.refuse(reason)),
+        Ok((permit, own)) => match own.unwrap_or(route_by) {
+            RouteBy::Authority => dial(&gateway, &peer, requested, permit, &mut record).await,
+            // Boxed: to read a hello takes far more room than to dial.
+            RouteBy::Sni => {
+                let routed = sni::route(&gateway, &peer, requested, permit, &mut record);
+                Box::pin(routed).await
+            }
+            RouteBy::Strict => {
+                let checked = sni::check(&gateway, &peer, requested, permit, &mut record);
+                Box::pin(checked).await
+            }
+        },
+    };
+    match opened {
+        Ok((tunnel, upstream)) => {
             let endpoint = upstream.right.endpoint();
             record.connected(describe(endpoint), &endpoint.workload);
-            requested.accept().map(|tunnel| (upstream, tunnel))
+            Some(Box::new(Open {
+                gateway,
+                peer,
+                window,
+                generation,
+                tunnel,
+                upstream,
+                record,
+                since: Instant::now(),
+                counted,
+            }))
         }
-        Err(reason) => {
-            requested.refuse(reason);
-            Err(reason)
-        }
-    };
-    match answered {
-        Ok((upstream, tunnel)) => Some(Box::new(Open {
-            gateway,
-            peer,
-            window,
-            generation,
-            tunnel,
-            upstream,
-            record,
-            since: Instant::now(),
-            counted,
-        })),
         Err(reason) => {
             record.finish(reason);
             None
@@ -119,28 +122,40 @@ fn answer(
     }
 }
 
-/// Resolves, judges and dials.
-async fn reach(asked: &mut Asked, target: Result<Target, Reason>) -> Result<Upstream, Reason> {
-    let Asked {
-        gateway,
-        peer,
-        requested,
-        record,
-        ..
-    } = asked;
+/// Resolves and judges; says too by what tunnels to the service are routed, if it says so itself.
+fn permit(
+    gateway: &Gateway,
+    peer: &Peer,
+    target: Result<Target, Reason>,
+    record: &mut Record,
+) -> Result<(policy::Permit, Option<RouteBy>), Reason> {
     if !gateway.budget.has_room() {
         return Err(Reason::BuffersFull);
     }
-    let permit = {
-        let snapshot = gateway.reader.load();
-        let route = route::run(&snapshot, peer, target?)?;
-        record.routed(named(route.service()));
-        policy::run(&snapshot, peer, route)?
-    };
-    tokio::select! {
+    let snapshot = gateway.reader.load();
+    let route = route::run(&snapshot, peer, target?)?;
+    let service = route.service();
+    record.routed(named(service));
+    let route_by = snapshot.exposure.route_by(&service.hostname, route.port());
+    Ok((policy::run(&snapshot, peer, route)?, route_by))
+}
+
+/// Dials, and answers 200 or refuses.
+async fn dial(
+    gateway: &Gateway,
+    peer: &Peer,
+    mut requested: Requested,
+    permit: policy::Permit,
+    record: &mut Record,
+) -> Result<(Tunnel, Upstream), Reason> {
+    let reached = tokio::select! {
         upstream = connect(gateway, peer, permit, record) => upstream,
         reason = requested.cancelled() => Err(reason),
         () = gateway.lifecycle.closing() => Err(Reason::DrainDeadline),
+    };
+    match reached {
+        Ok(upstream) => Ok((requested.accept()?, upstream)),
+        Err(reason) => Err(requested.refuse(reason)),
     }
 }
 

@@ -22,6 +22,7 @@ use strait::snapshot::mesh::Mesh;
 use strait::snapshot::{Audience, Exposure, ExposureTable, Publisher, TrustSet};
 use strait::telemetry::{Metrics, Source};
 use strait::tls::{self, Material, dev};
+use strait::wire::sni::RouteBy;
 use strait::xds;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split};
 use tokio::net::{TcpListener, TcpStream};
@@ -107,7 +108,15 @@ fn serve(gateway: &Arc<Gateway>, stream: DuplexStream, peer: Arc<Peer>) -> JoinH
             descriptor: gateway.admission.connection(),
         };
         // A refusal is as good an end as any other.
-        drop(connect::http2(&gateway, Plain::new(stream), &held, peer).await);
+        drop(
+            connect::http2(
+                &gateway,
+                Plain::new(stream),
+                &held,
+                (peer, RouteBy::Authority),
+            )
+            .await,
+        );
     })
 }
 
@@ -164,11 +173,11 @@ fn gateway() -> Arc<Gateway> {
     let publisher = Publisher::new();
     let mut exposure = ExposureTable::new(false);
     let anyone = Exposure {
-        port: None,
         to: vec![Audience {
             anyone: true,
             ..Audience::default()
         }],
+        ..Exposure::default()
     };
     exposure.expose("echo.app", &anyone, [("alias.app", Some(80))]);
     exposure.expose("denied.app", &anyone, []);

@@ -1,0 +1,135 @@
+//! Tunnels for which the TLS inside them is asked: by its server name they are routed, or it has to
+//! agree with their authority.
+//!
+//! A client sends its hello once it has read 200, so that is answered first, and what fails from
+//! there on is a reset (contract 10). The hello is kept and replayed as it came.
+
+use bytes::Bytes;
+use tokio::time::timeout;
+
+use crate::reason::Reason;
+use crate::telemetry::Record;
+use crate::wire::sni;
+
+use super::super::Gateway;
+use super::super::dial::Upstream;
+use super::super::hello::{HELLO_BYTES_MAX, HELLO_DEADLINE, HelloReader};
+use super::super::identity::Peer;
+use super::super::policy::{self, Permit};
+use super::super::tunnel::{Requested, Target, Tunnel};
+use super::{connect, dial, permit};
+
+/// What a reader holds of a hello, besides the bytes that are replayed: rustls' state, and a copy
+/// of its own. For a hello of up to this size; Istio's and browsers' are.
+const SMALL_HELLO_BYTES: usize = 2 * 1024;
+const SMALL_READER_BYTES: usize = 8 * 1024;
+/// The same for longer ones: two copies, in buffers that grow by doubling.
+const LARGE_READER_BYTES: usize = 4 * HELLO_BYTES_MAX;
+
+/// Answers 200, and resolves, judges and dials what the server name asks for. The service that the
+/// authority asks for is one that the peer may use, and serves for nothing else.
+pub(super) async fn route(
+    gateway: &Gateway,
+    peer: &Peer,
+    requested: Requested,
+    permit: Permit,
+    record: &mut Record,
+) -> Result<(Tunnel, Upstream), Reason> {
+    let mut tunnel = requested.accept()?;
+    match reach(gateway, peer, &mut tunnel, permit, record).await {
+        Ok(upstream) => Ok((tunnel, upstream)),
+        Err(reason) => Err(tunnel.refuse(reason)),
+    }
+}
+
+async fn reach(
+    gateway: &Gateway,
+    peer: &Peer,
+    tunnel: &mut Tunnel,
+    outer: Permit,
+    record: &mut Record,
+) -> Result<Upstream, Reason> {
+    let name = server_name(gateway, tunnel, record).await?;
+    let (origin, port) = (outer.route().origin(), outer.route().asked().port);
+    drop(outer);
+    let target = name.and_then(|name| sni::target(&name, port));
+    let target = target.map(|authority| Target { authority, origin });
+    let (permit, _) = permit(gateway, peer, target.ok_or(Reason::UnknownSni), record)?;
+    tokio::select! {
+        upstream = connect(gateway, peer, permit, record) => upstream,
+        reason = tunnel.cancelled() => Err(reason),
+        () = gateway.lifecycle.closing() => Err(Reason::DrainDeadline),
+    }
+}
+
+/// Dials by the authority, answers 200, and holds the hello until its server name is one of the
+/// service's. If it is not, the endpoint is left by RST and has not seen a byte.
+pub(super) async fn check(
+    gateway: &Gateway,
+    peer: &Peer,
+    requested: Requested,
+    permit: Permit,
+    record: &mut Record,
+) -> Result<(Tunnel, Upstream), Reason> {
+    let (mut tunnel, upstream) = dial(gateway, peer, requested, permit, record).await?;
+    let name = match server_name(gateway, &mut tunnel, record).await {
+        Ok(name) => name,
+        Err(reason) => return Err(tunnel.refuse(reason)),
+    };
+    let snapshot = gateway.reader.load();
+    match name.is_some_and(|name| policy::is_named(&snapshot, &upstream.right, &name)) {
+        true => Ok((tunnel, upstream)),
+        false => Err(tunnel.refuse(Reason::SniMismatch)),
+    }
+}
+
+/// The server name of the tunnel's TLS, if its hello has one. The hello stays in the tunnel.
+async fn server_name(
+    gateway: &Gateway,
+    tunnel: &mut Tunnel,
+    record: &mut Record,
+) -> Result<Option<Box<str>>, Reason> {
+    let read = tokio::select! {
+        read = timeout(HELLO_DEADLINE, read(tunnel)) => read,
+        () = gateway.lifecycle.closing() => return Err(Reason::DrainDeadline),
+    };
+    let late = || (Reason::NoHello, "no ClientHello within 5 s".to_owned());
+    match read.unwrap_or_else(|_| Err(late())) {
+        Ok(name) => {
+            record.asked_inside(name.as_deref());
+            Ok(name)
+        }
+        Err((reason, detail)) => {
+            record.detail(detail);
+            Err(reason)
+        }
+    }
+}
+
+/// Reads the hello, and puts it back. What is held of it meanwhile is on the tunnel's account.
+async fn read(tunnel: &mut Tunnel) -> Result<Option<Box<str>>, (Reason, String)> {
+    let hold = |tunnel: &Tunnel, bytes| tunnel.account().hold(Bytes::new(), bytes);
+    let _small = hold(tunnel, SMALL_READER_BYTES);
+    let (mut reader, mut large) = (HelloReader::default(), None);
+    loop {
+        let received = tunnel.receive().await;
+        let received = received.map_err(|reason| (reason, String::new()))?;
+        let Some(mut bytes) = received else {
+            let what = "the peer has ended its side before a ClientHello";
+            return Err((Reason::NoHello, what.to_owned()));
+        };
+        let now = bytes.split_to(bytes.len().min(reader.room()));
+        if HELLO_BYTES_MAX - reader.room() + now.len() > SMALL_HELLO_BYTES {
+            large.get_or_insert_with(|| hold(tunnel, LARGE_READER_BYTES));
+        }
+        match reader.push(&now) {
+            Ok(None) => {}
+            Ok(Some(hello)) => {
+                tunnel.unread(bytes);
+                tunnel.unread(hello.bytes.into());
+                return Ok(hello.sni);
+            }
+            Err(refused) => return Err((Reason::NoHello, refused.detail)),
+        }
+    }
+}
