@@ -142,6 +142,9 @@ impl App {
             enforcement: Some(inputs::enforcement(&inputs.config)),
             exports: None,
             direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
+            position: Some(inputs::position(&inputs.config)),
+            traffic: None,
+            overrides: None,
         });
         if let Discovery::File { .. } = inputs.config.discovery {
             status.ready(DISCOVERY);
