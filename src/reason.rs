@@ -39,6 +39,8 @@ pub enum Reason {
     PolicyDenied,
     /// The service has no endpoint that could be used.
     NoEndpoint,
+    /// The control plane wants a part of the service's tunnels refused, and this is one of them.
+    DropOverload,
     /// The service is behind a waypoint that is unknown or has no endpoint: nothing goes past it.
     NoWaypoint,
     /// The address of every endpoint is on the deny list.
@@ -87,7 +89,7 @@ pub enum Blame {
 
 impl Reason {
     /// Every reason, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
@@ -101,6 +103,7 @@ impl Reason {
         Self::NotForPeer,
         Self::PolicyDenied,
         Self::NoEndpoint,
+        Self::DropOverload,
         Self::NoWaypoint,
         Self::DialDenied,
         Self::DialRefused,
@@ -134,6 +137,7 @@ impl Reason {
             Self::NotForPeer => "not_for_peer",
             Self::PolicyDenied => "policy_denied",
             Self::NoEndpoint => "no_endpoint",
+            Self::DropOverload => "drop_overload",
             Self::NoWaypoint => "no_waypoint",
             Self::DialDenied => "dial_denied",
             Self::DialRefused => "dial_refused",
@@ -177,6 +181,7 @@ impl Reason {
             | Self::DialFailed
             | Self::UpstreamReset => Blame::Upstream,
             Self::DialDenied
+            | Self::DropOverload
             | Self::Overloaded
             | Self::BuffersFull
             | Self::DrainDeadline
@@ -246,6 +251,7 @@ impl Reason {
             | Self::SniMismatch
             | Self::UnknownService
             | Self::NoEndpoint
+            | Self::DropOverload
             | Self::NoWaypoint
             | Self::DialDenied
             | Self::DialRefused

@@ -11,6 +11,10 @@ use crate::snapshot::{Candidate, Endpoint, EndpointSet, EndpointState, InFlight,
 use crate::telemetry::Metrics;
 
 use super::policy::Permit;
+use super::route::Route;
+
+/// What the parts of drop overloads are of.
+const MILLION: u32 = 1_000_000;
 
 /// A permit and the endpoint that it is to be dialled at. Only [`pick`] makes one.
 #[derive(Debug)]
@@ -49,6 +53,16 @@ pub fn pick(permit: Permit, tried: &[Arc<Endpoint>]) -> Result<Pick, Permit> {
         endpoint,
         in_flight,
     })
+}
+
+/// Whether the control plane wants this tunnel refused, and why: of each reason a part, drawn from
+/// what those before it have left.
+pub fn drops(route: &Route) -> Option<&Arc<str>> {
+    let drops = route.drops().iter();
+    drops
+        .filter(|(_, parts)| fastrand::u32(..MILLION) < *parts)
+        .map(|(category, _)| category)
+        .next()
 }
 
 /// The endpoint of the set that is best for a tunnel that `tried` others in vain, if one is left.

@@ -233,7 +233,7 @@ impl Index {
 
     /// A service with the endpoints that may be dialled.
     fn service(&self, from: &Arc<mesh::Service>, balancing: &Balancing) -> Service {
-        let ranking = Ranking::new(from, &self.network, balancing);
+        let ranking = |port| Ranking::new((from, port), &self.network, balancing);
         let name = format!("{}/{}", from.namespace, from.hostname);
         let members = self.members.get(&*name);
         let members = members.map_or(&[][..], |members| members);
@@ -243,7 +243,7 @@ impl Index {
         };
         let set = |port| {
             Arc::new(endpoint_set(
-                &ranking,
+                &ranking(port),
                 (from, &name, port),
                 members,
                 tunnelled,
@@ -252,7 +252,7 @@ impl Index {
         let direct = |port| {
             let at_target = |_: &mesh::Workload, target| Some(target);
             Arc::new(endpoint_set(
-                &ranking,
+                &ranking(port),
                 (from, &name, port),
                 members,
                 at_target,

@@ -92,7 +92,7 @@ pub fn unused(
     let behind = || (!service.waypoints.is_empty()).then_some(Unused::BehindWaypoint);
     undialled(workload, network, hbone_only)
         .or_else(|| unserved(service, workload, port))
-        .or_else(|| Ranking::new(service, network, &snapshot.balancing).excludes(workload))
+        .or_else(|| Ranking::new((service, port), network, &snapshot.balancing).excludes(workload))
         .or_else(behind)
 }
 
@@ -267,12 +267,13 @@ mod tests {
                     region: "here".into(),
                     ..Locality::default()
                 };
-                service.assignment = Some(Arc::new(Assignment {
+                let assignment = Assignment {
                     overprovisioning: 140,
                     by_locality: true,
                     localities: vec![(0, locality, 1)],
-                    dropped: 0,
-                }));
+                    drops: Vec::new(),
+                };
+                service.assignments.insert(80, Arc::new(assignment));
                 is_in(workload, region);
             })
         };

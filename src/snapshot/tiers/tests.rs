@@ -328,14 +328,18 @@ fn an_assignment_is_shared_out_as_envoy_does() {
     let assigned = |by_locality, localities: &[(u32, &str, u32)]| {
         let localities = localities.iter();
         Service {
-            assignment: Some(Arc::new(Assignment {
-                overprovisioning: 140,
-                by_locality,
-                localities: localities
-                    .map(|(p, of, w)| (*p, locality(of), *w))
-                    .collect(),
-                dropped: 0,
-            })),
+            assignments: [(
+                80,
+                Arc::new(Assignment {
+                    overprovisioning: 140,
+                    by_locality,
+                    localities: localities
+                        .map(|(p, of, w)| (*p, locality(of), *w))
+                        .collect(),
+                    drops: Vec::new(),
+                }),
+            )]
+            .into(),
             ..service(&[])
         }
     };

@@ -327,8 +327,7 @@ fn health(status: i32, workload: &mut Workload) {
     match HealthStatus::try_from(status) {
         Ok(HealthStatus::Unknown | HealthStatus::Healthy) => workload.healthy = true,
         Ok(HealthStatus::Degraded) => {
-            workload.healthy = true;
-            workload.priority += PRIORITY_MAX + 1;
+            (workload.healthy, workload.degraded) = (true, true);
         }
         _ => workload.healthy = false,
     }

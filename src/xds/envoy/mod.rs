@@ -321,11 +321,11 @@ impl Clusters {
     fn define(&mut self, host: &str) {
         let ports = (host.to_owned(), 0)..=(host.to_owned(), u16::MAX);
         let ports = self.targets.range(ports);
-        let (mut numbers, mut assignment) = (BTreeMap::new(), None);
+        let (mut numbers, mut assignments) = (BTreeMap::new(), BTreeMap::new());
         for ((_, port), ranks) in ports {
             numbers.insert(*port, 0);
             let first = ranks.first().and_then(|(_, name)| self.serving.get(name));
-            assignment = assignment.or_else(|| first.map(balanced));
+            assignments.extend(first.map(|first| (*port, Arc::new(balanced(first)))));
         }
         let (namespace, name) = service_of(host);
         let key: Arc<str> = format!("{namespace}/{host}").into();
@@ -338,7 +338,7 @@ impl Clusters {
             namespace: namespace.into(),
             hostname: host.into(),
             ports: numbers,
-            assignment: assignment.map(Arc::new),
+            assignments,
             ..Service::default()
         };
         if self.services.get(&key).is_none_or(|old| **old != new) {
@@ -448,6 +448,6 @@ fn balanced(serving: &Serving) -> Assignment {
         overprovisioning: *overprovisioning,
         by_locality: serving.by_locality,
         localities: localities.collect(),
-        dropped: drops.first().map_or(0, |(_, parts)| *parts),
+        drops: drops.clone(),
     }
 }
