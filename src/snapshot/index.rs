@@ -410,11 +410,20 @@ fn dialled_port(workload: &mesh::Workload, target: u16) -> u16 {
     }
 }
 
+/// The parts of a workload's identity; nothing where the source does not say its account, as EDS
+/// does not.
+fn identity(workload: &mesh::Workload) -> [&str; 6] {
+    match workload.service_account.is_empty() {
+        true => [""; 6],
+        false => workload.principal(),
+    }
+}
+
 fn labels(workload: &mesh::Workload) -> WorkloadLabels {
     WorkloadLabels {
         workload: workload.workload_name.to_string(),
         namespace: workload.namespace.to_string(),
-        principal: workload.principal().concat(),
+        principal: identity(workload).concat(),
         cluster: workload.cluster.to_string(),
         canonical_name: workload.canonical_name.to_string(),
         canonical_revision: workload.canonical_revision.to_string(),
@@ -425,7 +434,7 @@ fn labels(workload: &mesh::Workload) -> WorkloadLabels {
 
 /// Whether these are what [`labels`] makes of a workload.
 fn are_of(labels: &WorkloadLabels, workload: &mesh::Workload) -> bool {
-    let mut parts = workload.principal().into_iter();
+    let mut parts = identity(workload).into_iter();
     parts.try_fold(&*labels.principal, |rest, part| rest.strip_prefix(part)) == Some("")
         && *labels.workload == *workload.workload_name
         && *labels.namespace == *workload.namespace

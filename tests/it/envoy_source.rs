@@ -3,12 +3,16 @@
 use prost::Message as _;
 use strait::grpc::cluster::Cluster;
 use strait::grpc::cluster::cluster::{ClusterDiscoveryType, DiscoveryType};
+use strait::grpc::endpoint::cluster_load_assignment::{Policy, policy::DropOverload};
+use strait::grpc::number::FractionalPercent;
 use strait::xds::envoy::ENDPOINT;
 use strait::xds::store::CLUSTER;
 
-use crate::istio::{asks, spawn_by};
-use crate::support::eds::{CLUSTER_NAME, assignment, cluster, endpoint, unhealthy, zone};
-use crate::support::istiod::{Istiod, NAME};
+use crate::istio::asks;
+use crate::support::eds::{
+    CLUSTER_NAME, assignment, by_locality, cluster, endpoint, unhealthy, weighted, zone,
+};
+use crate::support::istiod::{Istiod, NAME, programmed};
 use crate::support::{Endpoint, Gateway, Net, Settings, endpoint_port, identities, run, until};
 
 /// How the gateway speaks to its control plane, which is at host 2 of its net.
@@ -18,7 +22,7 @@ fn keys() -> String {
 
 fn gateway(net: Net, more: &str) -> Gateway {
     let settings = Settings::new(net, identities());
-    spawn_by(&settings, "envoy", &format!("{}{more}", keys()), |_| {})
+    programmed(&settings, "envoy", &format!("{}{more}", keys()), |_| {})
 }
 
 /// Says that these hosts are the endpoints.
@@ -229,7 +233,7 @@ fn a_control_plane_beside_the_gateway_may_speak_in_plaintext() {
     run(async {
         let net = Net::new();
         let settings = Settings::new(net, identities());
-        let mut gateway = spawn_by(&settings, "envoy", "tls: off", |_| {});
+        let mut gateway = programmed(&settings, "envoy", "tls: off", |_| {});
         let endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
         let control = Istiod::default();
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
@@ -248,7 +252,7 @@ fn a_start_without_a_control_plane_serves_the_cached_state() {
         let cached = |state: Vec<u8>| {
             let settings = Settings::new(net, identities());
             let keys = format!("{}, cache: state", keys());
-            spawn_by(&settings, "envoy", &keys, |folder| {
+            programmed(&settings, "envoy", &keys, |folder| {
                 std::fs::write(folder.join("state"), state).expect("a cache");
             })
         };
@@ -317,6 +321,137 @@ fn floods_of_changes_end_in_the_last_one() {
         };
         assert_eq!(row("clusters"), Some(held.clone()));
         assert_eq!(row("endpoints"), Some(held));
+        assert_eq!(control.rejections(), [""; 0]);
+    });
+}
+
+/// How many of `count` tunnels each of the endpoints gets.
+async fn shared(gateway: &Gateway, endpoints: &[&Endpoint], count: usize) -> Vec<usize> {
+    let before: Vec<_> = endpoints.iter().map(|one| one.accepted()).collect();
+    for _ in 0..count {
+        asks(gateway).await.expect("a tunnel");
+    }
+    let now = endpoints.iter().zip(before);
+    now.map(|(one, before)| one.accepted() - before).collect()
+}
+
+#[test]
+fn priorities_are_left_gradually_and_weights_of_places_and_endpoints_count() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net, "");
+        let near = Endpoint::echo(net.listen(11, endpoint_port()).await);
+        let far = Endpoint::echo(net.listen(12, endpoint_port()).await);
+        let at = |host| net.address(host, endpoint_port());
+        let control = Istiod::default();
+        control.put(
+            CLUSTER,
+            CLUSTER_NAME,
+            &by_locality(cluster(CLUSTER_NAME, "")),
+        );
+        let told = |near: Vec<_>, far: Vec<_>| {
+            let zones = vec![zone("a", Some(1), 0, near), zone("b", Some(1), 1, far)];
+            control.put(ENDPOINT, CLUSTER_NAME, &assignment(CLUSTER_NAME, zones));
+        };
+        told(vec![endpoint(at(11))], vec![endpoint(at(12))]);
+        let _serving = control.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        assert_eq!(shared(&gateway, &[&near, &far], 20).await, [20, 0]);
+
+        // Half of the first priority is ready: 70 % of the tunnels stay there. The bounds are five
+        // standard deviations.
+        let shown = async || gateway.http(15000, "GET", "/config_dump").await.1;
+        told(
+            vec![endpoint(at(11)), unhealthy(at(13))],
+            vec![endpoint(at(12))],
+        );
+        let there = |dump: &String| dump.contains(&at(13).ip().to_string());
+        until("the change", shown, there).await;
+        let [stay, go] = shared(&gateway, &[&near, &far], 200).await[..] else {
+            panic!("two endpoints");
+        };
+        assert!(
+            (108..=172).contains(&stay) && stay + go == 200,
+            "{stay} and {go}"
+        );
+
+        // All of it is gone.
+        told(vec![unhealthy(at(11))], vec![endpoint(at(12))]);
+        until("the change", shown, |dump| !there(dump)).await;
+        assert_eq!(shared(&gateway, &[&near, &far], 20).await, [0, 20]);
+
+        // One priority, places of 1 and 3, and in the second one endpoint of two has all weight.
+        let places = vec![
+            zone("a", Some(1), 0, vec![endpoint(at(11))]),
+            zone(
+                "b",
+                Some(3),
+                0,
+                vec![weighted(at(12), 1_000_000), weighted(at(14), 1)],
+            ),
+        ];
+        control.put(ENDPOINT, CLUSTER_NAME, &assignment(CLUSTER_NAME, places));
+        let there = |dump: &String| dump.contains(&at(14).ip().to_string());
+        until("the change", shown, there).await;
+        let [one, three] = shared(&gateway, &[&near, &far], 200).await[..] else {
+            panic!("two endpoints");
+        };
+        assert!(
+            (119..=181).contains(&three) && one + three == 200,
+            "{one} and {three}"
+        );
+        assert_eq!(control.rejections(), [""; 0]);
+    });
+}
+
+#[test]
+fn a_part_of_the_tunnels_is_refused_where_the_control_plane_wants_that() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net, "");
+        let _endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
+        let dropping = |percent| {
+            let at = net.address(11, endpoint_port());
+            let zones = vec![zone("a", None, 0, vec![endpoint(at)])];
+            let mut assignment = assignment(CLUSTER_NAME, zones);
+            let overload = DropOverload {
+                category: "too much".to_owned(),
+                drop_percentage: Some(FractionalPercent {
+                    numerator: percent,
+                    ..FractionalPercent::default()
+                }),
+            };
+            assignment.policy = Some(Policy {
+                drop_overloads: vec![overload],
+                ..Policy::default()
+            });
+            assignment
+        };
+        let control = Istiod::default();
+        control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
+        control.put(ENDPOINT, CLUSTER_NAME, &dropping(30));
+        let _serving = control.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        let mut refused = 0;
+        for _ in 0..200 {
+            match asks(&gateway).await {
+                Ok(()) => {}
+                Err(why) => {
+                    assert!(why.contains("503"), "{why}");
+                    refused += 1;
+                }
+            }
+        }
+        // 60 with five standard deviations.
+        assert!((28..=92).contains(&refused), "{refused} of 200");
+        let counted = gateway.tunnels("drop_overload").await;
+        assert!((counted - f64::from(refused)).abs() < 0.5, "{counted}");
+        gateway
+            .logged("reason=\"drop_overload\" error=\"the control plane")
+            .await;
+        control.put(ENDPOINT, CLUSTER_NAME, &dropping(100));
+        refuses(&gateway).await;
+        asks(&gateway).await.expect_err("all are refused");
         assert_eq!(control.rejections(), [""; 0]);
     });
 }

@@ -7,7 +7,7 @@ use strait::grpc::workload::{Address, Service, address};
 use strait::xds::store::{ADDRESS, CLUSTER};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::istiod::{Istiod, NAME, TOKEN};
+use crate::support::istiod::{Istiod, NAME, programmed};
 use crate::support::wds::{HOSTNAME, SERVICE, bytes, ports, service, workload};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, broken, identities, run, until};
 
@@ -30,28 +30,7 @@ fn cached(net: Net, state: &[u8]) -> Gateway {
 
 pub fn spawn_with(settings: &Settings<'_>, name: &str, prepare: impl FnOnce(&Path)) -> Gateway {
     let keys = format!("roots: root.crt, token: token, san: {name}");
-    spawn_by(settings, "istio", &keys, prepare)
-}
-
-/// The same by another kind of control plane, with these keys besides its address.
-pub fn spawn_by(
-    settings: &Settings<'_>,
-    kind: &str,
-    keys: &str,
-    prepare: impl FnOnce(&Path),
-) -> Gateway {
-    let net = settings.net;
-    Gateway::spawn(settings, |folder| {
-        std::fs::write(folder.join("token"), TOKEN).expect("a token");
-        let file = folder.join("strait.yaml");
-        let text = std::fs::read_to_string(&file).expect("a configuration");
-        let address = net.address(2, 15012);
-        let discovery = format!("{{kind: {kind}, address: \"{address}\", {keys}}}");
-        let text = text.replace("{kind: file, path: mesh.yaml}", &discovery);
-        assert!(text.contains(&discovery));
-        std::fs::write(file, text).expect("a configuration");
-        prepare(folder);
-    })
+    programmed(settings, "istio", &keys, prepare)
 }
 
 pub async fn asks(gateway: &Gateway) -> Result<(), String> {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
@@ -35,8 +36,8 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::Identities;
 use super::ca::Ca;
+use super::{Gateway, Identities, Settings};
 
 /// The name in its certificate.
 pub const NAME: &str = "istiod.istio-system.svc";
@@ -426,6 +427,28 @@ fn belongs(type_url: &str, name: &str, body: &[u8], names: &BTreeSet<String>) ->
     };
     let of = || workload().is_some_and(|one| one.services.keys().any(|of| names.contains(of)));
     names.contains(name) || of()
+}
+
+/// A gateway that a control plane of this kind at host 2 of its net programs, with these keys of
+/// `discovery` besides its address. `prepare` gets its folder.
+pub fn programmed(
+    settings: &Settings<'_>,
+    kind: &str,
+    keys: &str,
+    prepare: impl FnOnce(&Path),
+) -> Gateway {
+    let net = settings.net;
+    Gateway::spawn(settings, |folder| {
+        std::fs::write(folder.join("token"), TOKEN).expect("a token");
+        let file = folder.join("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let address = net.address(2, 15012);
+        let discovery = format!("{{kind: {kind}, address: \"{address}\", {keys}}}");
+        let text = text.replace("{kind: file, path: mesh.yaml}", &discovery);
+        assert!(text.contains(&discovery));
+        std::fs::write(file, text).expect("a configuration");
+        prepare(folder);
+    })
 }
 
 /// Whether a call shows the token.
