@@ -325,7 +325,7 @@ fn by_http(cluster: &str) -> String {
         "upgrade_configs: [{{upgrade_type: CONNECT}}], http_filters: [{{name: router, \
          typed_config: {{\"@type\": \
          type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}}}], \
-         route_config: {{virtual_hosts: [{{name: all, domains: [\"*\"], routes: [{{match: \
+         route_config: {{validate_clusters: false, virtual_hosts: [{{name: all, domains: [\"*\"], routes: [{{match: \
          {{connect_matcher: {{}}}}, route: {{cluster: \"{cluster}\", upgrade_configs: \
          [{{upgrade_type: CONNECT, connect_config: {{}}}}]}}}}]}}]}}"
     )
