@@ -234,30 +234,16 @@ impl Endpoints {
             None => return Err("endpoint: missing".to_owned()),
         };
         let address = endpoint.address.and_then(|address| address.address);
-        let (place, port) = match address {
-            None => return Err("endpoint.address: missing, or of a form not understood".to_owned()),
-            Some(Address::SocketAddress(at)) => {
-                let read = socket(at).map_err(|why| format!("endpoint.address.{why}"))?;
-                match read {
-                    Ok(at) => at,
-                    Err(why) => return Ok(self.leave_out(why)),
-                }
+        let address = address.ok_or("endpoint.address: missing, or of a form not understood")?;
+        let placed = place(address, metadata).map_err(|why| format!("endpoint.address.{why}"))?;
+        let (place, port, protocol) = match placed {
+            Ok(placed) => placed,
+            Err(why) => {
+                self.leave_out(why);
+                return Ok(());
             }
-            Some(Address::Pipe(pipe)) => {
-                let path = shown(&pipe.path);
-                return Ok(self.leave_out(format!("{path} is a unix socket")));
-            }
-            Some(Address::EnvoyInternalAddress(internal)) => match original_destination(metadata) {
-                Some(at) => {
-                    workload.protocol = Protocol::Hbone;
-                    (Place::At(at.ip().to_canonical()), at.port())
-                }
-                None => {
-                    let id = shown(&internal.endpoint_id);
-                    return Ok(self.leave_out(format!("{id} is a listener inside Envoy")));
-                }
-            },
         };
+        workload.protocol = protocol;
         if said(metadata, "envoy.transport_socket_match", "tunnel") == Some("http") {
             workload.protocol = Protocol::Hbone;
         }
@@ -276,7 +262,8 @@ impl Endpoints {
             workload.name = address.as_str().into();
         }
         if !seen.insert(address.clone()) {
-            return Ok(self.leave_out(format!("{address} is there twice")));
+            self.leave_out(format!("{address} is there twice"));
+            return Ok(());
         }
         self.list.push((address, workload, port));
         Ok(())
@@ -290,7 +277,35 @@ impl Endpoints {
     }
 }
 
-/// Where a socket is; the inner error is why nobody could dial it.
+/// Where an endpoint is dialled, at which port and how.
+type Placed = (Place, u16, Protocol);
+
+/// Where an address is; the inner error is why nobody could dial it.
+fn place(from: Address, metadata: &Metadata) -> Result<Result<Placed, String>, String> {
+    Ok(match from {
+        Address::SocketAddress(at) => {
+            let read = socket(at).map_err(|why| format!("socket_address.{why}"))?;
+            read.map(|(place, port)| (place, port, Protocol::Tcp))
+        }
+        Address::Pipe(pipe) => Err(format!("{} is a unix socket", shown(&pipe.path))),
+        Address::EnvoyInternalAddress(internal) => {
+            let at = original_destination(metadata);
+            let at = at.map(|at| {
+                (
+                    Place::At(at.ip().to_canonical()),
+                    at.port(),
+                    Protocol::Hbone,
+                )
+            });
+            at.ok_or_else(|| {
+                let id = shown(&internal.endpoint_id);
+                format!("{id} is a listener inside Envoy")
+            })
+        }
+    })
+}
+
+/// The same of a socket.
 fn socket(from: core::SocketAddress) -> Result<Result<(Place, u16), String>, String> {
     let address = shown(&from.address);
     if from.protocol != i32::from(Transport::Tcp) {
@@ -303,21 +318,19 @@ fn socket(from: core::SocketAddress) -> Result<Result<(Place, u16), String>, Str
     let port = match from.port_specifier {
         Some(PortSpecifier::PortValue(port)) => port,
         Some(PortSpecifier::NamedPort(name)) => {
-            return Ok(Err(format!(
-                "{address} has a port by its name, {}",
-                shown(&name)
-            )));
+            let name = shown(&name);
+            return Ok(Err(format!("{address} has a port by its name, {name}")));
         }
         None => 0,
     };
-    let port = number(port, 1).map_err(|why| format!("socket_address.port_value: {why}"))?;
+    let port = number(port, 1).map_err(|why| format!("port_value: {why}"))?;
     if let Ok(ip) = from.address.parse::<IpAddr>() {
         return Ok(Ok((Place::At(ip.to_canonical()), port)));
     }
     match Authority::parse(&format!("{}:{port}", from.address)).map(|read| read.host) {
         Ok(Host::Name(name)) => Ok(Ok((Place::Named(name), port))),
         _ => Err(format!(
-            "socket_address.address: {address} is neither an address nor a host name"
+            "address: {address} is neither an address nor a host name"
         )),
     }
 }

@@ -181,23 +181,26 @@ fn what_nobody_could_dial_is_left_out_and_said() {
     assert_eq!(weighted.expect("an assignment").unused_count, 1);
 }
 
+type Change = fn(&mut ClusterLoadAssignment);
+
+fn one(all: &mut ClusterLoadAssignment) -> &mut LbEndpoint {
+    &mut all.endpoints[0].lb_endpoints[0]
+}
+
+fn drops(all: &mut ClusterLoadAssignment, category: &str, denominator: i32) {
+    let overload = DropOverload {
+        category: category.to_owned(),
+        drop_percentage: Some(FractionalPercent {
+            numerator: 1,
+            denominator,
+        }),
+    };
+    all.policy.get_or_insert_default().drop_overloads = vec![overload];
+}
+
 #[test]
-fn a_mistake_in_an_assignment_is_named_with_its_place() {
-    type Change = fn(&mut ClusterLoadAssignment);
-    fn one(all: &mut ClusterLoadAssignment) -> &mut LbEndpoint {
-        &mut all.endpoints[0].lb_endpoints[0]
-    }
-    fn drops(all: &mut ClusterLoadAssignment, category: &str, denominator: i32) {
-        let overload = DropOverload {
-            category: category.to_owned(),
-            drop_percentage: Some(FractionalPercent {
-                numerator: 1,
-                denominator,
-            }),
-        };
-        all.policy.get_or_insert_default().drop_overloads = vec![overload];
-    }
-    let table: [(Change, &str); 19] = [
+fn a_mistake_in_an_endpoint_is_named_with_its_place() {
+    let table: [(Change, &str); 10] = [
         (
             |all| one(all).host_identifier = None,
             "endpoints[0].lb_endpoints[0].endpoint: missing",
@@ -243,6 +246,23 @@ fn a_mistake_in_an_assignment_is_named_with_its_place() {
             "endpoints[0].lb_endpoints[1].load_balancing_weight: 4294967295, and the sum of its \
              locality is over 4294967295",
         ),
+        (
+            |all| {
+                one(all).host_identifier = Some(HostIdentifier::Endpoint(Endpoint {
+                    address: Some(Address::default()),
+                }))
+            },
+            "endpoints[0].lb_endpoints[0].endpoint.address: missing, or of a form not understood",
+        ),
+    ];
+    for (change, want) in table {
+        assert_eq!(read(change).expect_err(want), want);
+    }
+}
+
+#[test]
+fn a_mistake_in_a_locality_or_a_policy_is_named_with_its_place() {
+    let table: [(Change, &str); 9] = [
         (
             |all| all.endpoints[0].load_balancing_weight = Some(0),
             "endpoints[0].load_balancing_weight: 0, want at least 1",
@@ -293,23 +313,15 @@ fn a_mistake_in_an_assignment_is_named_with_its_place() {
             },
             "policy.drop_overloads: 65 entries, and at most 64 are taken",
         ),
-        (
-            |all| {
-                one(all).host_identifier = Some(HostIdentifier::Endpoint(Endpoint {
-                    address: Some(Address::default()),
-                }))
-            },
-            "endpoints[0].lb_endpoints[0].endpoint.address: missing, or of a form not understood",
-        ),
     ];
     for (change, want) in table {
         assert_eq!(read(change).expect_err(want), want);
     }
 }
 
-#[test]
-fn weights_of_localities_count_where_the_cluster_says_so() {
-    let policy = |kind: &str, value: &[u8]| LoadBalancingPolicy {
+/// One policy of a kind, with these settings.
+fn policy(kind: &str, value: &[u8]) -> LoadBalancingPolicy {
+    LoadBalancingPolicy {
         policies: vec![load_balancing_policy::Policy {
             typed_extension_config: Some(TypedExtensionConfig {
                 name: "any".into(),
@@ -321,7 +333,11 @@ fn weights_of_localities_count_where_the_cluster_says_so() {
                 }),
             }),
         }],
-    };
+    }
+}
+
+#[test]
+fn weights_of_localities_count_where_the_cluster_says_so() {
     let weighted = CommonLbConfig {
         locality_weighted_lb_config: Some(LocalityWeightedLbConfig {}),
     };
