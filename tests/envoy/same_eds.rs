@@ -311,23 +311,24 @@ fn listener(net: Net, running: &Running) -> String {
             by_http(cluster),
         ),
     };
+    let address = format!("{{socket_address: {{address: \"{ip}\", port_value: {port}}}}}");
     format!(
-        "{{name: \"{port}\", address: {{socket_address: {{address: \"{ip}\", port_value: {port}}}}}, \
-         filter_chains: [{{filters: [{{name: filter, typed_config: {{\"@type\": \
-         type.googleapis.com/envoy.extensions.filters.network.{name}, stat_prefix: \"{port}\", \
-         {rest}}}}}]}}]}}"
+        "{{name: \"{port}\", address: {address}, filter_chains: [{{filters: [{{name: filter, \
+         typed_config: {{\"@type\": type.googleapis.com/envoy.extensions.filters.network.{name}, \
+         stat_prefix: \"{port}\", {rest}}}}}]}}]}}"
     )
 }
 
 /// What a listener for CONNECT has besides its name.
 fn by_http(cluster: &str) -> String {
+    let router = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router";
+    let connect = "upgrade_configs: [{upgrade_type: CONNECT, connect_config: {}}]";
     format!(
-        "upgrade_configs: [{{upgrade_type: CONNECT}}], http_filters: [{{name: router, \
-         typed_config: {{\"@type\": \
-         type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}}}], \
-         route_config: {{validate_clusters: false, virtual_hosts: [{{name: all, domains: [\"*\"], routes: [{{match: \
-         {{connect_matcher: {{}}}}, route: {{cluster: \"{cluster}\", upgrade_configs: \
-         [{{upgrade_type: CONNECT, connect_config: {{}}}}]}}}}]}}]}}"
+        "upgrade_configs: [{{upgrade_type: CONNECT}}], \
+         http_filters: [{{name: router, typed_config: {{\"@type\": {router}}}}}], \
+         route_config: {{validate_clusters: false, virtual_hosts: [{{name: all, domains: [\"*\"], \
+         routes: [{{match: {{connect_matcher: {{}}}}, \
+         route: {{cluster: \"{cluster}\", {connect}}}}}]}}]}}"
     )
 }
 

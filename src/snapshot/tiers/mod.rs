@@ -85,8 +85,8 @@ const WHOLE: u64 = 100;
 const FINE: u64 = 1 << 24;
 
 impl<'a> Ranking<'a> {
-    /// How a port of a service is ranked by a gateway in `network`; `host` is what the configuration
-    /// calls the service.
+    /// How a port of a service is ranked by a gateway in `network`; `host` is what the
+    /// configuration calls the service.
     pub(super) fn new(
         (service, port): (&'a Service, u16),
         host: &str,

@@ -5,12 +5,11 @@
 //! out and said to be. Passed over are `named_endpoints` (only what names one is rejected),
 //! `additional_addresses`, `proximity`, `endpoint_stale_after` and the settings of health checks.
 //!
-//! | field | what it means here |
-//! |---|---|
-//! | `health_status` | UNKNOWN and HEALTHY are ready, DEGRADED where nothing else is, others not |
-//! | `load_balancing_weight` | 1 without one; a locality without one has none |
-//! | `metadata` | `envoy.transport_socket_match: {tunnel: http}` is HBONE, and so is a listener inside Envoy with `envoy.filters.listener.original_dst: {local: IP:PORT}`, as Istio has it |
-//! | `metadata` | `istio: {workload: name;namespace;canonical name;revision;cluster}` is who it is |
+//! UNKNOWN and HEALTHY endpoints are ready, DEGRADED ones where nothing else is, others are not. An
+//! endpoint without weight has 1, a locality without weight none. Of metadata these count:
+//! `envoy.transport_socket_match: {tunnel: http}` is HBONE, and so is a listener inside Envoy with
+//! `envoy.filters.listener.original_dst: {local: IP:PORT}`, as Istio has it; and
+//! `istio: {workload: name;namespace;canonical name;revision;cluster}` is who it is.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
