@@ -13,6 +13,7 @@ mod exports;
 pub mod file;
 mod names;
 mod node;
+pub mod objects;
 pub mod source;
 pub mod store;
 pub mod stream;

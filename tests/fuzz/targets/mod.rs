@@ -8,6 +8,7 @@ mod eds;
 mod frames;
 mod hello;
 mod http2;
+mod objects;
 mod script;
 mod wds;
 
@@ -25,6 +26,7 @@ pub use certificate::identity;
 pub use eds::eds;
 pub use hello::hello;
 pub use http2::http2;
+pub use objects::objects;
 pub use wds::wds;
 
 /// An authority that is accepted reads the same when it is printed.
