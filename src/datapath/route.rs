@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
+use crate::snapshot::mesh::{self, Waypoint};
 use crate::snapshot::{EndpointSet, Service, Snapshot};
 use crate::wire::{Authority, Host};
 
@@ -58,6 +59,11 @@ impl Route {
     /// What the peer says of where it comes from.
     pub fn origin(&self) -> Origin {
         self.origin
+    }
+
+    /// Whether the tunnel goes to a waypoint of its service.
+    pub fn is_by_waypoint(&self) -> bool {
+        self.by_waypoint
     }
 
     /// Whether the tunnel goes past the waypoints of its service, by the word of the peer.
@@ -145,22 +151,29 @@ fn goes_by_waypoint(
 
 /// The endpoints of one of the service's waypoints, drawn by weight among those that have any.
 fn waypoint<'a>(snapshot: &'a Snapshot, service: &Service) -> Option<&'a Arc<EndpointSet>> {
-    let waypoints = service.definition.waypoints.iter();
-    let usable: Vec<_> = waypoints
-        .filter(|waypoint| waypoint.weight > 0)
-        .filter_map(|waypoint| {
-            let endpoints = snapshot.waypoint_endpoints(&waypoint.gateway)?;
-            Some((u64::from(waypoint.weight), endpoints))
-        })
-        .collect();
-    let sum: u64 = usable.iter().map(|(weight, _)| weight).sum();
+    let usable: Vec<_> = waypoints(snapshot, &service.definition).collect();
+    let weight_of = |waypoint: &Waypoint| u64::from(waypoint.weight);
+    let sum: u64 = usable.iter().map(|(waypoint, _)| weight_of(waypoint)).sum();
     let mut lot = fastrand::u64(..sum.max(1));
-    let drawn = usable.into_iter().find(|(weight, _)| {
-        let hit = lot < *weight;
-        lot = lot.saturating_sub(*weight);
+    let drawn = usable.into_iter().find(|(waypoint, _)| {
+        let hit = lot < weight_of(waypoint);
+        lot = lot.saturating_sub(weight_of(waypoint));
         hit
     });
     drawn.map(|(_, endpoints)| endpoints)
+}
+
+/// The waypoints of a service that are drawn, with their endpoints.
+pub fn waypoints<'a>(
+    snapshot: &'a Snapshot,
+    service: &'a mesh::Service,
+) -> impl Iterator<Item = (&'a Waypoint, &'a Arc<EndpointSet>)> {
+    let waypoints = service.waypoints.iter();
+    let drawn = waypoints.filter(|waypoint| waypoint.weight > 0);
+    drawn.filter_map(|waypoint| {
+        let endpoints = snapshot.waypoint_endpoints(&waypoint.gateway)?;
+        Some((waypoint, endpoints))
+    })
 }
 
 /// What is asked for: a service's own name, then an alias, then a VIP of this network.
@@ -190,7 +203,7 @@ mod tests {
 
     use super::*;
     use crate::snapshot::builder::{Change, build};
-    use crate::snapshot::mesh::{self, GatewayAddress, Place};
+    use crate::snapshot::mesh::{GatewayAddress, Place};
     use crate::snapshot::{Protocol, TrustSet};
 
     const ECHO: &str = "app/echo.app";
