@@ -8,11 +8,11 @@ use anyhow::Context;
 
 use crate::config::{
     Config, DefaultExposure, Discovery, Examined, ExposedService, Findings, HostPort, Identity,
-    IdentityFiles, IstioCa, PolicyMode, Severity, Source, findings, parse_identity,
+    IdentityFiles, IstioCa, Listener, PolicyMode, Severity, Source, findings, parse_identity,
 };
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
-use crate::snapshot::builder;
+use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::{Locality, Mesh};
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, TrustSet};
@@ -70,6 +70,22 @@ impl Inputs {
     /// The network whose endpoints are local.
     pub fn network(&self) -> Arc<str> {
         self.config.gateway.network.as_str().into()
+    }
+
+    /// What a gateway publishes at its start.
+    pub(super) fn change(&self) -> Change {
+        Change {
+            mesh: Some((self.mesh.clone(), self.network())),
+            trust: Some(trust_set(&self.config)),
+            exposure: Some(exposure_table(&self.config)),
+            policies: self.told_policies(),
+            enforcement: Some(enforcement(&self.config)),
+            exports: None,
+            direct: Some(self.config.listeners.iter().any(Listener::is_tls)),
+            position: Some(position(&self.config)),
+            traffic: None,
+            overrides: None,
+        }
     }
 
     /// The policies, where the source has told them by now.
@@ -448,7 +464,7 @@ pub(super) fn position(config: &Config) -> Position {
 /// The exposure table that the configuration describes.
 pub(super) fn exposure_table(config: &Config) -> ExposureTable {
     let mut table = ExposureTable::new(config.exposure.default == DefaultExposure::All);
-    for entry in &config.exposure.services {
+    for (index, entry) in config.exposure.services.iter().enumerate() {
         let to = entry.to.iter().map(|audience| Audience {
             anyone: audience.anyone,
             cluster: audience.cluster.as_deref().map(Into::into),
@@ -464,6 +480,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
                 .collect(),
         });
         let exposure = Exposure {
+            index,
             port: entry.service.port,
             to: to.collect(),
             route_by: entry.route_by,

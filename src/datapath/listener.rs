@@ -82,6 +82,11 @@ impl Listener {
         self.sources.is_empty() || self.sources.iter().any(|net| net.contains(&address))
     }
 
+    /// Whether only peers of some addresses may connect.
+    pub fn has_sources(&self) -> bool {
+        !self.sources.is_empty()
+    }
+
     /// Whether its peers speak TLS that is passed on.
     pub fn is_tls(&self) -> bool {
         self.routing.is_some()

@@ -19,6 +19,7 @@ pub struct Route {
     port: u16,
     endpoints: Arc<EndpointSet>,
     by_waypoint: bool,
+    direct: bool,
     origin: Origin,
 }
 
@@ -66,6 +67,11 @@ impl Route {
         self.by_waypoint
     }
 
+    /// Whether it is one of a TLS listener.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
     /// Whether the tunnel goes past the waypoints of its service, by the word of the peer.
     pub fn is_past_waypoints(&self) -> bool {
         !self.by_waypoint && !self.service.definition.waypoints.is_empty()
@@ -97,6 +103,7 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Re
         port,
         endpoints,
         by_waypoint,
+        direct: false,
         origin,
         asked,
     })
@@ -116,6 +123,7 @@ pub fn direct(snapshot: &Snapshot, target: Target) -> Result<Route, Reason> {
         port,
         endpoints: own.cloned().unwrap_or_default(),
         by_waypoint,
+        direct: true,
         origin,
         asked,
     })
@@ -150,7 +158,7 @@ fn goes_by_waypoint(
 }
 
 /// The endpoints of one of the service's waypoints, drawn by weight among those that have any.
-fn waypoint<'a>(snapshot: &'a Snapshot, service: &Service) -> Option<&'a Arc<EndpointSet>> {
+fn waypoint<'a>(snapshot: &'a Snapshot, service: &'a Service) -> Option<&'a Arc<EndpointSet>> {
     let usable: Vec<_> = waypoints(snapshot, &service.definition).collect();
     let weight_of = |waypoint: &Waypoint| u64::from(waypoint.weight);
     let sum: u64 = usable.iter().map(|(waypoint, _)| weight_of(waypoint)).sum();
@@ -214,7 +222,7 @@ mod tests {
     }
 
     fn service(name: &str, waypoints: &[(Place, u32)]) -> mesh::Service {
-        let waypoint = |(place, weight): &(Place, u32)| mesh::Waypoint {
+        let waypoint = |(place, weight): &(Place, u32)| Waypoint {
             gateway: GatewayAddress {
                 place: place.clone(),
                 port: 15008,

@@ -111,7 +111,9 @@ fn drawn(world: &World<'_>, route: &Route) -> Vec<Drawn> {
     let definition = &route.service().definition;
     let waypoints: Vec<_> = route::waypoints(world.snapshot, definition).collect();
     let weights = waypoints.iter();
-    let sum: f64 = weights.map(|(waypoint, _)| f64::from(waypoint.weight)).sum();
+    let sum: f64 = weights
+        .map(|(waypoint, _)| f64::from(waypoint.weight))
+        .sum();
     let drawn = waypoints.into_iter().map(|(waypoint, set)| Drawn {
         waypoint: Some(waypoint.gateway.place.to_string()),
         share: f64::from(waypoint.weight) / sum,
@@ -121,7 +123,11 @@ fn drawn(world: &World<'_>, route: &Route) -> Vec<Drawn> {
 }
 
 fn groups(drawn: &Drawn) -> Vec<GroupRow> {
-    let Drawn { waypoint, share, set } = drawn;
+    let Drawn {
+        waypoint,
+        share,
+        set,
+    } = drawn;
     let Some(groups) = set.groups() else {
         let count = u32::try_from(set.endpoints.len()).unwrap_or(u32::MAX);
         let any = (count > 0).then(|| GroupRow {
@@ -211,7 +217,9 @@ fn possible(
 ) -> Vec<Result<(), Reason>> {
     let enforcement = world.snapshot.enforcement;
     let of = |is_ejected| {
-        let of = candidates.iter().filter(move |one| one.is_ejected == is_ejected);
+        let of = candidates
+            .iter()
+            .filter(move |one| one.is_ejected == is_ejected);
         Count::of(enforcement, of)
     };
     let (healthy, ejected) = (of(false), of(true));

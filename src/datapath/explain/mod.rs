@@ -193,10 +193,7 @@ pub fn run(world: &World<'_>, question: &Question) -> Result<Answer, String> {
 }
 
 /// The listener that is meant.
-fn chosen<'a>(
-    world: &World<'a>,
-    question: &Question,
-) -> Result<&'a (String, Listener), String> {
+fn chosen<'a>(world: &World<'a>, question: &Question) -> Result<&'a (String, Listener), String> {
     let all = world.listeners.iter();
     let names = |listeners: Vec<&(String, Listener)>| {
         let names: Vec<_> = listeners.iter().map(|(name, _)| name.as_str()).collect();
@@ -222,7 +219,9 @@ fn chosen<'a>(
         ([], false) => Err("there is no HBONE listener; write --sni instead of --to".to_owned()),
         ([_, _, ..], true) => {
             let names = names(fitting);
-            Err(format!("which TLS listener? write --listener with one of {names}"))
+            Err(format!(
+                "which TLS listener? write --listener with one of {names}"
+            ))
         }
         ([first, ..], _) => Ok(first),
     }
@@ -246,11 +245,8 @@ impl Asking<'_> {
         }
         let peer = Peer::unknown(question.address());
         answer.peer = why::peer(&peer);
-        let hello = Hello {
-            bytes: Vec::new(),
-            sni: question.sni.as_deref().and_then(sni::normalised),
-            offers_istio: question.alpn.iter().any(|one| is_istios(one.as_bytes())),
-        };
+        let offers_istio = question.alpn.iter().any(|one| is_istios(one.as_bytes()));
+        let hello = Hello::named(question.sni.as_deref(), offers_istio);
         let form = Form::Alert;
         if !self.world.has_room {
             answer.outcome = Outcome::refused(Reason::BuffersFull, form);
@@ -284,7 +280,9 @@ impl Asking<'_> {
     fn connect(self, listener: &Listener, answer: &mut Answer) -> Result<(), String> {
         let origin = self.question.origin()?;
         let Some(to) = &self.question.to else {
-            return Err("an HBONE listener routes by an authority; write --to HOST:PORT".to_owned());
+            return Err(
+                "an HBONE listener routes by an authority; write --to HOST:PORT".to_owned(),
+            );
         };
         let identity = self.identity()?;
         let cluster = self.world.snapshot.trust.cluster(&identity.trust_domain);
@@ -348,7 +346,7 @@ impl Asking<'_> {
         let (origin, port) = (outer.route().origin(), outer.route().asked().port);
         let target = sni::normalised(name).and_then(|name| sni::target(&name, port));
         let Some(authority) = target else {
-            let (hello, reason) = (Hello::named(name), Reason::UnknownSni);
+            let (hello, reason) = (Hello::named(Some(name), false), Reason::UnknownSni);
             answer.legs.push(why::unrouted(&hello, from, reason));
             answer.outcome = Outcome::refused(reason, Form::Reset);
             return;
@@ -434,7 +432,9 @@ impl Asking<'_> {
     fn identity(self) -> Result<Identity, String> {
         const HOW: &str = "write --from spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT";
         let Some(uri) = &self.question.from else {
-            return Err(format!("peers of an HBONE listener have an identity; {HOW}"));
+            return Err(format!(
+                "peers of an HBONE listener have an identity; {HOW}"
+            ));
         };
         let parts = parse_identity(uri);
         let [trust_domain, namespace, service_account] = parts

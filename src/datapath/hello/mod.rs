@@ -47,6 +47,17 @@ pub fn is_istios(protocol: &[u8]) -> bool {
     ISTIO_ALPN.contains(&protocol)
 }
 
+impl Hello {
+    /// The hello of such a server name, without its bytes, for whoever only looks.
+    pub fn named(name: Option<&str>, offers_istio: bool) -> Self {
+        Self {
+            bytes: Vec::new(),
+            sni: name.and_then(sni::normalised),
+            offers_istio,
+        }
+    }
+}
+
 /// Why there is no hello.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NoHello {
