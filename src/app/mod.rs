@@ -7,6 +7,7 @@ mod certificates;
 mod explain;
 mod inputs;
 mod memory;
+mod names;
 mod reload;
 mod routes;
 

@@ -4,9 +4,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::mesh::Locality;
+use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
-    Endpoint, EndpointSet, Enforcement, PolicyVerdict, Protocol, Unused, odds, unused,
+    Endpoint, EndpointSet, Enforcement, Means, PolicyVerdict, Protocol, Service, Unused, odds,
+    unused,
 };
 
 use super::super::forward::REFUSALS_MAX;
@@ -289,21 +290,65 @@ fn out(
     limit: usize,
     answer: &mut Answer,
 ) {
-    let (snapshot, service) = (world.snapshot, &route.service().definition);
     let used: HashSet<&str> = candidates.iter().map(|one| &**one.endpoint.uid()).collect();
-    let key = format!("{}/{}", service.namespace, service.hostname);
-    let workloads = snapshot.mesh.workloads.sorted().into_iter();
-    let members = workloads.filter(|of| of.services.get(&*key).is_some());
-    for workload in members.filter(|of| !used.contains(&*of.uid)) {
+    let mut list = |workload: &Workload, why: &dyn Fn() -> String| {
         if answer.unused.len() == limit {
             answer.more_unused += 1;
-            continue;
+            return;
         }
-        let why = unused(snapshot, service, workload, route.port());
-        let why = why.filter(|why| *why != Unused::BehindWaypoint || route.is_by_waypoint());
         answer.unused.push(UnusedRow {
             workload: Arc::clone(&workload.uid),
-            why: why.map_or_else(|| "it is not asked for".to_owned(), |why| why.to_string()),
+            why: why(),
         });
+    };
+    let is_out = |workload: &&Workload| !used.contains(&*workload.uid);
+    if let Means::Workload(workload) = route.means() {
+        let mut only = Some(&**workload).filter(is_out).into_iter();
+        let service = route.service();
+        return only
+            .by_ref()
+            .for_each(|of| list(of, &|| why(world, route, (service, route.port()), of)));
+    }
+    let snapshot = world.snapshot;
+    let services: Vec<_> = match route.means() {
+        Means::Alias(alias) => {
+            let behind = snapshot.behind(alias, route.asked().port);
+            let behind = behind.filter_map(|(host, port)| Some((snapshot.service(host)?, port)));
+            behind.collect()
+        }
+        _ => vec![(route.service(), route.port())],
+    };
+    let keys = services.iter().map(|(service, port)| {
+        let key = format!("{}/{}", service.namespace, service.hostname);
+        (key, (*service, *port))
+    });
+    let keys: Vec<_> = keys.collect();
+    let workloads = snapshot.mesh.workloads.sorted().into_iter();
+    for workload in workloads.map(|of| &**of).filter(is_out) {
+        let mut keys = keys.iter();
+        let found = keys.find(|(key, _)| workload.services.get(&**key).is_some());
+        if let Some((_, of)) = found {
+            list(workload, &|| why(world, route, *of, workload));
+        }
+    }
+}
+
+/// Why a workload of a service is no candidate.
+fn why(
+    world: &World<'_>,
+    route: &Route,
+    (service, port): (&Arc<Service>, u16),
+    workload: &Workload,
+) -> String {
+    let why = unused(world.snapshot, &service.definition, workload, port);
+    let why = why.filter(|why| *why != Unused::BehindWaypoint || route.is_by_waypoint());
+    let region = match route.means() {
+        Means::Alias(alias) => alias.region(),
+        _ => None,
+    };
+    match (why, region) {
+        (Some(why), _) => why.to_string(),
+        (None, Some(region)) => format!("the alias is for region {region}"),
+        (None, None) => "it is left out by what `traffic` says of the name".to_owned(),
     }
 }

@@ -265,7 +265,7 @@ impl Asking<'_> {
             authority: wanted.authority.clone(),
             origin: Origin::Workload,
         };
-        let route = route::direct(self.world.snapshot, target);
+        let route = route::direct(self.world.snapshot, &peer, target);
         let (mut leg, permit) = self.judged(&peer, &wanted.authority, route, wanted.granted);
         leg.from = Some(from);
         answer.legs.push(leg);
@@ -308,8 +308,11 @@ impl Asking<'_> {
         let (mut leg, permit) = self.routed(&peer, authority, origin);
         let route_by = permit.as_ref().ok().map(|permit| {
             let route = permit.route();
-            let (host, port) = (&route.service().hostname, route.port());
-            let own = self.world.snapshot.exposure.route_by(host, port);
+            let of = (&*route.service().hostname, route.port());
+            let own = self
+                .world
+                .snapshot
+                .route_by(route.asked(), of, route.means());
             own.unwrap_or_else(|| listener.route_by())
         });
         if let (Some(route), Some(route_by)) = (&mut leg.route, route_by) {
@@ -375,7 +378,7 @@ impl Asking<'_> {
         };
         let right = permit.into_right(endpoint);
         let name = sni::normalised(name);
-        if !name.is_some_and(|name| policy::is_named(self.world.snapshot, &right, &name)) {
+        if !name.is_some_and(|name| policy::is_named(self.world.snapshot, peer, &right, &name)) {
             let or = std::mem::take(&mut answer.outcome.or);
             answer.outcome = Outcome {
                 or,

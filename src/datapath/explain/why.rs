@@ -1,7 +1,7 @@
 //! Why, in words: what matched, what allows or refuses, and what to write so that it would not.
 
 use crate::reason::Reason;
-use crate::snapshot::{Enforcement, Exposure, Service, Snapshot};
+use crate::snapshot::{Alias, Enforcement, Exposure, Means, Service, Snapshot, Verdict};
 use crate::tls::Identity;
 use crate::wire::{Authority, Host};
 
@@ -118,13 +118,41 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
 
 /// What leads from what was asked for to the service.
 fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
-    match &route.asked().host {
-        Host::Name(name) if **name == *route.service().hostname => {
+    let hostname = &route.service().hostname;
+    match (route.means(), &route.asked().host) {
+        (Means::Service, Host::Name(name)) if **name == **hostname => {
             ("hostname", "its hostname".to_owned())
         }
-        Host::Name(_) => ("exposedName", "a name that `exposure` gives it".to_owned()),
-        Host::Ip(_) => ("vip", format!("its VIP in network {}", snapshot.network())),
+        (Means::Service, Host::Name(_)) => {
+            let said = "a name of the same family, by `names.suffixes`";
+            ("family", said.to_owned())
+        }
+        (Means::Service, Host::Ip(_)) => {
+            ("vip", format!("its VIP in network {}", snapshot.network()))
+        }
+        (Means::Exposed, _) => ("exposedName", "a name that `exposure` gives it".to_owned()),
+        (Means::Alias(alias), _) => ("alias", said_of(alias)),
+        (Means::Workload(workload), _) => (
+            "workload",
+            format!("an address of workload {}", workload.uid),
+        ),
     }
+}
+
+/// An alias as people read it.
+fn said_of(alias: &Alias) -> String {
+    let consumers = match alias.consumers() {
+        None => "for every peer".to_owned(),
+        Some(consumers) => format!("for peers of {}", consumers.join(", ")),
+    };
+    let targets = alias.targets().iter().map(|(host, port)| match port {
+        Some(port) => format!("{host}:{port}"),
+        None => host.to_string(),
+    });
+    let to = targets.collect::<Vec<_>>().join(", ");
+    let region = alias.region();
+    let region = region.map_or_else(String::new, |region| format!(", in region {region}"));
+    format!("an alias of `names` {consumers}, to {to}{region}")
 }
 
 fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
@@ -164,28 +192,75 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
 }
 
 /// Why nothing was found.
-pub(super) fn unknown(snapshot: &Snapshot, _peer: &Peer, asked: &Authority) -> RuleRow {
-    let service = match &asked.host {
-        Host::Name(name) => snapshot.services.get(&**name),
-        Host::Ip(ip) => snapshot.by_vip(*ip),
-    };
-    let (said, change) = match service {
-        Some(service) => without_port(service, asked.port),
-        None if matches!(asked.host, Host::Ip(_)) => (
-            format!("no service has this VIP in network {}", snapshot.network()),
-            "write the hostname of a service, or a VIP of one in this network".to_owned(),
-        ),
-        None => (
-            "no service has this hostname, and `exposure` gives the name to none".to_owned(),
-            "write a hostname that the mesh has (`strait status --all`), or this one into `names` \
-             of an entry of `exposure.services`"
-                .to_owned(),
-        ),
+pub(super) fn unknown(snapshot: &Snapshot, peer: &Peer, asked: &Authority) -> RuleRow {
+    let (said, change) = match &asked.host {
+        Host::Name(name) => unknown_name(snapshot, peer, asked, name),
+        Host::Ip(ip) => match snapshot.by_vip(*ip) {
+            Some(service) => without_port(service, asked.port),
+            None => (
+                format!(
+                    "no service has this VIP in network {}, and no entry of `exposure` with \
+                     `workloads: true` opens a workload at this address and target port",
+                    snapshot.network()
+                ),
+                "write the hostname of a service, a VIP of one in this network, or `workloads: \
+                 true` into its entry of `exposure.services`"
+                    .to_owned(),
+            ),
+        },
     };
     RuleRow {
         said,
         change: Some(change),
         ..RuleRow::default()
+    }
+}
+
+fn unknown_name(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    asked: &Authority,
+    name: &str,
+) -> (String, String) {
+    let cluster = snapshot.trust.cluster(&peer.source.trust_domain);
+    let alias = snapshot.names.alias(asked, cluster.map(|name| &**name));
+    let others = snapshot.names.called(name);
+    if let Some(service) = snapshot.called(name) {
+        without_port(service, asked.port)
+    } else if let Some((host, port)) = snapshot.exposure.alias(asked) {
+        match snapshot.called(host) {
+            Some(service) => without_port(service, port),
+            None => (
+                format!("`exposure` gives the name to {host}, which the mesh does not have"),
+                "wait for the service, or write the name into the entry of one that is there"
+                    .to_owned(),
+            ),
+        }
+    } else if let Some(alias) = alias {
+        (
+            format!("it is {}: nothing with this port is there", said_of(alias)),
+            "write a service and a port that the mesh has into its `to`".to_owned(),
+        )
+    } else if let Some(other) = others.first() {
+        let port = other.asked().map(|port| format!(" at port {port}"));
+        let port = port.unwrap_or_default();
+        (
+            format!(
+                "it is, but not for this peer and port, {}{port}",
+                said_of(other)
+            ),
+            "write the peer's cluster into `consumers` of the alias, or ask for its port"
+                .to_owned(),
+        )
+    } else {
+        (
+            "no service has this hostname, neither `exposure` nor `names` gives one the name, and \
+             no family of `names.suffixes` has it"
+                .to_owned(),
+            "write a hostname that the mesh has (`strait status --all`), or this one into `names` \
+             of an entry of `exposure.services`"
+                .to_owned(),
+        )
     }
 }
 
@@ -207,92 +282,124 @@ fn without_port(service: &Service, port: u16) -> (String, String) {
 pub(super) struct Judge<'a> {
     snapshot: &'a Snapshot,
     peer: &'a Peer,
+    /// The services that have to be exposed: of an alias all that are behind it.
+    subjects: Vec<Subject<'a>>,
+    is_workload: bool,
+}
+
+/// A service port that has to be exposed.
+struct Subject<'a> {
     host: String,
     port: u16,
-    /// The entries that count for what was asked for.
+    /// The entries that count for how it was asked for.
     entries: Vec<&'a Exposure>,
     /// Whether the service has any entry at all.
     has_entry: bool,
+    verdict: Verdict,
 }
 
 impl<'a> Judge<'a> {
     pub(super) fn of(snapshot: &'a Snapshot, peer: &'a Peer, route: &Route) -> Self {
-        let (host, port) = (route.service().hostname.to_string(), route.port());
-        let own = snapshot.exposure.entries(&host);
-        let entries = match matched(snapshot, route).0 {
-            "exposedName" => snapshot.exposure.entries_called(route.asked()).collect(),
-            _ => {
-                let of_port = |entry: &&Exposure| entry.port.is_none_or(|only| only == port);
-                own.iter().filter(of_port).collect()
-            }
+        let (asked, means) = (route.asked(), route.means());
+        let hosts: Vec<_> = match means {
+            Means::Alias(alias) => snapshot.behind(alias, asked.port).collect(),
+            _ => vec![(&*route.service().hostname, route.port())],
+        };
+        let each = match means {
+            Means::Alias(_) => &Means::Service,
+            own => own,
+        };
+        let subject = |(host, port): (&str, u16)| Subject {
+            host: host.to_owned(),
+            port,
+            entries: entries(snapshot, asked, (host, port), each),
+            has_entry: snapshot.exposure.has_entry(&snapshot.entry_of(host)),
+            verdict: snapshot.judge(peer.caller(), asked, (host, port), each),
         };
         Self {
             snapshot,
             peer,
-            has_entry: snapshot.exposure.has_entry(&host),
-            host,
-            port,
-            entries,
+            subjects: hosts.into_iter().map(subject).collect(),
+            is_workload: matches!(means, Means::Workload(_)),
         }
     }
 
     /// Says what allowed it, or what refused it for a reason.
     pub(super) fn rule(&self, refused: Option<Reason>) -> RuleRow {
+        let mut subjects = self.subjects.iter();
         match refused {
             None => self.allowed(),
-            Some(reason) => self.refused(reason),
+            Some(reason) => {
+                let found = subjects.find(|subject| subject.verdict != Verdict::Allowed);
+                found.map_or_else(
+                    || RuleRow {
+                        said: format!("a rule refuses it ({reason})"),
+                        ..RuleRow::default()
+                    },
+                    |subject| self.refused(subject),
+                )
+            }
         }
     }
 
     fn allowed(&self) -> RuleRow {
         let (caller, trust) = (self.peer.caller(), &self.snapshot.trust);
-        let admits = |entry: &&&Exposure| entry.to.iter().any(|to| to.admits(caller, trust));
-        let found = self.entries.iter().find(admits);
-        let said = match found {
-            Some(entry) => {
-                let to = entry.to.iter().find(|to| to.admits(caller, trust));
-                let to = to.map(ToString::to_string).unwrap_or_default();
-                format!("exposure.services[{}] is for {to}", entry.index)
-            }
-            None if self.snapshot.exports_to(caller, &self.host, self.port) => {
-                "the control plane exports it to the trust set".to_owned()
-            }
-            None => "`exposure.default: all` exposes it to the trust set".to_owned(),
-        };
-        RuleRow {
+        let mut rule = RuleRow {
             allowed: true,
-            said,
-            entries: found.into_iter().map(|entry| row(entry)).collect(),
-            change: None,
-        }
+            ..RuleRow::default()
+        };
+        let said = self.subjects.iter().map(|subject| {
+            let admits = |entry: &&&Exposure| entry.to.iter().any(|to| to.admits(caller, trust));
+            let what = match subject.entries.iter().find(admits) {
+                Some(entry) => {
+                    rule.entries.push(row(entry));
+                    format!("exposure.services[{}] admits the peer", entry.index)
+                }
+                None if self.snapshot.is_exported(&subject.host, subject.port) => {
+                    "the control plane exports it to the trust set".to_owned()
+                }
+                None => "`exposure.default: all` exposes it to the trust set".to_owned(),
+            };
+            match self.subjects.len() {
+                1 => what,
+                _ => format!("{}: {what}", subject.host),
+            }
+        });
+        rule.said = said.collect::<Vec<_>>().join("; ");
+        rule
     }
 
-    fn refused(&self, reason: Reason) -> RuleRow {
-        let Self { host, port, .. } = self;
+    fn refused(&self, subject: &Subject<'_>) -> RuleRow {
+        let Subject { host, port, .. } = subject;
         let who = self.audience();
-        let entries: Vec<_> = self.entries.iter().map(|entry| row(entry)).collect();
-        let (said, change) = match (reason, self.entries.last()) {
-            (Reason::NotForPeer, Some(last)) => (
-                "its entries of `exposure` admit others, and not this peer".to_owned(),
+        let behind = match self.subjects.len() {
+            1 => String::new(),
+            _ => format!("{host} is behind it, and has to be exposed too: "),
+        };
+        let workloads = match self.is_workload {
+            true => ", workloads: true",
+            false => "",
+        };
+        let entry = format!("{{service: \"{host}:{port}\", to: [{who}]{workloads}}}");
+        let (said, change) = match (subject.verdict, subject.entries.last()) {
+            (Verdict::NotForPeer, Some(last)) => (
+                "its entries of `exposure` admit others, and not this peer",
                 format!("write {who} into `to` of exposure.services[{}]", last.index),
             ),
-            _ if self.has_entry => (
-                format!("its entries of `exposure` admit nobody on port {port}"),
-                format!("write an entry {{service: \"{host}:{port}\", to: [{who}]}}"),
+            _ if subject.has_entry => (
+                "its entries of `exposure` admit nobody this way and at this port",
+                format!("write {entry} into `exposure.services`"),
             ),
             _ => (
                 "it is exposed to nobody: it has no entry in `exposure`, the control plane does \
-                 not export it, and `exposure.default` is `none`"
-                    .to_owned(),
-                format!(
-                    "write exposure: {{services: [{{service: \"{host}:{port}\", to: [{who}]}}]}}"
-                ),
+                 not export it, and `exposure.default` does not help this peer",
+                format!("write {entry} into `exposure.services`"),
             ),
         };
         RuleRow {
             allowed: false,
-            said,
-            entries,
+            said: format!("{behind}{said}"),
+            entries: subject.entries.iter().map(|entry| row(entry)).collect(),
             change: Some(change),
         }
     }
@@ -308,6 +415,22 @@ impl<'a> Judge<'a> {
             ),
         }
     }
+}
+
+/// The entries that count for a service port that is asked for so.
+fn entries<'a>(
+    snapshot: &'a Snapshot,
+    asked: &Authority,
+    (host, port): (&str, u16),
+    means: &Means,
+) -> Vec<&'a Exposure> {
+    if *means == Means::Exposed {
+        return snapshot.exposure.entries_called(asked).collect();
+    }
+    let entries = snapshot.exposure.entries(&snapshot.entry_of(host)).iter();
+    let of_port = entries.filter(|entry| entry.is_about(port));
+    let opens = |entry: &&Exposure| entry.workloads || !matches!(means, Means::Workload(_));
+    of_port.filter(opens).collect()
 }
 
 fn row(entry: &Exposure) -> EntryRow {
