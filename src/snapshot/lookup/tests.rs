@@ -89,10 +89,9 @@ fn exposed(to: &str, workloads: bool) -> Exposure {
         ..Audience::default()
     };
     Exposure {
-        port: None,
         to: vec![audience],
         workloads,
-        route_by: None,
+        ..Exposure::default()
     }
 }
 
