@@ -10,6 +10,7 @@ mod memory;
 mod names;
 mod reload;
 mod routes;
+mod told;
 
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
@@ -166,7 +167,7 @@ impl App {
         }
         tokio::spawn(async move { budget.run().await });
         app.discover(source, &publisher)?;
-        let read = (inputs.warnings, seen);
+        let read = (inputs.told, inputs.warnings, seen);
         let reloader =
             reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log);
         spawn_thread("strait-files", reloader.run())?;

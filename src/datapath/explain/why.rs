@@ -329,6 +329,7 @@ impl<'a> Judge<'a> {
         let mut subjects = self.subjects.iter();
         match refused {
             None => self.allowed(),
+            Some(Reason::NotLinked) => self.not_linked(),
             Some(reason) => {
                 let found = subjects.find(|subject| subject.verdict != Verdict::Allowed);
                 found.map_or_else(
@@ -356,7 +357,8 @@ impl<'a> Judge<'a> {
                     format!("exposure.services[{}] admits the peer", entry.index)
                 }
                 None if self.snapshot.is_exported(&subject.host, subject.port) => {
-                    "the control plane exports it to the trust set".to_owned()
+                    "it is exported to the trust set, by the control plane or an object of its own"
+                        .to_owned()
                 }
                 None => "`exposure.default: all` exposes it to the trust set".to_owned(),
             };
@@ -367,6 +369,17 @@ impl<'a> Judge<'a> {
         });
         rule.said = said.collect::<Vec<_>>().join("; ");
         rule
+    }
+
+    fn not_linked(&self) -> RuleRow {
+        let from = &self.peer.source.cluster;
+        RuleRow {
+            said: format!("no link leads here from cluster {from}"),
+            change: Some(format!(
+                "write {{from: {from}, to: THIS_CLUSTER}} into `links`"
+            )),
+            ..RuleRow::default()
+        }
     }
 
     fn refused(&self, subject: &Subject<'_>) -> RuleRow {
@@ -386,13 +399,17 @@ impl<'a> Judge<'a> {
                 "its entries of `exposure` admit others, and not this peer",
                 format!("write {who} into `to` of exposure.services[{}]", last.index),
             ),
+            _ if self.snapshot.is_kept(host) => (
+                "an object of its own keeps it to its cluster, whatever `exposure` says",
+                "take the label or annotation of the Service, or of its namespace, away".to_owned(),
+            ),
             _ if subject.has_entry => (
                 "its entries of `exposure` admit nobody this way and at this port",
                 format!("write {entry} into `exposure.services`"),
             ),
             _ => (
-                "it is exposed to nobody: it has no entry in `exposure`, the control plane does \
-                 not export it, and `exposure.default` does not help this peer",
+                "it is exposed to nobody: it has no entry in `exposure`, neither the control plane \
+                 nor an object of its own exports it, and `exposure.default` does not help this peer",
                 format!("write {entry} into `exposure.services`"),
             ),
         };
