@@ -8,7 +8,7 @@ use anyhow::Context;
 
 use crate::config::{
     Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    IstioCa, PolicyMode, Severity, Source, findings, parse_identity,
+    IstioCa, Listener, PolicyMode, Severity, Source, findings, parse_identity,
 };
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
@@ -76,6 +76,24 @@ impl Inputs {
     /// The network whose endpoints are local.
     pub fn network(&self) -> Arc<str> {
         self.config.gateway.network.as_str().into()
+    }
+
+    /// What a gateway publishes at its start.
+    pub(super) fn change(&self) -> Change {
+        Change {
+            mesh: Some((self.mesh.clone(), self.network())),
+            trust: Some(trust_set(&self.config)),
+            exposure: Some(exposure_table(&self.config)),
+            names: Some(name_table(&self.config)),
+            policies: self.told_policies(),
+            enforcement: Some(enforcement(&self.config)),
+            scope: Some(self.scope.clone()),
+            exports: None,
+            direct: Some(self.config.listeners.iter().any(Listener::is_tls)),
+            position: Some(position(&self.config)),
+            traffic: None,
+            overrides: None,
+        }
     }
 
     /// The policies, where the source has told them by now.
@@ -509,7 +527,7 @@ pub(super) fn position(config: &Config) -> Position {
 /// The exposure table that the configuration describes.
 pub(super) fn exposure_table(config: &Config) -> ExposureTable {
     let mut table = ExposureTable::new(config.exposure.default == DefaultExposure::All);
-    for entry in &config.exposure.services {
+    for (index, entry) in config.exposure.services.iter().enumerate() {
         let to = entry.to.iter().map(|audience| Audience {
             anyone: audience.anyone,
             cluster: audience.cluster.as_deref().map(Into::into),
@@ -525,6 +543,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
                 .collect(),
         });
         let exposure = Exposure {
+            index,
             port: entry.service.port,
             to: to.collect(),
             workloads: entry.workloads,
