@@ -135,7 +135,7 @@ fn service(rng: &mut Rng, hostname: &str, of_waypoints: bool) -> Service {
         overprovisioning: *rng.choice(&[100, 140, 200]).expect("a factor"),
         by_locality: rng.bool(),
         localities,
-        dropped: 0,
+        drops: Vec::new(),
     };
     Service {
         name: name.into(),
@@ -153,7 +153,10 @@ fn service(rng: &mut Rng, hostname: &str, of_waypoints: bool) -> Service {
         preferences: rng.choice(PREFERENCES).expect("preferences").into(),
         strict: one_in(rng, 8),
         allow_unhealthy: one_in(rng, 8),
-        assignment: one_in(rng, 4).then(|| Arc::new(assignment)),
+        assignments: one_in(rng, 4)
+            .then(|| (80, Arc::new(assignment)))
+            .into_iter()
+            .collect(),
         ..Service::default()
     }
 }
