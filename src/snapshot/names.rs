@@ -87,6 +87,11 @@ impl Alias {
         &self.to
     }
 
+    /// The clusters that see the name; none is every peer.
+    pub fn consumers(&self) -> Option<&[Box<str>]> {
+        self.consumers.as_deref()
+    }
+
     /// The region of the endpoints; none is any.
     pub fn region(&self) -> Option<&str> {
         self.region.as_deref()

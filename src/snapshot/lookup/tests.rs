@@ -87,10 +87,9 @@ pub(super) fn exposed(to: &str, workloads: bool) -> Exposure {
         ..Audience::default()
     };
     Exposure {
-        port: None,
         to: vec![audience],
         workloads,
-        route_by: None,
+        ..Exposure::default()
     }
 }
 
