@@ -14,7 +14,9 @@ use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
 use crate::snapshot::builder;
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, TrustSet};
+use crate::snapshot::{
+    Audience, Enforcement, Exposure, ExposureTable, Policies, Service, TrustSet,
+};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
 
@@ -363,6 +365,8 @@ impl Report {
                 (Some(port), _) if !service.ports.contains_key(port) => {
                     format!("has no port {port}; write one that it has")
                 }
+                // Whether its names have addresses shows while the gateway runs.
+                (_, None) if is_by_name(mesh, service) => continue,
                 (_, None) => format!("has no endpoint in network {network} that can be dialled"),
                 (_, Some(Some(rule))) => {
                     format!("has an endpoint at {rule}, which is never dialled; see dial.allow")
@@ -374,6 +378,16 @@ impl Report {
                 .push(format!("{file}:{line}: warning: {host} {wrong}"));
         }
     }
+}
+
+/// Whether a workload of the service is known by a hostname.
+fn is_by_name(mesh: &Mesh, service: &Service) -> bool {
+    let key = format!("{}/{}", service.namespace, service.hostname);
+    let mut workloads = mesh.workloads.values();
+    workloads.any(|one| {
+        let by_name = one.addresses.is_empty() && !one.hostname.is_empty();
+        by_name && one.services.get(key.as_str()).is_some()
+    })
 }
 
 /// A mistake in a certificate's file, at the place that names the file, such as a line of `path`.

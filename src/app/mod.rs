@@ -37,7 +37,7 @@ use crate::snapshot::builder::Change;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, Material, TrustedDomain};
-use crate::xds::{self, stream::Istio};
+use crate::xds::{self, dns::Dns, stream::Istio};
 
 use certificates::{Certificates, Shared};
 use reload::Seen;
@@ -141,6 +141,7 @@ impl App {
             policies: inputs.told_policies(),
             enforcement: Some(inputs::enforcement(&inputs.config)),
             exports: None,
+            answers: Vec::new(),
             direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
         });
         if let Discovery::File { .. } = inputs.config.discovery {
@@ -172,6 +173,12 @@ impl App {
         }
         tokio::spawn(async move { budget.run().await });
         app.discover(source, &publisher)?;
+        let names = xds::dns::run(Dns {
+            publisher: Arc::clone(&publisher),
+            status: Arc::clone(&app.status),
+            servers: inputs.config.dns.servers,
+        });
+        spawn_thread("strait-dns", names)?;
         let read = (inputs.warnings, seen);
         let reloader =
             reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log);

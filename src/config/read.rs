@@ -75,6 +75,7 @@ fn sections(
         None => Some(Exposure::default()),
     };
     let policy = section(&mut top, "policy", policy);
+    let dns = section(&mut top, "dns", sources::dns);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
     let workers = top
@@ -106,6 +107,7 @@ fn sections(
         discovery: discovery?,
         exposure: exposure?,
         policy: policy?,
+        dns: dns?,
         dial: dial?,
         limits: limits?,
         workers: workers?.into(),

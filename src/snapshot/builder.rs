@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::hosts::Answer;
 use super::index;
 use super::mesh::Mesh;
 use super::{Enforcement, ExportSet, ExposureTable, Policies, Service, Shards, Snapshot, TrustSet};
@@ -14,6 +15,8 @@ pub const HBONE_PORT: u16 = 15008;
 pub struct Change {
     /// The mesh, and the network whose endpoints are local.
     pub mesh: Option<(Mesh, Arc<str>)>,
+    /// Hostnames of workloads, each with all its addresses.
+    pub answers: Vec<Answer>,
     /// The trust set.
     pub trust: Option<TrustSet>,
     /// The exposure table.
@@ -43,7 +46,10 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         != (&old.trust, &old.exposure, &old.exports)
         || !Arc::ptr_eq(&next.policies, &old.policies)
         || next.enforcement != old.enforcement;
-    if let Some((mesh, network)) = change.mesh {
+    if change.mesh.is_some() || !change.answers.is_empty() {
+        let (told, network) = change.mesh.unzip();
+        let network = network.unwrap_or_else(|| old.network().into());
+        let mesh = next.hosts.follow(&old.mesh, told, change.answers);
         moved |= index::apply(&mut next, mesh, network);
     }
     next.generation += u64::from(moved);

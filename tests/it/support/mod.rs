@@ -2,6 +2,7 @@
 
 pub mod bytes;
 pub mod ca;
+pub mod dns;
 mod endpoint;
 mod gateway;
 mod identities;
