@@ -26,7 +26,7 @@ FULL ?=
 export STRAIT_ENVOY := $(CURDIR)/.envoy/bin/envoy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint envoy certs compare-identity fuzz floods bench bench-xds parts protos \
+.PHONY: help demo test check lint envoy peers certs compare-identity fuzz floods bench bench-xds parts protos \
   check-deploy image check-image
 
 help: ## print this list
@@ -47,7 +47,7 @@ protos: ## generate src/grpc/generated anew, after a change of src/grpc/proto
 compare-identity: envoy ## print which certificates Strait and Envoy judge differently
 	STRAIT_SHOW=1 cargo test --locked --test identity compare -- --nocapture
 
-bench: envoy ## measure Strait beside Envoy, 5 minutes by ROUNDS=3 (ROUNDS=11, ARGS='--only rr')
+bench: envoy ## measure Strait beside Envoy, HAProxy and nginx (ROUNDS=3, ARGS='--only sni')
 	cargo bench --locked --bench gateways -- --rounds $(ROUNDS) $(ARGS)
 
 floods: SECONDS = 3
@@ -100,6 +100,17 @@ image: ## build the container image strait:latest by buildah, around a static re
 
 check-image: ## build an image, and start it as user 1337 with a read-only root
 	@tests/image/run check
+
+# They are Debian's, and Debian starts them as services, which the bench has no use for.
+PEERS := haproxy nginx libnginx-mod-stream
+peers: ## install HAProxy and nginx for `make bench`, from the packages of Debian or Ubuntu
+	@command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] || { \
+	  echo 'HAProxy and nginx are installed by apt-get as root. On Debian or Ubuntu, type:'; \
+	  echo '  sudo apt-get install --no-install-recommends $(PEERS)'; \
+	  echo 'Without them, make bench says SKIPPED and measures the other peers.'; \
+	  exit 1; } >&2
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends $(PEERS)
+	@haproxy -v | head -1; nginx -v
 
 certs: ## make development certificates in certs/ (DIR=elsewhere, ARGS='--force')
 	cargo run --locked -- certs $(ARGS) -- '$(DIR)'

@@ -49,6 +49,11 @@ impl Process {
         memory::private_dirty(self.0)
     }
 
+    /// How many descriptors it has open.
+    pub fn descriptors(self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.0)).map_or(0, Iterator::count)
+    }
+
     /// Processor time of all its threads, to the nanosecond.
     pub fn cpu(self) -> Duration {
         let threads = fs::read_dir(format!("/proc/{}/task", self.0)).into_iter();

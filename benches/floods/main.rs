@@ -14,6 +14,10 @@ mod attacker;
 #[cfg(test)]
 mod attacks;
 #[cfg(test)]
+#[expect(
+    dead_code,
+    reason = "shared with benches/gateways, which uses more of it"
+)]
 #[path = "../common/mod.rs"]
 mod common;
 #[cfg(test)]

@@ -4,16 +4,16 @@ use std::fmt::Write as _;
 
 use crate::figures::Interval;
 
-/// A bar of the chart: all figures are parts of Envoy's cost.
+/// A bar of the chart: all figures are parts of the peer's cost.
 pub struct Entry {
     pub name: String,
     pub ratio: Interval,
-    /// What Strait may cost.
-    pub bar: f64,
+    /// What Strait may cost, where that is said.
+    pub bar: Option<f64>,
 }
 
 /// Columns: the names, the bars (up to this ratio), the figures.
-const NAMES: f64 = 310.0;
+const NAMES: f64 = 370.0;
 const BARS: f64 = 390.0;
 const FIGURES: f64 = 130.0;
 const RATIO_MAX: f64 = 1.2;
@@ -27,12 +27,12 @@ const STYLE: &str = "
     text { font: 13px system-ui, sans-serif; fill: #1f2328 }
     .small { font-size: 11px; fill: #59636e }
     .title { font-size: 15px; font-weight: 600 }
-    .grid { stroke: #d1d9e0 } .envoy { stroke: #59636e; stroke-dasharray: 4 3 }
+    .grid { stroke: #d1d9e0 } .peer { stroke: #59636e; stroke-dasharray: 4 3 }
     .bar { fill: #2f81c7 } .over { fill: #c4672f }
     .spread { stroke: #1f2328; stroke-width: 1.5 } .limit { stroke: #1a7f37; stroke-width: 3 }
     @media (prefers-color-scheme: dark) {
       text { fill: #e6edf3 } .small { fill: #9198a1 }
-      .grid { stroke: #3d444d } .envoy { stroke: #9198a1 }
+      .grid { stroke: #3d444d } .peer { stroke: #9198a1 }
       .bar { fill: #4493e0 } .over { fill: #e08a4f }
       .spread { stroke: #e6edf3 } .limit { stroke: #57ab5a }
     }";
@@ -50,16 +50,16 @@ pub fn svg(title: &str, entries: &[Entry]) -> String {
     );
     text(&mut svg, (8.0, 22.0), "title", "start", title);
     for tick in [0.0, 0.25, 0.5, 0.75, 1.0] {
-        let class = if tick < 1.0 { "grid" } else { "envoy" };
+        let class = if tick < 1.0 { "grid" } else { "peer" };
         vertical(&mut svg, class, tick, HEAD - 6.0, bottom);
-        let label = if tick < 1.0 { "" } else { " = Envoy" };
+        let label = if tick < 1.0 { "" } else { " = the peer" };
         let label = format!("{tick}{label}");
         text(&mut svg, (at(tick), HEAD - 12.0), "small", "middle", &label);
     }
     for (index, entry) in entries.iter().enumerate() {
         row(&mut svg, entry, HEAD + ROW * index as f64);
     }
-    let legend = "Bar: Strait's cost as a part of Envoy's, less is better. \
+    let legend = "Bar: Strait's cost as a part of the peer's, less is better. \
                   Line in it: 95 % interval. Green: what it may cost.";
     text(&mut svg, (8.0, bottom + 28.0), "small", "start", legend);
     svg += "</svg>\n";
@@ -71,7 +71,8 @@ fn row(svg: &mut String, entry: &Entry, top: f64) {
     let middle = top + ROW / 2.0;
     let baseline = middle + 4.5;
     text(svg, (NAMES - 10.0, baseline), "", "end", &entry.name);
-    let class = if median <= entry.bar { "bar" } else { "over" };
+    let over = entry.bar.is_some_and(|bar| median > bar);
+    let class = if over { "over" } else { "bar" };
     let (x, y) = (at(0.0), top + 5.0);
     let (width, height) = (at(median) - x, ROW - 10.0);
     let _ = writeln!(
@@ -84,8 +85,11 @@ fn row(svg: &mut String, entry: &Entry, top: f64) {
         at(low),
         at(high)
     );
-    vertical(svg, "limit", entry.bar, top + 3.0, top + ROW - 3.0);
-    let figures = format!("{} ({})", digits(median), digits(entry.bar));
+    let mut figures = digits(median);
+    if let Some(bar) = entry.bar {
+        vertical(svg, "limit", bar, top + 3.0, top + ROW - 3.0);
+        let _ = write!(figures, " ({})", digits(bar));
+    }
     text(svg, (NAMES + BARS + 8.0, baseline), "", "start", &figures);
 }
 

@@ -7,11 +7,11 @@ pub const FOREIGN_MAX: f64 = 0.05;
 /// Resamples of the bootstrap: enough for two digits of a quantile of 2.5 %.
 const RESAMPLES: usize = 2000;
 
-/// Samples that follow each other: the costs of each gateway in their order.
+/// Samples that follow each other: the costs of Strait and of a peer in their order.
 #[derive(Clone, Debug)]
 pub struct Turn {
     pub strait: Vec<f64>,
-    pub envoy: Vec<f64>,
+    pub peer: Vec<f64>,
 }
 
 /// What one round has measured.
@@ -45,7 +45,7 @@ pub struct Summary {
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
     pub strait: f64,
-    pub envoy: f64,
+    pub peer: f64,
     /// Of the turns' ratios.
     pub ratio: Interval,
 }
@@ -53,10 +53,12 @@ pub struct Costs {
 /// What Strait may cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bar {
-    /// As a part of Envoy's cost in the same run.
+    /// As a part of the peer's cost in the same run.
     Ratio(f64),
     /// In the row's own unit.
     Absolute(f64),
+    /// The figure is there to be read.
+    None,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,23 +70,23 @@ pub enum Verdict {
 }
 
 impl Turn {
-    /// Strait's cost as a part of Envoy's.
+    /// Strait's cost as a part of the peer's.
     pub fn ratio(&self) -> f64 {
-        mean(&self.strait) / mean(&self.envoy)
+        mean(&self.strait) / mean(&self.peer)
     }
 }
 
 impl Round {
-    /// Strait's cost as a part of Envoy's.
+    /// Strait's cost as a part of the peer's.
     pub fn ratio(&self) -> f64 {
         self.middle(|turn| Some(turn.ratio())).unwrap_or(f64::NAN)
     }
 
     /// Whether it counts: the two samples of each gateway agree, and nobody else was busy.
-    pub fn judged(self, control: &RangeInclusive<f64>) -> Judged {
+    pub fn judged(self, peer: &str, control: &RangeInclusive<f64>) -> Judged {
         for (name, pair) in [
             ("Strait", self.middle(|turn| pair(&turn.strait))),
-            ("Envoy", self.middle(|turn| pair(&turn.envoy))),
+            (peer, self.middle(|turn| pair(&turn.peer))),
         ] {
             if let Some(pair) = pair.filter(|pair| !control.contains(pair)) {
                 return Err(format!("control pair of {name}: {pair:.2}"));
@@ -120,7 +122,7 @@ impl Summary {
         Self {
             costs: (!turns.is_empty()).then(|| Costs {
                 strait: median(&of(|turn| mean(&turn.strait))),
-                envoy: median(&of(|turn| mean(&turn.envoy))),
+                peer: median(&of(|turn| mean(&turn.peer))),
                 ratio: interval(&of(Turn::ratio)),
             }),
             valid: valid.count(),
@@ -133,20 +135,20 @@ impl Summary {
         let Some(costs) = self.costs.filter(|_| 2 * self.valid >= self.rounds) else {
             return Verdict::Void;
         };
-        if costs.ratio.median <= bar.as_ratio(&costs) {
-            Verdict::Ok
-        } else {
-            Verdict::Miss
+        match bar.as_ratio(&costs) {
+            Some(most) if costs.ratio.median > most => Verdict::Miss,
+            _ => Verdict::Ok,
         }
     }
 }
 
 impl Bar {
-    /// Where the bar lies beside Envoy's cost.
-    pub fn as_ratio(self, costs: &Costs) -> f64 {
+    /// Where the bar lies beside the peer's cost, if there is one.
+    pub fn as_ratio(self, costs: &Costs) -> Option<f64> {
         match self {
-            Self::Ratio(ratio) => ratio,
-            Self::Absolute(cost) => cost / costs.envoy,
+            Self::Ratio(ratio) => Some(ratio),
+            Self::Absolute(cost) => Some(cost / costs.peer),
+            Self::None => None,
         }
     }
 }

@@ -1,5 +1,6 @@
-//! The two gateways and the endpoints behind them, each a process.
+//! The gateways and the endpoints behind them, each a process.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,9 @@ use std::time::Duration;
 use crate::command::{Load, Serve};
 use crate::common::machine::{CPU_OF_GATEWAYS, processors};
 use crate::common::process::Process;
-use crate::envoy::Envoy;
+use crate::envoy::{self, Envoy};
+use crate::peers::{self, Peer};
+use crate::rows::{Kind, Way};
 use crate::support::{GATEWAY, Gateway, Net, Settings, endpoint_port, identities, until};
 
 /// Names of services.
@@ -26,44 +29,41 @@ const ENDPOINTS: [(&str, u8, &str); 3] = [
 const MANY: RangeInclusive<u8> = 21..=28;
 /// More than all idle tunnels need.
 const DESCRIPTORS: u32 = 16_384;
-/// Strait's part beside what every gateway of the tests has: no access log, as Envoy has none.
+/// Strait's part beside what every gateway of the tests has: no access log, as its peers have none.
 const STRAIT: &str = "workers: 1\nlog: {level: warn}\n";
-/// The last byte of Envoy's address; that of Strait's is 1.
-const ENVOY: u8 = 2;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Strait,
-    Envoy,
-}
-
-impl Kind {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Strait => "Strait",
-            Self::Envoy => "Envoy",
-        }
-    }
-}
+/// Ports of the listeners.
+const HBONE: u16 = 15008;
+const SNI: u16 = 15443;
+/// The port of endpoints behind TLS that is passed on.
+const AFTER_HELLO: u16 = 9001;
+/// What lets HAProxy splice, by its global section and by its defaults.
+const SPLICE: [&str; 2] = [
+    "    tune.pipesize 1048576",
+    "    option splice-request\n    option splice-response",
+];
 
 /// The endpoints, and what is needed to start gateways before them.
 pub struct World {
     net: Net,
     envoy: PathBuf,
+    peers: BTreeMap<Kind, PathBuf>,
     _endpoints: Vec<Serve>,
     processes: Vec<Process>,
 }
 
 /// A gateway that runs. It is killed when it is dropped.
 pub struct Running {
+    pub kind: Kind,
     pub process: Process,
-    pub load: Load,
+    hbone: Load,
+    bare: Load,
     program: Program,
 }
 
 enum Program {
     Strait(Gateway),
-    Envoy(Envoy),
+    Envoy { _process: Envoy },
+    Peer { _process: Peer },
 }
 
 impl World {
@@ -76,16 +76,37 @@ impl World {
             .into_iter()
             .chain(many)
         {
-            let address = net.address(host, endpoint_port());
-            endpoints.push(Serve::plain(address, mode).await);
-            processes.push(Process::child(&address.to_string()));
+            let plain = net.address(host, endpoint_port());
+            let passed = net.address(host, AFTER_HELLO);
+            endpoints.push(Serve::plain(plain, mode).await);
+            endpoints.push(Serve::after_hello(passed, mode).await);
+            processes.extend([plain, passed].map(|at| Process::child(&at.to_string())));
         }
+        let peers = Kind::ALL.into_iter();
         Self {
             net,
             envoy: envoy.to_owned(),
+            peers: peers
+                .filter_map(|kind| Some((kind, peers::program(kind)?)))
+                .collect(),
             _endpoints: endpoints,
             processes,
         }
+    }
+
+    /// Whether there is such a gateway on this machine.
+    pub fn has(&self, kind: Kind) -> bool {
+        matches!(kind, Kind::Strait | Kind::Envoy) || self.peers.contains_key(&kind)
+    }
+
+    /// `Envoy 1.40.0`, and so on.
+    pub async fn versions(&self) -> Vec<String> {
+        let mut versions = vec![format!("Envoy {}", envoy::version(&self.envoy).await)];
+        for (kind, program) in &self.peers {
+            let version = peers::version(program).await;
+            versions.push(format!("{} {version}", kind.name()));
+        }
+        versions
     }
 
     /// The endpoints' processor time.
@@ -108,19 +129,48 @@ impl World {
         self.filled(include_str!("mesh.yaml"), |ip| {
             format!(
                 "  - {{uid: \"{ip}\", namespace: app, network: east, workloadIps: [\"{ip}\"], \
-                 protocol: TCP,\n     services: {{app/many.bench: {{80: 9000}}}}}}"
+                 protocol: TCP,\n     services: {{app/many.bench: {{80: 9000, 443: 9001}}}}}}"
             )
         })
     }
 
     /// What is left open is Envoy's own address and folder.
     fn envoy_yaml(&self) -> String {
-        self.filled(include_str!("envoy.yaml"), |ip| {
-            format!(
-                "        - {{endpoint: {{address: {{socket_address: \
-                 {{address: \"{ip}\", port_value: 9000}}}}}}}}"
-            )
-        })
+        let of_port = |port| {
+            move |ip| {
+                format!(
+                    "        - {{endpoint: {{address: {{socket_address: \
+                     {{address: \"{ip}\", port_value: {port}}}}}}}}}"
+                )
+            }
+        };
+        let filled = self.filled(include_str!("envoy.yaml"), of_port(9000));
+        self.filled(&filled.replace("@MANY_SNI@", "@MANY@"), of_port(9001))
+    }
+
+    /// What is left open is the folder.
+    fn haproxy_cfg(&self, kind: Kind) -> String {
+        let [global, defaults] = match kind {
+            Kind::HaproxySplice => SPLICE,
+            _ => [""; 2],
+        };
+        let filled = self.filled(include_str!("haproxy.cfg"), |ip| {
+            format!("    server {ip} {ip}:9001")
+        });
+        let host = self.net.ip(last_byte(kind)).to_string();
+        filled
+            .replace("@HOST@", &host)
+            .replace("@GLOBAL@\n", &format!("{global}\n"))
+            .replace("@DEFAULTS@\n", &format!("{defaults}\n"))
+    }
+
+    /// What is left open is the folder.
+    fn nginx_conf(&self) -> String {
+        let filled = self.filled(include_str!("nginx.conf"), |ip| {
+            format!("        server {ip}:9001;")
+        });
+        let host = self.net.ip(last_byte(Kind::Nginx)).to_string();
+        filled.replace("@HOST@", &host)
     }
 
     fn strait(&self) -> Settings<'static> {
@@ -128,6 +178,12 @@ impl World {
         let exposed =
             |name| format!("    - {{service: \"{name}.bench:80\", to: [{{cluster: west}}]}}\n");
         settings.exposure = SERVICES.map(exposed).concat();
+        let route = |name| format!("{{sni: [{name}.bench], to: \"{name}.bench:443\"}}");
+        settings.listeners = format!(
+            "  - {{name: sni, bind: \"{}\", protocol: tls,\n     routes: [{}]}}\n",
+            self.net.address(last_byte(Kind::Strait), SNI),
+            SERVICES.map(route).join(",\n       ")
+        );
         settings.mesh = self.mesh();
         settings.more = STRAIT.to_owned();
         settings.descriptors = DESCRIPTORS;
@@ -136,22 +192,30 @@ impl World {
 
     /// Starts a fresh gateway. There is one of each kind at a time.
     pub async fn gateway(&self, kind: Kind) -> Running {
-        let (program, host, text) = match kind {
+        let host = last_byte(kind);
+        let (program, text) = match kind {
             Kind::Strait => {
                 let gateway = Gateway::start(&self.strait()).await;
                 let folder = gateway.folder.path().display().to_string();
-                (Program::Strait(gateway), 1, folder)
+                (Program::Strait(gateway), folder)
             }
             Kind::Envoy => {
                 let yaml = self.envoy_yaml();
                 let leaf = identities().leaf(GATEWAY);
-                let envoy = Envoy::start(&self.envoy, self.net, ENVOY, &leaf, (&yaml, &[])).await;
+                let envoy = Envoy::start(&self.envoy, self.net, host, &leaf, (&yaml, &[])).await;
                 // Envoy is the only child with such an argument.
                 (
-                    Program::Envoy(envoy),
-                    ENVOY,
+                    Program::Envoy { _process: envoy },
                     "--disable-hot-restart".to_owned(),
                 )
+            }
+            Kind::Haproxy | Kind::HaproxySplice | Kind::Nginx => {
+                let program = self.peers.get(&kind).expect("its program");
+                let address = self.net.address(host, SNI);
+                let text = self.text(kind);
+                let peer = Peer::start(program, &text, address, DESCRIPTORS).await;
+                let folder = peer.folder.path().display().to_string();
+                (Program::Peer { _process: peer }, folder)
             }
         };
         let process = Process::child(&text);
@@ -159,25 +223,48 @@ impl World {
             process.pin(CPU_OF_GATEWAYS);
         }
         Running {
+            kind,
             process,
-            load: Load::new(self.net.address(host, 15008)),
+            hbone: Load::new(self.net.address(host, HBONE)),
+            bare: Load::bare(self.net.address(host, SNI)),
             program,
+        }
+    }
+
+    fn text(&self, kind: Kind) -> String {
+        match kind {
+            Kind::Strait => self.strait().mesh,
+            Kind::Envoy => self.envoy_yaml(),
+            Kind::Haproxy | Kind::HaproxySplice => self.haproxy_cfg(kind),
+            Kind::Nginx => self.nginx_conf(),
         }
     }
 }
 
+/// The last byte of a gateway's address.
+fn last_byte(kind: Kind) -> u8 {
+    match kind {
+        Kind::Strait => 1,
+        Kind::Envoy => 2,
+        Kind::Haproxy => 3,
+        Kind::HaproxySplice => 4,
+        Kind::Nginx => 5,
+    }
+}
+
 impl Running {
-    /// Waits until it has so many tunnels open.
-    pub async fn holds(&self, tunnels: u32) {
-        let open = async || match &self.program {
-            Program::Strait(gateway) => gateway.metric("strait_tunnels_open").await,
-            Program::Envoy(envoy) => {
-                let active = envoy.stat("http.hbone.downstream_rq_active").await;
-                active as f64
-            }
-        };
-        let wanted = f64::from(tunnels);
-        until("open tunnels", open, |&open| open >= wanted).await;
+    /// The load that gets through it in one way.
+    pub fn load(&self, way: Way) -> &Load {
+        match way {
+            Way::Hbone => &self.hbone,
+            Way::Sni => &self.bare,
+        }
+    }
+
+    /// Waits until it has so many descriptors open.
+    pub async fn holds(&self, descriptors: usize) {
+        let open = async || self.process.descriptors();
+        until("open tunnels", open, |&open| open >= descriptors).await;
     }
 
     /// Kills it, and waits until its memory and its ports are free.
@@ -188,6 +275,7 @@ impl Running {
         drop(program);
         until("its end", async || process.lives(), |&lives| !lives).await;
     }
+
     /// The configuration that it was started with, without the folder of its own.
     pub fn configuration(&self, world: &World) -> String {
         match &self.program {
@@ -199,7 +287,7 @@ impl Running {
                     read("mesh.yaml")
                 )
             }
-            Program::Envoy(_) => world.envoy_yaml(),
+            _ => world.text(self.kind),
         }
     }
 }

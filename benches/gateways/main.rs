@@ -1,4 +1,4 @@
-//! Strait and Envoy as the same gateway, under the same loads: processor time for each unit of
+//! Strait and its peers as the same gateway, under the same loads: processor time for each unit of
 //! work, memory of fresh processes, and latency beside busy streams. `make bench` runs it.
 //!
 //! Exits with 1 if a row is void or misses its bar. Its arithmetic is tested by tests/bench.
@@ -32,6 +32,8 @@ mod figures;
 mod gateways;
 #[cfg(test)]
 mod outcome;
+#[cfg(test)]
+mod peers;
 #[cfg(test)]
 mod readme;
 #[cfg(test)]

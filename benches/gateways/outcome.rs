@@ -13,6 +13,7 @@ pub struct Outcome {
     failures: u64,
     failures_by_kind: serde_json::Value,
     interrupted: bool,
+    server_names: Vec<String>,
     key_exchange: Option<String>,
     cipher_suite: Option<String>,
     latency_us: Option<Latency>,
@@ -35,6 +36,7 @@ pub enum Unit {
 
 impl Outcome {
     /// Reads a report, of a load that went well and used the key exchange that it was to use.
+    /// Bare connections have none.
     pub fn read(report: &serde_json::Value) -> Result<Self, String> {
         let outcome = Self::deserialize(report).map_err(|error| format!("no report: {error}"))?;
         if outcome.interrupted || outcome.failures > 0 {
@@ -42,13 +44,14 @@ impl Outcome {
         }
         match outcome.key_exchange.as_deref() {
             Some(KEY_EXCHANGE) => Ok(outcome),
+            None if !outcome.server_names.is_empty() => Ok(outcome),
             other => Err(format!("the key exchange was {other:?}")),
         }
     }
 
-    /// The cipher suite that TLS has agreed on.
-    pub fn cipher_suite(&self) -> &str {
-        self.cipher_suite.as_deref().unwrap_or("an unknown suite")
+    /// The cipher suite that TLS has agreed on, where the gateway ends TLS.
+    pub fn cipher_suite(&self) -> Option<&str> {
+        self.cipher_suite.as_deref()
     }
 
     /// How much was done; none where it was nothing.

@@ -7,13 +7,15 @@ use std::fs;
 use crate::chart::{Entry, digits};
 use crate::common::table::{head, line};
 use crate::figures::{Bar, Costs, FOREIGN_MAX, Judged, Verdict};
-use crate::rows::Row;
+use crate::rows::{Kind, Row};
 use crate::sample::{SECONDS, SECONDS_OF_LATENCY};
 use crate::session::TURNS;
 
-/// A row with its rounds.
+/// A row beside one peer, with its rounds.
 pub struct Done {
     pub row: &'static Row,
+    pub peer: Kind,
+    pub bar: Bar,
     pub rounds: Vec<Judged>,
     /// Each gateway with the cipher suites that it has agreed on.
     pub suites: BTreeSet<String>,
@@ -23,15 +25,21 @@ pub struct Done {
 pub struct Heading<'a> {
     pub commit: &'a str,
     pub rounds: u32,
-    pub envoy: &'a str,
+    pub versions: &'a str,
     pub pinned: &'a str,
     pub minutes: f64,
+}
+
+/// What a gateway was started with.
+pub struct Configuration {
+    pub name: &'static str,
+    pub text: String,
 }
 
 const COLUMNS: [&str; 8] = [
     "work",
     "Strait",
-    "Envoy",
+    "beside",
     "ratio [95 %]",
     "bar",
     "(ztunnel)",
@@ -40,18 +48,14 @@ const COLUMNS: [&str; 8] = [
 ];
 
 /// The whole file.
-pub fn whole(heading: &Heading<'_>, done: &[Done], configurations: &[String; 2]) -> String {
+pub fn whole(heading: &Heading<'_>, done: &[Done], configurations: &[Configuration]) -> String {
     let mut text = opening(heading, done);
     text += &table(done);
     text += &voids(done);
-    let [strait, envoy] = configurations;
-    let _ = write!(
-        text,
-        "\n## Configurations\n\nStrait:\n\n```yaml\n{}\n```\n\nEnvoy, `--concurrency 1`:\n\n\
-         ```yaml\n{}\n```\n",
-        strait.trim_end(),
-        envoy.trim_end()
-    );
+    text += "\n## Configurations\n\nEnvoy is started with `--concurrency 1`.\n";
+    for Configuration { name, text: own } in configurations {
+        let _ = write!(text, "\n{name}:\n\n```\n{}\n```\n", own.trim_end());
+    }
     text
 }
 
@@ -59,7 +63,7 @@ fn opening(heading: &Heading<'_>, done: &[Done]) -> String {
     let Heading {
         commit,
         rounds,
-        envoy,
+        versions,
         pinned,
         minutes,
     } = heading;
@@ -71,18 +75,18 @@ fn opening(heading: &Heading<'_>, done: &[Done]) -> String {
     format!(
         "# Gateways, at {commit}
 
-Made by `make bench ROUNDS={rounds}` in {minutes:.0} minutes: Strait and Envoy {envoy} as the same
-gateway, one worker each; {pinned}.
+Made by `make bench ROUNDS={rounds}` in {minutes:.0} minutes: Strait as the same gateway as
+{versions}, one worker each; {pinned}.
 {machine}.
-Both have the same chain (root, intermediate, P-256 leaf), TLS 1.3 by X25519, which each load has
-verified ({suites}), and write no access log.
+None writes an access log. Those that end TLS have the same chain (root, intermediate, P-256 leaf),
+TLS 1.3 by X25519, which each load has verified ({suites}).
 
 A cost is the gateway's processor time, to the nanosecond, from the start of a load's process to
 its end, divided by what the load reports to have done in {SECONDS} s. So it includes opening and
-closing the load's connections and tunnels: some milliseconds in a row that is not about them. Both
+closing the load's connections and tunnels: some milliseconds in a row that is not about them. The
 gateways stay up for these rows, and each row begins with a short load that is not counted.
 
-A turn is Strait, Envoy, Envoy, Strait; its ratio is that of the means. A round has {TURNS} turns of
+A turn is Strait, Envoy, Envoy, Strait, and with more peers likewise; its ratio is that of the means. A round has {TURNS} turns of
 each row, or one where latency is measured. It is void if the second sample of one gateway differs
 from its first one by more than 7 % (latencies: by more than half), in the median of the turns, or
 if more than {foreign:.0} % of the machine's time went to other processes. The table has medians of
@@ -91,8 +95,15 @@ which fewer than half of the rounds count is void.
 
 Churn and handshakes go to eight endpoints, as one would be out of ports.
 
-Memory is what private dirty pages grow by in a fresh process, three rounds of Strait, Envoy without
-a control pair. Idle tunnels: 50 connections, the slope between 1,000 and 4,500 tunnels. Stalled
+Rows of SNI are TLS that is passed on, at a listener of its own, by the server name of a hello of
+rustls; each of their connections is one tunnel. HAProxy is measured as Debian ships it, and with
+`splice-request`, `splice-response` and pipes of 1 MiB; nginx by its stream module as shipped. A
+connection there is TCP, hello, dial, 128 bytes each way, and a close from both sides.
+
+Memory is what private dirty pages grow by in a fresh process that has become quiet, three rounds
+without control pairs. Idle tunnels: 50 connections, the slope between 1,000 and 4,500 tunnels;
+of SNI between 1,000 and 5,000 connections, of which every fourth has carried a burst of 1 MiB each
+way where that is said. Stalled
 readers: 100 connections with one tunnel each, the connection included. Latencies are of requests
 at 200 a second for {SECONDS_OF_LATENCY} s, from when each was due, beside a stream that echoes as
 fast as it can and one that has sent 8 MiB to an echo and never reads; gateway, load and echo share
@@ -142,18 +153,20 @@ fn row(done: &Done) -> String {
     line(&[
         done.row.name.to_owned(),
         or_none(&|costs| cost(costs.strait, unit)),
-        or_none(&|costs| cost(costs.envoy, unit)),
+        or_none(&|costs| format!("{} {}", done.peer.name(), cost(costs.peer, unit))),
         or_none(&|costs| {
             let ratio = costs.ratio;
             let [median, low, high] = [ratio.median, ratio.low, ratio.high].map(digits);
             format!("{median} [{low}, {high}]")
         }),
-        match done.row.bar {
+        match done.bar {
             Bar::Ratio(ratio) => digits(ratio),
             Bar::Absolute(most) => format!("{most} {unit}"),
+            Bar::None => "–".to_owned(),
         },
         format!("({})", done.row.ztunnel),
-        match summary.verdict(done.row.bar) {
+        match summary.verdict(done.bar) {
+            Verdict::Ok if done.bar == Bar::None => "–".to_owned(),
             Verdict::Ok => "ok".to_owned(),
             Verdict::Miss => "MISS".to_owned(),
             Verdict::Void => "void".to_owned(),
@@ -179,7 +192,7 @@ fn voids(done: &[Done]) -> String {
     for done in done {
         for (index, round) in done.rounds.iter().enumerate() {
             if let Err(why) = round {
-                let _ = writeln!(text, "- {}, round {}: {why}", done.row.name, index + 1);
+                let _ = writeln!(text, "- {}, round {}: {why}", done.name(), index + 1);
             }
         }
     }
@@ -192,7 +205,7 @@ fn voids(done: &[Done]) -> String {
 /// What the README shows.
 pub fn for_readme(commit: &str, rounds: u32, done: &[Done]) -> String {
     format!(
-        "![Strait's cost as a part of Envoy's](benches/results/gateways.svg)\n\n{}\n\
+        "![Strait's cost as a part of each peer's](benches/results/gateways.svg)\n\n{}\n\
          {rounds} rounds at {commit}; [how, where, and the configurations]\
          (benches/results/gateways-{commit}.md).",
         table(done)
@@ -202,12 +215,12 @@ pub fn for_readme(commit: &str, rounds: u32, done: &[Done]) -> String {
 /// The bars of the chart; void rows have none.
 pub fn entries(done: &[Done]) -> Vec<Entry> {
     let entry = |done: &Done| {
-        let (summary, bar) = (done.summary(), done.row.bar);
+        let (summary, bar) = (done.summary(), done.bar);
         let costs = summary
             .costs
             .filter(|_| summary.verdict(bar) != Verdict::Void)?;
         Some(Entry {
-            name: done.row.name.to_owned(),
+            name: done.name(),
             ratio: costs.ratio,
             bar: bar.as_ratio(&costs),
         })

@@ -3,15 +3,56 @@
 use crate::figures::Bar;
 use crate::outcome::Unit;
 
+/// A gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Strait,
+    Envoy,
+    /// As Debian ships it.
+    Haproxy,
+    /// With splice, and pipes of 1 MiB.
+    HaproxySplice,
+    Nginx,
+}
+
+impl Kind {
+    pub const ALL: [Self; 5] = [
+        Self::Strait,
+        Self::Envoy,
+        Self::Haproxy,
+        Self::HaproxySplice,
+        Self::Nginx,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Strait => "Strait",
+            Self::Envoy => "Envoy",
+            Self::Haproxy => "HAProxy",
+            Self::HaproxySplice => "HAProxy with splice",
+            Self::Nginx => "nginx",
+        }
+    }
+}
+
+/// How a row's bytes get through the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Hbone,
+    /// By TLS that is passed on, routed by its server name.
+    Sni,
+}
+
 pub struct Row {
     pub name: &'static str,
     /// The service behind the gateway: `sink`, `source`, `echo`, or `many` echoes.
     pub endpoint: &'static str,
+    pub way: Way,
     /// Arguments of `strait load`.
     pub load: &'static str,
     pub what: What,
-    /// By issue 4.
-    pub bar: Bar,
+    /// Whom Strait is compared with, and its bars: by issue 4, for SNI by issue 6.
+    pub beside: &'static [(Kind, Bar)],
     /// What ztunnel cost beside Envoy, measured elsewhere in the same way.
     pub ztunnel: &'static str,
 }
@@ -59,114 +100,197 @@ const STALLED: [Held; 1] = [Held {
     streams: 1,
 }];
 
+/// Connections that were passed on. Each is one of its own.
+const PASSED: [Held; 2] = [
+    Held {
+        connections: 1000,
+        streams: 1,
+    },
+    Held {
+        connections: 5000,
+        streams: 1,
+    },
+];
+
 /// ztunnel's 6.3 ms beside Envoy's 11.3 ms of the same run.
 const P99_MAX: f64 = 6.3 / 11.3;
+/// ztunnel does not pass TLS on.
+const NOT_ZTUNNELS: &str = "–";
 
-const fn cpu(
+const fn hbone(
     (name, endpoint, load): (&'static str, &'static str, &'static str),
-    unit: Unit,
-    bar: f64,
+    what: What,
+    beside: &'static [(Kind, Bar)],
     ztunnel: &'static str,
 ) -> Row {
     Row {
         name,
         endpoint,
+        way: Way::Hbone,
         load,
-        what: What::Cpu(unit),
-        bar: Bar::Ratio(bar),
+        what,
+        beside,
         ztunnel,
     }
 }
 
+const fn sni(
+    (name, endpoint, load): (&'static str, &'static str, &'static str),
+    what: What,
+    beside: &'static [(Kind, Bar)],
+) -> Row {
+    Row {
+        name,
+        endpoint,
+        way: Way::Sni,
+        load,
+        what,
+        beside,
+        ztunnel: NOT_ZTUNNELS,
+    }
+}
+
+/// Bytes that are passed on: near a proxy that splices as well, far from one that copies.
+const SNI_BULK: [(Kind, Bar); 4] = [
+    (Kind::Envoy, Bar::Ratio(0.35)),
+    (Kind::Haproxy, Bar::None),
+    (Kind::HaproxySplice, Bar::Ratio(1.15)),
+    (Kind::Nginx, Bar::None),
+];
+/// A connection costs no more than with the cheapest.
+const SNI_CONNECTION: [(Kind, Bar); 4] = [
+    (Kind::Envoy, Bar::Ratio(1.0)),
+    (Kind::Haproxy, Bar::Ratio(1.0)),
+    (Kind::HaproxySplice, Bar::Ratio(1.0)),
+    (Kind::Nginx, Bar::Ratio(1.0)),
+];
+const SNI_MEMORY: [(Kind, Bar); 4] = [
+    (Kind::Envoy, Bar::None),
+    (Kind::Haproxy, Bar::Ratio(1.2)),
+    (Kind::HaproxySplice, Bar::Ratio(1.2)),
+    (Kind::Nginx, Bar::None),
+];
+
 const BULK: &str = "0.66 to 0.81";
 
-pub const ROWS: [Row; 12] = [
-    Row {
-        name: "idle tunnel",
-        endpoint: "echo",
-        load: "idle",
-        what: What::Memory(&IDLE),
-        bar: Bar::Absolute(2.6),
-        ztunnel: "5.6 KiB",
-    },
-    Row {
-        name: "stalled reader, window 64 KiB",
-        endpoint: "source",
-        load: "stall",
-        what: What::Memory(&STALLED),
-        bar: Bar::Absolute(200.0),
-        ztunnel: "under 100 KiB",
-    },
-    cpu(
+pub const ROWS: [Row; 17] = [
+    hbone(
+        ("idle tunnel", "echo", "idle"),
+        What::Memory(&IDLE),
+        &[(Kind::Envoy, Bar::Absolute(2.6))],
+        "5.6 KiB",
+    ),
+    hbone(
+        ("stalled reader, window 64 KiB", "source", "stall"),
+        What::Memory(&STALLED),
+        &[(Kind::Envoy, Bar::Absolute(200.0))],
+        "under 100 KiB",
+    ),
+    sni(
+        ("SNI, idle connection", "echo", "idle"),
+        What::Memory(&PASSED),
+        &SNI_MEMORY,
+    ),
+    sni(
+        (
+            "SNI, idle connection after bursts",
+            "echo",
+            "idle --burst 1MiB",
+        ),
+        What::Memory(&PASSED),
+        &SNI_MEMORY,
+    ),
+    hbone(
         ("bulk up, 1 stream", "sink", "up"),
-        Unit::GbSent,
-        0.62,
+        What::Cpu(Unit::GbSent),
+        &[(Kind::Envoy, Bar::Ratio(0.62))],
         BULK,
     ),
-    cpu(
+    hbone(
         ("bulk up, 16 streams", "sink", "up --streams 16"),
-        Unit::GbSent,
-        0.62,
+        What::Cpu(Unit::GbSent),
+        &[(Kind::Envoy, Bar::Ratio(0.62))],
         BULK,
     ),
-    cpu(
+    hbone(
         ("bulk down, 1 stream", "source", "down"),
-        Unit::GbReceived,
-        0.62,
+        What::Cpu(Unit::GbReceived),
+        &[(Kind::Envoy, Bar::Ratio(0.62))],
         BULK,
     ),
-    cpu(
+    hbone(
         ("bulk down, 16 streams", "source", "down --streams 16"),
-        Unit::GbReceived,
-        0.62,
+        What::Cpu(Unit::GbReceived),
+        &[(Kind::Envoy, Bar::Ratio(0.62))],
         BULK,
     ),
-    cpu(
+    hbone(
         ("request of 128 B, 1 stream", "echo", "rr"),
-        Unit::Request,
-        0.65,
+        What::Cpu(Unit::Request),
+        &[(Kind::Envoy, Bar::Ratio(0.65))],
         "0.65 to 0.71",
     ),
-    cpu(
+    hbone(
         ("request of 128 B, 64 streams", "echo", "rr --streams 64"),
-        Unit::Request,
-        0.52,
+        What::Cpu(Unit::Request),
+        &[(Kind::Envoy, Bar::Ratio(0.52))],
         "0.92",
     ),
-    cpu(
+    hbone(
         (
             "request of 1 KiB, 90 streams",
             "echo",
             "rr --streams 90 --size 1KiB",
         ),
-        Unit::Request,
-        0.65,
+        What::Cpu(Unit::Request),
+        &[(Kind::Envoy, Bar::Ratio(0.65))],
         "0.79 to 0.99",
     ),
-    cpu(
+    hbone(
         ("tunnel churn, 16 at a time", "many", "churn --streams 16"),
-        Unit::Tunnel,
-        0.58,
+        What::Cpu(Unit::Tunnel),
+        &[(Kind::Envoy, Bar::Ratio(0.58))],
         "0.56 to 0.69",
     ),
-    cpu(
+    hbone(
         (
             "full mTLS handshake and a tunnel",
             "many",
             "handshake --connections 4",
         ),
-        Unit::Connection,
-        0.75,
+        What::Cpu(Unit::Connection),
+        &[(Kind::Envoy, Bar::Ratio(0.75))],
         "0.75 to 1.0",
     ),
-    Row {
-        name: "request beside bulk and stalled streams, p99",
-        endpoint: "echo",
-        load: "mixed --streams 8 --rate 200",
-        what: What::P99,
-        bar: Bar::Ratio(P99_MAX),
-        ztunnel: "0.56",
-    },
+    sni(
+        ("SNI, bulk up", "sink", "up"),
+        What::Cpu(Unit::GbSent),
+        &SNI_BULK,
+    ),
+    sni(
+        ("SNI, bulk down", "source", "down"),
+        What::Cpu(Unit::GbReceived),
+        &SNI_BULK,
+    ),
+    sni(
+        (
+            "SNI, connection, 16 at a time",
+            "many",
+            "handshake --connections 16",
+        ),
+        What::Cpu(Unit::Connection),
+        &SNI_CONNECTION,
+    ),
+    hbone(
+        (
+            "request beside bulk and stalled streams, p99",
+            "echo",
+            "mixed --streams 8 --rate 200",
+        ),
+        What::P99,
+        &[(Kind::Envoy, Bar::Ratio(P99_MAX))],
+        "0.56",
+    ),
 ];
 
 impl Row {

@@ -6,9 +6,9 @@ use tokio::time::sleep;
 
 use crate::common::machine::{TICK, busy, processors};
 use crate::common::process::Process;
-use crate::gateways::{Kind, Running, World};
+use crate::gateways::{Running, World};
 use crate::outcome::{Outcome, Unit};
-use crate::rows::{Held, Row, What};
+use crate::rows::{Held, Kind, Row, Way, What};
 
 /// How long a load works for a sample, after everything is open.
 pub const SECONDS: f64 = 0.3;
@@ -16,35 +16,37 @@ pub const SECONDS: f64 = 0.3;
 pub const SECONDS_OF_WARM_UP: f64 = 0.3;
 /// The same for latencies: 600 requests at 200 a second.
 pub const SECONDS_OF_LATENCY: f64 = 3.0;
-/// Until the memory of tunnels that were just opened is that of idle ones, and readers are stalled.
-const SETTLED: Duration = Duration::from_millis(1500);
+/// A gateway that works less than [`QUIET_MAX`] in this time has its tunnels idle and its readers
+/// stalled.
+const QUIET: Duration = Duration::from_millis(1500);
+const QUIET_MAX: Duration = Duration::from_millis(20);
 
-/// Both gateways, up from the first round to the last.
-pub struct Both<'a> {
+/// The gateways, up from the first round to the last.
+pub struct Gateways<'a> {
     pub world: &'a World,
-    pub strait: Running,
-    pub envoy: Running,
+    pub all: Vec<Running>,
 }
 
 /// What a sample has come to.
 pub struct Sample {
     /// In the row's unit.
     pub cost: f64,
-    pub cipher_suite: String,
+    /// None where the gateway ends no TLS.
+    pub cipher_suite: Option<String>,
 }
 
-impl<'a> Both<'a> {
-    pub async fn start(world: &'a World) -> Self {
-        Self {
-            world,
-            strait: world.gateway(Kind::Strait).await,
-            envoy: world.gateway(Kind::Envoy).await,
+impl<'a> Gateways<'a> {
+    pub async fn start(world: &'a World, kinds: &[Kind]) -> Self {
+        let mut all = Vec::new();
+        for &kind in kinds {
+            all.push(world.gateway(kind).await);
         }
+        Self { world, all }
     }
 
-    /// Runs the row's load once for both, and passes over what comes of it.
-    pub async fn warm_up(&self, row: &Row) {
-        for kind in [Kind::Strait, Kind::Envoy] {
+    /// Runs the row's load once for each of these, and passes over what comes of it.
+    pub async fn warm_up(&self, row: &Row, kinds: &[Kind]) {
+        for &kind in kinds {
             let _ = self.load(row, kind, SECONDS_OF_WARM_UP).await;
         }
     }
@@ -60,13 +62,11 @@ impl<'a> Both<'a> {
 
     /// The gateway's processor time is that from the start of the load's process to its end.
     async fn load(&self, row: &Row, kind: Kind, seconds: f64) -> Result<Sample, String> {
-        let gateway = match kind {
-            Kind::Strait => &self.strait,
-            Kind::Envoy => &self.envoy,
-        };
+        let gateway = self.all.iter().find(|one| one.kind == kind);
+        let gateway = gateway.expect("a gateway of this kind");
         let before = gateway.process.cpu();
         let load = arguments(row, &format!("--seconds {seconds}"));
-        let done = gateway.load.run(&authority(row), &load).await;
+        let done = gateway.load(row.way).run(&authority(row), &load).await;
         let cpu = gateway.process.cpu() - before;
         let outcome = Outcome::read(&done.report).map_err(|why| why + &done.stderr)?;
         let nothing = || "nothing was done".to_owned();
@@ -79,14 +79,14 @@ impl<'a> Both<'a> {
         };
         Ok(Sample {
             cost,
-            cipher_suite: outcome.cipher_suite().to_owned(),
+            cipher_suite: outcome.cipher_suite().map(str::to_owned),
         })
     }
 
     /// Begins to watch who else uses the machine.
     pub fn watch(&self) -> Watch<'_> {
         Watch {
-            both: self,
+            gateways: self,
             begun: Instant::now(),
             busy: busy(),
             known: self.known(),
@@ -95,14 +95,14 @@ impl<'a> Both<'a> {
 
     /// Processor time of all that belongs to the bench.
     fn known(&self) -> Duration {
-        let gateways = self.strait.process.cpu() + self.envoy.process.cpu();
+        let gateways: Duration = self.all.iter().map(|one| one.process.cpu()).sum();
         gateways + self.world.cpu() + Process::own().cpu() + children()
     }
 }
 
 /// The machine's time from some moment on.
 pub struct Watch<'a> {
-    both: &'a Both<'a>,
+    gateways: &'a Gateways<'a>,
     begun: Instant,
     busy: Duration,
     known: Duration,
@@ -111,7 +111,7 @@ pub struct Watch<'a> {
 impl Watch<'_> {
     /// The share that neither the gateways nor the load had.
     pub fn foreign(&self) -> f64 {
-        let known = self.both.known().saturating_sub(self.known);
+        let known = self.gateways.known().saturating_sub(self.known);
         let foreign = busy().saturating_sub(self.busy).saturating_sub(known);
         foreign.div_duration_f64(self.begun.elapsed() * processors())
     }
@@ -123,15 +123,19 @@ pub async fn memory(world: &World, row: &Row, held: &[Held], kind: Kind) -> f64 
     for held in held {
         let gateway = world.gateway(kind).await;
         let before = gateway.process.private_dirty();
+        let of_its_own = gateway.process.descriptors();
         let Held {
             connections,
             streams,
         } = held;
         // It is killed when it has been looked at.
         let more = format!("--connections {connections} --streams {streams} --seconds 60");
-        let mut load = gateway.load.start(&authority(row), &arguments(row, &more));
-        gateway.holds(held.tunnels()).await;
-        sleep(SETTLED).await;
+        let load = gateway.load(row.way);
+        let mut load = load.start(&authority(row), &arguments(row, &more));
+        // Each tunnel has a socket to its endpoint, beside those of the connections.
+        let sockets = held.tunnels() + connections;
+        gateway.holds(of_its_own + sockets as usize).await;
+        quiet(&gateway).await;
         let after = gateway.process.private_dirty();
         load.kill().await.expect("a running load");
         gateway.stop().await;
@@ -144,12 +148,27 @@ pub async fn memory(world: &World, row: &Row, held: &[Held], kind: Kind) -> f64 
     }
 }
 
+/// Waits until a gateway has nothing to do any more.
+async fn quiet(gateway: &Running) {
+    loop {
+        let before = gateway.process.cpu();
+        sleep(QUIET).await;
+        if gateway.process.cpu().saturating_sub(before) < QUIET_MAX {
+            return;
+        }
+    }
+}
+
 fn authority(row: &Row) -> String {
     format!("{}.bench:80", row.endpoint)
 }
 
 fn arguments(row: &Row, more: &str) -> String {
-    format!("{} --key-exchange x25519 {more}", row.load)
+    let key_exchange = match row.way {
+        Way::Hbone => "--key-exchange x25519",
+        Way::Sni => "",
+    };
+    format!("{} {key_exchange} {more}", row.load)
 }
 
 fn per_second(unit: Unit) -> f64 {

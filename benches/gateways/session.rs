@@ -1,5 +1,6 @@
 //! A run: its rounds, what is said meanwhile, and what is written in the end.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
 use std::ops::RangeInclusive;
@@ -10,10 +11,10 @@ use crate::common::machine::pin_load;
 use crate::common::{commit, say};
 use crate::envoy;
 use crate::figures::{Judged, Round, Summary, Turn, Verdict};
-use crate::gateways::{Kind, World};
-use crate::report::{self, Done};
-use crate::rows::{Held, ROWS, Row, What};
-use crate::sample::{Both, Sample, memory};
+use crate::gateways::World;
+use crate::report::{self, Configuration, Done};
+use crate::rows::{Held, Kind, ROWS, Row, Way, What};
+use crate::sample::{Gateways, Sample, memory};
 use crate::{chart, readme};
 
 /// Turns of a round, for processor time: many short ones, as a virtual machine has fast and slow
@@ -36,7 +37,7 @@ pub struct Options {
     /// How often each row is measured
     #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Only rows whose names contain this; nothing is written then
+    /// Only rows whose names contain this, in any case; nothing is written then
     #[arg(long, value_name = "PART")]
     only: Option<String>,
     /// Cargo tells every bench that it is one
@@ -57,13 +58,14 @@ pub fn run(options: &Options) -> ExitCode {
         .expect("a runtime");
     let (done, report) = runtime.block_on(async {
         let pinned = pin_load();
-        let version = envoy::version(&program).await;
         let begun = Instant::now();
-        let (done, configurations) = measure(options, World::start(&program).await).await;
+        let world = World::start(&program).await;
+        let versions = world.versions().await.join(", ");
+        let (done, configurations) = measure(options, world).await;
         let heading = report::Heading {
             commit: &commit,
             rounds: options.rounds,
-            envoy: &version,
+            versions: &versions,
             pinned,
             minutes: begun.elapsed().as_secs_f64() / 60.0,
         };
@@ -71,7 +73,8 @@ pub fn run(options: &Options) -> ExitCode {
         (done, report)
     });
     say(&report);
-    if options.only.is_none() {
+    let all: usize = ROWS.iter().map(|row| row.beside.len()).sum();
+    if done.len() == all {
         write(options, &commit, &done, &report);
     }
     let bad = |verdict| done.iter().filter(move |done| done.verdict() == verdict);
@@ -79,7 +82,7 @@ pub fn run(options: &Options) -> ExitCode {
         (Verdict::Miss, "misses its bar"),
         (Verdict::Void, "is void"),
     ] {
-        bad(verdict).for_each(|done| say(&format!("{}: {what}\n", done.row.name)));
+        bad(verdict).for_each(|done| say(&format!("{}: {what}\n", done.name())));
     }
     match done.iter().all(|done| done.verdict() == Verdict::Ok) {
         true => ExitCode::SUCCESS,
@@ -87,100 +90,149 @@ pub fn run(options: &Options) -> ExitCode {
     }
 }
 
+/// A row beside each of its peers, which share Strait's samples.
+type Group = Vec<Done>;
+
 /// All rows that are wanted, and the gateways' configurations.
-async fn measure(options: &Options, world: World) -> (Vec<Done>, [String; 2]) {
-    let wants = |row: &&Row| {
-        options
-            .only
-            .as_ref()
-            .is_none_or(|part| row.name.contains(part))
-    };
-    let mut all: Vec<Done> = ROWS.iter().filter(wants).map(Done::new).collect();
-    // Memory first: afterwards both gateways stay up.
+async fn measure(options: &Options, world: World) -> (Vec<Done>, Vec<Configuration>) {
+    let part = options.only.as_deref().unwrap_or_default().to_lowercase();
+    let wanted = ROWS
+        .iter()
+        .filter(|row| row.name.to_lowercase().contains(&part));
+    let mut all: Vec<Group> = wanted.map(|row| group(&world, row)).collect();
+    all.retain(|group| !group.is_empty());
+    // Memory first: afterwards the gateways stay up.
     for number in 1..=options.rounds.min(ROUNDS_OF_MEMORY) {
-        for done in &mut all {
-            if let What::Memory(held) = done.row.what {
-                progress(&format!("round {number}: {}", done.row.name));
-                let round = round_of_memory(&world, done.row, held).await;
-                done.rounds.push(told(round));
+        for group in &mut all {
+            let row = group[0].row;
+            if let What::Memory(held) = row.what {
+                progress(&format!("round {number}: {}", row.name));
+                round_of_memory(&world, row, held, group).await;
             }
         }
     }
-    let both = Both::start(&world).await;
+    let used = |kind: &Kind| all.iter().any(|group| kinds(group).contains(kind));
+    let used: Vec<Kind> = Kind::ALL.into_iter().filter(used).collect();
+    let gateways = Gateways::start(&world, &used).await;
     for number in 1..=options.rounds {
-        for done in &mut all {
-            if !matches!(done.row.what, What::Memory(_)) {
-                progress(&format!("round {number}: {}", done.row.name));
+        for group in &mut all {
+            let row = group[0].row;
+            if !matches!(row.what, What::Memory(_)) {
+                progress(&format!("round {number}: {}", row.name));
                 if number == 1 {
-                    both.warm_up(done.row).await;
+                    gateways.warm_up(row, &kinds(group)).await;
                 }
-                let round = round(&both, done).await;
-                done.rounds.push(told(round));
+                round(&gateways, group).await;
             }
         }
     }
-    let configurations = [&both.strait, &both.envoy].map(|one| one.configuration(&world));
-    (all, configurations)
+    let configurations = gateways.all.iter().map(|one| Configuration {
+        name: one.kind.name(),
+        text: one.configuration(&world),
+    });
+    let configurations = configurations.collect();
+    (all.into_iter().flatten().collect(), configurations)
 }
 
-async fn round_of_memory(world: &World, row: &Row, held: &[Held]) -> Judged {
-    let turn = Turn {
-        strait: vec![memory(world, row, held, Kind::Strait).await],
-        envoy: vec![memory(world, row, held, Kind::Envoy).await],
-    };
-    tell(&turn, row);
-    Round {
-        turns: vec![turn],
-        foreign: 0.0,
+/// The row beside those of its peers that this machine has.
+fn group(world: &World, row: &'static Row) -> Group {
+    let beside = row.beside.iter().filter(|&&(peer, _)| world.has(peer));
+    beside
+        .map(|&(peer, bar)| Done {
+            row,
+            peer,
+            bar,
+            rounds: Vec::new(),
+            suites: BTreeSet::new(),
+        })
+        .collect()
+}
+
+/// Strait and the peers.
+fn kinds(group: &Group) -> Vec<Kind> {
+    let peers = group.iter().map(|done| done.peer);
+    std::iter::once(Kind::Strait).chain(peers).collect()
+}
+
+/// The samples of a turn.
+type Samples = BTreeMap<Kind, Vec<f64>>;
+
+async fn round_of_memory(world: &World, row: &Row, held: &[Held], group: &mut Group) {
+    let mut samples = Samples::new();
+    for kind in kinds(group) {
+        samples.insert(kind, vec![memory(world, row, held, kind).await]);
     }
-    .judged(&CONTROL)
+    tell(&samples, row);
+    judge(group, &[samples], 0.0, &CONTROL);
 }
 
-async fn round(both: &Both<'_>, done: &mut Done) -> Judged {
-    let (count, control) = match done.row.what {
+async fn round(gateways: &Gateways<'_>, group: &mut Group) {
+    let (count, control) = match group[0].row.what {
         What::P99 => (1, CONTROL_OF_LATENCY),
         _ => (TURNS, CONTROL),
     };
-    let (mut turns, watch) = (Vec::new(), both.watch());
+    let (mut turns, watch) = (Vec::new(), gateways.watch());
     for _ in 0..count {
-        let turn = turn(both, done).await?;
-        tell(&turn, done.row);
-        turns.push(turn);
-    }
-    let foreign = watch.foreign();
-    Round { turns, foreign }.judged(&control)
-}
-
-/// A B B A.
-async fn turn(both: &Both<'_>, done: &mut Done) -> Result<Turn, String> {
-    let (mut strait, mut envoy) = (Vec::new(), Vec::new());
-    for kind in [Kind::Strait, Kind::Envoy, Kind::Envoy, Kind::Strait] {
-        let Sample { cost, cipher_suite } = both.sample(done.row, kind).await?;
-        done.suites
-            .insert(format!("{} {cipher_suite}", kind.name()));
-        match kind {
-            Kind::Strait => strait.push(cost),
-            Kind::Envoy => envoy.push(cost),
+        match turn(gateways, group).await {
+            Ok(samples) => {
+                tell(&samples, group[0].row);
+                turns.push(samples);
+            }
+            Err(why) => {
+                for done in group {
+                    done.rounds.push(told(done.peer, Err(why.clone())));
+                }
+                return;
+            }
         }
     }
-    Ok(Turn { strait, envoy })
+    judge(group, &turns, watch.foreign(), &control);
+}
+
+/// Each gateway once, and again the other way round: A B B A.
+async fn turn(gateways: &Gateways<'_>, group: &mut Group) -> Result<Samples, String> {
+    let mut samples = Samples::new();
+    let kinds = kinds(group);
+    for &kind in kinds.iter().chain(kinds.iter().rev()) {
+        let sample = gateways.sample(group[0].row, kind).await;
+        let Sample { cost, cipher_suite } =
+            sample.map_err(|why| format!("{}: {why}", kind.name()))?;
+        let suite = cipher_suite.map(|suite| format!("{} {suite}", kind.name()));
+        group[0].suites.extend(suite);
+        samples.entry(kind).or_default().push(cost);
+    }
+    Ok(samples)
+}
+
+/// Makes a round of these turns beside each peer.
+fn judge(group: &mut Group, turns: &[Samples], foreign: f64, control: &RangeInclusive<f64>) {
+    for done in group {
+        let turn = |samples: &Samples| Turn {
+            strait: samples[&Kind::Strait].clone(),
+            peer: samples[&done.peer].clone(),
+        };
+        let turns = turns.iter().map(turn).collect();
+        let round = Round { turns, foreign }.judged(done.peer.name(), control);
+        done.rounds.push(told(done.peer, round));
+    }
 }
 
 /// Says the samples of a turn.
-fn tell(turn: &Turn, row: &Row) {
-    let list = |costs: &[f64]| {
+fn tell(samples: &Samples, row: &Row) {
+    let list = |(kind, costs): (&Kind, &Vec<f64>)| {
         let costs: Vec<String> = costs.iter().map(|cost| format!("{cost:.3}")).collect();
-        costs.join(" ")
+        format!("{} {}", kind.name(), costs.join(" "))
     };
-    let (strait, envoy) = (list(&turn.strait), list(&turn.envoy));
-    progress(&format!("  Strait {strait}, Envoy {envoy} {}", row.unit()));
+    let lists: Vec<String> = samples.iter().map(list).collect();
+    progress(&format!("  {} {}", lists.join(", "), row.unit()));
 }
 
 /// Says what a round has come to.
-fn told(round: Judged) -> Judged {
+fn told(peer: Kind, round: Judged) -> Judged {
+    let peer = peer.name();
     match &round {
-        Ok(round) => progress(&format!("  ratio {:.3}", round.ratio())),
-        Err(why) => progress(&format!("  void: {why}")),
+        Ok(round) => progress(&format!("  beside {peer}: {:.3}", round.ratio())),
+        Err(why) => progress(&format!("  beside {peer}: void: {why}")),
     }
     round
 }
@@ -199,7 +251,7 @@ fn write(options: &Options, commit: &str, done: &[Done], report: &str) {
     }
     let new = readme::replaced(&old, &report::for_readme(commit, options.rounds, done));
     fs::write(README, new.expect("a place for the table")).expect("the README");
-    let title = format!("Strait at {commit} beside Envoy, one core each");
+    let title = format!("Strait at {commit} beside its peers, one core each");
     let chart = chart::svg(&title, &report::entries(done));
     fs::write(format!("{FOLDER}/gateways.svg"), chart).expect("a chart");
 }
@@ -210,11 +262,11 @@ fn progress(line: &str) {
 }
 
 impl Done {
-    fn new(row: &'static Row) -> Self {
-        Self {
-            row,
-            rounds: Vec::new(),
-            suites: std::collections::BTreeSet::new(),
+    /// The row's name, and beside whom, where that is not always Envoy.
+    pub fn name(&self) -> String {
+        match self.row.way {
+            Way::Hbone => self.row.name.to_owned(),
+            Way::Sni => format!("{}: {}", self.row.name, self.peer.name()),
         }
     }
 
@@ -223,6 +275,6 @@ impl Done {
     }
 
     pub fn verdict(&self) -> Verdict {
-        self.summary().verdict(self.row.bar)
+        self.summary().verdict(self.bar)
     }
 }

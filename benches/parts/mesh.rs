@@ -131,5 +131,5 @@ pub fn endpoints(count: usize) -> EndpointSet {
             state: Arc::new(EndpointState::default()),
         })
     };
-    EndpointSet::new((0..count).map(endpoint).collect())
+    EndpointSet::new((0..count).map(endpoint))
 }

@@ -13,7 +13,8 @@ use crate::config::{
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
 use crate::snapshot::builder;
-use crate::snapshot::mesh::Mesh;
+use crate::snapshot::mesh::{Locality, Mesh};
+use crate::snapshot::traffic::Position;
 use crate::snapshot::{
     Audience, Enforcement, Exposure, ExposureTable, Policies, Service, TrustSet,
 };
@@ -442,6 +443,19 @@ pub(super) fn enforcement(config: &Config) -> Enforcement {
         PolicyMode::Off => Enforcement::Off,
         PolicyMode::Audit => Enforcement::Audit,
         PolicyMode::Enforce => Enforcement::Enforce,
+    }
+}
+
+/// Where the configuration says that this gateway is.
+pub(super) fn position(config: &Config) -> Position {
+    let locality = &config.gateway.locality;
+    Position {
+        cluster: config.gateway.cluster.as_str().into(),
+        locality: Locality {
+            region: locality.region.as_str().into(),
+            zone: locality.zone.as_str().into(),
+            subzone: locality.subzone.as_str().into(),
+        },
     }
 }
 

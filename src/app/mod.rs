@@ -143,6 +143,9 @@ impl App {
             exports: None,
             answers: Vec::new(),
             direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
+            position: Some(inputs::position(&inputs.config)),
+            traffic: None,
+            overrides: None,
         });
         if let Discovery::File { .. } = inputs.config.discovery {
             status.ready(DISCOVERY);

@@ -15,9 +15,8 @@ use super::listeners::{self, network, socket_address};
 use super::sources;
 use super::yaml::Document;
 use super::{
-    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
-    Gateway, Limits, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS, Trust,
-    TrustDomain,
+    ADMIN, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure, Gateway,
+    Limits, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS, Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -92,9 +91,6 @@ fn sections(
     examined.identity.clone_from(&identity);
     examined.trust.clone_from(&trust);
     examined.discovery.clone_from(&discovery);
-    let bind = |opened: &Opened<'_>| Bind {
-        bind: opened.address,
-    };
     Some(Config {
         file: document.file.clone(),
         gateway: gateway?,
@@ -111,9 +107,9 @@ fn sections(
         dial: dial?,
         limits: limits?,
         workers: workers?.into(),
-        admin: bind(&admin),
-        metrics: bind(&metrics),
-        readiness: bind(&readiness),
+        admin: admin.to_bind(),
+        metrics: metrics.to_bind(),
+        readiness: readiness.to_bind(),
         drain: drain?,
         log: log?,
     })

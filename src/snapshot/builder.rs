@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::hosts::Answer;
 use super::index;
 use super::mesh::Mesh;
+use super::traffic::{Override, Position, Traffic};
 use super::{Enforcement, ExportSet, ExposureTable, Policies, Service, Shards, Snapshot, TrustSet};
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
@@ -29,6 +30,12 @@ pub struct Change {
     pub policies: Option<Policies>,
     /// What is done about them.
     pub enforcement: Option<Enforcement>,
+    /// Where this gateway is.
+    pub position: Option<Position>,
+    /// What the configuration says of balancing.
+    pub traffic: Option<Traffic>,
+    /// What an operator orders. It holds until the opposite is ordered.
+    pub overrides: Option<Override>,
 }
 
 /// Makes the next snapshot, in a time that goes by what has changed. Endpoints that stay keep
@@ -46,12 +53,15 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         != (&old.trust, &old.exposure, &old.exports)
         || !Arc::ptr_eq(&next.policies, &old.policies)
         || next.enforcement != old.enforcement;
+    let balancing = (change.position, change.traffic, change.overrides);
+    next.balancing = replaced(&old.balancing, Some(old.balancing.changed(balancing)));
     if change.mesh.is_some() || !change.answers.is_empty() {
         let (told, network) = change.mesh.unzip();
         let network = network.unwrap_or_else(|| old.network().into());
         let mesh = next.hosts.follow(&old.mesh, told, change.answers);
         moved |= index::apply(&mut next, mesh, network);
     }
+    index::rebalance(&mut next, &old.balancing);
     next.generation += u64::from(moved);
     next
 }

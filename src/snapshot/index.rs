@@ -12,8 +12,10 @@ use std::sync::Arc;
 use super::builder::HBONE_PORT;
 use super::mesh::{self, Mesh, Protocol};
 use super::speakers::{self, Speakers};
+use super::tiers::Ranking;
+use super::traffic::Balancing;
 use super::usable::{undialled, unserved};
-use super::{Endpoint, EndpointSet, Service, Shards, Snapshot};
+use super::{Endpoint, EndpointSet, Service, Shards, Snapshot, Unused};
 use crate::status::WorkloadLabels;
 
 /// What the builder has to find again with the next change.
@@ -74,6 +76,23 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> b
         snapshot.rebuild(host);
     }
     reselected || rerouted
+}
+
+/// Looks anew at the services that a change of what decides beside the mesh may touch. Open
+/// tunnels go on.
+pub(super) fn rebalance(snapshot: &mut Snapshot, old: &Arc<Balancing>) {
+    let new = Arc::clone(&snapshot.balancing);
+    if Arc::ptr_eq(&new, old) {
+        return;
+    }
+    let hosts = snapshot.services.keys();
+    let hosts: Vec<_> = hosts
+        .filter(|host| new.differs(old, host))
+        .cloned()
+        .collect();
+    for host in hosts {
+        snapshot.rebuild(&host);
+    }
 }
 
 impl Index {
@@ -213,7 +232,8 @@ impl Index {
     }
 
     /// A service with the endpoints that may be dialled.
-    fn service(&self, from: &Arc<mesh::Service>) -> Service {
+    fn service(&self, from: &Arc<mesh::Service>, balancing: &Balancing) -> Service {
+        let ranking = Ranking::new(from, &self.network, balancing);
         let name = format!("{}/{}", from.namespace, from.hostname);
         let members = self.members.get(&*name);
         let members = members.map_or(&[][..], |members| members);
@@ -221,10 +241,22 @@ impl Index {
             let is_dialled = self.tunnels_to(workload);
             is_dialled.then(|| dialled_port(workload, target))
         };
-        let set = |port| Arc::new(endpoint_set(from, &name, port, members, tunnelled));
+        let set = |port| {
+            Arc::new(endpoint_set(
+                &ranking,
+                (from, &name, port),
+                members,
+                tunnelled,
+            ))
+        };
         let direct = |port| {
             let at_target = |_: &mesh::Workload, target| Some(target);
-            Arc::new(endpoint_set(from, &name, port, members, at_target))
+            Arc::new(endpoint_set(
+                &ranking,
+                (from, &name, port),
+                members,
+                at_target,
+            ))
         };
         let ports = || from.ports.keys().copied();
         Service {
@@ -257,7 +289,8 @@ impl Snapshot {
     /// Looks anew at what answers to a hostname.
     fn rebuild(&mut self, host: &str) {
         let definition = self.index.answering(host);
-        let service = definition.map(|from| Arc::new(self.index.service(from)));
+        let service = |from| Arc::new(self.index.service(from, &self.balancing));
+        let service = definition.map(service);
         let old = match &service {
             Some(new) => self
                 .services
@@ -340,19 +373,24 @@ impl Member {
         self.0.first().map_or("", |endpoint| endpoint.uid())
     }
 
-    /// The endpoint that is dialled for a port of a service.
+    /// The endpoint that is dialled for a port of a service, or would be if it were ready, and
+    /// whether it is.
     fn serves(
         &self,
         service: &mesh::Service,
         name: &str,
         port: u16,
         dialled: impl Fn(&mesh::Workload, u16) -> Option<u16>,
-    ) -> Option<&Arc<Endpoint>> {
+    ) -> Option<(&Arc<Endpoint>, bool)> {
         let workload = &self.0.first()?.definition;
         let target = *workload.services.get(name)?.get(&port)?;
-        let is_usable = unserved(service, workload, port).is_none();
+        let is_ready = match unserved(service, workload, port) {
+            None => true,
+            Some(Unused::Unhealthy) => false,
+            Some(_) => return None,
+        };
         let port = dialled(workload, target).filter(|&port| port != 0)?;
-        self.endpoint(port).filter(|_| is_usable)
+        self.endpoint(port).map(|endpoint| (endpoint, is_ready))
     }
 
     /// The endpoint that is dialled at this port.
@@ -402,15 +440,13 @@ fn are_of(labels: &WorkloadLabels, workload: &mesh::Workload) -> bool {
 /// workload and its target port. Whether a tunnel goes to them or to a waypoint is decided when it
 /// is routed, so that no service is built from another.
 fn endpoint_set(
-    service: &mesh::Service,
-    name: &str,
-    port: u16,
+    ranking: &Ranking<'_>,
+    (service, name, port): (&mesh::Service, &str, u16),
     members: &[Member],
     dialled: impl Fn(&mesh::Workload, u16) -> Option<u16>,
 ) -> EndpointSet {
     let endpoints = members.iter();
-    let endpoints = endpoints.filter_map(|member| member.serves(service, name, port, &dialled));
-    EndpointSet::new(endpoints.cloned().collect())
+    ranking.set(endpoints.filter_map(|member| member.serves(service, name, port, &dialled)))
 }
 
 fn same<T: PartialEq>(one: &Arc<T>, other: &Arc<T>) -> bool {

@@ -1,18 +1,20 @@
 //! One test for each rule.
 
+use std::collections::BTreeSet;
+
 use serde_json::json;
 
 use crate::chart::{self, Entry, escaped};
 use crate::figures::{Bar, Interval, Judged, Round, Summary, Turn, Verdict, interval, median};
 use crate::outcome::{Outcome, Unit};
 use crate::readme;
-use crate::rows::{ROWS, What};
+use crate::rows::{Kind, ROWS, Row, Way, What};
 
 /// A round of one turn.
-fn round(strait: &[f64], envoy: &[f64]) -> Round {
+fn round(strait: &[f64], peer: &[f64]) -> Round {
     let turns = vec![Turn {
         strait: strait.to_vec(),
-        envoy: envoy.to_vec(),
+        peer: peer.to_vec(),
     }];
     Round {
         turns,
@@ -48,8 +50,8 @@ fn a_round_counts_if_its_control_pairs_agree_and_nobody_else_was_busy() {
     let control = 0.93..=1.07;
     let good = round(&[1.0, 1.05], &[2.0, 1.95]);
     assert!(close(good.ratio(), 2.05 / 3.95));
-    assert!(good.clone().judged(&control).is_ok());
-    let why = |round: Round| round.judged(&control).unwrap_err();
+    assert!(good.clone().judged("Envoy", &control).is_ok());
+    let why = |round: Round| round.judged("Envoy", &control).unwrap_err();
     assert_eq!(
         why(round(&[1.0, 1.2], &[2.0, 2.0])),
         "control pair of Strait: 1.20"
@@ -69,9 +71,9 @@ fn a_round_counts_if_its_control_pairs_agree_and_nobody_else_was_busy() {
         turns: turns.to_vec(),
         foreign: 0.0,
     };
-    assert!(close(three.ratio(), good.ratio()) && three.judged(&control).is_ok());
+    assert!(close(three.ratio(), good.ratio()) && three.judged("Envoy", &control).is_ok());
     // Memory has one sample of each, and no pair.
-    assert!(round(&[1.0], &[9.0]).judged(&control).is_ok());
+    assert!(round(&[1.0], &[9.0]).judged("Envoy", &control).is_ok());
 }
 
 #[test]
@@ -98,8 +100,11 @@ fn the_median_decides_about_the_bar() {
     assert_eq!(memory.verdict(Bar::Absolute(2.6)), Verdict::Ok);
     assert_eq!(memory.verdict(Bar::Absolute(2.4)), Verdict::Miss);
     let costs = memory.costs.expect("a round");
-    assert!(close(costs.strait, 2.5) && close(costs.envoy, 18.8));
-    assert!(close(Bar::Absolute(9.4).as_ratio(&costs), 0.5));
+    assert!(close(costs.strait, 2.5) && close(costs.peer, 18.8));
+    let bar = Bar::Absolute(9.4).as_ratio(&costs).expect("a bar");
+    assert!(close(bar, 0.5));
+    assert_eq!(memory.verdict(Bar::None), Verdict::Ok);
+    assert_eq!(Bar::None.as_ratio(&costs), None);
 }
 
 #[test]
@@ -108,7 +113,7 @@ fn a_report_counts_if_the_load_went_well_and_used_the_right_key_exchange() {
         json!({
             "work": "up", "operations": 7, "sent_bytes": 2_500_000_000_u64, "received_bytes": 0,
             "failures": failures, "failures_by_kind": {"no tunnel": failures},
-            "interrupted": false, "key_exchange": key_exchange,
+            "interrupted": false, "server_names": [], "key_exchange": key_exchange,
             "cipher_suite": "TLS13_AES_256_GCM_SHA384", "latency_us": {"p50": 1.0, "p99": 2500.0},
         })
     };
@@ -117,11 +122,16 @@ fn a_report_counts_if_the_load_went_well_and_used_the_right_key_exchange() {
     assert_eq!(outcome.units(Unit::GbReceived), None);
     assert_eq!(outcome.units(Unit::Request), Some(7.0));
     assert_eq!(outcome.p99_ms(), Some(2.5));
-    assert_eq!(outcome.cipher_suite(), "TLS13_AES_256_GCM_SHA384");
+    assert_eq!(outcome.cipher_suite(), Some("TLS13_AES_256_GCM_SHA384"));
     let why = |report| Outcome::read(&report).unwrap_err();
     assert!(why(report("X25519MLKEM768", 0)).contains("X25519MLKEM768"));
     assert!(why(report("X25519", 3)).contains("no tunnel"));
     assert!(why(json!(null)).contains("no report"));
+    let mut bare = report("X25519", 0);
+    bare["key_exchange"] = json!(null);
+    assert!(why(bare.clone()).contains("None"));
+    bare["server_names"] = json!(["echo.bench"]);
+    assert!(Outcome::read(&bare).is_ok(), "no TLS of the gateway's");
 }
 
 #[test]
@@ -134,11 +144,19 @@ fn a_chart_has_a_bar_for_each_row_and_escapes_their_names() {
             low: 0.4,
             high: 9.0,
         },
-        bar: 0.62,
+        bar: (name != "read").then_some(0.62),
     };
-    let svg = chart::svg("A & B", &[entry("up < down", 0.5), entry("rr", 0.7)]);
+    let svg = chart::svg(
+        "A & B",
+        &[
+            entry("up < down", 0.5),
+            entry("rr", 0.7),
+            entry("read", 0.8),
+        ],
+    );
     assert!(svg.contains("<title>A &amp; B</title>") && svg.contains("up &lt; down"));
-    assert_eq!(svg.matches("<rect").count(), 2);
+    assert_eq!(svg.matches("<rect").count(), 3);
+    assert_eq!(svg.matches("\"limit\"").count(), 2);
     assert_eq!(svg.matches("class=\"over\"").count(), 1);
     assert!(svg.contains("0.50 (0.62)") && svg.contains("prefers-color-scheme: dark"));
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
@@ -168,10 +186,16 @@ fn every_row_has_an_endpoint_that_its_load_needs() {
         };
         assert_eq!(row.endpoint, endpoint, "{}", row.name);
         assert!(!row.ztunnel.is_empty(), "{}", row.name);
-        match (row.what, row.bar) {
-            (What::Memory(_), bar) => assert!(matches!(bar, Bar::Absolute(_))),
-            (_, Bar::Ratio(ratio)) => assert!(ratio < 1.0),
-            (_, bar) => panic!("{bar:?} for {}", row.name),
+        assert!(!row.beside.is_empty(), "{}", row.name);
+        for &(peer, bar) in row.beside {
+            assert_ne!(peer, Kind::Strait, "{}", row.name);
+            match (row.way, row.what, bar) {
+                (Way::Hbone, What::Memory(_), bar) => assert!(matches!(bar, Bar::Absolute(_))),
+                (Way::Hbone, _, Bar::Ratio(ratio)) => assert!(ratio < 1.0),
+                (Way::Sni, _, Bar::Ratio(ratio)) => assert!(ratio <= 1.2),
+                (Way::Sni, _, Bar::None) => {}
+                (_, _, bar) => panic!("{bar:?} for {}", row.name),
+            }
         }
         let unit = match row.what {
             What::Cpu(unit) => unit.cost().0,
@@ -186,5 +210,15 @@ fn every_row_has_an_endpoint_that_its_load_needs() {
                 row.name
             );
         }
+    }
+}
+
+#[test]
+fn each_peer_has_rows_and_a_name_of_its_own() {
+    let names: BTreeSet<&str> = Kind::ALL.into_iter().map(Kind::name).collect();
+    assert_eq!(names.len(), Kind::ALL.len());
+    for kind in Kind::ALL {
+        let has = |row: &Row| row.beside.iter().any(|&(peer, _)| peer == kind);
+        assert_eq!(ROWS.iter().any(has), kind != Kind::Strait, "{kind:?}");
     }
 }

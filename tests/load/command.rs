@@ -65,6 +65,7 @@ impl Loaded {
 pub struct Load {
     folder: TempDir,
     to: SocketAddr,
+    bare: bool,
 }
 
 impl Load {
@@ -75,7 +76,19 @@ impl Load {
     /// With another mesh's certificates.
     pub fn of(to: SocketAddr, identities: &Identities) -> Self {
         let folder = folder(&identities.leaf(CLIENT), &identities.root);
-        Self { folder, to }
+        Self {
+            folder,
+            to,
+            bare: false,
+        }
+    }
+
+    /// By bare connections through a TLS listener.
+    pub fn bare(to: SocketAddr) -> Self {
+        Self {
+            bare: true,
+            ..Self::new(to)
+        }
     }
 
     /// Runs `strait load` with these arguments, which blanks separate, to its end.
@@ -86,12 +99,17 @@ impl Load {
     /// Begins such a run.
     pub fn start(&self, authority: &str, args: &str) -> Child {
         let to = self.to.to_string();
-        strait(&self.folder)
-            .args(args.split_whitespace())
-            .args(["--json", "--to", &to, "--authority", authority])
-            .args(FILES)
-            .spawn()
-            .expect("the load's process")
+        let host = authority
+            .rsplit_once(':')
+            .map_or(authority, |(host, _)| host);
+        let mut command = strait(&self.folder);
+        command.args(args.split_whitespace());
+        command.args(["--json", "--to", &to]);
+        match self.bare {
+            true => command.args(["--sni", host]),
+            false => command.args(["--authority", authority]).args(FILES),
+        };
+        command.spawn().expect("the load's process")
     }
 }
 
@@ -115,6 +133,11 @@ impl Serve {
     /// Starts `strait load serve` by plain TCP, and waits until it listens.
     pub async fn plain(at: SocketAddr, mode: &str) -> Self {
         Self::start(at, &["--mode", mode]).await
+    }
+
+    /// The same behind TLS that is passed on.
+    pub async fn after_hello(at: SocketAddr, mode: &str) -> Self {
+        Self::start(at, &["--mode", mode, "--after-hello"]).await
     }
 
     /// Starts it by HBONE, as the endpoint of cluster east.

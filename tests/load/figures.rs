@@ -240,3 +240,40 @@ fn double_hbone_reaches_the_endpoint_through_one_tunnel_a_connection() {
         world.completed(3 + done.number("operations")).await;
     });
 }
+
+/// The name by which Istio's clients ask for [`ECHO`].
+const ECHO_SNI: &str = "outbound_.80_._.echo.app.svc.cluster.local";
+
+#[test]
+fn bare_connections_carry_each_kind_of_work_behind_a_hello() {
+    run(async {
+        for (mode, works) in [
+            ("echo", &["rr", "handshake", "idle --burst 1MiB"][..]),
+            ("sink", &["up"]),
+            ("source", &["down --size 1MiB", "stall"]),
+        ] {
+            let net = Net::new();
+            let at = net.address(11, endpoint_port());
+            let endpoint = Serve::after_hello(at, mode).await;
+            let listener = net.address(1, 15443);
+            let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+            settings.listeners =
+                format!("  - {{name: sni, bind: \"{listener}\", protocol: tls, routing: istio}}\n");
+            settings.exposure = format!("    - {{service: \"{ECHO}\", to: [{{anyone: true}}]}}\n");
+            let gateway = Gateway::start(&settings).await;
+            let load = Load::bare(listener);
+            for work in works {
+                let args = format!("{work} --connections 4 --seconds 0.3");
+                let done = load.run(ECHO_SNI, &args).await.clean();
+                assert!(done.number("opened_connections") >= 4, "{done:?}");
+                let bytes = done.number("sent_bytes") + done.number("received_bytes");
+                assert!(bytes > 0, "{done:?}");
+                if *work == "idle --burst 1MiB" {
+                    assert_eq!(bytes, 2 << 20, "one of four");
+                }
+            }
+            assert_eq!(gateway.tunnels("upstream_reset").await, 0.0);
+            drop(endpoint);
+        }
+    });
+}

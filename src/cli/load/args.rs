@@ -29,10 +29,23 @@ struct Common {
     #[arg(long, value_name = "HOST:PORT")]
     to: String,
     /// What tunnels ask for; of several, each tunnel takes the next one.
-    #[arg(long, value_name = "HOST:PORT", required = true)]
+    #[arg(long, value_name = "HOST:PORT", required_unless_present = "sni")]
     authority: Vec<String>,
-    #[command(flatten)]
-    files: Files,
+    /// Use bare connections in place of tunnels, each with a ClientHello of this name first.
+    ///
+    /// For TLS listeners, to endpoints by `serve --after-hello`. Of several names, each connection
+    /// takes the next one. The ALPN protocol is `istio`.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["authority", "double"])]
+    sni: Vec<String>,
+    /// Our certificate chain.
+    #[arg(long, value_name = "FILE", required_unless_present = "sni")]
+    chain: Option<PathBuf>,
+    /// Its key.
+    #[arg(long, value_name = "FILE", required_unless_present = "sni")]
+    key: Option<PathBuf>,
+    /// Roots by which the other side is judged; any SPIFFE identity under them will do.
+    #[arg(long, value_name = "FILE", required_unless_present = "sni")]
+    roots: Option<PathBuf>,
     /// Carry the streams in a second mTLS connection, one through each connection's tunnel.
     #[arg(long)]
     double: bool,
@@ -75,16 +88,10 @@ enum KeyExchange {
 }
 
 /// A certificate with its key, and the roots that others are judged by, as PEM files.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug)]
 pub(super) struct Files {
-    /// Our certificate chain.
-    #[arg(long, value_name = "FILE")]
     pub(super) chain: PathBuf,
-    /// Its key.
-    #[arg(long, value_name = "FILE")]
     pub(super) key: PathBuf,
-    /// Roots by which the other side is judged; any SPIFFE identity under them will do.
-    #[arg(long, value_name = "FILE")]
     pub(super) roots: PathBuf,
 }
 
@@ -136,7 +143,17 @@ struct Request {
     rate: Option<NonZeroU64>,
 }
 
-/// Arguments of `idle` and `stall`.
+/// Arguments of `idle`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Idle {
+    #[command(flatten)]
+    held: Held,
+    /// Send so much through every fourth stream first, and read it back; needs an echo.
+    #[arg(long, value_name = "SIZE", value_parser = units::request_size)]
+    burst: Option<NonZeroU64>,
+}
+
+/// Arguments of `stall`, and some of `idle`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Held {
     #[command(flatten)]
@@ -152,14 +169,17 @@ pub(super) struct Plan {
     pub(super) work: Work,
     pub(super) to: String,
     pub(super) authorities: Vec<String>,
-    pub(super) files: Files,
+    /// Names for bare connections; empty where there are tunnels.
+    pub(super) server_names: Vec<String>,
+    /// None where there are bare connections.
+    pub(super) files: Option<Files>,
     /// The inner connection's files and authorities, where there is one. No authority of its own
     /// stands for the outer one.
     pub(super) inner: Option<(Files, Vec<String>)>,
     pub(super) connections: usize,
     /// Streams of each connection, without the two further ones of `mixed`.
     pub(super) streams: usize,
-    /// Bytes of an operation; none where there are no operations.
+    /// Bytes of an operation, or of a burst; none where there is neither.
     pub(super) size: Option<NonZeroU64>,
     /// Operations per second, over all streams; none is the closed loop.
     pub(super) rate: Option<NonZeroU64>,
@@ -188,19 +208,23 @@ impl Common {
         size: Option<NonZeroU64>,
         rate: Option<NonZeroU64>,
     ) -> Plan {
-        let Self { files, .. } = self;
-        let own = |own: &Option<PathBuf>, outer: &PathBuf| own.as_ref().unwrap_or(outer).clone();
-        let inner = Files {
-            chain: own(&self.inner_chain, &files.chain),
-            key: own(&self.inner_key, &files.key),
-            roots: own(&self.inner_roots, &files.roots),
+        let own = |own: &Option<PathBuf>, outer: &Option<PathBuf>| {
+            own.as_ref().or(outer.as_ref()).cloned()
         };
+        let inner = files(
+            own(&self.inner_chain, &self.chain),
+            own(&self.inner_key, &self.key),
+            own(&self.inner_roots, &self.roots),
+        );
         Plan {
             work,
             to: self.to.clone(),
             authorities: self.authority.clone(),
-            files: files.clone(),
-            inner: self.double.then(|| (inner, self.inner_authority.clone())),
+            server_names: self.sni.clone(),
+            files: files(self.chain.clone(), self.key.clone(), self.roots.clone()),
+            inner: inner
+                .filter(|_| self.double)
+                .map(|inner| (inner, self.inner_authority.clone())),
             connections: self.connections.get(),
             streams: streams.get(),
             size,
@@ -211,6 +235,19 @@ impl Common {
             json: self.json,
         }
     }
+}
+
+/// All three files; none where one of them was not named.
+pub(super) fn files(
+    chain: Option<PathBuf>,
+    key: Option<PathBuf>,
+    roots: Option<PathBuf>,
+) -> Option<Files> {
+    Some(Files {
+        chain: chain?,
+        key: key?,
+        roots: roots?,
+    })
 }
 
 impl Bulk {
@@ -230,6 +267,13 @@ impl Handshakes {
     pub(super) fn plan(&self, work: Work) -> Plan {
         let Request { size, rate } = self.request;
         self.common.plan(work, NonZeroUsize::MIN, Some(size), rate)
+    }
+}
+
+impl Idle {
+    pub(super) fn plan(&self, work: Work) -> Plan {
+        let Held { common, streams } = &self.held;
+        common.plan(work, *streams, self.burst, None)
     }
 }
 

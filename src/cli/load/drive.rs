@@ -1,5 +1,6 @@
 //! A run from its first connection to its report.
 
+use std::cell::Cell;
 use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::time::Duration;
@@ -69,7 +70,7 @@ impl Run {
     async fn new(plan: Plan) -> anyhow::Result<Self> {
         let size = plan.size.map_or(0, NonZeroU64::get);
         let request = match Job::of_connection(&plan).first() {
-            Some(Job::Rr | Job::Churn | Job::Handshake) => usize::try_from(size)?,
+            Some(Job::Rr | Job::Churn | Job::Handshake | Job::Idle) => usize::try_from(size)?,
             _ => 0,
         };
         Ok(Self {
@@ -78,6 +79,7 @@ impl Run {
             tally: Tally::new()?,
             request: noise(request),
             chunk: noise(CHUNK_BYTES),
+            idle: Cell::default(),
             plan,
         })
     }

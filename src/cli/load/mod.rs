@@ -1,11 +1,12 @@
-//! `strait load`: work for an HBONE gateway, measured at its client, and the endpoints for it.
+//! `strait load`: work for a gateway, measured at its client, and the endpoints for it.
 //!
 //! `args` become a plan. `drive` opens what the plan asks for, lets a `slot` for each stream work
 //! until the time is over, and makes a `report` of what the `tally` counted; `pace` says when an
-//! operation is due. All of it is one thread, so that what the load costs stays on one processor.
+//! operation is due; a `flow` is what bytes go through. All of it is one thread, so that what the load costs stays on one processor.
 
 mod args;
 mod drive;
+mod flow;
 mod ops;
 mod pace;
 mod progress;
@@ -24,9 +25,11 @@ use anyhow::Context;
 use clap::Subcommand;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
-use args::{Bulk, Handshakes, Held, Requests, Work};
+use args::{Bulk, Handshakes, Held, Idle, Requests, Work};
 
 /// Makes work for an HBONE gateway and measures it, or serves the endpoints for that.
+///
+/// By --sni it works on bare connections through a TLS listener, one for each stream.
 ///
 /// Exits 0 if every operation succeeded, 1 if any failed (the report says how), 2 if the arguments
 /// are wrong. Ctrl-C ends it early, with the report so far and the same exit codes. An operation
@@ -66,7 +69,7 @@ enum What {
     Handshake(Handshakes),
     /// Opens tunnels and holds them; one that ends is a failure.
     #[command(after_help = args::example("idle", "--connections 100 --streams 100"))]
-    Idle(Held),
+    Idle(Idle),
     /// Opens tunnels to a source and never reads; needs `serve --mode source`.
     ///
     /// The window of a stream is 64 KiB here, unless --window says otherwise.

@@ -7,11 +7,9 @@ use std::task::{Poll, ready};
 
 use anyhow::{anyhow, ensure};
 use bytes::Bytes;
-use tokio::io::AsyncWriteExt;
-
-use crate::hbone::Tunnel;
 
 use super::args::Plan;
+use super::flow::Flow;
 use super::serve;
 use super::slot::{Job, Run};
 use super::target::{Line, Open, add};
@@ -64,7 +62,7 @@ pub(super) async fn operate(
 }
 
 /// Sends a request and reads it back, both at once: an echo that cannot send stops reading.
-async fn exchange(run: &Run, tunnel: &mut Tunnel) -> anyhow::Result<()> {
+pub(super) async fn exchange(run: &Run, tunnel: &mut Flow) -> anyhow::Result<()> {
     let request = &run.request;
     let mut left = request.clone();
     let mut echoed = 0;
@@ -88,19 +86,19 @@ async fn exchange(run: &Run, tunnel: &mut Tunnel) -> anyhow::Result<()> {
 }
 
 /// Ends our direction, and waits until the other side has ended its own.
-pub(super) async fn end(tunnel: &mut Tunnel) -> anyhow::Result<()> {
+pub(super) async fn end(tunnel: &mut Flow) -> anyhow::Result<()> {
     tunnel.shutdown().await?;
     while tunnel.chunk().await?.is_some() {}
     Ok(())
 }
 
-async fn up(run: &Run, tunnel: &mut Tunnel) -> anyhow::Result<()> {
+async fn up(run: &Run, tunnel: &mut Flow) -> anyhow::Result<()> {
     send(run, tunnel, run.plan.size.map_or(0, NonZeroU64::get)).await?;
     end(tunnel).await
 }
 
 /// Sends so many bytes.
-pub(super) async fn send(run: &Run, tunnel: &mut Tunnel, mut left: u64) -> io::Result<()> {
+pub(super) async fn send(run: &Run, tunnel: &mut Flow, mut left: u64) -> io::Result<()> {
     while left > 0 {
         let mut part = run.chunk.clone();
         part.truncate(usize::try_from(left).unwrap_or(usize::MAX));
@@ -112,7 +110,7 @@ pub(super) async fn send(run: &Run, tunnel: &mut Tunnel, mut left: u64) -> io::R
     Ok(())
 }
 
-async fn down(run: &Run, tunnel: &mut Tunnel) -> anyhow::Result<()> {
+async fn down(run: &Run, tunnel: &mut Flow) -> anyhow::Result<()> {
     let wanted = run.plan.size.map_or(0, NonZeroU64::get);
     order(tunnel, wanted).await?;
     let mut received = 0;
@@ -129,7 +127,7 @@ async fn down(run: &Run, tunnel: &mut Tunnel) -> anyhow::Result<()> {
 }
 
 /// Tells a source how many bytes are wanted.
-pub(super) async fn order(tunnel: &mut Tunnel, bytes: u64) -> io::Result<()> {
+pub(super) async fn order(tunnel: &mut Flow, bytes: u64) -> io::Result<()> {
     let order: [u8; serve::ORDER_BYTES] = bytes.to_be_bytes();
     tunnel.send(Bytes::copy_from_slice(&order)).await
 }

@@ -25,7 +25,7 @@ use crate::cli::stop::Stop;
 use crate::hbone::{self, Incoming, Tunnel};
 use crate::tls;
 
-use super::args::Files;
+use super::args;
 use super::target::material;
 
 /// Arguments of `strait load serve`.
@@ -38,6 +38,9 @@ pub(super) struct Args {
     /// What to do with a connection, or with a tunnel.
     #[arg(long, value_enum, default_value_t = Mode::Echo)]
     mode: Mode,
+    /// Drop a ClientHello first, as connections by `--sni` begin with one.
+    #[arg(long, conflicts_with = "hbone")]
+    after_hello: bool,
     /// Speak HBONE, as a workload's ztunnel does, and serve its tunnels; else plain TCP.
     #[arg(long, requires_all = ["chain", "key", "roots"])]
     hbone: bool,
@@ -95,7 +98,8 @@ pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
     let listener = listen(args.bind).with_context(|| format!("cannot listen on {}", args.bind))?;
     let address = listener.local_addr()?;
     let mode = args.mode;
-    let serving: Pin<Box<dyn Future<Output = ()>>> = match files(args) {
+    let files = args::files(args.chain.clone(), args.key.clone(), args.roots.clone());
+    let serving: Pin<Box<dyn Future<Output = ()>>> = match files {
         Some(files) => {
             let tls = tls::server_config_for_any(&material(&files)?)?;
             let chunk = Bytes::from(vec![0; CHUNK_BYTES]);
@@ -106,7 +110,7 @@ pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
             };
             Box::pin(hbone::serve(listener, tls, handle))
         }
-        None => Box::pin(serve_plain(mode, listener)),
+        None => Box::pin(serve_plain(mode, args.after_hello, listener)),
     };
     let protocol = if args.hbone { "HBONE" } else { "plain TCP" };
     let name = mode.to_possible_value();
@@ -117,14 +121,6 @@ pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
         () = serving => bail!("the listener failed"),
         () = stop.asked() => Ok(()),
     }
-}
-
-fn files(args: &Args) -> Option<Files> {
-    Some(Files {
-        chain: args.chain.clone()?,
-        key: args.key.clone()?,
-        roots: args.roots.clone()?,
-    })
 }
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
@@ -158,7 +154,7 @@ async fn serve_tunnel(mode: Mode, tunnel: &mut Tunnel, chunk: &Bytes) -> io::Res
     tunnel.shutdown().await
 }
 
-async fn serve_plain(mode: Mode, listener: TcpListener) {
+async fn serve_plain(mode: Mode, after_hello: bool, listener: TcpListener) {
     let chunk: Arc<[u8]> = vec![0; BUFFER_BYTES].into();
     loop {
         let Ok((stream, _)) = listener.accept().await else {
@@ -168,13 +164,21 @@ async fn serve_plain(mode: Mode, listener: TcpListener) {
         let chunk = Arc::clone(&chunk);
         spawn_local(async move {
             // How a connection ends is its client's affair.
-            let _ = serve_stream(mode, stream, &chunk).await;
+            let _ = serve_stream(mode, after_hello, stream, &chunk).await;
         });
     }
 }
 
-async fn serve_stream(mode: Mode, mut stream: TcpStream, chunk: &[u8]) -> io::Result<()> {
+async fn serve_stream(
+    mode: Mode,
+    after_hello: bool,
+    mut stream: TcpStream,
+    chunk: &[u8],
+) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    if after_hello {
+        skip_hello(&mut stream).await?;
+    }
     match mode {
         Mode::Echo => {
             while let Some(rest) = read(&mut stream, send_back).await? {
@@ -194,6 +198,16 @@ async fn serve_stream(mode: Mode, mut stream: TcpStream, chunk: &[u8]) -> io::Re
     stream.shutdown().await?;
     // What is unread when a socket is closed would make a reset of its end.
     while read(&mut stream, |_, _| Ok(())).await?.is_some() {}
+    Ok(())
+}
+
+/// Reads one TLS record, which is a whole hello: type, version, length, and so many bytes.
+async fn skip_hello(stream: &mut TcpStream) -> io::Result<()> {
+    let mut head = [0; 5];
+    stream.read_exact(&mut head).await?;
+    let [_, _, _, high, low] = head;
+    let mut rest = stream.take(u16::from_be_bytes([high, low]).into());
+    tokio::io::copy(&mut rest, &mut tokio::io::sink()).await?;
     Ok(())
 }
 

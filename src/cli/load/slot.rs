@@ -1,5 +1,6 @@
 //! A slot: what does one operation after the other, or moves one stream.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ pub(super) struct Run {
     pub(super) request: Bytes,
     /// What streams without an end send again and again.
     pub(super) chunk: Bytes,
+    /// Streams that were left idle so far.
+    pub(super) idle: Cell<u64>,
 }
 
 /// What a slot does.
@@ -99,11 +102,13 @@ impl Slot {
             return Ok(());
         }
         if ops::opens_tunnels(self.job, &self.run.plan) {
-            self.watchdog.guard(self.line.connection()).await?;
+            self.watchdog.guard(self.line.prepare()).await?;
             return Ok(());
         }
         let open = self.watchdog.guard(self.line.open()).await?;
-        open.connection.has_room(streams)?;
+        if let Some(connection) = &open.connection {
+            connection.has_room(streams)?;
+        }
         self.open = Some(open);
         Ok(())
     }
@@ -173,7 +178,7 @@ impl Slot {
             sleep(SETTLE).await;
         }
         if self.job == Job::Handshake
-            && let Some(connection) = Rc::into_inner(connection)
+            && let Some(connection) = connection.and_then(Rc::into_inner)
         {
             let _ = timeout(PARTING, connection.close()).await;
         }

@@ -8,16 +8,18 @@ use std::task::{Context, Poll, Waker};
 use anyhow::bail;
 use bytes::Bytes;
 
-use crate::hbone::Tunnel;
-
+use super::flow::Flow;
 use super::ops;
 use super::serve;
 use super::slot::{Job, Run};
 use super::target::add;
 use super::watchdog::Watchdog;
 
+/// A burst goes through each fourth idle stream.
+const BURST_EVERY: u64 = 4;
+
 /// What a stream does until something is wrong with it.
-type Flow = anyhow::Result<Infallible>;
+type Endless = anyhow::Result<Infallible>;
 
 /// Moves one stream until the time is over.
 ///
@@ -26,7 +28,7 @@ type Flow = anyhow::Result<Infallible>;
 pub(super) async fn stream(
     run: &Run,
     job: Job,
-    tunnel: &mut Tunnel,
+    tunnel: &mut Flow,
     watchdog: &mut Watchdog,
 ) -> anyhow::Result<()> {
     let mut left = Bytes::new();
@@ -37,7 +39,7 @@ pub(super) async fn stream(
             Job::Pump => pump(run, tunnel, watchdog, &mut left).await,
             Job::Stall => stall(tunnel).await,
             Job::Clog => clog(run, tunnel).await,
-            _ => idle(tunnel).await,
+            _ => idle(run, tunnel).await,
         }
     };
     tokio::select! {
@@ -58,7 +60,7 @@ pub(super) async fn stream(
     }
 }
 
-async fn up(run: &Run, tunnel: &mut Tunnel, watchdog: &mut Watchdog, left: &mut Bytes) -> Flow {
+async fn up(run: &Run, tunnel: &mut Flow, watchdog: &mut Watchdog, left: &mut Bytes) -> Endless {
     loop {
         let part = poll_fn(|cx| send_more(run, tunnel, cx, left));
         watchdog.guard(part).await?;
@@ -68,7 +70,7 @@ async fn up(run: &Run, tunnel: &mut Tunnel, watchdog: &mut Watchdog, left: &mut 
 /// Sends what is left of a chunk, or a further one.
 fn send_more(
     run: &Run,
-    tunnel: &mut Tunnel,
+    tunnel: &mut Flow,
     cx: &mut Context<'_>,
     left: &mut Bytes,
 ) -> Poll<io::Result<()>> {
@@ -81,7 +83,7 @@ fn send_more(
     sent
 }
 
-async fn down(run: &Run, tunnel: &mut Tunnel, watchdog: &mut Watchdog) -> Flow {
+async fn down(run: &Run, tunnel: &mut Flow, watchdog: &mut Watchdog) -> Endless {
     ops::order(tunnel, serve::ENDLESS).await?;
     loop {
         match watchdog.guard(tunnel.chunk()).await? {
@@ -92,7 +94,7 @@ async fn down(run: &Run, tunnel: &mut Tunnel, watchdog: &mut Watchdog) -> Flow {
 }
 
 /// Progress in either direction is progress.
-async fn pump(run: &Run, tunnel: &mut Tunnel, watchdog: &mut Watchdog, left: &mut Bytes) -> Flow {
+async fn pump(run: &Run, tunnel: &mut Flow, watchdog: &mut Watchdog, left: &mut Bytes) -> Endless {
     loop {
         let part = poll_fn(|cx| -> Poll<io::Result<_>> {
             // Reads first: what comes back makes room for what is sent.
@@ -111,7 +113,7 @@ async fn pump(run: &Run, tunnel: &mut Tunnel, watchdog: &mut Watchdog, left: &mu
     }
 }
 
-async fn stall(tunnel: &mut Tunnel) -> Flow {
+async fn stall(tunnel: &mut Flow) -> Endless {
     ops::order(tunnel, serve::ENDLESS).await?;
     Err(tunnel.broken().await.into())
 }
@@ -119,12 +121,17 @@ async fn stall(tunnel: &mut Tunnel) -> Flow {
 /// Sends two windows of a stream and never reads: what comes back fills our window, and the other
 /// half is left to the gateway and the endpoint. Sending on until nothing more fits would measure
 /// something else: some gateways let one stream have most of their connection's window.
-async fn clog(run: &Run, tunnel: &mut Tunnel) -> Flow {
+async fn clog(run: &Run, tunnel: &mut Flow) -> Endless {
     ops::send(run, tunnel, 2 * u64::from(run.plan.stream_window())).await?;
     Err(tunnel.broken().await.into())
 }
 
-async fn idle(tunnel: &mut Tunnel) -> Flow {
+async fn idle(run: &Run, tunnel: &mut Flow) -> Endless {
+    let number = run.idle.get();
+    run.idle.set(number + 1);
+    if number.is_multiple_of(BURST_EVERY) && !run.request.is_empty() {
+        ops::exchange(run, tunnel).await?;
+    }
     match tunnel.chunk().await? {
         Some(_) => bail!("bytes came on an idle tunnel"),
         None => bail!("the tunnel ended"),
@@ -132,7 +139,7 @@ async fn idle(tunnel: &mut Tunnel) -> Flow {
 }
 
 /// The bytes that came and were not read. Nothing else runs meanwhile, so none come anew.
-fn waiting(tunnel: &mut Tunnel) -> u64 {
+fn waiting(tunnel: &mut Flow) -> u64 {
     let mut cx = Context::from_waker(Waker::noop());
     let mut bytes = 0;
     while let Poll::Ready(Ok(Some(chunk))) = tunnel.poll_chunk(&mut cx) {

@@ -1,14 +1,15 @@
-//! Whom the work is sent to: connections, single or double, and the tunnels in them.
+//! Whom the work is sent to: connections, single or double, and the tunnels in them; or bare ones.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
+use bytes::Bytes;
 use h2::client::Builder;
-use rustls::{CipherSuite, ClientConfig, NamedGroup};
-use tokio::io::BufReader;
+use rustls::{CipherSuite, ClientConfig, ClientConnection, NamedGroup, RootCertStore};
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
 use crate::config::IdentityFiles;
@@ -16,6 +17,7 @@ use crate::hbone::{Client, ConnectError, Tunnel};
 use crate::tls::{self, Material};
 
 use super::args::{Files, Plan};
+use super::flow::Flow;
 
 /// What is read from a socket at once: TLS by itself would ask for 4 KiB at a time.
 const READ_BYTES: usize = 64 * 1024;
@@ -25,17 +27,28 @@ const FRAME_BYTES: u32 = 16 * 1024;
 /// How the gateway is reached, and how often it was.
 pub(super) struct Target {
     address: SocketAddr,
+    way: Way,
+    pub(super) counts: Counts,
+}
+
+/// How bytes get through the gateway.
+enum Way {
+    Hbone(Hbone),
+    /// By bare connections; these are the hellos that they begin with.
+    Bare(Turns<Bytes>),
+}
+
+struct Hbone {
     tls: Arc<ClientConfig>,
-    authorities: Turns,
+    authorities: Turns<String>,
     inner: Option<Inner>,
     settings: Builder,
-    pub(super) counts: Counts,
 }
 
 struct Inner {
     tls: Arc<ClientConfig>,
     /// None where inner tunnels ask for what the outer one asked for.
-    authorities: Option<Turns>,
+    authorities: Option<Turns<String>>,
 }
 
 /// What was opened so far.
@@ -55,24 +68,24 @@ pub(super) fn add(count: &Cell<u64>, more: u64) {
     count.set(count.get() + more);
 }
 
-/// Authorities that take turns.
-struct Turns {
-    authorities: Vec<String>,
+/// Authorities, or hellos, that take turns.
+struct Turns<T> {
+    all: Vec<T>,
     next: Cell<usize>,
 }
 
-impl Turns {
-    fn new(authorities: &[String]) -> Option<Self> {
-        (!authorities.is_empty()).then(|| Self {
-            authorities: authorities.to_vec(),
+impl<T> Turns<T> {
+    fn new(all: Vec<T>) -> Option<Self> {
+        (!all.is_empty()).then(|| Self {
+            all,
             next: Cell::new(0),
         })
     }
 
-    fn next(&self) -> &str {
+    fn next(&self) -> &T {
         let next = self.next.get();
-        self.next.set((next + 1) % self.authorities.len());
-        &self.authorities[next]
+        self.next.set((next + 1) % self.all.len());
+        &self.all[next]
     }
 }
 
@@ -83,10 +96,10 @@ pub(super) struct Connection {
     outer: Option<(Client, String)>,
 }
 
-/// A tunnel, with the connection that it is in.
+/// A tunnel, with the connection that it is in; or a bare connection, which is in none.
 pub(super) struct Open {
-    pub(super) tunnel: Tunnel,
-    pub(super) connection: Rc<Connection>,
+    pub(super) tunnel: Flow,
+    pub(super) connection: Option<Rc<Connection>>,
 }
 
 impl Target {
@@ -99,26 +112,34 @@ impl Target {
         let mut resolved = resolved
             .with_context(|| format!("cannot resolve `{}`; write --to HOST:PORT", plan.to))?;
         let address = resolved.next();
-        let inner = match &plan.inner {
-            Some((files, authorities)) => Some(Inner {
-                tls: client_tls(files, plan.key_exchange)?,
-                authorities: Turns::new(authorities),
-            }),
-            None => None,
+        let way = match &plan.files {
+            Some(files) => Way::Hbone(Hbone::new(plan, files)?),
+            None => {
+                let hellos: anyhow::Result<Vec<_>> = plan.server_names.iter().map(hello).collect();
+                Way::Bare(Turns::new(hellos?).context("no server name")?)
+            }
         };
-        let mut settings = Builder::new();
-        settings
-            .initial_window_size(plan.stream_window())
-            .initial_connection_window_size(plan.connection_window())
-            .max_frame_size(FRAME_BYTES);
         Ok(Self {
             address: address.with_context(|| format!("`{}` has no address", plan.to))?,
-            tls: client_tls(&plan.files, plan.key_exchange)?,
-            authorities: Turns::new(&plan.authorities).context("no authority")?,
-            inner,
-            settings,
+            way,
             counts: Counts::default(),
         })
+    }
+
+    /// The way by tunnels, where it is that.
+    fn hbone(&self) -> anyhow::Result<&Hbone> {
+        match &self.way {
+            Way::Hbone(hbone) => Ok(hbone),
+            Way::Bare(_) => bail!("a bare connection has no tunnels"),
+        }
+    }
+
+    async fn tcp(&self) -> anyhow::Result<TcpStream> {
+        let stream = TcpStream::connect(self.address)
+            .await
+            .map_err(ConnectError::Io)?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
     }
 
     /// Opens a connection.
@@ -126,24 +147,21 @@ impl Target {
     /// # Errors
     /// TCP, TLS or HTTP/2 failed, of either connection of two.
     pub(super) async fn connect(&self) -> anyhow::Result<Connection> {
-        let stream = TcpStream::connect(self.address)
-            .await
-            .map_err(ConnectError::Io)?;
-        stream.set_nodelay(true)?;
-        let stream = BufReader::with_capacity(READ_BYTES, stream);
-        let outer = Client::with_settings(stream, &self.tls, &self.settings).await?;
+        let hbone = self.hbone()?;
+        let stream = BufReader::with_capacity(READ_BYTES, self.tcp().await?);
+        let outer = Client::with_settings(stream, &hbone.tls, &hbone.settings).await?;
         add(&self.counts.connections, 1);
         self.counts.agreed.set(outer.agreed());
-        let Some(inner) = &self.inner else {
+        let Some(inner) = &hbone.inner else {
             return Ok(Connection {
                 client: outer,
                 outer: None,
             });
         };
-        let authority = self.authorities.next();
+        let authority = hbone.authorities.next();
         let tunnel = outer.tunnel(authority).await.context("outer")?;
         add(&self.counts.outer_tunnels, 1);
-        let client = Client::with_settings(tunnel, &inner.tls, &self.settings).await;
+        let client = Client::with_settings(tunnel, &inner.tls, &hbone.settings).await;
         Ok(Connection {
             client: client.context("inner")?,
             outer: Some((outer, authority.to_owned())),
@@ -154,19 +172,76 @@ impl Target {
     ///
     /// # Errors
     /// It was refused, or the connection is gone.
-    pub(super) async fn tunnel(&self, connection: &Connection) -> Result<Tunnel, ConnectError> {
-        let inner = self.inner.as_ref();
-        let turns = match inner {
+    pub(super) async fn tunnel(&self, connection: &Connection) -> anyhow::Result<Tunnel> {
+        let hbone = self.hbone()?;
+        let turns = match &hbone.inner {
             Some(inner) => inner.authorities.as_ref(),
-            None => Some(&self.authorities),
+            None => Some(&hbone.authorities),
         };
         let authority = match (turns, &connection.outer) {
             (None, Some((_, authority))) => authority,
-            (turns, _) => turns.unwrap_or(&self.authorities).next(),
+            (turns, _) => turns.unwrap_or(&hbone.authorities).next(),
         };
         let tunnel = connection.client.tunnel(authority).await?;
         add(&self.counts.tunnels, 1);
         Ok(tunnel)
+    }
+
+    /// Opens a bare connection and sends its hello.
+    async fn bare(&self, hellos: &Turns<Bytes>) -> anyhow::Result<Open> {
+        let mut stream = self.tcp().await?;
+        stream.write_all(hellos.next()).await?;
+        add(&self.counts.connections, 1);
+        add(&self.counts.tunnels, 1);
+        Ok(Open {
+            tunnel: Flow::Bare(stream),
+            connection: None,
+        })
+    }
+}
+
+impl Hbone {
+    fn new(plan: &Plan, files: &Files) -> anyhow::Result<Self> {
+        let inner = match &plan.inner {
+            Some((files, authorities)) => Some(Inner {
+                tls: client_tls(files, plan.key_exchange)?,
+                authorities: Turns::new(authorities.clone()),
+            }),
+            None => None,
+        };
+        let mut settings = Builder::new();
+        settings
+            .initial_window_size(plan.stream_window())
+            .initial_connection_window_size(plan.connection_window())
+            .max_frame_size(FRAME_BYTES);
+        Ok(Self {
+            tls: client_tls(files, plan.key_exchange)?,
+            authorities: Turns::new(plan.authorities.clone()).context("no authority")?,
+            inner,
+            settings,
+        })
+    }
+}
+
+/// The hello of a client that wants `name`, by Istio's protocol for the gateways that ask for it.
+fn hello(name: &String) -> anyhow::Result<Bytes> {
+    let mut config = ClientConfig::builder()
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"istio".to_vec()];
+    let host = name.clone().try_into();
+    let host = host.with_context(|| format!("`{name}` is no server name; write --sni HOST"))?;
+    let mut bytes = Vec::new();
+    ClientConnection::new(Arc::new(config), host)?.write_tls(&mut bytes)?;
+    Ok(bytes.into())
+}
+
+impl Open {
+    fn new(tunnel: Tunnel, connection: Rc<Connection>) -> Self {
+        Self {
+            tunnel: Flow::Tunnel(tunnel),
+            connection: Some(connection),
+        }
     }
 }
 
@@ -217,7 +292,7 @@ impl Line {
     ///
     /// # Errors
     /// As [`Target::connect`].
-    pub(super) async fn connection(&self) -> anyhow::Result<Rc<Connection>> {
+    async fn connection(&self) -> anyhow::Result<Rc<Connection>> {
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
@@ -236,32 +311,49 @@ impl Line {
         current.as_ref().filter(alive).map(Rc::clone)
     }
 
-    /// Opens a tunnel.
+    /// Opens what later tunnels need: nothing where connections are bare.
+    ///
+    /// # Errors
+    /// As [`Target::connect`].
+    pub(super) async fn prepare(&self) -> anyhow::Result<()> {
+        match self.target.way {
+            Way::Hbone(_) => self.connection().await.map(drop),
+            Way::Bare(_) => Ok(()),
+        }
+    }
+
+    /// Opens a tunnel, or a bare connection.
     ///
     /// # Errors
     /// It was refused, or there is no connection.
     pub(super) async fn open(&self) -> anyhow::Result<Open> {
+        if let Way::Bare(hellos) = &self.target.way {
+            return self.target.bare(hellos).await;
+        }
         let connection = self.connection().await?;
         match self.target.tunnel(&connection).await {
-            Ok(tunnel) => Ok(Open { tunnel, connection }),
+            Ok(tunnel) => Ok(Open::new(tunnel, connection)),
             Err(error) => {
                 // A connection that drains is not closed, and yet of no use any more.
-                if !matches!(error, ConnectError::Refused(_)) {
+                if !matches!(error.downcast_ref(), Some(ConnectError::Refused(_))) {
                     self.give_up(&connection);
                 }
-                Err(error.into())
+                Err(error)
             }
         }
     }
 
-    /// Opens a tunnel in a connection of its own.
+    /// Opens a tunnel in a connection of its own, or a bare connection.
     ///
     /// # Errors
     /// As [`Line::open`].
     pub(super) async fn open_alone(&self) -> anyhow::Result<Open> {
+        if let Way::Bare(hellos) = &self.target.way {
+            return self.target.bare(hellos).await;
+        }
         let connection = Rc::new(self.target.connect().await?);
         let tunnel = self.target.tunnel(&connection).await?;
-        Ok(Open { tunnel, connection })
+        Ok(Open::new(tunnel, connection))
     }
 
     fn give_up(&self, connection: &Rc<Connection>) {
