@@ -176,12 +176,7 @@ impl App {
         }
         tokio::spawn(async move { budget.run().await });
         app.discover(source, &publisher)?;
-        let names = xds::dns::run(Dns {
-            publisher: Arc::clone(&publisher),
-            status: Arc::clone(&app.status),
-            servers: inputs.config.dns.servers,
-        });
-        spawn_thread("strait-dns", names)?;
+        app.look_up(&publisher)?;
         let read = (inputs.warnings, seen);
         let reloader =
             reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log);
@@ -238,6 +233,16 @@ impl App {
             pending: DISCOVERY,
         });
         spawn_thread("strait-discovery", discovery)
+    }
+
+    /// Starts to look up what the mesh knows by a hostname, whatever its source.
+    fn look_up(&self, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
+        let names = xds::dns::run(Dns {
+            publisher: Arc::clone(publisher),
+            status: Arc::clone(&self.status),
+            servers: self.config.load().dns.servers.clone(),
+        });
+        spawn_thread("strait-dns", names)
     }
 
     /// Opens the data path, waits for a signal or `/quitquitquit`, and leads the drain to its end.

@@ -11,6 +11,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::reason::HandshakeRefusal;
 use crate::tls::{ALPN_H2, explanation_of, refusal_of};
+use crate::wire::sni::RouteBy;
 
 use super::Gateway;
 use super::accept::{Accepted, Held};
@@ -24,6 +25,8 @@ pub struct Session {
     pub stream: Box<TlsStream<ReadAhead<TcpStream>>>,
     /// What is counted of the connection while it lives.
     pub held: Held,
+    /// By what the listener routes tunnels.
+    pub route_by: RouteBy,
 }
 
 /// Why a handshake failed: the refusal, and what an operator may want to know about it.
@@ -63,6 +66,7 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
         .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
     let acceptor = TlsAcceptor::from(gateway.tls.load_full());
     let handshake = acceptor.accept(ReadAhead::new(stream)).into_fallible();
+    let route_by = accepted.listener.route_by();
     let (slot, held) = (accepted.handshake, accepted.held);
     let told = |refusal, detail: &dyn ToString, socket, slot, held| Refused {
         alerted: Some((socket, slot, held)),
@@ -86,7 +90,11 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
         }
         Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => {
             let stream = Box::new(stream);
-            Ok(Session { stream, held })
+            Ok(Session {
+                stream,
+                held,
+                route_by,
+            })
         }
         Ok(Ok(mut stream)) => {
             // rustls refuses a wrong ALPN offer but lets a missing one pass.

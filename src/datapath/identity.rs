@@ -56,14 +56,13 @@ impl Peer {
     }
 }
 
-/// Reads the peer's identity from its certificate, by the same strict parse as the verifier. It
-/// comes from an address, through a listener that routes its tunnels in some way.
+/// Reads the peer's identity from its certificate, by the same strict parse as the verifier.
 ///
 /// # Errors
 /// The certificate is not what the verifier let pass, or its trust domain has just left the set.
 pub fn run(
     session: &Session,
-    (address, route_by): (SocketAddr, RouteBy),
+    address: SocketAddr,
     snapshot: &Snapshot,
 ) -> Result<Peer, HandshakeRefusal> {
     let certificates = session.stream.get_ref().1.peer_certificates();
@@ -86,6 +85,6 @@ pub fn run(
     Ok(Peer {
         source: Arc::new(source),
         not_after: identity.not_after,
-        route_by,
+        route_by: session.route_by,
     })
 }

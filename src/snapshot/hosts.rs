@@ -213,6 +213,8 @@ impl Doubts {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     fn workload(uid: &str, host: &str, weight: u32) -> Workload {
@@ -375,6 +377,70 @@ mod tests {
         assert!(!shared(&mesh));
         mesh.change("by-name", None);
         assert!(shared(&mesh));
+    }
+
+    /// What is shown where nothing is known but what was told last and the answers to it.
+    fn plainly(told: &[Workload], answers: &HashMap<String, Vec<u8>>) -> Vec<String> {
+        let mut shown = Vec::new();
+        for one in told {
+            let none = Vec::new();
+            let known = answers.get(&*one.hostname).unwrap_or(&none);
+            let weight = one.capacity;
+            if known.is_empty() || !one.addresses.is_empty() {
+                shown.push(format!("{}={weight}", one.uid));
+                continue;
+            }
+            let at = |last: &u8| format!("{}/{}={weight}", one.uid, ip(*last));
+            shown.extend(known.iter().map(at));
+        }
+        shown.sort_unstable();
+        shown
+    }
+
+    #[test]
+    fn any_row_of_changes_shows_what_a_plain_reading_does() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut mesh = Followed::default();
+        let mut answers: HashMap<String, Vec<u8>> = HashMap::new();
+        let mut told: Vec<Workload> = Vec::new();
+        for step in 0..20_000 {
+            for _ in 0..random.u8(0..3) {
+                let uid = format!("w{}", random.u8(0..6));
+                told.retain(|one| *one.uid != *uid);
+                let weight = random.u32(1..3);
+                match random.u8(0..4) {
+                    0 => {}
+                    1 => told.push(at(&uid, 200)),
+                    host => told.push(workload(&uid, &format!("h{host}"), weight)),
+                }
+            }
+            // At times all of it is new, as in a file that was read again.
+            let mut next = mesh.0.told.clone();
+            let fresh = Mesh::new([], told.clone()).workloads;
+            if random.u8(0..4) == 0 {
+                next.workloads = fresh;
+            } else {
+                for (uid, _, after) in fresh.changes(&mesh.0.told.workloads, |a, b| a == b) {
+                    match after {
+                        Some(after) => drop(next.workloads.insert(Arc::clone(uid), after.clone())),
+                        None => drop(next.workloads.remove(&**uid)),
+                    }
+                }
+            }
+            let host = format!("h{}", random.u8(2..5));
+            let mut last: Vec<_> = (0..random.u8(1..4)).map(|_| random.u8(0..5)).collect();
+            last.sort_unstable();
+            last.dedup();
+            let said = random.bool().then(|| answer(&host, &last));
+            answers.retain(|host, _| told.iter().any(|one| *one.hostname == **host));
+            if said.is_some() && told.iter().any(|one| *one.hostname == *host) {
+                answers.insert(host, last);
+            }
+            mesh.1 = mesh
+                .0
+                .follow(&mesh.1, Some(next), said.into_iter().collect());
+            assert_eq!(mesh.shown(), plainly(&told, &answers), "step {step}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

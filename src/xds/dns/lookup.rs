@@ -39,7 +39,7 @@ impl Lookups {
     /// Looks a name up: all its IPv4 and IPv6 addresses. Never by the system's search list: a
     /// hostname of a mesh is whole.
     pub(super) fn look_up(&mut self, name: &str) -> impl Future<Output = Answers> + use<> {
-        let name = Name::from_utf8(name).map(|mut name| {
+        let name = Name::from_ascii(name).map(|mut name| {
             name.set_fqdn(true);
             name
         });
@@ -106,7 +106,7 @@ async fn one(resolver: &TokioResolver, name: Name, kind: RecordType) -> Result<F
     let ttl = answers.iter().map(|record| record.ttl).min();
     let addresses = answers.iter().filter_map(|record| record.data.ip_addr());
     Ok(Found {
-        addresses: addresses.collect(),
+        addresses: addresses.map(|ip| ip.to_canonical()).collect(),
         ttl: Duration::from_secs(ttl.unwrap_or_default().into()),
     })
 }
