@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use spiffe::TrustDomain as SpiffeTrustDomain;
 
+use super::aliases;
 use super::checks::{self, Opened};
 use super::exposure;
 use super::fields::{Fields, Value};
@@ -29,7 +30,7 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Keys that the design names and that later work brings.
-const LATER: &[&str] = &["networks", "links", "names", "traffic", "tracing"];
+const LATER: &[&str] = &["networks", "links", "traffic", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
@@ -73,6 +74,9 @@ fn sections(
         Some(value) => exposure::read(value, clusters.as_ref()),
         None => Some(Exposure::default()),
     };
+    let names = section(&mut top, "names", |value| {
+        aliases::read(value, clusters.as_ref(), exposure.as_ref())
+    });
     let policy = section(&mut top, "policy", policy);
     let dns = section(&mut top, "dns", sources::dns);
     let dial = section(&mut top, "dial", dial);
@@ -102,6 +106,7 @@ fn sections(
             .collect(),
         discovery: discovery?,
         exposure: exposure?,
+        names: names?,
         policy: policy?,
         dns: dns?,
         dial: dial?,

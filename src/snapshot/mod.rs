@@ -14,16 +14,20 @@ use tokio::sync::watch;
 
 pub mod authorization;
 pub mod builder;
+mod derived;
 mod endpoint;
 mod endpoints;
 mod exposure;
 mod hosts;
 mod index;
+mod lookup;
 mod lots;
 pub mod mesh;
 #[cfg(test)]
 mod model;
+mod names;
 mod odds;
+mod opened;
 mod policies;
 mod shards;
 mod speakers;
@@ -37,7 +41,9 @@ pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use endpoints::{Candidate, EndpointSet, Group, Groups, Part, Tier};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
 pub use hosts::{Answer, Doubts, Host, Hosts};
+pub use lookup::{Found, Means};
 pub use mesh::{Locality, Protocol};
+pub use names::{Alias, NameTable, Target};
 pub use odds::{Load, odds};
 pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
 pub use shards::Shards;
@@ -61,6 +67,8 @@ pub struct Snapshot {
     pub trust: Arc<TrustSet>,
     /// Who may reach which service under which name.
     pub exposure: Arc<ExposureTable>,
+    /// The other names of services.
+    pub names: Arc<NameTable>,
     /// What the control plane exports; empty where there is none.
     pub exports: Arc<ExportSet>,
     /// Istio's authorization policies.
@@ -76,6 +84,9 @@ pub struct Snapshot {
     pub hosts: Hosts,
     /// Services by hostname.
     pub services: Shards<Arc<str>, Arc<Service>>,
+    /// What stands in the place of a service for aliases of several, or of a region, by what it is
+    /// called.
+    pub derived: Shards<Arc<str>, Arc<Service>>,
     /// The hostnames of services of this network by VIP; the first one answers.
     pub vips: Shards<IpAddr, Arc<[Arc<str>]>>,
     /// Whether services have endpoints for TLS listeners too, which few gateways need.
@@ -92,14 +103,6 @@ impl Snapshot {
     /// The service that answers to a VIP of this network.
     pub fn by_vip(&self, ip: IpAddr) -> Option<&Arc<Service>> {
         self.services.get(self.vips.get(&ip)?.first()?)
-    }
-
-    /// Whether `caller` may reach a service though the configuration says nothing of it: because
-    /// the control plane exports it to the whole trust set (contract 10, Exposure).
-    pub fn exports_to(&self, caller: Caller<'_>, host: &str, port: u16) -> bool {
-        self.exports.contains(host, port)
-            && !self.exposure.has_entry(host)
-            && self.trust.cluster(caller.trust_domain).is_some()
     }
 }
 
