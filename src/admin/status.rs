@@ -51,7 +51,7 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
             true => "there is no mesh yet; see `strait status`\n".to_owned(),
             false => format!(
                 "the mesh has no service {wanted:?}; write its name, its hostname, NAMESPACE/ and \
-                 either, or a name of `exposure`\n"
+                 either, or another name of it\n"
             ),
         };
         return (StatusCode::NOT_FOUND, text).into_response();

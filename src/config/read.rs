@@ -1,5 +1,6 @@
 //! From the tree to a [`Config`], section by section in the order of the example file.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -12,12 +13,14 @@ use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
 use super::identity::parse_identity;
+use super::links;
 use super::listeners::{self, network, socket_address};
 use super::sources;
 use super::yaml::Document;
 use super::{
     ADMIN, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure, Gateway,
-    Limits, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS, Trust, TrustDomain,
+    Limits, Link, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode, READINESS, Trust,
+    TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -30,7 +33,7 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Keys that the design names and that later work brings.
-const LATER: &[&str] = &["networks", "links", "traffic", "tracing"];
+const LATER: &[&str] = &["networks", "traffic", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
@@ -70,13 +73,8 @@ fn sections(
         .need("discovery", "{kind: file, path: mesh.yaml}")
         .and_then(sources::discovery);
     let clusters = trust.as_ref().map(checks::clusters);
-    let exposure = match top.get("exposure") {
-        Some(value) => exposure::read(value, clusters.as_ref()),
-        None => Some(Exposure::default()),
-    };
-    let names = section(&mut top, "names", |value| {
-        aliases::read(value, clusters.as_ref(), exposure.as_ref())
-    });
+    let own = gateway.as_ref().map(|own| own.cluster.as_str());
+    let (exposure, names, links) = services(&mut top, clusters.as_ref(), own);
     let policy = section(&mut top, "policy", policy);
     let dns = section(&mut top, "dns", sources::dns);
     let dial = section(&mut top, "dial", dial);
@@ -95,6 +93,7 @@ fn sections(
     examined.identity.clone_from(&identity);
     examined.trust.clone_from(&trust);
     examined.discovery.clone_from(&discovery);
+    examined.objects = exposure.iter().flat_map(|one| one.files.clone()).collect();
     Some(Config {
         file: document.file.clone(),
         gateway: gateway?,
@@ -106,6 +105,7 @@ fn sections(
             .collect(),
         discovery: discovery?,
         exposure: exposure?,
+        links: links?,
         names: names?,
         policy: policy?,
         dns: dns?,
@@ -118,6 +118,22 @@ fn sections(
         drain: drain?,
         log: log?,
     })
+}
+
+/// What is said of services and of who may ask for them: exposure, names and links.
+fn services(
+    top: &mut Fields<'_>,
+    clusters: Option<&BTreeSet<String>>,
+    own: Option<&str>,
+) -> (Option<Exposure>, Option<Names>, Option<Option<Vec<Link>>>) {
+    let exposure = section(top, "exposure", |value| exposure::read(value, clusters));
+    let names = section(top, "names", |value| {
+        aliases::read(value, clusters, exposure.as_ref())
+    });
+    let links = section(top, "links", |value| {
+        links::read(value, clusters, own).map(Some)
+    });
+    (exposure, names, links)
 }
 
 /// A section that may be left out.

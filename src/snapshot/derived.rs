@@ -6,7 +6,7 @@ use super::tiers::Ranking;
 use super::{Alias, Shards, Snapshot, mesh};
 
 impl Snapshot {
-    /// Builds what stands for an alias of several services, or of a region, if any of them is there.
+    /// Builds what stands for an alias of several services, or of a region, if any is there.
     /// Where one of them has a waypoint, tunnels to all go there: none is gone past.
     pub(super) fn derive(&mut self, alias: &Alias) {
         let behind = alias.targets().iter().filter_map(|(host, port)| {

@@ -1,15 +1,13 @@
-//! Names against a table, and what is built for them against the same built from nothing.
+//! Names against tables.
 
 use std::collections::BTreeMap;
-
-use fastrand::Rng;
 
 use super::*;
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, GatewayAddress, Locality, Mesh, Place, Protocol, Waypoint};
 use crate::snapshot::{Audience, ExportSet, Exposure, ExposureTable, NameTable, TrustSet};
 
-const SUFFIXES: [&str; 3] = ["svc.cluster.local", "mesh.internal", "global"];
+pub(super) const SUFFIXES: [&str; 3] = ["svc.cluster.local", "mesh.internal", "global"];
 
 fn caller(domain: &str) -> Caller<'_> {
     Caller {
@@ -23,7 +21,7 @@ fn asked(text: &str) -> Authority {
     Authority::parse(text).expect("an authority")
 }
 
-fn service(hostname: &str, ports: &[u16]) -> mesh::Service {
+pub(super) fn service(hostname: &str, ports: &[u16]) -> mesh::Service {
     let namespace = hostname.split('.').nth(1).unwrap_or("app");
     mesh::Service {
         name: hostname.into(),
@@ -36,7 +34,7 @@ fn service(hostname: &str, ports: &[u16]) -> mesh::Service {
 
 /// A workload of region `r` and the last number of its address, which serves services at the same
 /// ports of them and of its own.
-fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> Workload {
+pub(super) fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> Workload {
     let mut ports: BTreeMap<String, Vec<(u16, u16)>> = BTreeMap::new();
     for (hostname, port, target) in services {
         let namespace = hostname.split('.').nth(1).unwrap_or("app");
@@ -68,9 +66,9 @@ fn target(text: &str) -> (Box<str>, Option<u16>) {
 }
 
 /// An alias as the configuration has it: its name, its targets, its consumers and its region.
-type Given<'a> = (&'a str, &'a [&'a str], Option<&'a [&'a str]>, &'a str);
+pub(super) type Given<'a> = (&'a str, &'a [&'a str], Option<&'a [&'a str]>, &'a str);
 
-fn names(aliases: &[Given<'_>]) -> NameTable {
+pub(super) fn names(aliases: &[Given<'_>]) -> NameTable {
     let parsed: Vec<_> = aliases.iter().map(|(name, ..)| target(name)).collect();
     let aliases = aliases.iter().zip(&parsed);
     let aliases = aliases.map(|((_, to, consumers, region), (host, port))| {
@@ -82,7 +80,7 @@ fn names(aliases: &[Given<'_>]) -> NameTable {
     NameTable::new(SUFFIXES, aliases)
 }
 
-fn exposed(to: &str, workloads: bool) -> Exposure {
+pub(super) fn exposed(to: &str, workloads: bool) -> Exposure {
     let audience = Audience {
         anyone: to == "anyone",
         cluster: (to != "anyone").then(|| to.into()),
@@ -96,11 +94,11 @@ fn exposed(to: &str, workloads: bool) -> Exposure {
     }
 }
 
-fn trust() -> TrustSet {
+pub(super) fn trust() -> TrustSet {
     TrustSet::new([("west.local", "west"), ("north.local", "north")])
 }
 
-fn built(mesh: Mesh, names: NameTable, exposure: ExposureTable) -> Snapshot {
+pub(super) fn built(mesh: Mesh, names: NameTable, exposure: ExposureTable) -> Snapshot {
     let change = Change {
         mesh: Some((mesh, "east".into())),
         names: Some(names),
@@ -112,7 +110,7 @@ fn built(mesh: Mesh, names: NameTable, exposure: ExposureTable) -> Snapshot {
 }
 
 /// `hostname:port`, and who may, as a letter for each caller: `w`est, `n`orth, nobody known.
-fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>; 3] {
+pub(super) fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>; 3] {
     let callers = [caller("west.local"), caller("north.local"), Caller::UNKNOWN];
     callers.map(|caller| {
         let asked = asked(text);
@@ -272,7 +270,7 @@ fn payments() -> Mesh {
 }
 
 /// The last numbers of the addresses that `text` leads to, in their order.
-fn lasts(snapshot: &Snapshot, domain: &str, text: &str) -> Option<Vec<u8>> {
+pub(super) fn lasts(snapshot: &Snapshot, domain: &str, text: &str) -> Option<Vec<u8>> {
     let found = snapshot.find(caller(domain), &asked(text))?;
     let set = snapshot.endpoints(&found, false);
     let last = |ip: IpAddr| match ip {
@@ -497,139 +495,5 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
             "{text} {:?}",
             later.each_ref().map(|(what, _)| what)
         );
-    }
-}
-
-/// What names lead to, for each of two callers: the service, who may, and the endpoints.
-fn meaning(snapshot: &Snapshot) -> Vec<String> {
-    let mut texts: Vec<_> = HOSTS.map(|host| format!("{host}:80")).into();
-    let aliases = ["one.name", "two.name", "region.name"];
-    texts.extend(aliases.map(|name| format!("{name}:80")));
-    texts.extend((0..4).flat_map(|at| [8080, 8081].map(|port| format!("10.0.0.{at}:{port}"))));
-    texts.extend((0..4).map(|at| format!("240.0.0.{at}:80")));
-    let callers = ["west.local", "north.local"];
-    let asked = texts
-        .iter()
-        .flat_map(|text| callers.map(|domain| (text, domain)));
-    let said = asked.map(|(text, domain)| {
-        let all = found(snapshot, text);
-        let place = usize::from(domain == "north.local");
-        format!(
-            "{text} {domain}: {:?} {:?}",
-            all[place],
-            lasts(snapshot, domain, text)
-        )
-    });
-    said.collect()
-}
-
-/// Two families, each with a service for each suffix.
-const HOSTS: [&str; 6] = [
-    "a.x.svc.cluster.local",
-    "a.x.mesh.internal",
-    "a.x.global",
-    "b.y.svc.cluster.local",
-    "b.y.mesh.internal",
-    "b.y.global",
-];
-
-fn drawn_host(rng: &mut Rng) -> &'static str {
-    rng.choice(&HOSTS).expect("a host")
-}
-
-fn drawn_service(rng: &mut Rng) -> mesh::Service {
-    let mut service = service(drawn_host(rng), &[80, 81]);
-    service.vips = vec![(String::new(), [240, 0, 0, rng.u8(..4)].into())];
-    service
-}
-
-fn drawn_workload(rng: &mut Rng) -> Workload {
-    let served: Vec<_> = (0..rng.u8(1..4))
-        .map(|_| (drawn_host(rng), 80, 8080 + rng.u16(..2)))
-        .collect();
-    let region = *rng.choice(&["r1", "r2"]).expect("a region");
-    let mut workload = workload(rng.u8(..4), region, &served);
-    workload.uid = format!("uid-{}", rng.u8(..6)).into();
-    workload.healthy = rng.u8(..5) > 0;
-    workload.network = (*rng.choice(&["", "east", "west"]).expect("a network")).into();
-    workload
-}
-
-fn drawn_exposure(rng: &mut Rng) -> ExposureTable {
-    let mut table = ExposureTable::new(rng.bool());
-    for _ in 0..rng.u8(..4) {
-        let to = *rng.choice(&["west", "north"]).expect("a cluster");
-        table.expose(drawn_host(rng), &exposed(to, rng.bool()), []);
-    }
-    table
-}
-
-fn drawn_names(rng: &mut Rng) -> NameTable {
-    let both: &[&str] = &[drawn_host(rng), drawn_host(rng)];
-    let some: Option<&[&str]> = rng.bool().then_some(&["west"]);
-    names(&[
-        ("one.name", &both[..1], some, ""),
-        ("two.name:80", both, None, ""),
-        ("region.name", both, some, "r1"),
-    ])
-}
-
-#[test]
-fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_nothing() {
-    for seed in 0..24 {
-        let mut rng = Rng::with_seed(seed);
-        let mut mesh = Mesh::default();
-        let mut snapshot = built(mesh.clone(), names(&[]), ExposureTable::new(false));
-        for step in 0..40 {
-            for _ in 0..rng.u8(..4) {
-                let (service, workload) = (drawn_service(&mut rng), drawn_workload(&mut rng));
-                let name: Arc<str> = format!("{}/{}", service.namespace, service.hostname).into();
-                match rng.u8(..8) {
-                    0..2 => drop(mesh.services.remove(&name)),
-                    2..4 => drop(mesh.services.insert(name, Arc::new(service))),
-                    4 => drop(mesh.workloads.remove(&workload.uid)),
-                    _ => drop(
-                        mesh.workloads
-                            .insert(workload.uid.clone(), Arc::new(workload)),
-                    ),
-                }
-            }
-            let rules = rng.u64(..);
-            let configured = |seed| {
-                let mut rng = Rng::with_seed(seed);
-                (drawn_exposure(&mut rng), drawn_names(&mut rng))
-            };
-            let change = Change {
-                mesh: Some((mesh.clone(), "east".into())),
-                ..Change::default()
-            };
-            snapshot = build(&snapshot, change);
-            if step % 4 == 3 {
-                let (exposure, names) = configured(rules);
-                let change = Change {
-                    exposure: Some(exposure),
-                    names: Some(names),
-                    ..Change::default()
-                };
-                snapshot = build(&snapshot, change);
-            }
-            let change = Change {
-                mesh: Some((mesh.clone(), "east".into())),
-                trust: Some(trust()),
-                ..Change::default()
-            };
-            let same_rules = Snapshot {
-                exposure: Arc::clone(&snapshot.exposure),
-                names: Arc::clone(&snapshot.names),
-                ..Snapshot::default()
-            };
-            let fresh = build(&same_rules, change);
-            assert_eq!(
-                meaning(&snapshot),
-                meaning(&fresh),
-                "seed {seed}, step {step}"
-            );
-            assert_eq!(snapshot.derived.len(), fresh.derived.len());
-        }
     }
 }
