@@ -25,8 +25,6 @@ pub struct Session {
     pub stream: Box<TlsStream<ReadAhead<TcpStream>>>,
     /// What is counted of the connection while it lives.
     pub held: Held,
-    /// By what the listener routes tunnels.
-    pub route_by: RouteBy,
 }
 
 /// Why a handshake failed: the refusal, and what an operator may want to know about it.
@@ -57,11 +55,12 @@ impl Refused {
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// The time for an alert to leave.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
-/// Does the handshake under the current TLS configuration.
+/// Does the handshake under the current TLS configuration; gives the session, and by what the
+/// listener routes its tunnels.
 ///
 /// # Errors
 /// The refusal; the peer has then read an alert, or nothing.
-pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refused> {
+pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<(Session, RouteBy), Refused> {
     let stream = TcpStream::from_std(accepted.stream)
         .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
     let acceptor = TlsAcceptor::from(gateway.tls.load_full());
@@ -90,11 +89,7 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
         }
         Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => {
             let stream = Box::new(stream);
-            Ok(Session {
-                stream,
-                held,
-                route_by,
-            })
+            Ok((Session { stream, held }, route_by))
         }
         Ok(Ok(mut stream)) => {
             // rustls refuses a wrong ALPN offer but lets a missing one pass.

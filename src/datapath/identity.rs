@@ -56,13 +56,14 @@ impl Peer {
     }
 }
 
-/// Reads the peer's identity from its certificate, by the same strict parse as the verifier.
+/// Reads the peer's identity from its certificate, by the same strict parse as the verifier. It
+/// comes from an address, through a listener that routes its tunnels in some way.
 ///
 /// # Errors
 /// The certificate is not what the verifier let pass, or its trust domain has just left the set.
 pub fn run(
     session: &Session,
-    address: SocketAddr,
+    (address, route_by): (SocketAddr, RouteBy),
     snapshot: &Snapshot,
 ) -> Result<Peer, HandshakeRefusal> {
     let certificates = session.stream.get_ref().1.peer_certificates();
@@ -85,6 +86,6 @@ pub fn run(
     Ok(Peer {
         source: Arc::new(source),
         not_after: identity.not_after,
-        route_by: session.route_by,
+        route_by,
     })
 }

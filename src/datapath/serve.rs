@@ -32,8 +32,8 @@ async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
     let address = accepted.address;
     let served = async {
         // Boxed: a handshake needs far more room than the connection that it leads to.
-        let session = Box::pin(handshake::run(&gateway, accepted)).await?;
-        let peer = identity::run(&session, address, &gateway.reader.load())
+        let (session, route_by) = Box::pin(handshake::run(&gateway, accepted)).await?;
+        let peer = identity::run(&session, (address, route_by), &gateway.reader.load())
             .map_err(|refusal| Refused::new(refusal, &refusal))?;
         connect::run(&gateway, session, Arc::new(peer)).await
     };
