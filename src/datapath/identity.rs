@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Caller, Snapshot};
 use crate::telemetry::Source;
-use crate::tls::leaf_identity;
+use crate::tls::{Identity, leaf_identity};
 use crate::wire::sni::RouteBy;
 
 use super::handshake::Session;
@@ -41,6 +41,34 @@ impl Peer {
         }
     }
 
+    /// Somebody whose identity was verified, through a listener that routes by authority.
+    ///
+    /// # Errors
+    /// The trust domain is not in the set.
+    pub fn known(
+        identity: Identity,
+        address: SocketAddr,
+        snapshot: &Snapshot,
+    ) -> Result<Self, HandshakeRefusal> {
+        let cluster = snapshot
+            .trust
+            .cluster(&identity.trust_domain)
+            .ok_or(HandshakeRefusal::UntrustedDomain)?;
+        let source = Source {
+            address,
+            principal: identity.uri,
+            trust_domain: identity.trust_domain,
+            namespace: identity.namespace,
+            service_account: identity.service_account,
+            cluster: Arc::clone(cluster),
+        };
+        Ok(Self {
+            source: Arc::new(source),
+            not_after: identity.not_after,
+            route_by: RouteBy::default(),
+        })
+    }
+
     /// Whether it has shown no certificate.
     pub fn is_unknown(&self) -> bool {
         self.source.principal.is_empty()
@@ -71,21 +99,6 @@ pub fn run(
         .and_then(|certificates| certificates.first())
         .ok_or(HandshakeRefusal::NoCertificate)?;
     let identity = leaf_identity(leaf)?;
-    let cluster = snapshot
-        .trust
-        .cluster(&identity.trust_domain)
-        .ok_or(HandshakeRefusal::UntrustedDomain)?;
-    let source = Source {
-        address,
-        principal: identity.uri,
-        trust_domain: identity.trust_domain,
-        namespace: identity.namespace,
-        service_account: identity.service_account,
-        cluster: Arc::clone(cluster),
-    };
-    Ok(Peer {
-        source: Arc::new(source),
-        not_after: identity.not_after,
-        route_by,
-    })
+    let peer = Peer::known(identity, address, snapshot)?;
+    Ok(Peer { route_by, ..peer })
 }

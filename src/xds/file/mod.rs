@@ -144,6 +144,7 @@ fn workload_fields(
         healthy: healthy?,
         capacity: capacity?,
         priority: 0,
+        degraded: false,
         locality: locality?.into(),
         workload_name: workload_name?,
         workload_type: workload_type?,
@@ -314,7 +315,7 @@ fn service(value: Value<'_>) -> Option<Service> {
         passthrough: balancer.passthrough,
         canonical: canonical?,
         private: private?,
-        assignment: None,
+        assignments: BTreeMap::new(),
     })
 }
 
