@@ -39,6 +39,7 @@ use crate::snapshot::Publisher;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, Material, TrustedDomain};
+use crate::xds::dns::{self, Dns};
 use crate::xds::stream::{self, Feed, Kind};
 
 use certificates::{Certificates, Shared};
@@ -167,6 +168,7 @@ impl App {
         }
         tokio::spawn(async move { budget.run().await });
         app.discover(source, &publisher)?;
+        app.look_up(&publisher)?;
         let read = (inputs.told, inputs.warnings, seen);
         let reloader =
             reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log);
@@ -239,6 +241,16 @@ impl App {
             pending: DISCOVERY,
         });
         spawn_thread("strait-discovery", discovery)
+    }
+
+    /// Starts to look up what the mesh knows by a hostname, whatever its source.
+    fn look_up(&self, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
+        let names = dns::run(Dns {
+            publisher: Arc::clone(publisher),
+            status: Arc::clone(&self.status),
+            servers: self.config.load().dns.servers.clone(),
+        });
+        spawn_thread("strait-dns", names)
     }
 
     /// Opens the data path, waits for a signal or `/quitquitquit`, and leads the drain to its end.
