@@ -438,6 +438,9 @@ impl EndpointRow {
 /// Who may reach a service, and by which rule.
 pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> {
     let host = &*service.hostname;
+    if snapshot.scope.local.contains(host) {
+        return vec!["nobody, as it stays in its cluster".to_owned()];
+    }
     let entries = snapshot.exposure.entries(&snapshot.entry_of(host));
     if !entries.is_empty() {
         let mut said: Vec<_> = entries.iter().flat_map(of_entry).collect();
@@ -450,7 +453,9 @@ pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> 
     let ports = service.ports.keys();
     let exported = ports.filter(|port| snapshot.is_exported(host, **port));
     let exported: Vec<_> = exported.map(ToString::to_string).collect();
-    if !exported.is_empty() {
+    if snapshot.scope.exported.contains(host) {
+        said.push("the trust set (exported)".to_owned());
+    } else if !exported.is_empty() {
         let ports = exported.join(", ");
         said.push(format!("the trust set on port {ports} (export set)"));
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::meta::{self, Meta, label_name};
 use super::{Export, Import, Objects, ports, service, slice};
@@ -88,7 +89,10 @@ fn known<'a>(kind: &str, top: &mut Fields<'a>, value: Value<'a>, objects: &mut O
         return;
     };
     match kind {
-        "Namespace" => objects.namespaces.push(meta),
+        "Namespace" => objects.namespaces.push(Meta {
+            namespace: Arc::clone(&meta.name),
+            ..meta
+        }),
         "Service" => objects.services.extend(service::read(top, value, meta)),
         "ServiceExport" => objects.exports.extend(export(meta, value)),
         _ => objects.imports.extend(import(top, meta)),
