@@ -8,7 +8,7 @@ use anyhow::Context;
 
 use crate::config::{
     Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    IstioCa, PolicyMode, Severity, Source, findings, parse_identity,
+    IstioCa, Listener, PolicyMode, Severity, Source, findings, parse_identity,
 };
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
@@ -16,8 +16,8 @@ use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::{Locality, Mesh};
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{
-    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope, Snapshot,
-    TrustSet,
+    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope, Service,
+    Snapshot, TrustSet,
 };
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds::{self, objects::Objects};
@@ -76,6 +76,25 @@ impl Inputs {
     /// The network whose endpoints are local.
     pub fn network(&self) -> Arc<str> {
         self.config.gateway.network.as_str().into()
+    }
+
+    /// What a gateway publishes at its start.
+    pub(super) fn change(&self) -> Change {
+        Change {
+            mesh: Some((self.mesh.clone(), self.network())),
+            trust: Some(trust_set(&self.config)),
+            exposure: Some(exposure_table(&self.config)),
+            names: Some(name_table(&self.config)),
+            policies: self.told_policies(),
+            enforcement: Some(enforcement(&self.config)),
+            scope: Some(self.scope.clone()),
+            exports: None,
+            answers: Vec::new(),
+            direct: Some(self.config.listeners.iter().any(Listener::is_tls)),
+            position: Some(position(&self.config)),
+            traffic: None,
+            overrides: None,
+        }
     }
 
     /// The policies, where the source has told them by now.
@@ -395,6 +414,8 @@ impl Report {
                 (Some(port), _) if !service.ports.contains_key(port) => {
                     format!("has no port {port}; write one that it has")
                 }
+                // Whether its names have addresses shows while the gateway runs.
+                (_, None) if is_by_name(&snapshot.mesh, service) => continue,
                 (_, None) => format!("has no endpoint in network {network} that can be dialled"),
                 (_, Some(Some(rule))) => {
                     format!("has an endpoint at {rule}, which is never dialled; see dial.allow")
@@ -406,6 +427,16 @@ impl Report {
                 .push(format!("{file}:{line}: warning: {host} {wrong}"));
         }
     }
+}
+
+/// Whether a workload of the service is known by a hostname.
+fn is_by_name(mesh: &Mesh, service: &Service) -> bool {
+    let key = format!("{}/{}", service.namespace, service.hostname);
+    let mut workloads = mesh.workloads.values();
+    workloads.any(|one| {
+        let by_name = one.addresses.is_empty() && !one.hostname.is_empty();
+        by_name && one.services.get(key.as_str()).is_some()
+    })
 }
 
 /// A mistake in a certificate's file, at the place that names the file, such as a line of `path`.
@@ -509,7 +540,7 @@ pub(super) fn position(config: &Config) -> Position {
 /// The exposure table that the configuration describes.
 pub(super) fn exposure_table(config: &Config) -> ExposureTable {
     let mut table = ExposureTable::new(config.exposure.default == DefaultExposure::All);
-    for entry in &config.exposure.services {
+    for (index, entry) in config.exposure.services.iter().enumerate() {
         let to = entry.to.iter().map(|audience| Audience {
             anyone: audience.anyone,
             cluster: audience.cluster.as_deref().map(Into::into),
@@ -525,6 +556,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
                 .collect(),
         });
         let exposure = Exposure {
+            index,
             port: entry.service.port,
             to: to.collect(),
             workloads: entry.workloads,
