@@ -62,6 +62,7 @@ mod tests {
     fn a_connection_stays_small() {
         // Beside it stand h2's connection and the TLS session, boxed.
         let size = future_size(connection);
-        assert!(size <= 2112, "{size}");
+        // A task is a header of 152 bytes more, in steps of 128.
+        assert!(size <= 2128, "{size}");
     }
 }
