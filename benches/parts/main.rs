@@ -31,7 +31,10 @@ mod table;
 static ALLOCATOR: allocations::Counting = allocations::Counting;
 
 #[cfg(test)]
-fn main() {
+use std::process::ExitCode;
+
+#[cfg(test)]
+fn main() -> ExitCode {
     // cargo itself adds `--bench`.
     let filter = std::env::args().skip(1).find(|word| !word.starts_with('-'));
     if filter.as_deref() == Some("alike") {
@@ -41,10 +44,11 @@ fn main() {
         table::print();
     }
     if filter.as_deref() == Some("allocations") {
-        return;
+        return ExitCode::SUCCESS;
     }
     let mut criterion = criterion::Criterion::default().configure_from_args();
     pieces::run(&mut criterion);
     handshake::run(&mut criterion);
     criterion.final_summary();
+    ExitCode::SUCCESS
 }

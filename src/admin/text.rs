@@ -250,24 +250,20 @@ impl Text {
         list.sort_by_key(|host| host.error.is_none());
         let rows = list.into_iter().take(HOSTS_SHOWN).map(|host| {
             let addresses: Vec<_> = host.addresses.iter().map(ToString::to_string).collect();
-            let more = match host.more {
-                0 => String::new(),
-                more => format!(" and {more} more, which are not used"),
-            };
+            let more = if host.more > 0 { " and more" } else { "" };
             let answered = host.answered.map(|at| ago(page.at, at));
             [
                 host.name.clone(),
                 answered.unwrap_or_else(|| "never".to_owned()),
                 host.error.clone().unwrap_or_else(|| "-".to_owned()),
-                addresses.join(",") + &more,
+                addresses.join(",") + more,
             ]
         });
         let header = ["NAME", "ANSWERED", "LAST ERROR", "ADDRESSES"];
         self.table("  ", header, rows.collect());
         let more = hosts.list.len().saturating_sub(HOSTS_SHOWN);
         if more > 0 {
-            let see = "see all by `strait status --json`";
-            self.line(&format!("  and {more} more; {see}"));
+            self.line(&format!("  and {more} more, see `strait status --json`"));
         }
     }
 
@@ -566,7 +562,7 @@ Changes read
 Hostnames
   NAME        ANSWERED  LAST ERROR  ADDRESSES
   db.example  1m ago    timed out   10.0.0.1,10.0.0.2
-  a.example   never     -           10.0.0.1,10.0.0.2 and 1 more, which are not used
+  a.example   never     -           10.0.0.1,10.0.0.2 and more
 
 Services
   SERVICE       PORTS  ENDPOINTS USED  TUNNELS  EXPOSED TO

@@ -473,10 +473,6 @@ fn values_of_the_wrong_kind_say_what_is_wanted() {
             "`dns.servers` is `10.0.0.1:53`; write a list",
         ),
         (
-            "dns: {server: []}",
-            "unknown key `server` in `dns`; write `servers`",
-        ),
-        (
             "dial: {allow: [10.0.0.1]}",
             "`dial.allow[]` is `10.0.0.1`; write a network in CIDR",
         ),

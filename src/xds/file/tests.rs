@@ -285,7 +285,8 @@ fn a_workload_may_have_a_name_in_place_of_addresses() {
         let mesh = named(host).unwrap();
         assert_eq!(&*mesh.workloads.sorted()[0].hostname, want, "{host}");
     }
-    let refused = named("hostname: 'a b'").unwrap_err().to_string();
+    let entry = "{uid: u, workloadIps: [], namespace: a, services: {}, hostname: 'a b'}";
+    let refused = refusal(&format!("workloads:\n- {entry}\n"));
     assert!(
         refused.contains("`workloads[].hostname` is `a b`; write a host name"),
         "{refused}"
