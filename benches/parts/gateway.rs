@@ -130,7 +130,7 @@ async fn serve(
 ) {
     let (worker, queue) = Worker::new();
     tokio::spawn(serve::worker(Arc::clone(&gateway), queue));
-    let socket = tokio::net::TcpListener::from_std(socket).expect("a listener");
+    let socket = accept::registered(socket).expect("a listener");
     tokio::spawn(async move { accept::run(&gateway, socket, Arc::default(), vec![worker]).await });
     while let Some(answer) = asked.recv().await {
         let _ = answer.send(Usage::of_this_thread());
