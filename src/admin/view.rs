@@ -121,8 +121,7 @@ impl<'a> View<'a> {
         port: u16,
         endpoint: Option<&Endpoint>,
     ) -> Option<String> {
-        let (network, hbone_only) = (self.snapshot.network(), self.snapshot.mesh.hbone_only);
-        if let Some(why) = unused(service, workload, network, hbone_only, port) {
+        if let Some(why) = unused(self.snapshot, service, workload, port) {
             return Some(why.to_string());
         }
         let Some(endpoint) = endpoint else {

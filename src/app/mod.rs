@@ -6,6 +6,7 @@
 mod certificates;
 mod inputs;
 mod memory;
+mod names;
 mod reload;
 mod routes;
 
@@ -138,10 +139,14 @@ impl App {
             mesh: Some((inputs.mesh.clone(), inputs.network())),
             trust: Some(inputs::trust_set(&inputs.config)),
             exposure: Some(inputs::exposure_table(&inputs.config)),
+            names: Some(inputs::name_table(&inputs.config)),
             policies: inputs.told_policies(),
             enforcement: Some(inputs::enforcement(&inputs.config)),
             exports: None,
             direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
+            position: Some(inputs::position(&inputs.config)),
+            traffic: None,
+            overrides: None,
         });
         if let Discovery::File { .. } = inputs.config.discovery {
             status.ready(DISCOVERY);

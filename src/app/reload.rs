@@ -212,6 +212,7 @@ impl Reloader {
         self.publisher.update(Change {
             trust: Some(inputs::trust_set(&new)),
             exposure: Some(inputs::exposure_table(&new)),
+            names: Some(inputs::name_table(&new)),
             enforcement: Some(inputs::enforcement(&new)),
             ..Change::default()
         });
@@ -280,6 +281,7 @@ fn in_force(old: &Config, new: Config) -> Config {
     Config {
         trust: new.trust,
         exposure: new.exposure,
+        names: new.names,
         policy: new.policy,
         log: Log {
             level: new.log.level,

@@ -10,6 +10,9 @@ use super::fields::Value;
 use super::names::is_segment;
 use super::{Audience, DefaultExposure, ExposedService, Exposure, HostPort};
 
+/// What is wrong with an empty list of alternatives.
+const EMPTY: &str = "is empty, which admits nobody";
+
 /// One entry as read, with the values that findings about it point to.
 struct Entry<'a> {
     exposed: ExposedService,
@@ -86,13 +89,14 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
             .collect(),
         None => Vec::new(),
     };
+    let workloads = fields.get("workloads").map_or(Some(false), Value::flag);
     let routed = fields.get("route_by");
     let route_by = match routed {
         Some(route_by) => route_by.choice(&RouteBy::WORDS).map(Some),
         None => Some(None),
     };
     fields.finish();
-    let (service, to) = (service?, to?);
+    let (service, to, workloads) = (service?, to?, workloads?);
     let names = names.into_iter().collect::<Option<Vec<_>>>()?;
     if to.is_empty() {
         let what = format!("exposes `{service}` to nobody");
@@ -113,6 +117,7 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
         service,
         to,
         names: aliases,
+        workloads,
         route_by: route_by?,
         line: value.line(),
     };
@@ -124,7 +129,7 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
     })
 }
 
-fn host_port(value: Value<'_>) -> Option<HostPort> {
+pub(super) fn host_port(value: Value<'_>) -> Option<HostPort> {
     let text = value.text()?;
     match HostPort::parse(text) {
         Ok(name) => Some(name),
@@ -179,8 +184,8 @@ fn audience(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Aud
     let accounts = fields.get("service_accounts");
     fields.finish();
     let named = cluster.is_some() || namespaces.is_some() || accounts.is_some();
-    let namespaces = namespaces.map_or(Some(Vec::new()), |list| all(list, namespace));
-    let accounts = accounts.map_or(Some(Vec::new()), |list| all(list, account));
+    let namespaces = namespaces.map_or(Some(Vec::new()), |list| all(list, EMPTY, namespace));
+    let accounts = accounts.map_or(Some(Vec::new()), |list| all(list, EMPTY, account));
     let (anyone, namespaces) = (anyone?, namespaces?);
     match (anyone, named) {
         (true, true) => {
@@ -223,13 +228,14 @@ fn audience(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Aud
     })
 }
 
-/// The entries of a list that must not be empty: as alternatives, no values would admit nobody.
-fn all<'a, T>(list: Value<'a>, read: impl Fn(Value<'a>) -> Option<T>) -> Option<Vec<T>> {
+/// The entries of a list that must not be empty; `empty` says what that would mean.
+pub(super) fn all<'a, T>(
+    list: Value<'a>,
+    empty: &str,
+    read: impl Fn(Value<'a>) -> Option<T>,
+) -> Option<Vec<T>> {
     if list.is_vacant() {
-        list.error(
-            "is empty, which admits nobody",
-            "at least one entry, or remove the key",
-        );
+        list.error(empty, "at least one entry, or remove the key");
         return None;
     }
     let read: Vec<_> = list.items().map(read).collect();
@@ -238,7 +244,10 @@ fn all<'a, T>(list: Value<'a>, read: impl Fn(Value<'a>) -> Option<T>) -> Option<
         .filter(|read| !read.is_empty())
 }
 
-fn known_cluster(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<String> {
+pub(super) fn known_cluster(
+    value: Value<'_>,
+    clusters: Option<&BTreeSet<String>>,
+) -> Option<String> {
     let cluster = value.text()?;
     if let Some(clusters) = clusters
         && !clusters.contains(cluster)

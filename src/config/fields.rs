@@ -335,6 +335,11 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// Whether this is a list.
+    pub fn is_list(self) -> bool {
+        matches!(self.node.kind, Kind::List(_))
+    }
+
     /// Whether this is a map.
     pub fn is_map(self) -> bool {
         matches!(self.node.kind, Kind::Map(_))

@@ -4,6 +4,7 @@
 //! been checked, or all [`Findings`] at once. What is inside the files that it names (certificates,
 //! the mesh) is checked by whoever reads those.
 
+mod aliases;
 mod checks;
 mod defaults;
 mod exposure;
@@ -32,6 +33,7 @@ use serde::{Serialize, Serializer};
 
 use crate::wire::sni::RouteBy;
 
+pub use aliases::{Alias, Names, SUFFIXES};
 pub use findings::{Finding, Findings, Place, Report, Severity};
 pub use identity::parse_identity;
 pub use layers::Source;
@@ -84,6 +86,8 @@ pub struct Config {
     pub discovery: Discovery,
     /// Which services peers may reach. By default none.
     pub exposure: Exposure,
+    /// Under which names besides their hostnames services are reached. By default [`SUFFIXES`].
+    pub names: Names,
     /// What is done about authorization policies. By default nothing.
     pub policy: Policy,
     /// Which addresses may be dialled in spite of the deny list. By default none.
@@ -336,6 +340,8 @@ pub struct ExposedService {
     /// Names that it is reached under besides its own. A name given without port has the
     /// service's port here. Default: none.
     pub names: Vec<HostPort>,
+    /// Whether its workloads are reached at their addresses too. Default: no.
+    pub workloads: bool,
     /// By what tunnels to it are routed; all entries of a port of a service agree. Default: as
     /// their listener does.
     #[serde(serialize_with = "exposure::word")]
@@ -471,7 +477,7 @@ impl Config {
     }
 
     /// The keys in which `new` differs and that are only read at the start. Trust, exposure,
-    /// policy and the log's level apply live and are not among them.
+    /// names, policy and the log's level apply live and are not among them.
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let keys = [
             ("gateway", self.gateway != new.gateway),

@@ -1,11 +1,13 @@
 //! From the tree to a [`Config`], section by section in the order of the example file.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
 use spiffe::TrustDomain as SpiffeTrustDomain;
 
+use super::aliases;
 use super::checks::{self, Opened};
 use super::exposure;
 use super::fields::{Fields, Value};
@@ -16,8 +18,8 @@ use super::sources;
 use super::yaml::Document;
 use super::{
     ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
-    Gateway, Limits, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS, Trust,
-    TrustDomain,
+    Gateway, Limits, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode, READINESS,
+    Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -30,7 +32,7 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Keys that the design names and that later work brings.
-const LATER: &[&str] = &["networks", "links", "names", "traffic", "tracing"];
+const LATER: &[&str] = &["networks", "links", "traffic", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
@@ -70,10 +72,7 @@ fn sections(
         .need("discovery", "{kind: file, path: mesh.yaml}")
         .and_then(sources::discovery);
     let clusters = trust.as_ref().map(checks::clusters);
-    let exposure = match top.get("exposure") {
-        Some(value) => exposure::read(value, clusters.as_ref()),
-        None => Some(Exposure::default()),
-    };
+    let (exposure, names) = services(&mut top, clusters.as_ref());
     let policy = section(&mut top, "policy", policy);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
@@ -105,6 +104,7 @@ fn sections(
             .collect(),
         discovery: discovery?,
         exposure: exposure?,
+        names: names?,
         policy: policy?,
         dial: dial?,
         limits: limits?,
@@ -115,6 +115,18 @@ fn sections(
         drain: drain?,
         log: log?,
     })
+}
+
+/// What is said of services.
+fn services(
+    top: &mut Fields<'_>,
+    clusters: Option<&BTreeSet<String>>,
+) -> (Option<Exposure>, Option<Names>) {
+    let exposure = section(top, "exposure", |value| exposure::read(value, clusters));
+    let names = section(top, "names", |value| {
+        aliases::read(value, clusters, exposure.as_ref())
+    });
+    (exposure, names)
 }
 
 /// A section that may be left out.

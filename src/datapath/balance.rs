@@ -1,12 +1,13 @@
 //! Stage 7: which endpoint, by weight, live load and passive health.
 
 use std::cell::LazyCell;
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 use tracing::info;
 
-use crate::snapshot::{Candidate, Endpoint, EndpointSet, EndpointState, InFlight};
+use crate::snapshot::{Candidate, Endpoint, EndpointSet, EndpointState, InFlight, Load, Part};
 use crate::telemetry::Metrics;
 
 use super::policy::Permit;
@@ -52,16 +53,33 @@ pub fn pick(permit: Permit, tried: &[Arc<Endpoint>]) -> Result<Pick, Permit> {
 
 /// The endpoint of the set that is best for a tunnel that `tried` others in vain, if one is left.
 ///
-/// Two weighted draws; the less loaded of the two is taken, load being tunnels in flight per
+/// Of a set with groups one is drawn by its share; the others stand in where it has nobody. Then
+/// two weighted draws; the less loaded of the two is taken, load being tunnels in flight per
 /// weight. With equal load the first draw stands, so that the shares equal the weights. Ejected
-/// endpoints serve only when no other is left: a doubtful endpoint is better than none.
+/// endpoints serve only when no other is left: a doubtful endpoint is better than none, and one
+/// farther away is better than a doubtful one. [`odds`](crate::snapshot::odds) says the same.
 pub fn choose<'a>(set: &'a EndpointSet, tried: &[Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
     // As a rule nothing was ever ejected: then nobody has to know the time.
     let now = LazyCell::new(Instant::now);
     let is_ejected = |state: &EndpointState| state.was_ejected() && state.is_ejected(*now);
     let untried = |state: &Arc<EndpointState>| !tried.iter().any(|e| Arc::ptr_eq(&e.state, state));
     let healthy = |state: &Arc<EndpointState>| untried(state) && !is_ejected(state);
-    let place = best_of_two(set, &healthy).or_else(|| best_of_two(set, &untried));
+    let place = match set.groups() {
+        None => {
+            let whole = set.whole();
+            best_of_two(whole, &healthy).or_else(|| best_of_two(whole, &untried))
+        }
+        Some(groups) => {
+            let mut parts = set.drawn(groups, groups.draw()?);
+            let again = parts.clone();
+            let found = parts.find_map(|part| best_of_two(part, &healthy));
+            found.or_else(|| {
+                again
+                    .into_iter()
+                    .find_map(|part| best_of_two(part, &untried))
+            })
+        }
+    };
     set.endpoints.get(place?)
 }
 
@@ -87,30 +105,24 @@ pub fn failed(set: &EndpointSet, endpoint: &Endpoint, metrics: &Metrics) {
     }
 }
 
-fn best_of_two(
-    set: &EndpointSet,
-    eligible: &impl Fn(&Arc<EndpointState>) -> bool,
-) -> Option<usize> {
-    let (first, second) = (draw(set, eligible)?, draw(set, eligible)?);
-    let (one, other) = (set.candidates.get(first)?, set.candidates.get(second)?);
-    // In flight per weight, compared without division.
-    let load = |of: &Candidate| u64::from(of.state.in_flight());
-    let first_load = load(one) * u64::from(other.weight);
-    let second_load = load(other) * u64::from(one.weight);
-    Some(if second_load < first_load {
-        second
-    } else {
-        first
-    })
+/// The place in the set of the less loaded one of two eligible endpoints, drawn by weight.
+fn best_of_two(part: Part<'_>, eligible: &impl Fn(&Arc<EndpointState>) -> bool) -> Option<usize> {
+    let (first, second) = (draw(part, eligible)?, draw(part, eligible)?);
+    let load = |place: usize| Some(Load::of(part.candidates.get(place)?, part.by_latency));
+    let best = match load(second)?.compare(load(first)?) {
+        Ordering::Less => second,
+        Ordering::Equal | Ordering::Greater => first,
+    };
+    Some(part.start + best)
 }
 
-/// Draws by weight among the eligible endpoints.
-fn draw(set: &EndpointSet, eligible: &impl Fn(&Arc<EndpointState>) -> bool) -> Option<usize> {
+/// Draws by weight among the eligible endpoints of a group.
+fn draw(part: Part<'_>, eligible: &impl Fn(&Arc<EndpointState>) -> bool) -> Option<usize> {
     /// Draws over all endpoints before the eligible ones are counted: most are eligible as a rule.
     const BLIND_DRAWS: usize = 3;
     for _ in 0..BLIND_DRAWS {
-        let place = set.draw()?;
-        if eligible(&set.candidates.get(place)?.state) {
+        let place = part.draw()?;
+        if eligible(&part.candidates.get(place)?.state) {
             return Some(place);
         }
     }
@@ -121,12 +133,12 @@ fn draw(set: &EndpointSet, eligible: &impl Fn(&Arc<EndpointState>) -> bool) -> O
             0
         }
     };
-    let total: u64 = set.candidates.iter().map(weight).sum();
+    let total: u64 = part.candidates.iter().map(weight).sum();
     if total == 0 {
         return None;
     }
     let mut at = fastrand::u64(..total);
-    set.candidates
+    part.candidates
         .iter()
         .position(|candidate| match at.checked_sub(weight(candidate)) {
             Some(left) => {
@@ -159,7 +171,7 @@ mod tests {
                 state: Arc::new(EndpointState::default()),
             })
         };
-        EndpointSet::new(weights.iter().enumerate().map(endpoint).collect())
+        EndpointSet::new(weights.iter().enumerate().map(endpoint))
     }
 
     fn shares(set: &EndpointSet, eligible: &impl Fn(&Arc<EndpointState>) -> bool) -> Vec<f64> {
@@ -167,7 +179,7 @@ mod tests {
         fastrand::seed(7);
         let mut counts = vec![0_u32; set.endpoints.len()];
         for _ in 0..DRAWS {
-            counts[best_of_two(set, eligible).expect("an endpoint")] += 1;
+            counts[best_of_two(set.whole(), eligible).expect("an endpoint")] += 1;
         }
         counts
             .iter()
@@ -206,7 +218,7 @@ mod tests {
         let out = Arc::clone(&set.endpoints[2].state);
         let eligible = |state: &Arc<EndpointState>| !Arc::ptr_eq(state, &out);
         assert_shares(&shares(&set, &eligible), &[0.25, 0.75, 0.0]);
-        assert!(best_of_two(&set, &|_: &Arc<EndpointState>| false).is_none());
+        assert!(best_of_two(set.whole(), &|_: &Arc<EndpointState>| false).is_none());
     }
 
     #[test]
@@ -214,7 +226,12 @@ mod tests {
         let set = endpoints(&[0, 2, 0]);
         assert_eq!(set.endpoints.len(), 1);
         assert_eq!(&**set.endpoints[0].uid(), "1");
-        assert!(best_of_two(&EndpointSet::default(), &|_: &Arc<EndpointState>| true).is_none());
+        assert!(
+            best_of_two(EndpointSet::default().whole(), &|_: &Arc<EndpointState>| {
+                true
+            })
+            .is_none()
+        );
     }
 
     #[test]

@@ -76,4 +76,6 @@ pub struct Gateway {
 }
 
 #[cfg(test)]
+mod shares;
+#[cfg(test)]
 mod tests;

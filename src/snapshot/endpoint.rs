@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -32,7 +32,9 @@ pub struct Endpoint {
 #[derive(Debug)]
 pub struct EndpointState {
     in_flight: AtomicU32,
-    strikes: AtomicU32,
+    strikes: AtomicU16,
+    /// The mean time of its dials, in units of [`DIAL_UNIT_MICROS`]; 0 before the first.
+    dial: AtomicU16,
     /// Milliseconds after `epoch` until which the endpoint is ejected.
     ejected_until_ms: AtomicU64,
     epoch: Instant,
@@ -43,12 +45,20 @@ const EJECTION_FIRST: Duration = Duration::from_secs(5);
 /// The longest ejection.
 const EJECTION_MAX: Duration = Duration::from_secs(5 * 60);
 
+/// The unit in which the mean time of dials is kept: two seconds, the longest of them, still fit
+/// into 16 bits.
+const DIAL_UNIT_MICROS: u32 = 32;
+/// A dial counts an eighth in the mean: an endpoint that has become slow, or near again, is known
+/// for it after some twenty.
+const DIAL_WEIGHT: u16 = 8;
+
 impl EndpointState {
     /// The state of an endpoint that nobody has dialled yet.
     pub fn new() -> Self {
         Self {
             in_flight: AtomicU32::new(0),
-            strikes: AtomicU32::new(0),
+            strikes: AtomicU16::new(0),
+            dial: AtomicU16::new(0),
             ejected_until_ms: AtomicU64::new(0),
             epoch: Instant::now(),
         }
@@ -85,6 +95,25 @@ impl EndpointState {
         self.ejected_until_ms
             .store(self.millis(now + time), Ordering::Relaxed);
         time
+    }
+
+    /// Notes how long a dial took that succeeded.
+    pub fn dialled(&self, time: Duration) {
+        let units = time.as_micros() / u128::from(DIAL_UNIT_MICROS);
+        let units = u16::try_from(units).unwrap_or(u16::MAX).max(1);
+        let mean = match self.dial.load(Ordering::Relaxed) {
+            0 => units,
+            mean => mean - mean / DIAL_WEIGHT + units / DIAL_WEIGHT,
+        };
+        // Of two dials that end at once one may be lost.
+        self.dial.store(mean.max(1), Ordering::Relaxed);
+    }
+
+    /// The mean time of dials in whole milliseconds, at least 1: less is noise. An endpoint that
+    /// was never dialled has 1, so that it will be.
+    pub fn dial_millis(&self) -> u32 {
+        let micros = u32::from(self.dial.load(Ordering::Relaxed)) * DIAL_UNIT_MICROS;
+        micros.div_ceil(1000).max(1)
     }
 
     /// Forgets earlier failures, because the endpoint has just served.
@@ -162,6 +191,28 @@ mod tests {
         tokio::time::advance(EJECTION_MAX).await;
         state.restore(Instant::now());
         assert_eq!(state.eject(Instant::now()).as_secs(), 5);
+    }
+
+    #[test]
+    fn the_time_of_dials_is_a_mean_that_follows_them() {
+        let state = EndpointState::new();
+        assert_eq!(state.dial_millis(), 1, "before the first dial");
+        let dialled = |micros, times, millis: std::ops::RangeInclusive<u32>| {
+            for _ in 0..times {
+                state.dialled(Duration::from_micros(micros));
+            }
+            let mean = state.dial_millis();
+            assert!(
+                millis.contains(&mean),
+                "{mean} after {times} of {micros} us"
+            );
+        };
+        dialled(80_000, 1, 80..=80);
+        dialled(80_000, 100, 79..=80);
+        dialled(300, 1, 70..=71);
+        dialled(300, 50, 1..=1);
+        dialled(0, 50, 1..=1);
+        dialled(10_000_000, 100, 2_095..=2_098);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 /// weight. All arithmetic is in whole numbers, so the shares are exact.
 #[derive(Debug, Default)]
 pub(super) struct Lots {
-    columns: Vec<Column>,
+    columns: Box<[Column]>,
     /// Of every column: the sum of all weights.
     height: u64,
 }
@@ -23,15 +23,15 @@ struct Column {
 
 impl Lots {
     /// The lots of these weights, known by their place.
-    pub(super) fn new(weights: &[u32]) -> Self {
-        let height = weights.iter().map(|&weight| u64::from(weight)).sum();
+    pub(super) fn new(weights: impl ExactSizeIterator<Item = u32> + Clone) -> Self {
+        let height = weights.clone().map(u64::from).sum();
         // A lot's area is its weight times the number of columns: 32 bits times less than 32.
         let count = weights.len() as u64;
-        let column = |(rest, &weight): (usize, &u32)| Column {
+        let column = |(rest, weight): (usize, u32)| Column {
             mark: u64::from(weight) * count,
             rest,
         };
-        let mut columns: Vec<_> = weights.iter().enumerate().map(column).collect();
+        let mut columns: Box<[_]> = weights.enumerate().map(column).collect();
         let is_light = |&place: &usize| columns[place].mark < height;
         let (mut light, mut heavy): (Vec<_>, Vec<_>) = (0..columns.len()).partition(is_light);
         while let (Some(low), Some(&high)) = (light.pop(), heavy.last()) {
@@ -79,7 +79,7 @@ mod tests {
         fn each_lot_has_exactly_its_share(
             weights in prop::collection::vec(prop_oneof![0..9_u32, any::<u32>()], 0..200),
         ) {
-            let lots = Lots::new(&weights);
+            let lots = Lots::new(weights.iter().copied());
             let count = weights.len() as u64;
             let want: Vec<_> = weights.iter().map(|&weight| u64::from(weight) * count).collect();
             prop_assert_eq!(areas(&lots), want);
@@ -89,8 +89,9 @@ mod tests {
 
     #[test]
     fn without_a_weight_nothing_is_drawn() {
-        assert_eq!(Lots::new(&[]).draw(), None);
-        assert_eq!(Lots::new(&[0, 0]).draw(), None);
-        assert_eq!(Lots::new(&[0, 5, 0]).draw(), Some(1));
+        let draw = |weights: &[u32]| Lots::new(weights.iter().copied()).draw();
+        assert_eq!(draw(&[]), None);
+        assert_eq!(draw(&[0, 0]), None);
+        assert_eq!(draw(&[0, 5, 0]), Some(1));
     }
 }

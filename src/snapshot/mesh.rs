@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -190,7 +191,7 @@ pub enum Place {
 }
 
 /// What a gateway and an endpoint can have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// The region.
     Region,
@@ -204,6 +205,19 @@ pub enum Scope {
     Cluster,
     /// The network.
     Network,
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Region => "region",
+            Self::Zone => "zone",
+            Self::Subzone => "subzone",
+            Self::Node => "node",
+            Self::Cluster => "cluster",
+            Self::Network => "network",
+        })
+    }
 }
 
 /// A workload (Istio's WDS `Workload`). There are many: what they have in common may be shared.

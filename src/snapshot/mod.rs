@@ -14,30 +14,42 @@ use tokio::sync::watch;
 
 pub mod authorization;
 pub mod builder;
+mod derived;
 mod endpoint;
+mod endpoints;
 mod exposure;
 mod index;
+mod lookup;
 mod lots;
 pub mod mesh;
 #[cfg(test)]
 mod model;
+mod names;
+mod odds;
+mod opened;
 mod policies;
 mod shards;
 mod speakers;
+mod tiers;
+pub mod traffic;
 mod trust;
 mod usable;
 mod waypoints;
 
 pub use endpoint::{Endpoint, EndpointState, InFlight};
+pub use endpoints::{Candidate, EndpointSet, Group, Groups, Part, Tier};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
+pub use lookup::{Found, Means};
 pub use mesh::{Locality, Protocol};
+pub use names::{Alias, NameTable, Target};
+pub use odds::{Load, odds};
 pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
 pub use shards::Shards;
 pub use trust::TrustSet;
 pub use usable::{Unused, unused};
 
 use index::Index;
-use lots::Lots;
+use traffic::Balancing;
 
 /// One consistent view of the mesh and of who may reach what in it.
 ///
@@ -53,16 +65,23 @@ pub struct Snapshot {
     pub trust: Arc<TrustSet>,
     /// Who may reach which service under which name.
     pub exposure: Arc<ExposureTable>,
+    /// The other names of services.
+    pub names: Arc<NameTable>,
     /// What the control plane exports; empty where there is none.
     pub exports: Arc<ExportSet>,
     /// Istio's authorization policies.
     pub policies: Arc<Policies>,
     /// What is done about them.
     pub enforcement: Enforcement,
+    /// What decides beside the mesh which endpoints are picked.
+    pub balancing: Arc<Balancing>,
     /// The mesh as the source told it, for the builder and the admin pages.
     pub mesh: mesh::Mesh,
     /// Services by hostname.
     pub services: Shards<Arc<str>, Arc<Service>>,
+    /// What stands in the place of a service for aliases of several, or of a region, by what it is
+    /// called.
+    pub derived: Shards<Arc<str>, Arc<Service>>,
     /// The hostnames of services of this network by VIP; the first one answers.
     pub vips: Shards<IpAddr, Arc<[Arc<str>]>>,
     /// Whether services have endpoints for TLS listeners too, which few gateways need.
@@ -79,14 +98,6 @@ impl Snapshot {
     /// The service that answers to a VIP of this network.
     pub fn by_vip(&self, ip: IpAddr) -> Option<&Arc<Service>> {
         self.services.get(self.vips.get(&ip)?.first()?)
-    }
-
-    /// Whether `caller` may reach a service though the configuration says nothing of it: because
-    /// the control plane exports it to the whole trust set (contract 10, Exposure).
-    pub fn exports_to(&self, caller: Caller<'_>, host: &str, port: u16) -> bool {
-        self.exports.contains(host, port)
-            && !self.exposure.has_entry(host)
-            && self.trust.cluster(caller.trust_domain).is_some()
     }
 }
 
@@ -107,48 +118,6 @@ pub struct Service {
     /// The same for TLS listeners, always at the target port (contract 10, Dialling); empty where
     /// there is no such listener.
     pub direct: HashMap<u16, Arc<EndpointSet>>,
-}
-
-/// The endpoints of one service port, with what a weighted pick needs.
-#[derive(Debug, Default)]
-pub struct EndpointSet {
-    /// Every endpoint that may be dialled, the drained ones (weight 0) left out.
-    pub endpoints: Vec<Arc<Endpoint>>,
-    /// The same, as a pick looks at them.
-    pub candidates: Vec<Candidate>,
-    lots: Lots,
-}
-
-/// What a pick looks at, side by side: of a large set no endpoint itself is in the processor's
-/// cache, and a pick looks at two.
-#[derive(Debug)]
-pub struct Candidate {
-    /// The endpoint's weight.
-    pub weight: u32,
-    /// The endpoint's live state.
-    pub state: Arc<EndpointState>,
-}
-
-impl EndpointSet {
-    /// Builds the set; endpoints of weight 0 are drained and left out.
-    pub fn new(endpoints: Vec<Arc<Endpoint>>) -> Self {
-        let endpoints: Vec<_> = endpoints.into_iter().filter(|e| e.weight > 0).collect();
-        let weights: Vec<_> = endpoints.iter().map(|endpoint| endpoint.weight).collect();
-        let candidate = |endpoint: &Arc<Endpoint>| Candidate {
-            weight: endpoint.weight,
-            state: Arc::clone(&endpoint.state),
-        };
-        Self {
-            candidates: endpoints.iter().map(candidate).collect(),
-            lots: Lots::new(&weights),
-            endpoints,
-        }
-    }
-
-    /// The place of one of the endpoints, drawn by weight, if there is any.
-    pub fn draw(&self) -> Option<usize> {
-        self.lots.draw()
-    }
 }
 
 /// The data path's handle: reads the current snapshot and learns when rights may have changed.

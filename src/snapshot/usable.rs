@@ -2,13 +2,16 @@
 //! the status page, which says so. One function answers both, so that they cannot disagree.
 
 use std::fmt;
+use std::sync::Arc;
 
-use super::mesh::{Protocol, Service, Workload};
+use super::Snapshot;
+use super::mesh::{Protocol, Scope, Service, Workload};
+use super::tiers::Ranking;
 
 /// Why a workload is not dialled for a service port, as far as the mesh says it.
 ///
 /// What only the running gateway knows comes besides: ejections, and addresses on the deny list.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unused {
     /// The service passes original destinations through, and names no endpoint at all.
     PassThrough,
@@ -26,10 +29,20 @@ pub enum Unused {
     NoAddress,
     /// It is dialled by plain TCP, and nobody says at which port.
     NoTargetPort,
-    /// It is not healthy, and the service wants endpoints that are.
-    Unhealthy,
     /// Its weight is 0.
     Drained,
+    /// It is not healthy, and the service wants endpoints that are.
+    Unhealthy,
+    /// An operator has evacuated this region.
+    Evacuated(Arc<str>),
+    /// This region has weight 0 in the configuration.
+    NoWeight(Arc<str>),
+    /// Other regions have weights in the configuration, and this one has none.
+    NoRegion(Arc<str>),
+    /// Other localities of its priority have weights in an Envoy assignment, and its own has none.
+    NoLocality,
+    /// It misses a preference that the service insists upon (mode STRICT).
+    NotSame(Scope),
     /// It could be dialled, but tunnels go to the service's waypoints, which are not gone past.
     BehindWaypoint,
 }
@@ -45,29 +58,49 @@ impl fmt::Display for Unused {
             Self::NoHbone => "it does not speak HBONE",
             Self::NoAddress => "it has no address",
             Self::NoTargetPort => "it has no target port",
-            Self::Unhealthy => "it is unhealthy",
             Self::Drained => "it is drained (weight 0)",
+            Self::Unhealthy => "it is unhealthy",
+            Self::Evacuated(region) => {
+                return write!(f, "region {region} is evacuated (`strait drain region`)");
+            }
+            Self::NoWeight(region) => {
+                return write!(f, "region {region} is evacuated (weight 0 in `traffic`)");
+            }
+            Self::NoRegion(region) => {
+                return write!(
+                    f,
+                    "region {region} has no weight in `traffic`, and others do"
+                );
+            }
+            Self::NoLocality => "its locality has no weight in the assignment",
+            Self::NotSame(scope) => {
+                return write!(f, "the service wants the same {scope} (mode STRICT)");
+            }
             Self::BehindWaypoint => "tunnels go to the service's waypoint",
         })
     }
 }
 
-/// Why `workload` is no endpoint of port `port` of `service` for a gateway in `network`; none if
-/// it is one. `hbone_only` is the mesh's.
+/// Why `workload` is no endpoint of port `port` of `service` in this snapshot; none if it is one.
 pub fn unused(
+    snapshot: &Snapshot,
     service: &Service,
     workload: &Workload,
-    network: &str,
-    hbone_only: bool,
     port: u16,
 ) -> Option<Unused> {
+    let (network, hbone_only) = (snapshot.network(), snapshot.mesh.hbone_only);
     let behind = || (!service.waypoints.is_empty()).then_some(Unused::BehindWaypoint);
     undialled(workload, network, hbone_only)
         .or_else(|| unserved(service, workload, port))
+        .or_else(|| {
+            Ranking::new(service, &service.hostname, network, &snapshot.balancing)
+                .excludes(workload)
+        })
         .or_else(behind)
 }
 
-/// The part of [`unused`] that depends on the service, for a workload that can be dialled.
+/// The part of [`unused`] that depends on the service, for a workload that can be dialled. That it
+/// is unhealthy comes last: such a workload counts where the ready ones are.
 pub(super) fn unserved(service: &Service, workload: &Workload, port: u16) -> Option<Unused> {
     if service.passthrough {
         return Some(Unused::PassThrough);
@@ -80,10 +113,10 @@ pub(super) fn unserved(service: &Service, workload: &Workload, port: u16) -> Opt
     };
     if workload.protocol == Protocol::Tcp && target == 0 {
         Some(Unused::NoTargetPort)
-    } else if !workload.healthy && !service.allow_unhealthy {
-        Some(Unused::Unhealthy)
     } else if workload.capacity == 0 {
         Some(Unused::Drained)
+    } else if !workload.healthy && !service.allow_unhealthy {
+        Some(Unused::Unhealthy)
     } else {
         None
     }
@@ -124,7 +157,9 @@ pub(super) fn undialled(workload: &Workload, network: &str, hbone_only: bool) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::mesh::{self, GatewayAddress, Place, Waypoint};
+    use crate::snapshot::mesh::{self, Assignment, GatewayAddress, Locality, Place, Waypoint};
+    use crate::snapshot::traffic::{Override, Regions, Rule, Traffic};
+    use crate::wire::RegionPattern;
 
     fn service() -> Service {
         Service {
@@ -155,11 +190,38 @@ mod tests {
         }
     }
 
+    fn is_in(workload: &mut Workload, region: &str) {
+        let region = region.into();
+        let locality = Locality {
+            region,
+            ..Locality::default()
+        };
+        workload.locality = Arc::new(locality);
+    }
+
+    /// What is said of a workload by a gateway in network `east`.
+    fn why(service: &Service, workload: &Workload, hbone_only: bool, port: u16) -> Option<Unused> {
+        let mut snapshot = Snapshot::default();
+        snapshot.index.network = "east".into();
+        snapshot.mesh.hbone_only = hbone_only;
+        let region = |text, weight| (RegionPattern::parse(text).expect("a region"), weight);
+        let rule = |regions: Vec<_>| Rule {
+            regions: Regions::new(regions),
+            ..Rule::default()
+        };
+        let weights = rule(vec![region("here", 1), region("shut", 0)]);
+        let traffic = Traffic::new([("weighed.app".into(), weights)], Rule::default());
+        let order = Some(Override::Evacuate(region("flooded", 0).0));
+        let changed = snapshot.balancing.changed((None, Some(traffic), order));
+        snapshot.balancing = Arc::new(changed);
+        unused(&snapshot, service, workload, port)
+    }
+
     /// What is said of port 80 after a change of either.
     fn said(change: impl FnOnce(&mut Service, &mut Workload)) -> Option<Unused> {
         let (mut service, mut workload) = (service(), workload());
         change(&mut service, &mut workload);
-        unused(&service, &workload, "east", true, 80)
+        why(&service, &workload, true, 80)
     }
 
     #[test]
@@ -173,10 +235,52 @@ mod tests {
         assert_eq!(allowed, None);
         let mut plain = workload();
         plain.protocol = Protocol::Tcp;
-        assert_eq!(unused(&service(), &plain, "east", false, 80), None);
+        assert_eq!(why(&service(), &plain, false, 80), None);
         plain.services = [("app/echo.app".into(), [(80, 0)].into())].into();
-        let without_port = unused(&service(), &plain, "east", false, 80);
+        let without_port = why(&service(), &plain, false, 80);
         assert_eq!(without_port, Some(Unused::NoTargetPort));
+    }
+
+    #[test]
+    fn where_a_workload_runs_may_be_why_it_is_not_used() {
+        let weighed = |region: &'static str| {
+            said(move |service, workload| {
+                service.hostname = "weighed.app".into();
+                workload.services = [("app/weighed.app".into(), [(80, 8080)].into())].into();
+                is_in(workload, region);
+            })
+        };
+        assert_eq!(weighed("here"), None);
+        assert_eq!(weighed("shut"), Some(Unused::NoWeight("shut".into())));
+        assert_eq!(weighed("there"), Some(Unused::NoRegion("there".into())));
+        let flooded = said(|_, workload| is_in(workload, "flooded"));
+        assert_eq!(flooded, Some(Unused::Evacuated("flooded".into())));
+        let strict = |region: &'static str| {
+            said(move |service, workload| {
+                service.preferences = vec![Scope::Network, Scope::Node, Scope::Region];
+                service.strict = true;
+                is_in(workload, region);
+            })
+        };
+        assert_eq!(strict(""), None);
+        assert_eq!(strict("there"), Some(Unused::NotSame(Scope::Region)));
+        let assigned = |region: &'static str| {
+            said(move |service, workload| {
+                let locality = Locality {
+                    region: "here".into(),
+                    ..Locality::default()
+                };
+                service.assignment = Some(Arc::new(Assignment {
+                    overprovisioning: 140,
+                    by_locality: true,
+                    localities: vec![(0, locality, 1)],
+                    dropped: 0,
+                }));
+                is_in(workload, region);
+            })
+        };
+        assert_eq!(assigned("here"), None);
+        assert_eq!(assigned("there"), Some(Unused::NoLocality));
     }
 
     #[test]
@@ -226,7 +330,7 @@ mod tests {
         for (change, want) in table {
             assert_eq!(said(change), Some(want));
         }
-        let other = unused(&service(), &workload(), "east", true, 81);
+        let other = why(&service(), &workload(), true, 81);
         assert_eq!(other, Some(Unused::NotServed));
     }
 }

@@ -37,6 +37,8 @@ mod istio_faults;
 #[cfg(test)]
 mod links;
 #[cfg(test)]
+mod names;
+#[cfg(test)]
 mod on_demand;
 #[cfg(test)]
 mod oracle;

@@ -1,0 +1,403 @@
+//! The shares that endpoints get over 100,000 picks from a seed, by the acceptance list of the
+//! features that Strait was planned by, whose numbers the names have.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tokio::time::Instant;
+
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::mesh::{Assignment, Locality, Mesh, Protocol, Scope, Service, Workload};
+use crate::snapshot::traffic::{Position, Regions, Rule, Traffic};
+use crate::snapshot::{EndpointSet, InFlight, Snapshot, odds};
+use crate::wire::RegionPattern;
+
+use super::balance::choose;
+
+const PICKS: u32 = 100_000;
+
+/// Five standard deviations of a share of one half over [`PICKS`].
+const BOUND: f64 = 0.008;
+
+const CLOSE: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
+
+fn locality(text: &str) -> Locality {
+    let mut parts = text.split('/').map(Arc::from);
+    let mut part = || parts.next().unwrap_or_default();
+    Locality {
+        region: part(),
+        zone: part(),
+        subzone: part(),
+    }
+}
+
+fn service() -> Service {
+    Service {
+        name: "echo".into(),
+        namespace: "app".into(),
+        hostname: "echo.app".into(),
+        ports: [(80, 8080)].into(),
+        ..Service::default()
+    }
+}
+
+/// A workload by its place in the mesh, in a cluster and at `region/zone`.
+fn workload(at: usize, cluster: &str, place: &str) -> Workload {
+    let [.., high, low] = at.to_be_bytes();
+    Workload {
+        uid: format!("{at:05}").into(),
+        addresses: [[10, 0, high, low].into()].into(),
+        cluster: cluster.into(),
+        locality: locality(place).into(),
+        network: "shared".into(),
+        protocol: Protocol::Hbone,
+        healthy: true,
+        capacity: 1,
+        services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
+        ..Workload::default()
+    }
+}
+
+/// What a gateway of network `shared` in `us-west/us-west-a` makes of a mesh.
+fn built(service: Service, workloads: Vec<Workload>, rule: Rule) -> Snapshot {
+    let position = Position {
+        cluster: "west".into(),
+        locality: locality("us-west/us-west-a"),
+    };
+    let change = Change {
+        mesh: Some((Mesh::new([service], workloads), "shared".into())),
+        position: Some(position),
+        traffic: Some(Traffic::new([("echo.app".into(), rule)], Rule::default())),
+        direct: Some(true),
+        ..Change::default()
+    };
+    build(&Snapshot::default(), change)
+}
+
+fn set(snapshot: &Snapshot) -> &EndpointSet {
+    &snapshot.services.get("echo.app").expect("a service").ports[&80]
+}
+
+/// How often each endpoint is picked, by its place in the set.
+fn picked(set: &EndpointSet) -> Vec<u32> {
+    let mut counts = vec![0; set.endpoints.len()];
+    for _ in 0..PICKS {
+        let chosen = choose(set, &[]).expect("an endpoint");
+        let place = set
+            .endpoints
+            .iter()
+            .position(|one| Arc::ptr_eq(one, chosen));
+        counts[place.expect("one of the set")] += 1;
+    }
+    counts
+}
+
+/// The share of the endpoints for which `is_meant` holds.
+fn share(set: &EndpointSet, counts: &[u32], is_meant: impl Fn(&Workload) -> bool) -> f64 {
+    let endpoints = set.endpoints.iter().zip(counts);
+    let meant = endpoints.filter(|(endpoint, _)| is_meant(&endpoint.definition));
+    meant.map(|(_, count)| f64::from(*count)).sum::<f64>() / f64::from(PICKS)
+}
+
+#[track_caller]
+fn assert_share(got: f64, want: f64, bound: f64) {
+    assert!(
+        (got - want).abs() < bound,
+        "{got} instead of {want} within {bound}"
+    );
+}
+
+#[test]
+fn item_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
+    fastrand::seed(1);
+    let clusters = ["west", "west", "east", "east"];
+    let workloads = clusters.iter().enumerate();
+    let workloads = workloads
+        .map(|(at, cluster)| workload(at, cluster, ""))
+        .collect();
+    let snapshot = built(service(), workloads, Rule::default());
+    for count in picked(set(&snapshot)) {
+        assert_share(f64::from(count) / f64::from(PICKS), 0.25, BOUND);
+    }
+}
+
+#[test]
+fn item_1_the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_first() {
+    fastrand::seed(1);
+    let zones = [
+        "us-west/a",
+        "us-west/b",
+        "us-west/b",
+        "us-west/c",
+        "us-west/c",
+        "us-west/c",
+    ];
+    let workloads = zones.iter().enumerate();
+    let workloads = workloads
+        .map(|(at, zone)| workload(at, "west", zone))
+        .collect();
+    let snapshot = built(service(), workloads, Rule::default());
+    let set = set(&snapshot);
+    let counts = picked(set);
+    for (zone, want) in [("a", 1.0), ("b", 2.0), ("c", 3.0)] {
+        let is_there = |workload: &Workload| *workload.locality.zone == *zone;
+        assert_share(share(set, &counts, is_there), want / 6.0, BOUND);
+    }
+}
+
+fn weights(weights: &[(&str, u32)]) -> Rule {
+    let pattern = |text| RegionPattern::parse(text).expect("a pattern");
+    Rule {
+        regions: Regions::new(
+            weights
+                .iter()
+                .map(|(text, weight)| (pattern(text), *weight)),
+        ),
+        ..Rule::default()
+    }
+}
+
+#[test]
+fn item_7_regional_weights_of_10_and_90_hold_within_1_percent() {
+    fastrand::seed(7);
+    // However many endpoints and zones a region has.
+    let west = (0..8).map(|at| workload(at, "west", ["us-west-2/a", "us-west-2/b"][at % 2]));
+    let east = (8..11).map(|at| workload(at, "east", "us-east-2/a"));
+    let workloads = west.chain(east).collect();
+    let rule = weights(&[("us-west-2/*", 10), ("us-east-2/*", 90)]);
+    let snapshot = built(service(), workloads, rule);
+    let set = set(&snapshot);
+    let counts = picked(set);
+    let is_east = |workload: &Workload| &*workload.locality.region == "us-east-2";
+    assert_share(share(set, &counts, is_east), 0.9, 0.01);
+    assert_share(share(set, &counts, |one| !is_east(one)), 0.1, 0.01);
+}
+
+#[test]
+fn item_7_a_weight_of_0_evacuates_a_region() {
+    fastrand::seed(7);
+    let places = ["us-west-2/a", "us-east-2/a", "us-east-2/b"];
+    let workloads = || {
+        let places = places.iter().enumerate();
+        places
+            .map(|(at, place)| workload(at, "west", place))
+            .collect()
+    };
+    for rule in [
+        weights(&[("us-east-2", 0)]),
+        weights(&[("us-east-2", 0), ("*", 1)]),
+        weights(&[("us-east-2/*", 0), ("us-west-2/*", 90)]),
+    ] {
+        let snapshot = built(service(), workloads(), rule);
+        let set = set(&snapshot);
+        assert_eq!(picked(set), [PICKS]);
+        assert_eq!(&*set.endpoints[0].definition.locality.region, "us-west-2");
+    }
+}
+
+/// The endpoints of the own zone, of another zone of the own region, of another region: of ten
+/// each, so many are ready. Then the shares of the three by each distribution.
+#[test]
+fn item_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
+    const PLACES: [&str; 3] = [
+        "us-west/us-west-a",
+        "us-west/us-west-b",
+        "us-east/us-east-a",
+    ];
+    let (network, region, any) = (&CLOSE[..1], &CLOSE[..2], &CLOSE[..0]);
+    let even = |ready: [u32; 3]| {
+        let all: u32 = ready.iter().sum();
+        ready.map(|ready| f64::from(ready) / f64::from(all))
+    };
+    // Of PreferClose and PreferRegion, in percent.
+    let table = [
+        ([10, 10, 10], [100, 0, 0], [50, 50, 0]),
+        ([0, 10, 10], [0, 100, 0], [0, 71, 29]),
+        ([0, 0, 10], [0, 0, 100], [0, 0, 100]),
+        ([10, 0, 0], [100, 0, 0], [100, 0, 0]),
+        ([0, 10, 0], [0, 100, 0], [0, 100, 0]),
+        ([7, 10, 10], [100, 0, 0], [41, 59, 0]),
+        ([5, 10, 10], [71, 29, 0], [33, 67, 0]),
+        ([5, 5, 10], [71, 29, 0], [35, 36, 29]),
+        ([2, 2, 10], [28, 28, 44], [14, 14, 72]),
+    ];
+    for (ready, close_wants, region_wants) in table {
+        let percent = |wants: [u32; 3]| wants.map(|want| f64::from(want) / 100.0);
+        for (preferences, wants) in [
+            (CLOSE, percent(close_wants)),
+            (region, percent(region_wants)),
+            (network, even(ready)),
+            (any, even(ready)),
+        ] {
+            fastrand::seed(8);
+            let workloads = (0..30).map(|at| Workload {
+                healthy: at % 10 < ready[at / 10] as usize,
+                ..workload(at, "west", PLACES[at / 10])
+            });
+            let rule = Rule {
+                preferences: Some(preferences),
+                ..Rule::default()
+            };
+            let snapshot = built(service(), workloads.collect(), rule);
+            let set = set(&snapshot);
+            let counts = picked(set);
+            for (place, want) in PLACES.iter().zip(wants) {
+                let zone = locality(place).zone;
+                let got = share(set, &counts, |one| one.locality.zone == zone);
+                // The table is rounded by half a percent.
+                assert_share(got, want, BOUND + 0.005);
+            }
+        }
+    }
+}
+
+#[test]
+fn item_14_a_service_has_the_same_odds_by_server_name_as_by_authority() {
+    let places = [
+        "us-west/us-west-a",
+        "us-west/us-west-b",
+        "us-east/us-east-a",
+    ];
+    let workloads = (0..30).map(|at| Workload {
+        healthy: at % 7 < 5,
+        capacity: 1 + u32::try_from(at % 3).expect("a weight"),
+        ..workload(at, "west", places[at % 3])
+    });
+    let rules = [
+        Rule::default(),
+        Rule {
+            preferences: Some(CLOSE),
+            ..Rule::default()
+        },
+        weights(&[("us-west", 1), ("*", 3)]),
+    ];
+    for rule in rules {
+        let snapshot = built(service(), workloads.clone().collect(), rule);
+        let service = snapshot.services.get("echo.app").expect("a service");
+        let (by_authority, by_name) = (&service.ports[&80], &service.direct[&80]);
+        let uids = |set: &EndpointSet| -> Vec<_> {
+            set.endpoints
+                .iter()
+                .map(|one| Arc::clone(one.uid()))
+                .collect()
+        };
+        assert_eq!(uids(by_authority), uids(by_name));
+        let now = Instant::now();
+        assert_eq!(odds(by_authority, now), odds(by_name, now));
+        let ports = |set: &EndpointSet| set.endpoints[0].address.port();
+        assert_eq!((ports(by_authority), ports(by_name)), (15008, 8080));
+    }
+}
+
+/// Chi-square of what was picked against the odds. Cells of fewer than five picks are put
+/// together.
+fn chi_square(counts: &[u32], odds: &[f64]) -> (f64, usize) {
+    let (mut sum, mut cells) = (0.0, 0);
+    let (mut rest, mut rest_expected) = (0.0, 0.0);
+    for (count, odds) in counts.iter().zip(odds) {
+        let (count, expected) = (f64::from(*count), odds * f64::from(PICKS));
+        if expected < 5.0 {
+            rest += count;
+            rest_expected += expected;
+            continue;
+        }
+        sum += (count - expected).powi(2) / expected;
+        cells += 1;
+    }
+    if rest_expected >= 5.0 {
+        sum += (rest - rest_expected).powi(2) / rest_expected;
+        cells += 1;
+    } else {
+        assert!(rest < 40.0, "{rest} picks instead of {rest_expected}");
+    }
+    (sum, cells - 1)
+}
+
+/// What chi-square exceeds once in a thousand million, by Wilson's and Hilferty's approximation.
+fn critical(freedom: usize) -> f64 {
+    let freedom = u32::try_from(freedom).map_or(f64::MAX, f64::from);
+    let part = 2.0 / (9.0 * freedom.max(1.0));
+    freedom.max(1.0) * (1.0 - part + 6.0 * part.sqrt()).powi(3)
+}
+
+/// A mesh of any kind: preferences, an assignment, weights of regions, latency, unready workloads.
+fn drawn(rng: &mut Rng) -> Snapshot {
+    let places = [
+        "us-west/us-west-a",
+        "us-west/us-west-b",
+        "us-east/us-east-a",
+        "eu/eu-a",
+    ];
+    let workloads = (0..rng.usize(1..24)).map(|at| Workload {
+        healthy: rng.u8(..4) > 0,
+        capacity: rng.u32(..5),
+        priority: rng.u32(..3),
+        ..workload(at, "west", rng.choice(places).expect("a place"))
+    });
+    let workloads = workloads.collect();
+    let localities = (0..3).flat_map(|priority| places.map(|place| (priority, locality(place))));
+    let localities = localities.map(|(priority, of)| (priority, of, rng.u32(..4)));
+    let localities = localities.collect();
+    let assignment = Assignment {
+        overprovisioning: rng.u32(90..200),
+        by_locality: rng.bool(),
+        localities,
+        dropped: 0,
+    };
+    let service = Service {
+        assignment: (rng.u8(..3) == 0).then(|| assignment.into()),
+        ..service()
+    };
+    let regions = [
+        ("us-west", rng.u32(..3)),
+        ("us-east/*", rng.u32(..3)),
+        ("*", 1),
+    ];
+    let rule = Rule {
+        preferences: rng.bool().then(|| &CLOSE[..rng.usize(..4)]),
+        latency: Some(rng.u8(..3) == 0),
+        ..weights(if rng.u8(..3) == 0 { &regions } else { &[] })
+    };
+    built(service, workloads, rule)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_odds_that_are_told_are_those_of_real_picks() {
+    let (mut grouped, mut compared) = (0, 0);
+    for seed in 0..60 {
+        let mut rng = Rng::with_seed(seed);
+        fastrand::seed(seed);
+        let snapshot = drawn(&mut rng);
+        let set = set(&snapshot);
+        if set.endpoints.is_empty() {
+            continue;
+        }
+        let mut tunnels = Vec::new();
+        for endpoint in &set.endpoints {
+            tunnels.extend((0..rng.u32(..4)).map(|_| InFlight::new(&endpoint.state)));
+            endpoint.state.dialled(Duration::from_millis(rng.u64(1..5)));
+            if rng.u8(..5) == 0 {
+                endpoint.state.eject(Instant::now());
+            }
+        }
+        let odds = odds(set, Instant::now());
+        let all: f64 = odds.iter().sum();
+        assert!((all - 1.0).abs() < 1e-9, "seed {seed}: {odds:?}");
+        let counts = picked(set);
+        for (place, odds) in odds.iter().enumerate() {
+            assert!(*odds > 0.0 || counts[place] == 0, "seed {seed}: {place}");
+        }
+        let (sum, freedom) = chi_square(&counts, &odds);
+        assert!(
+            sum < critical(freedom),
+            "seed {seed}: {sum} of {freedom}: {counts:?} {odds:?}"
+        );
+        grouped += usize::from(set.groups().is_some_and(|groups| groups.list().len() > 1));
+        compared += 1;
+    }
+    assert!(
+        compared > 50 && grouped > 20,
+        "{grouped} of {compared} have groups"
+    );
+}

@@ -1,0 +1,86 @@
+//! How loaded an endpoint is, and how likely each one is picked: what a pick compares, and what
+//! people are told of it.
+
+use std::cmp::Ordering;
+
+use tokio::time::Instant;
+
+use super::endpoints::{Candidate, EndpointSet, Part};
+
+/// The load of an endpoint: tunnels in flight per weight.
+///
+/// Where the time of dials counts it is (tunnels per weight + 1) × milliseconds: at rest the
+/// nearer endpoint has less, and each tunnel per weight is one more such time.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    amount: u64,
+    weight: u32,
+}
+
+impl Load {
+    /// The load of an endpoint now.
+    pub fn of(candidate: &Candidate, by_latency: bool) -> Self {
+        let (state, weight) = (&candidate.state, candidate.weight);
+        let tunnels = u64::from(state.in_flight());
+        let amount = match by_latency {
+            true => (tunnels + u64::from(weight)) * u64::from(state.dial_millis()),
+            false => tunnels,
+        };
+        Self { amount, weight }
+    }
+
+    /// Which is greater, compared without division.
+    pub fn compare(self, other: Self) -> Ordering {
+        let own = u128::from(self.amount) * u128::from(other.weight);
+        own.cmp(&(u128::from(other.amount) * u128::from(self.weight)))
+    }
+}
+
+/// How likely each endpoint of a set, by its place, is the next one that is picked for a tunnel
+/// that has tried none, as loads and ejections are at `now`. All together are 1, or 0 where
+/// nothing can be picked.
+///
+/// It is exact: of two draws the first stands unless the second is less loaded, so within a group
+/// an endpoint with a part p of the weight is picked with p × (P(load ≥ its) + P(load > its)).
+pub fn odds(set: &EndpointSet, now: Instant) -> Vec<f64> {
+    let is_healthy = |candidate: &Candidate| !candidate.state.is_ejected(now);
+    // Ejected endpoints serve only when no other is left.
+    let is_any = set.candidates.iter().any(is_healthy);
+    let eligible = |candidate: &Candidate| !is_any || is_healthy(candidate);
+    let mut odds = vec![0.0; set.candidates.len()];
+    let Some(groups) = set.groups() else {
+        share_out(set.whole(), 1.0, eligible, &mut odds);
+        return odds;
+    };
+    for (place, group) in groups.list().iter().enumerate() {
+        let takes = |part: &Part<'_>| part.candidates.iter().any(eligible);
+        if let Some(part) = set.drawn(groups, place).find(takes) {
+            share_out(part, group.share, eligible, &mut odds);
+        }
+    }
+    odds
+}
+
+/// Adds the share of a group to the odds of its endpoints.
+fn share_out(part: Part<'_>, share: f64, eligible: impl Fn(&Candidate) -> bool, odds: &mut [f64]) {
+    let candidates = part.candidates.iter().zip(odds.iter_mut().skip(part.start));
+    let candidates = candidates.filter(|(candidate, _)| eligible(candidate));
+    // Loads change meanwhile: each is read once.
+    let mut all: Vec<_> = candidates
+        .map(|(candidate, odds)| (Load::of(candidate, part.by_latency), odds))
+        .collect();
+    let total: f64 = all.iter().map(|(load, _)| f64::from(load.weight)).sum();
+    all.sort_by(|(one, _), (other, _)| one.compare(*other));
+    let mut above = total;
+    for alike in all.chunk_by_mut(|(one, _), (other, _)| one.compare(*other).is_eq()) {
+        let at_least = above;
+        above -= alike
+            .iter()
+            .map(|(load, _)| f64::from(load.weight))
+            .sum::<f64>();
+        for (load, odds) in alike {
+            let part = f64::from(load.weight) / total;
+            **odds += share * part * (at_least + above) / total;
+        }
+    }
+}

@@ -1,0 +1,462 @@
+//! The groups of a service and their shares, as tables.
+
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::mesh::{Mesh, Protocol};
+use crate::snapshot::traffic::{Override, Position, Rule, Traffic};
+use crate::snapshot::{Group, Snapshot};
+use crate::wire::RegionPattern;
+
+use super::*;
+
+/// Regions and their weights, and the groups that come of them.
+type Weighed<'a> = (&'a [(&'a str, u32)], &'a [&'a str]);
+
+/// `region/zone`, cluster, ready.
+type Told<'a> = (&'a str, &'a str, bool);
+
+fn locality(text: &str) -> Locality {
+    let mut parts = text.split('/').map(Arc::from);
+    let mut part = || parts.next().unwrap_or_default();
+    Locality {
+        region: part(),
+        zone: part(),
+        subzone: part(),
+    }
+}
+
+fn workload(at: usize, (place, cluster, healthy): Told<'_>) -> Workload {
+    let last = u8::try_from(at).expect("few workloads");
+    Workload {
+        uid: format!("{at:03}").into(),
+        addresses: [[10, 0, 0, last].into()].into(),
+        cluster: cluster.into(),
+        node: "a-node".into(),
+        locality: locality(place).into(),
+        protocol: Protocol::Hbone,
+        healthy,
+        capacity: 1,
+        services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
+        ..Workload::default()
+    }
+}
+
+fn service(preferences: &[Scope]) -> Service {
+    Service {
+        name: "echo".into(),
+        namespace: "app".into(),
+        hostname: "echo.app".into(),
+        ports: [(80, 8080)].into(),
+        preferences: preferences.into(),
+        ..Service::default()
+    }
+}
+
+/// The gateway is in `us-west/us-west-a` of cluster `west`.
+fn built(service: Service, workloads: Vec<Workload>, change: Change) -> Snapshot {
+    let position = Position {
+        cluster: "west".into(),
+        locality: locality("us-west/us-west-a/rack-1"),
+    };
+    let change = Change {
+        mesh: Some((Mesh::new([service], workloads), "net".into())),
+        position: Some(position),
+        ..change
+    };
+    build(&Snapshot::default(), change)
+}
+
+fn set(snapshot: &Snapshot) -> &Arc<EndpointSet> {
+    &snapshot.services.get("echo.app").expect("a service").ports[&80]
+}
+
+/// The groups as people read them: tier, place, share in percent, ready of all.
+fn groups(snapshot: &Snapshot) -> Vec<String> {
+    let set = set(snapshot);
+    let Some(groups) = set.groups() else {
+        return vec![format!("plain, {} ready", set.endpoints.len())];
+    };
+    let said = |group: &Group| {
+        assert_eq!(set.of(group).len(), group.ready as usize);
+        let place = group.place.as_ref().map(|(name, _)| format!(" {name}"));
+        let place = place.unwrap_or_default();
+        let share = 100.0 * group.share;
+        format!(
+            "{}{place} {share:.0}% {}/{}",
+            group.tier, group.ready, group.all
+        )
+    };
+    groups.list().iter().map(said).collect()
+}
+
+fn told(workloads: &[Told<'_>]) -> Vec<Workload> {
+    let workloads = workloads.iter().enumerate();
+    workloads.map(|(at, told)| workload(at, *told)).collect()
+}
+
+const EVERYWHERE: [Told<'_>; 6] = [
+    ("us-west/us-west-a/rack-1", "west", true),
+    ("us-west/us-west-a/rack-2", "west", true),
+    ("us-west/us-west-b", "west", true),
+    ("us-east/us-east-a", "east", true),
+    ("us-east/us-west-a", "east", true),
+    ("", "", true),
+];
+
+#[test]
+fn each_preference_matched_before_the_first_one_missed_is_a_tier() {
+    use Scope::{Cluster, Network, Node, Region, Subzone, Zone};
+    let table: [(&[Scope], &[&str]); 8] = [
+        (&[], &["plain, 6 ready"]),
+        (&[Node], &["plain, 6 ready"]),
+        (&[Network], &["same network 100% 6/6"]),
+        (
+            &[Network, Region],
+            &["same region 100% 3/3", "same network 0% 3/3"],
+        ),
+        (
+            &[Network, Region, Zone],
+            &[
+                "same zone 100% 2/2",
+                "same region 0% 1/1",
+                "same network 0% 3/3",
+            ],
+        ),
+        // The order of the mesh's own words: a zone of that name in another region is one too.
+        (
+            &[Zone, Region],
+            &[
+                "same region 100% 2/2",
+                "same zone 0% 1/1",
+                "elsewhere 0% 3/3",
+            ],
+        ),
+        (
+            &[Cluster, Node, Subzone],
+            &[
+                "same subzone 100% 1/1",
+                "same cluster 0% 2/2",
+                "elsewhere 0% 3/3",
+            ],
+        ),
+        (&[Region], &["same region 100% 3/3", "elsewhere 0% 3/3"]),
+    ];
+    for (preferences, want) in table {
+        let snapshot = built(service(preferences), told(&EVERYWHERE), Change::default());
+        assert_eq!(groups(&snapshot), want, "{preferences:?}");
+    }
+}
+
+#[test]
+fn strict_drops_what_misses_a_preference_and_says_so() {
+    let strict = Service {
+        strict: true,
+        ..service(&[Scope::Network, Scope::Region, Scope::Zone])
+    };
+    let snapshot = built(strict.clone(), told(&EVERYWHERE), Change::default());
+    assert_eq!(groups(&snapshot), ["same zone 100% 2/2"]);
+    let left_out = [Unused::NotSame(Scope::Region), Unused::NotSame(Scope::Zone)];
+    assert_eq!(set(&snapshot).left_out(), left_out);
+    let snapshot = built(strict, told(&EVERYWHERE[3..]), Change::default());
+    assert_eq!(set(&snapshot).endpoints.len(), 0);
+    assert_eq!(set(&snapshot).left_out(), &left_out[..1]);
+}
+
+/// Some endpoints of the own zone, of the own region and of others: (ready, all).
+fn near_and_far(counts: [(usize, usize); 3]) -> Vec<Workload> {
+    let places = [
+        "us-west/us-west-a",
+        "us-west/us-west-b",
+        "us-east/us-east-a",
+    ];
+    let all = places.into_iter().zip(counts);
+    let all: Vec<_> = all
+        .flat_map(|(place, (ready, all))| (0..all).map(move |at| (place, "", at < ready)))
+        .collect();
+    told(&all)
+}
+
+#[test]
+fn a_tier_leaves_its_share_gradually_to_the_next() {
+    let close = [Scope::Network, Scope::Region, Scope::Zone];
+    for (counts, want) in [
+        ([(10, 10), (10, 10), (10, 10)], [100, 0, 0]),
+        ([(7, 10), (10, 10), (10, 10)], [100, 0, 0]),
+        ([(6, 10), (10, 10), (10, 10)], [85, 15, 0]),
+        ([(1, 10), (10, 10), (10, 10)], [14, 86, 0]),
+        ([(1, 10), (3, 10), (10, 10)], [14, 42, 44]),
+        ([(0, 10), (3, 10), (10, 10)], [0, 42, 58]),
+        ([(0, 10), (0, 10), (1, 10)], [0, 0, 100]),
+        // Together they cannot take all: each gets more than it should.
+        ([(2, 10), (2, 10), (2, 10)], [34, 33, 33]),
+        ([(1, 10), (0, 10), (2, 10)], [34, 0, 66]),
+        ([(0, 10), (0, 10), (0, 10)], [0, 0, 0]),
+    ] {
+        let snapshot = built(service(&close), near_and_far(counts), Change::default());
+        let found = set(&snapshot).groups().expect("groups");
+        let shares = found
+            .list()
+            .iter()
+            .map(|group| (100.0 * group.share).round());
+        let mut got: Vec<_> = shares.collect();
+        got.resize(3, 0.0);
+        assert_eq!(got, want.map(f64::from), "{counts:?}");
+    }
+}
+
+#[test]
+fn so_few_that_they_can_take_nothing_take_all_before_nobody_does() {
+    let workloads = near_and_far([(0, 1), (1, 200), (0, 1)]);
+    let snapshot = built(service(&[Scope::Zone]), workloads, Change::default());
+    assert_eq!(
+        groups(&snapshot),
+        ["same zone 0% 0/1", "elsewhere 100% 1/201"]
+    );
+}
+
+fn regions(weights: &[(&str, u32)]) -> Regions {
+    let pattern = |text| RegionPattern::parse(text).expect("a pattern");
+    Regions::new(
+        weights
+            .iter()
+            .map(|(text, weight)| (pattern(text), *weight)),
+    )
+}
+
+fn traffic(own: Rule, every: Rule) -> Change {
+    Change {
+        traffic: Some(Traffic::new([("echo.app".into(), own)], every)),
+        ..Change::default()
+    }
+}
+
+#[test]
+fn weights_of_regions_share_out_what_is_ready_there() {
+    let places: [Told<'_>; 7] = [
+        ("us-west/us-west-a", "", true),
+        ("us-west/us-west-b", "", true),
+        ("us-west/us-west-b", "", false),
+        ("us-east/us-east-a", "", true),
+        ("us-east/us-east-b", "", true),
+        ("eu/eu-a", "", true),
+        ("", "", true),
+    ];
+    let table: [Weighed<'_>; 6] = [
+        (
+            &[("us-west/*", 10), ("us-east", 90)],
+            &["all us-east 90% 2/2", "all us-west 10% 2/3"],
+        ),
+        // The threshold holds for each place: half of us-west-b can take 1 / 1.4 of its weight.
+        (
+            &[("us-west/us-west-b", 50), ("*", 50)],
+            &["all * 58% 5/5", "all us-west/us-west-b 42% 1/2"],
+        ),
+        (&[("us-west", 1), ("us-east", 0)], &["all us-west 100% 2/3"]),
+        (&[("us-east", 0)], &["all 100% 4/5"]),
+        (&[("us-east", 0), ("*", 1)], &["all * 100% 4/5"]),
+        (&[("mars", 1)], &[]),
+    ];
+    for (weights, want) in table {
+        let rule = Rule {
+            regions: regions(weights),
+            ..Rule::default()
+        };
+        let snapshot = built(service(&[]), told(&places), traffic(rule, Rule::default()));
+        assert_eq!(groups(&snapshot), want, "{weights:?}");
+    }
+}
+
+#[test]
+fn the_own_entry_counts_before_the_source_and_that_before_every() {
+    const CLOSE: &[Scope] = &[Scope::Network, Scope::Region, Scope::Zone];
+    let said = |preferences: Option<&'static [Scope]>, weights: &[(&str, u32)]| Rule {
+        preferences,
+        regions: regions(weights),
+        ..Rule::default()
+    };
+    let nothing = Rule::default;
+    let split: &[(&str, u32)] = &[("us-west", 1), ("us-east", 1)];
+    let zones = [
+        "same zone 100% 2/2",
+        "same region 0% 1/1",
+        "same network 0% 3/3",
+    ];
+    let region = ["same region 100% 3/3", "elsewhere 0% 3/3"];
+    let table: [(&[Scope], Rule, Rule, &[&str]); 8] = [
+        (&[], said(Some(CLOSE), &[]), nothing(), &zones),
+        (&[], nothing(), said(Some(CLOSE), &[]), &zones),
+        (&[Scope::Region], nothing(), said(Some(CLOSE), &[]), &region),
+        (&[Scope::Region], said(Some(CLOSE), &[]), nothing(), &zones),
+        (
+            &[Scope::Region],
+            said(Some(&[]), &[]),
+            nothing(),
+            &["plain, 6 ready"],
+        ),
+        // Weights without a distribution mean any tier, unless the source has one and all the
+        // configuration says is for every service.
+        (
+            &[Scope::Region],
+            said(None, split),
+            nothing(),
+            &["all us-west 50% 3/3", "all us-east 50% 2/2"],
+        ),
+        (
+            &[Scope::Region],
+            nothing(),
+            said(None, split),
+            &["same region us-west 100% 3/3", "elsewhere us-east 0% 2/2"],
+        ),
+        (
+            &[Scope::Region],
+            said(None, &[("us-west", 0)]),
+            said(None, split),
+            &["elsewhere 100% 3/3"],
+        ),
+    ];
+    for (of_source, own, every, want) in table {
+        let what = format!("{of_source:?} {own:?} {every:?}");
+        let change = traffic(own, every);
+        let snapshot = built(service(of_source), told(&EVERYWHERE), change);
+        assert_eq!(groups(&snapshot), want, "{what}");
+    }
+}
+
+/// Envoy's own arithmetic: `load_balancer_impl.cc` gives each priority
+/// min(100, factor × ready / all) of what is left, and each locality weight × that ratio.
+#[test]
+fn an_assignment_is_shared_out_as_envoy_does() {
+    let assigned = |by_locality, localities: &[(u32, &str, u32)]| {
+        let localities = localities.iter();
+        Service {
+            assignment: Some(Arc::new(Assignment {
+                overprovisioning: 140,
+                by_locality,
+                localities: localities
+                    .map(|(p, of, w)| (*p, locality(of), *w))
+                    .collect(),
+                dropped: 0,
+            })),
+            ..service(&[])
+        }
+    };
+    // Priority, locality, ready, all.
+    type Of = (u32, &'static str, usize, usize);
+    let table: [(Service, &[Of], &[&str]); 7] = [
+        (assigned(false, &[]), &[(0, "a", 2, 3)], &["plain, 2 ready"]),
+        (
+            assigned(false, &[]),
+            &[(0, "a", 1, 2), (1, "b", 2, 2)],
+            &["priority 0 70% 1/2", "priority 1 30% 2/2"],
+        ),
+        (
+            assigned(false, &[]),
+            &[(0, "a", 1, 4), (3, "b", 1, 4)],
+            &["priority 0 50% 1/4", "priority 3 50% 1/4"],
+        ),
+        (
+            assigned(true, &[(0, "a", 1), (0, "b", 3)]),
+            &[(0, "a", 5, 5), (0, "b", 1, 1)],
+            &["priority 0 b 75% 1/1", "priority 0 a 25% 5/5"],
+        ),
+        (
+            assigned(true, &[(0, "a", 1), (0, "b", 1)]),
+            &[(0, "a", 1, 2), (0, "b", 2, 2)],
+            &["priority 0 b 59% 2/2", "priority 0 a 41% 1/2"],
+        ),
+        // A locality without weight counts for its priority, and gets nothing.
+        (
+            assigned(true, &[(0, "a", 1), (0, "b", 0), (1, "c", 1)]),
+            &[(0, "a", 2, 2), (0, "b", 0, 2), (1, "c", 1, 1)],
+            &["priority 0 a 70% 2/2", "priority 1 c 30% 1/1"],
+        ),
+        // None of the priority has one: then they do not count.
+        (
+            assigned(true, &[(0, "a", 0)]),
+            &[(0, "a", 2, 2), (0, "b", 1, 2)],
+            &["plain, 3 ready"],
+        ),
+    ];
+    for (service, of, want) in table {
+        let workloads = of.iter().flat_map(|(priority, place, ready, all)| {
+            (0..*all).map(move |at| (*priority, *place, at < *ready))
+        });
+        let workloads = workloads
+            .enumerate()
+            .map(|(at, (priority, place, ready))| Workload {
+                priority,
+                ..workload(at, (place, "", ready))
+            });
+        let snapshot = built(service, workloads.collect(), Change::default());
+        assert_eq!(groups(&snapshot), want, "{of:?}");
+    }
+}
+
+#[test]
+fn an_operator_evacuates_a_region_and_takes_it_back() {
+    let region = |text| RegionPattern::parse(text).expect("a region");
+    let close = service(&[Scope::Network, Scope::Region]);
+    let first = built(close, told(&EVERYWHERE), Change::default());
+    let before = ["same region 100% 3/3", "same network 0% 3/3"];
+    assert_eq!(groups(&first), before);
+    let order = |snapshot: &Snapshot, order| {
+        let overrides = Some(order);
+        build(
+            snapshot,
+            Change {
+                overrides,
+                ..Change::default()
+            },
+        )
+    };
+    let second = order(&first, Override::Evacuate(region("us-west")));
+    assert_eq!(groups(&second), ["same network 100% 3/3"]);
+    assert_eq!(
+        set(&second).left_out(),
+        [Unused::Evacuated("us-west".into())]
+    );
+    // A change of the mesh does not undo it, nor one of the configuration.
+    let mesh = Mesh::new([service(&[])], told(&EVERYWHERE[..4]));
+    let change = Change {
+        mesh: Some((mesh, "net".into())),
+        ..traffic(Rule::default(), Rule::default())
+    };
+    let third = build(&second, change);
+    assert_eq!(groups(&third), ["all 100% 1/1"]);
+    let fourth = order(&third, Override::Return(region("us-west/*")));
+    assert_eq!(groups(&fourth), ["plain, 4 ready"]);
+    let generations = [&first, &second, &third, &fourth].map(|one| one.generation);
+    assert_eq!(generations, [first.generation; 4], "open tunnels go on");
+    let state = |snapshot: &Snapshot| Arc::clone(&set(snapshot).candidates[0].state);
+    assert!(Arc::ptr_eq(&state(&first), &state(&fourth)));
+}
+
+#[test]
+fn only_services_that_a_change_of_traffic_touches_are_built_anew() {
+    let other = Service {
+        hostname: "other.app".into(),
+        ..service(&[])
+    };
+    let first = built(service(&[]), told(&EVERYWHERE), Change::default());
+    let mut mesh = first.mesh.clone();
+    mesh.services.insert("app/other.app".into(), other.into());
+    let change = Change {
+        mesh: Some((mesh, "net".into())),
+        ..Change::default()
+    };
+    let first = build(&first, change);
+    let rule = Rule {
+        latency: Some(true),
+        ..Rule::default()
+    };
+    let second = build(&first, traffic(rule, Rule::default()));
+    let is_same = |host: &str| {
+        let service = |snapshot: &Snapshot| Arc::clone(snapshot.services.get(host).expect("one"));
+        Arc::ptr_eq(&service(&first), &service(&second))
+    };
+    assert_eq!((is_same("echo.app"), is_same("other.app")), (false, true));
+    assert!(
+        set(&second)
+            .groups()
+            .is_some_and(|groups| groups.by_latency)
+    );
+}

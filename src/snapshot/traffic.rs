@@ -1,0 +1,276 @@
+//! What decides beside the mesh which endpoints are picked: where this gateway is, what the
+//! configuration says of traffic, and what an operator has said since the start.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use super::mesh::{Locality, Scope};
+use super::tiers::Count;
+use crate::wire::RegionPattern;
+
+/// Where this gateway is; its network comes with the mesh.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Position {
+    /// Its cluster.
+    pub cluster: Arc<str>,
+    /// Its locality; what is unknown is empty, and is nobody's but theirs who have none either.
+    pub locality: Locality,
+}
+
+/// Everything that decides beside the mesh.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Balancing {
+    /// Where this gateway is.
+    pub position: Position,
+    /// What the configuration says.
+    pub traffic: Traffic,
+    /// The regions that an operator has evacuated.
+    pub evacuated: BTreeSet<RegionPattern>,
+}
+
+/// An order of an operator to the running gateway: gone with a restart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Override {
+    /// New tunnels avoid a region.
+    Evacuate(RegionPattern),
+    /// They no longer do.
+    Return(RegionPattern),
+}
+
+/// What the configuration says of traffic.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Traffic {
+    services: HashMap<Arc<str>, Rule>,
+    every: Rule,
+}
+
+/// What is said of one service, or of every one. What is none is not said.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rule {
+    /// What endpoints are preferred for.
+    pub preferences: Option<&'static [Scope]>,
+    /// Below this part of ready endpoints a tier leaves some of its share to the next one.
+    pub spill: Option<Spill>,
+    /// The weights of regions; empty where nothing is said.
+    pub regions: Regions,
+    /// Whether the time that dials take counts as load.
+    pub latency: Option<bool>,
+}
+
+/// The weights of regions.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Regions {
+    /// The most special pattern first.
+    list: Box<[Region]>,
+    /// Whether any weight is above 0: then what no pattern matches has none.
+    shares: bool,
+}
+
+/// The weight of a region.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Region {
+    /// Where.
+    pub pattern: RegionPattern,
+    /// The same, as people read it.
+    pub name: Arc<str>,
+    /// Its weight; with 0 it is evacuated.
+    pub weight: u32,
+}
+
+/// When a tier leaves a part of its share to the next one: with a part r of its endpoints ready it
+/// can take r × `factor` / `of` of all, and no more than all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spill {
+    factor: u32,
+    of: u32,
+}
+
+impl Spill {
+    /// Below this percentage of ready endpoints.
+    pub const fn below(percent: u8) -> Self {
+        Self {
+            factor: 100,
+            of: percent as u32,
+        }
+    }
+
+    /// By Envoy's overprovisioning factor in percent.
+    pub const fn by_factor(percent: u32) -> Self {
+        Self {
+            factor: percent,
+            of: 100,
+        }
+    }
+
+    /// The part of `whole` that can be taken by so many endpoints, rounded down.
+    pub(super) fn part(self, whole: u64, count: Count) -> u64 {
+        let wanted = u128::from(count.all) * u128::from(self.of);
+        let have = u128::from(count.ready) * u128::from(self.factor);
+        match wanted {
+            0 if count.ready > 0 => whole,
+            0 => 0,
+            _ => u64::try_from(u128::from(whole) * have / wanted).map_or(whole, |of| of.min(whole)),
+        }
+    }
+}
+
+impl Default for Spill {
+    /// 70 %: about Envoy's factor of 140.
+    fn default() -> Self {
+        Self::below(70)
+    }
+}
+
+impl fmt::Display for Spill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = u64::from(self.of) * 100 / u64::from(self.factor).max(1);
+        write!(f, "{percent}%")
+    }
+}
+
+impl Regions {
+    /// The weights of some regions.
+    pub fn new(weights: impl IntoIterator<Item = (RegionPattern, u32)>) -> Self {
+        let mut list: Vec<_> = weights
+            .into_iter()
+            .map(|(pattern, weight)| Region {
+                name: pattern.to_string().into(),
+                pattern,
+                weight,
+            })
+            .collect();
+        list.sort_by_key(|region| std::cmp::Reverse(region.pattern.depth()));
+        Self {
+            shares: list.iter().any(|region| region.weight > 0),
+            list: list.into(),
+        }
+    }
+
+    /// Whether nothing is said.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Whether they share out, and do not only evacuate.
+    pub fn shares(&self) -> bool {
+        self.shares
+    }
+
+    /// The regions, the most special ones first.
+    pub fn list(&self) -> &[Region] {
+        &self.list
+    }
+
+    /// What a locality is in, with its place in the list.
+    pub(super) fn find(&self, locality: &Locality) -> Option<(usize, &Region)> {
+        let mut list = self.list.iter().enumerate();
+        list.find(|(_, region)| is_in(&region.pattern, locality))
+    }
+}
+
+/// Whether a locality is meant by a pattern.
+pub(super) fn is_in(pattern: &RegionPattern, locality: &Locality) -> bool {
+    pattern.matches(&locality.region, &locality.zone, &locality.subzone)
+}
+
+impl Traffic {
+    /// What is said of services by their hostname, and of every one.
+    pub fn new(services: impl IntoIterator<Item = (Arc<str>, Rule)>, every: Rule) -> Self {
+        Self {
+            services: services.into_iter().collect(),
+            every,
+        }
+    }
+
+    /// What is said of a service itself, if anything is.
+    pub fn of(&self, host: &str) -> Option<&Rule> {
+        self.services.get(host)
+    }
+
+    /// What is said of every service.
+    pub fn of_every(&self) -> &Rule {
+        &self.every
+    }
+}
+
+impl Balancing {
+    /// As it is after a change.
+    pub(super) fn changed(
+        &self,
+        (position, traffic, order): (Option<Position>, Option<Traffic>, Option<Override>),
+    ) -> Self {
+        let mut next = self.clone();
+        next.position = position.unwrap_or(next.position);
+        next.traffic = traffic.unwrap_or(next.traffic);
+        match order {
+            Some(Override::Evacuate(region)) => drop(next.evacuated.insert(region)),
+            Some(Override::Return(region)) => drop(next.evacuated.remove(&region)),
+            None => {}
+        }
+        next
+    }
+
+    /// Whether the endpoints of a service have to be looked at anew after what was before.
+    pub(super) fn differs(&self, before: &Self, host: &str) -> bool {
+        (
+            &self.position,
+            &self.evacuated,
+            self.traffic.of(host),
+            self.traffic.of_every(),
+        ) != (
+            &before.position,
+            &before.evacuated,
+            before.traffic.of(host),
+            before.traffic.of_every(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tier_can_take_what_is_ready_by_the_threshold() {
+        for (spill, ready, all, part) in [
+            (Spill::default(), 10, 10, 100),
+            (Spill::default(), 7, 10, 100),
+            (Spill::default(), 6, 10, 85),
+            (Spill::default(), 0, 10, 0),
+            (Spill::default(), 0, 0, 0),
+            (Spill::by_factor(140), 1, 2, 70),
+            (Spill::by_factor(140), 5, 7, 100),
+            (Spill::by_factor(100), 1, 3, 33),
+            (Spill::by_factor(0), 3, 3, 0),
+            (Spill::below(100), 99, 100, 99),
+            (Spill::below(0), 1, 100, 100),
+            (Spill::below(0), 0, 100, 0),
+            (Spill::by_factor(u32::MAX), u32::MAX, u32::MAX, 100),
+        ] {
+            let count = Count { ready, all };
+            assert_eq!(spill.part(100, count), part, "{spill} {count:?}");
+        }
+        assert_eq!(Spill::by_factor(140).to_string(), "71%");
+        assert_eq!(Spill::default().to_string(), "70%");
+    }
+
+    #[test]
+    fn of_two_patterns_the_more_special_one_says_the_weight() {
+        let weights = [("*", 1), ("us-west-2", 2), ("us-west-2/us-west-2a", 3)];
+        let pattern = |text| RegionPattern::parse(text).expect("a pattern");
+        let regions = Regions::new(weights.map(|(text, weight)| (pattern(text), weight)));
+        let weight = |region: &str, zone: &str| {
+            let locality = Locality {
+                region: region.into(),
+                zone: zone.into(),
+                ..Locality::default()
+            };
+            regions.find(&locality).expect("a region").1.weight
+        };
+        assert_eq!(weight("us-west-2", "us-west-2a"), 3);
+        assert_eq!(weight("us-west-2", "us-west-2b"), 2);
+        assert_eq!(weight("us-east-2", "us-west-2a"), 1);
+        assert_eq!(weight("", ""), 1);
+    }
+}
