@@ -15,12 +15,7 @@ use tokio::net::TcpStream;
 use super::admission::{Admission, Descriptor};
 
 /// What a pipe holds. An unprivileged user may have 64 MiB in pipes (`pipe-user-pages-soft`).
-static PIPE_BYTES_: std::sync::LazyLock<usize> = std::sync::LazyLock::new(|| {
-    std::env::var("STRAIT_PIPE")
-        .ok()
-        .and_then(|v| v.parse().ok())
-        .unwrap_or(1 << 20)
-});
+const PIPE_BYTES: usize = 256 * 1024;
 /// Pipes of the process: 32 MiB, and 256 descriptors.
 const PIPES_MAX: usize = 128;
 /// Spare pipes of a thread.
@@ -52,7 +47,7 @@ impl Ends {
         let descriptors = [admission.upstream()?, admission.upstream()?];
         let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).ok()?;
         // Where it is refused the pipe stays as small as it is, which costs only time.
-        let _ = fcntl_setpipe_size(&write, *PIPE_BYTES_);
+        let _ = fcntl_setpipe_size(&write, PIPE_BYTES);
         Some(Self {
             read,
             write,
@@ -114,7 +109,7 @@ impl Pipe {
             return Err(InvalidInput.into());
         };
         let moved = from.try_io(Interest::READABLE, || {
-            Ok(splice(from, None, &ends.write, None, *PIPE_BYTES_, FLAGS)?)
+            Ok(splice(from, None, &ends.write, None, PIPE_BYTES, FLAGS)?)
         });
         match moved {
             Ok(moved) => {
