@@ -16,11 +16,13 @@ use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::{Locality, Mesh};
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{
-    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Snapshot, TrustSet,
+    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope, Snapshot,
+    TrustSet,
 };
 use crate::tls::{self, Material, TlsError, TrustedDomain};
-use crate::xds;
+use crate::xds::{self, objects::Objects};
 
+use super::told::Told;
 use super::{names, routes};
 
 /// The permission bits of those who are neither the owner nor of the file's group.
@@ -33,8 +35,10 @@ pub struct Inputs {
     pub config: Config,
     /// The mesh.
     pub mesh: Mesh,
-    /// Its authorization policies.
-    pub policies: Policies,
+    /// What is exported, what stays local, and who may come.
+    pub scope: Scope,
+    /// What the files of the mesh say by themselves, its authorization policies included.
+    pub(super) told: Told,
     /// Our certificate, key and roots, where they are in files.
     pub material: Option<Material>,
     /// The trust domains with the roots of their own.
@@ -77,7 +81,7 @@ impl Inputs {
     /// The policies, where the source has told them by now.
     pub(super) fn told_policies(&self) -> Option<Policies> {
         match self.config.discovery {
-            Discovery::File { .. } => Some(self.policies.clone()),
+            Discovery::File { .. } => Some(self.told.policies.clone()),
             Discovery::Istio { .. } => None,
         }
     }
@@ -105,18 +109,27 @@ fn complete(source: &Source, examined: Examined) -> Report {
         Some(Discovery::Istio { .. }) => Some((Mesh::default(), Policies::default())),
         None => None,
     };
+    let objects = report.objects(&examined.objects);
     let certificates = report.certificates(source, &examined);
     report.control_planes(source.path(), &examined);
     report.own_domain(&examined, certificates.as_ref());
-    if let (Some(config), Some((mesh, policies)), Some((material, domains))) =
-        (examined.config, mesh, certificates)
+    if let (Some(config), Some((mesh, policies)), Some(objects), Some((material, domains))) =
+        (examined.config, mesh, objects, certificates)
     {
-        report.compare(&config, &mesh, &policies);
+        let told = Told {
+            mesh,
+            policies,
+            objects,
+        };
+        let joined = told.joined(&config);
+        report.warnings.extend(joined.warnings);
+        report.compare(&config, &joined.mesh, &told.policies);
         let warnings = report.warnings.clone();
         report.inputs = Some(Inputs {
             config,
-            mesh,
-            policies,
+            mesh: joined.mesh,
+            scope: joined.scope,
+            told,
             material,
             domains,
             warnings,
@@ -154,6 +167,14 @@ impl Report {
                     .extend(error.to_string().lines().map(Into::into))
             })
             .ok()
+    }
+
+    /// Loads Kubernetes' objects.
+    pub(super) fn objects(&mut self, paths: &[PathBuf]) -> Option<Objects> {
+        let (objects, findings) = self.keep(xds::objects::load(paths))?;
+        self.warnings
+            .extend(findings.0.iter().map(ToString::to_string));
+        Some(objects)
     }
 
     /// Loads the certificates, and tries whether they fit together. What will be issued to us is

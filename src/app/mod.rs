@@ -9,6 +9,7 @@ mod memory;
 mod names;
 mod reload;
 mod routes;
+mod told;
 
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
@@ -142,6 +143,7 @@ impl App {
             names: Some(inputs::name_table(&inputs.config)),
             policies: inputs.told_policies(),
             enforcement: Some(inputs::enforcement(&inputs.config)),
+            scope: Some(inputs.scope.clone()),
             exports: None,
             direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
             position: Some(inputs::position(&inputs.config)),
@@ -177,7 +179,7 @@ impl App {
         }
         tokio::spawn(async move { budget.run().await });
         app.discover(source, &publisher)?;
-        let read = (inputs.warnings, seen);
+        let read = (inputs.told, inputs.warnings, seen);
         let reloader =
             reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log);
         spawn_thread("strait-files", reloader.run())?;

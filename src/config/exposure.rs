@@ -6,6 +6,7 @@ use serde::Serializer;
 
 use crate::wire::sni::RouteBy;
 
+use super::auto;
 use super::fields::Value;
 use super::names::is_segment;
 use super::{Audience, DefaultExposure, ExposedService, Exposure, HostPort};
@@ -35,7 +36,6 @@ pub(super) fn word<S: Serializer>(
 /// section could not be read, which must not bring findings here as well.
 pub(super) fn read(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Exposure> {
     let mut fields = value.fields("exposure")?;
-    fields.later(&["files", "auto"]);
     let default = fields
         .get("default")
         .map_or(Some(DefaultExposure::None), default_exposure);
@@ -46,13 +46,28 @@ pub(super) fn read(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Opt
             .collect(),
         None => Vec::new(),
     };
+    let files: Vec<_> = match fields.get("files") {
+        Some(list) => list.items().map(Value::existing_path).collect(),
+        None => Vec::new(),
+    };
+    let auto = fields.get("auto");
+    let rules: Vec<_> = auto
+        .into_iter()
+        .flat_map(|list| list.items().map(auto::rule))
+        .collect();
     fields.finish();
+    if let Some(auto) = auto.filter(|_| files.is_empty()) {
+        let what = "selects Services of `exposure.files`, and there are none";
+        auto.error(what, "`files: [DIRECTORY]` beside it");
+    }
     aliases_are_unambiguous(&entries);
     routing_is_unambiguous(&entries);
     let services = entries.into_iter().map(|entry| entry.exposed).collect();
     Some(Exposure {
         default: default?,
         services,
+        files: files.into_iter().collect::<Option<_>>()?,
+        auto: rules.into_iter().collect::<Option<_>>()?,
     })
 }
 

@@ -5,6 +5,7 @@
 //! the mesh) is checked by whoever reads those.
 
 mod aliases;
+mod auto;
 mod checks;
 mod defaults;
 mod exposure;
@@ -14,6 +15,7 @@ mod headers;
 mod identity;
 mod layers;
 mod level;
+mod links;
 mod listeners;
 mod names;
 pub mod pod;
@@ -34,10 +36,12 @@ use serde::{Serialize, Serializer};
 use crate::wire::sni::RouteBy;
 
 pub use aliases::{Alias, Names, SUFFIXES};
+pub use auto::{AutoExport, Selector};
 pub use findings::{Finding, Findings, Place, Report, Severity};
 pub use identity::parse_identity;
 pub use layers::Source;
 pub use level::Directives;
+pub use links::Link;
 pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 pub use sources::unix_socket;
@@ -86,6 +90,8 @@ pub struct Config {
     pub discovery: Discovery,
     /// Which services peers may reach. By default none.
     pub exposure: Exposure,
+    /// Which clusters may use this gateway. By default every one that a trust domain stands for.
+    pub links: Option<Vec<Link>>,
     /// Under which names besides their hostnames services are reached. By default [`SUFFIXES`].
     pub names: Names,
     /// What is done about authorization policies. By default nothing.
@@ -123,6 +129,8 @@ pub struct Examined {
     pub trust_place: Option<Place>,
     /// The section `discovery`, if nothing is wrong with it.
     pub discovery: Option<Discovery>,
+    /// What `exposure.files` names, if nothing is wrong with that section.
+    pub objects: Vec<PathBuf>,
     /// The other files that it names, each with the place that does. They need not exist.
     pub named: Vec<(PathBuf, Place)>,
 }
@@ -317,6 +325,11 @@ pub struct Exposure {
     pub default: DefaultExposure,
     /// The entries. Default: none.
     pub services: Vec<ExposedService>,
+    /// Files of Kubernetes objects, and directories of such. Default: none.
+    #[serde(serialize_with = "lossy_paths")]
+    pub files: Vec<PathBuf>,
+    /// Which of the Services in them are exported besides those that say so. Default: none.
+    pub auto: Vec<AutoExport>,
 }
 
 /// What holds for services without an entry.
@@ -477,7 +490,7 @@ impl Config {
     }
 
     /// The keys in which `new` differs and that are only read at the start. Trust, exposure,
-    /// names, policy and the log's level apply live and are not among them.
+    /// links, names, policy and the log's level apply live and are not among them.
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let keys = [
             ("gateway", self.gateway != new.gateway),
@@ -503,6 +516,10 @@ impl Config {
 /// Paths need not be UTF-8, and a dump must not fail over one.
 fn lossy_path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&path.display())
+}
+
+fn lossy_paths<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
 }
 
 fn lossy_path_option<S: Serializer>(

@@ -13,12 +13,13 @@ use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
 use super::identity::parse_identity;
+use super::links;
 use super::listeners::{self, network, socket_address};
 use super::sources;
 use super::yaml::Document;
 use super::{
     ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
-    Gateway, Limits, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode, READINESS,
+    Gateway, Limits, Link, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode, READINESS,
     Trust, TrustDomain,
 };
 
@@ -32,7 +33,7 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Keys that the design names and that later work brings.
-const LATER: &[&str] = &["networks", "links", "traffic", "tracing"];
+const LATER: &[&str] = &["networks", "traffic", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
@@ -72,7 +73,8 @@ fn sections(
         .need("discovery", "{kind: file, path: mesh.yaml}")
         .and_then(sources::discovery);
     let clusters = trust.as_ref().map(checks::clusters);
-    let (exposure, names) = services(&mut top, clusters.as_ref());
+    let own = gateway.as_ref().map(|own| own.cluster.as_str());
+    let (exposure, names, links) = services(&mut top, clusters.as_ref(), own);
     let policy = section(&mut top, "policy", policy);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
@@ -90,6 +92,7 @@ fn sections(
     examined.identity.clone_from(&identity);
     examined.trust.clone_from(&trust);
     examined.discovery.clone_from(&discovery);
+    examined.objects = exposure.iter().flat_map(|one| one.files.clone()).collect();
     let bind = |opened: &Opened<'_>| Bind {
         bind: opened.address,
     };
@@ -104,6 +107,7 @@ fn sections(
             .collect(),
         discovery: discovery?,
         exposure: exposure?,
+        links: links?,
         names: names?,
         policy: policy?,
         dial: dial?,
@@ -117,16 +121,20 @@ fn sections(
     })
 }
 
-/// What is said of services.
+/// What is said of services and of who may ask for them: exposure, names and links.
 fn services(
     top: &mut Fields<'_>,
     clusters: Option<&BTreeSet<String>>,
-) -> (Option<Exposure>, Option<Names>) {
+    own: Option<&str>,
+) -> (Option<Exposure>, Option<Names>, Option<Option<Vec<Link>>>) {
     let exposure = section(top, "exposure", |value| exposure::read(value, clusters));
     let names = section(top, "names", |value| {
         aliases::read(value, clusters, exposure.as_ref())
     });
-    (exposure, names)
+    let links = section(top, "links", |value| {
+        links::read(value, clusters, own).map(Some)
+    });
+    (exposure, names, links)
 }
 
 /// A section that may be left out.

@@ -66,7 +66,8 @@ impl Right {
 /// exports where they say nothing.
 ///
 /// # Errors
-/// [`Reason::NotExposed`] or [`Reason::NotForPeer`], which are alike to the peer.
+/// [`Reason::NotLinked`], [`Reason::NotExposed`] or [`Reason::NotForPeer`], which are alike to the
+/// peer.
 pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Reason> {
     let of = (&*route.service().hostname, route.port());
     judge(snapshot, peer, route.asked(), of, route.means())?;
@@ -88,8 +89,8 @@ pub fn granted(route: Route) -> Permit {
 /// Judges an open tunnel again, by the rules of now.
 ///
 /// # Errors
-/// What took the right away: a change of trust, of exposure, of names, or of who is believed to
-/// come from a waypoint.
+/// What took the right away: a change of trust, of exposure, of names, of links, or of who is
+/// believed to come from a waypoint.
 pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), &'static str> {
     if right.granted {
         // Listeners change with a restart only.
@@ -132,6 +133,9 @@ fn judge(
     of: (&str, u16),
     means: &Means,
 ) -> Result<(), Reason> {
+    if !snapshot.is_linked(peer.caller()) {
+        return Err(Reason::NotLinked);
+    }
     match snapshot.judge(peer.caller(), asked, of, means) {
         Verdict::Allowed => Ok(()),
         Verdict::NotForPeer => Err(Reason::NotForPeer),

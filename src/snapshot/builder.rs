@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::index;
 use super::mesh::Mesh;
 use super::traffic::{Override, Position, Traffic};
-use super::{Enforcement, ExportSet, ExposureTable, NameTable, Policies, Snapshot, TrustSet};
+use super::{
+    Enforcement, ExportSet, ExposureTable, NameTable, Policies, Scope, Snapshot, TrustSet,
+};
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
 pub const HBONE_PORT: u16 = 15008;
@@ -23,6 +25,8 @@ pub struct Change {
     pub names: Option<NameTable>,
     /// What the control plane exports.
     pub exports: Option<ExportSet>,
+    /// What is exported or kept local by objects of its own, and which clusters are linked.
+    pub scope: Option<Scope>,
     /// Whether there are TLS listeners. It takes effect with the mesh of the same change.
     pub direct: Option<bool>,
     /// Istio's authorization policies.
@@ -46,13 +50,14 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     next.exposure = replaced(&old.exposure, change.exposure);
     next.names = replaced(&old.names, change.names);
     next.exports = replaced(&old.exports, change.exports);
+    next.scope = replaced(&old.scope, change.scope);
     next.direct = change.direct.unwrap_or(old.direct);
     next.policies = replaced(&old.policies, change.policies);
     next.enforcement = change.enforcement.unwrap_or(old.enforcement);
     let renamed = !Arc::ptr_eq(&next.names, &old.names);
     let reexposed = renamed || !Arc::ptr_eq(&next.exposure, &old.exposure);
     let mut moved = reexposed
-        || (&next.trust, &next.exports) != (&old.trust, &old.exports)
+        || (&next.trust, &next.exports, &next.scope) != (&old.trust, &old.exports, &old.scope)
         || !Arc::ptr_eq(&next.policies, &old.policies)
         || next.enforcement != old.enforcement;
     let balancing = (change.position, change.traffic, change.overrides);

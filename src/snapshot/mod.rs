@@ -28,6 +28,7 @@ mod names;
 mod odds;
 mod opened;
 mod policies;
+mod scope;
 mod shards;
 mod speakers;
 mod tiers;
@@ -44,6 +45,7 @@ pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable, Target};
 pub use odds::{Load, odds};
 pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
+pub use scope::Scope;
 pub use shards::Shards;
 pub use trust::TrustSet;
 pub use usable::{Unused, unused};
@@ -58,8 +60,8 @@ use traffic::Balancing;
 pub struct Snapshot {
     /// Counts every change.
     pub version: u64,
-    /// Moves only when trust, exposure, exports, policies, what they select or waypoints change:
-    /// open tunnels are judged anew then.
+    /// Moves only when trust, exposure, exports, scope, policies, what they select or waypoints
+    /// change: open tunnels are judged anew then.
     pub generation: u64,
     /// The trust domains and the clusters that they stand for.
     pub trust: Arc<TrustSet>,
@@ -69,6 +71,8 @@ pub struct Snapshot {
     pub names: Arc<NameTable>,
     /// What the control plane exports; empty where there is none.
     pub exports: Arc<ExportSet>,
+    /// What is exported or kept local by objects of its own, and which clusters are linked.
+    pub scope: Arc<Scope>,
     /// Istio's authorization policies.
     pub policies: Arc<Policies>,
     /// What is done about them.
@@ -98,6 +102,18 @@ impl Snapshot {
     /// The service that answers to a VIP of this network.
     pub fn by_vip(&self, ip: IpAddr) -> Option<&Arc<Service>> {
         self.services.get(self.vips.get(&ip)?.first()?)
+    }
+}
+
+impl Snapshot {
+    /// Whether tunnels from the cluster of `caller` may come here at all. One without a cluster,
+    /// as on TLS listeners, is judged by other rules alone.
+    pub fn is_linked(&self, caller: Caller<'_>) -> bool {
+        let cluster = self.trust.cluster(caller.trust_domain);
+        let linked = self.scope.linked.as_ref();
+        cluster
+            .zip(linked)
+            .is_none_or(|(own, linked)| linked.contains(&**own))
     }
 }
 

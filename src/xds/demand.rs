@@ -105,7 +105,9 @@ impl Demand {
         }
         self.nameless = nameless;
         // Of configured hosts the configuration's check says it.
-        for host in snapshot.exposure.hosts().chain(table.targets()) {
+        let exported = snapshot.scope.exported.iter().map(|host| &**host);
+        let configured = snapshot.exposure.hosts().chain(table.targets());
+        for host in configured.chain(exported) {
             let Some(name) = name_of(table, host) else {
                 continue;
             };

@@ -53,6 +53,8 @@ mod reload;
 #[cfg(test)]
 mod reload_under_load;
 #[cfg(test)]
+mod scope;
+#[cfg(test)]
 mod slow;
 #[cfg(test)]
 mod start;

@@ -152,6 +152,7 @@ impl Snapshot {
     ) -> Verdict {
         match means {
             Means::Service => self.judge_service(caller, host, port),
+            Means::Exposed if self.is_kept(host) => Verdict::NotExposed,
             Means::Exposed => self.exposure.judge_alias(caller, &self.trust, asked),
             Means::Alias(alias) => self.judge_targets(caller, alias, asked.port),
             Means::Workload(_) => self.judge_workload(caller, host, port),
@@ -159,6 +160,9 @@ impl Snapshot {
     }
 
     fn judge_service(&self, caller: Caller<'_>, host: &str, port: u16) -> Verdict {
+        if self.is_kept(host) {
+            return Verdict::NotExposed;
+        }
         let entry = self.entry_of(host);
         let verdict = self.exposure.judge(caller, &self.trust, &entry, port);
         let is_silent = verdict == Verdict::NotExposed && !self.exposure.has_entry(&entry);
@@ -169,6 +173,9 @@ impl Snapshot {
     }
 
     fn judge_workload(&self, caller: Caller<'_>, host: &str, port: u16) -> Verdict {
+        if self.is_kept(host) {
+            return Verdict::NotExposed;
+        }
         let entry = self.entry_of(host);
         self.exposure
             .judge_workload(caller, &self.trust, &entry, port)
@@ -241,22 +248,33 @@ impl Snapshot {
         }
     }
 
+    /// Whether a service stays in its cluster by its own word, whatever else is said.
+    fn is_kept(&self, host: &str) -> bool {
+        self.scope.local.contains(host)
+    }
+
     /// The hostname whose entries hold for a service: its own, else one of its family that no
-    /// service has for itself.
+    /// service has for itself. One that an object exports may be two services, that of its cluster
+    /// and that of all: entries of either hold for both.
     pub fn entry_of<'a>(&self, host: &'a str) -> Cow<'a, str> {
         if self.exposure.has_entry(host) || !self.exposure.has_entries() {
             return Cow::Borrowed(host);
         }
-        let mut family = self.other_names(host);
-        let found = family.find(|name| self.exposure.has_entry(name));
+        let has_entry = |name: &String| self.exposure.has_entry(name);
+        let exported = self.scope.exported.get(host).into_iter();
+        let stem = exported.filter_map(|host| self.names.stem(host));
+        let all = stem.flat_map(|stem| self.names.family(stem));
+        let found = self.other_names(host).chain(all).find(has_entry);
         found.map_or(Cow::Borrowed(host), Cow::Owned)
     }
 
-    /// Whether the control plane exports a port of a service, by its hostname or by another name
-    /// of its family.
+    /// Whether an object of its own exports a service, or the control plane a port of it, by its
+    /// hostname or by another name of its family.
     pub fn is_exported(&self, host: &str, port: u16) -> bool {
         let mut family = self.other_names(host);
-        self.exports.contains(host, port) || family.any(|name| self.exports.contains(&name, port))
+        self.scope.exported.contains(host)
+            || self.exports.contains(host, port)
+            || family.any(|name| self.exports.contains(&name, port))
     }
 
     /// The other names of its family that stand for a service.
