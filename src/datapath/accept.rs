@@ -165,7 +165,15 @@ fn reserve_exactly(address: SocketAddr) -> io::Result<Socket> {
 /// # Errors
 /// The address is in use.
 pub fn listen(socket: Socket, listener: &Listener) -> io::Result<TcpListener> {
-    listener.set_options(SockRef::from(&socket))?;
+    let keepalive = match listener.is_tls() {
+        true => {
+            // A tunnel that breaks in any way, our own crash included, ends by RST.
+            socket.set_linger(Some(Duration::ZERO))?;
+            &TLS_KEEPALIVE
+        }
+        false => &HBONE_KEEPALIVE,
+    };
+    set_options(SockRef::from(&socket), keepalive)?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
 }
@@ -307,10 +315,18 @@ pub struct Keepalive {
 }
 
 /// HBONE has HTTP/2 PINGs, so TCP's probes are the second line: 180 s, 180 s, 9 as in ztunnel.
-pub const HBONE_KEEPALIVE: Keepalive = Keepalive {
+const HBONE_KEEPALIVE: Keepalive = Keepalive {
     time: Duration::from_secs(180),
     interval: Duration::from_secs(180),
     retries: 9,
+};
+
+/// A peer of a TLS listener that has gone without a word is noticed within a minute: there is no
+/// PING.
+const TLS_KEEPALIVE: Keepalive = Keepalive {
+    time: Duration::from_secs(30),
+    interval: Duration::from_secs(10),
+    retries: 3,
 };
 
 /// Sets what every socket of the data path has, or inherits: no Nagle delay, and keepalive.

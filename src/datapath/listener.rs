@@ -1,27 +1,16 @@
 //! What becomes of the connections of one listener.
 
 use std::collections::HashMap;
-use std::io;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use ipnet::IpNet;
-use socket2::SockRef;
 
 use crate::config::{self, ListenerProtocol, TlsRouting};
 use crate::reason::Reason;
 use crate::wire::sni::{IstioName, RouteBy, SniPattern};
 use crate::wire::{Authority, Host};
 
-use super::accept::{HBONE_KEEPALIVE, Keepalive, set_options};
 use super::hello::Hello;
-
-/// There is no PING here: within a minute.
-const TLS_KEEPALIVE: Keepalive = Keepalive {
-    time: Duration::from_secs(30),
-    interval: Duration::from_secs(10),
-    retries: 3,
-};
 
 /// A listener, as its connections meet it. By default one of HBONE that is open to every address.
 #[derive(Debug, Default)]
@@ -92,19 +81,6 @@ impl Listener {
     /// By what tunnels are routed whose service does not say it.
     pub fn route_by(&self) -> RouteBy {
         self.route_by
-    }
-
-    /// Sets what the sockets of its peers inherit.
-    ///
-    /// # Errors
-    /// The kernel does not have one of the options.
-    pub fn set_options(&self, socket: SockRef<'_>) -> io::Result<()> {
-        if self.is_tls() {
-            // A tunnel that breaks in any way, our own crash included, ends by RST.
-            socket.set_linger(Some(Duration::ZERO))?;
-            return set_options(socket, &TLS_KEEPALIVE);
-        }
-        set_options(socket, &HBONE_KEEPALIVE)
     }
 
     /// What a hello asks for.
