@@ -13,7 +13,7 @@ use super::view::{Member, View, key_of};
 use super::{AdminState, pending, text};
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::Service;
-use crate::snapshot::{Audience, Exposure, Snapshot};
+use crate::snapshot::{Exposure, Snapshot};
 use crate::status::{self, Certificate, ResourceType, What};
 
 /// Services, or endpoints of one service, that are shown unless all are asked for.
@@ -287,6 +287,7 @@ impl Source {
         let (kind, place) = match &config.discovery {
             Discovery::File { path } => ("file", path.display().to_string()),
             Discovery::Istio { plane, .. } => ("istio", plane.address.to_string()),
+            Discovery::Envoy { plane, .. } => ("envoy", plane.address.to_string()),
         };
         Self {
             kind,
@@ -445,26 +446,5 @@ fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {
         false => "",
     };
     let audiences = entry.to.iter();
-    audiences.map(move |to| format!("{}{port}{workloads}", audience(to)))
-}
-
-fn audience(to: &Audience) -> String {
-    if to.anyone {
-        return "anyone of the trust set".to_owned();
-    }
-    let mut said = match &to.cluster {
-        Some(cluster) => format!("cluster {cluster}"),
-        None => "any cluster".to_owned(),
-    };
-    if !to.namespaces.is_empty() {
-        said += &format!(", namespace {}", to.namespaces.join(" or "));
-    }
-    let accounts = to.service_accounts.iter();
-    let accounts: Vec<_> = accounts
-        .map(|(space, name)| format!("{space}/{name}"))
-        .collect();
-    if !accounts.is_empty() {
-        said += &format!(", account {}", accounts.join(" or "));
-    }
-    said
+    audiences.map(move |to| format!("{to}{port}{workloads}"))
 }

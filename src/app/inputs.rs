@@ -8,7 +8,7 @@ use anyhow::Context;
 
 use crate::config::{
     Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    IstioCa, PolicyMode, Severity, Source, findings, parse_identity,
+    IstioCa, Listener, PolicyMode, Severity, Source, findings, parse_identity,
 };
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
@@ -78,10 +78,30 @@ impl Inputs {
         self.config.gateway.network.as_str().into()
     }
 
+    /// What a gateway publishes at its start.
+    pub(super) fn change(&self) -> Change {
+        Change {
+            mesh: Some((self.mesh.clone(), self.network())),
+            trust: Some(trust_set(&self.config)),
+            exposure: Some(exposure_table(&self.config)),
+            names: Some(name_table(&self.config)),
+            policies: self.told_policies(),
+            enforcement: Some(enforcement(&self.config)),
+            scope: Some(self.scope.clone()),
+            exports: None,
+            direct: Some(self.config.listeners.iter().any(Listener::is_tls)),
+            position: Some(position(&self.config)),
+            traffic: None,
+            overrides: None,
+        }
+    }
+
     /// The policies, where the source has told them by now.
     pub(super) fn told_policies(&self) -> Option<Policies> {
         match self.config.discovery {
             Discovery::File { .. } => Some(self.told.policies.clone()),
+            // There are none.
+            Discovery::Envoy { .. } => Some(Policies::default()),
             Discovery::Istio { .. } => None,
         }
     }
@@ -106,7 +126,9 @@ fn complete(source: &Source, examined: Examined) -> Report {
             })
         }
         // It is told while we run.
-        Some(Discovery::Istio { .. }) => Some((Mesh::default(), Policies::default())),
+        Some(Discovery::Istio { .. } | Discovery::Envoy { .. }) => {
+            Some((Mesh::default(), Policies::default()))
+        }
         None => None,
     };
     let objects = report.objects(&examined.objects);
@@ -206,7 +228,9 @@ impl Report {
             _ => Vec::new(),
         };
         let source = match &examined.discovery {
-            Some(Discovery::Istio { plane, .. }) => channel::check(plane),
+            Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => {
+                channel::check(plane)
+            }
             _ => Vec::new(),
         };
         for (file, error) in authority.into_iter().chain(source) {
@@ -503,7 +527,7 @@ pub(super) fn position(config: &Config) -> Position {
 /// The exposure table that the configuration describes.
 pub(super) fn exposure_table(config: &Config) -> ExposureTable {
     let mut table = ExposureTable::new(config.exposure.default == DefaultExposure::All);
-    for entry in &config.exposure.services {
+    for (index, entry) in config.exposure.services.iter().enumerate() {
         let to = entry.to.iter().map(|audience| Audience {
             anyone: audience.anyone,
             cluster: audience.cluster.as_deref().map(Into::into),
@@ -519,6 +543,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
                 .collect(),
         });
         let exposure = Exposure {
+            index,
             port: entry.service.port,
             to: to.collect(),
             workloads: entry.workloads,

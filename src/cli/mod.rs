@@ -12,6 +12,7 @@ mod ask;
 pub mod certs;
 mod check;
 pub mod demo;
+mod explain;
 pub mod load;
 mod proxy;
 mod stop;
@@ -31,6 +32,7 @@ Examples:
   strait check -c strait.yaml   find mistakes before they matter
   strait run -c strait.yaml     serve
   strait status                 where the running gateway stands, and why an endpoint is not used
+  strait explain --help         what would become of a tunnel, and why
   strait load --help            measure it, or any other HBONE gateway";
 
 /// An east-west gateway data plane for multicluster service meshes.
@@ -83,6 +85,7 @@ enum Command {
                             istioctl ztunnel-config workload --file dump.json\n  \
                             strait dump | jq .strait")]
     Dump(ask::DumpArgs),
+    Explain(explain::Args),
     /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
     Certs(certs::Args),
     Load(Box<load::Args>),
@@ -124,6 +127,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Certs(args) => certs::run(&args),
         Command::Status(args) => return ask::status(&args),
         Command::Dump(args) => return ask::dump(&args),
+        Command::Explain(args) => return explain::run(&args),
         Command::Load(args) => return exit(load::run(&args)),
     };
     exit(done.map(|()| ExitCode::SUCCESS))

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Caller, Snapshot};
 use crate::telemetry::Source;
-use crate::tls::leaf_identity;
+use crate::tls::{Identity, leaf_identity};
 
 use super::handshake::Session;
 
@@ -35,6 +35,33 @@ impl Peer {
             }),
             not_after: SystemTime::UNIX_EPOCH,
         }
+    }
+
+    /// Somebody whose identity was verified.
+    ///
+    /// # Errors
+    /// The trust domain is not in the set.
+    pub fn known(
+        identity: Identity,
+        address: SocketAddr,
+        snapshot: &Snapshot,
+    ) -> Result<Self, HandshakeRefusal> {
+        let cluster = snapshot
+            .trust
+            .cluster(&identity.trust_domain)
+            .ok_or(HandshakeRefusal::UntrustedDomain)?;
+        let source = Source {
+            address,
+            principal: identity.uri,
+            trust_domain: identity.trust_domain,
+            namespace: identity.namespace,
+            service_account: identity.service_account,
+            cluster: Arc::clone(cluster),
+        };
+        Ok(Self {
+            source: Arc::new(source),
+            not_after: identity.not_after,
+        })
     }
 
     /// Whether it has shown no certificate.
@@ -66,20 +93,5 @@ pub fn run(
         .and_then(|certificates| certificates.first())
         .ok_or(HandshakeRefusal::NoCertificate)?;
     let identity = leaf_identity(leaf)?;
-    let cluster = snapshot
-        .trust
-        .cluster(&identity.trust_domain)
-        .ok_or(HandshakeRefusal::UntrustedDomain)?;
-    let source = Source {
-        address,
-        principal: identity.uri,
-        trust_domain: identity.trust_domain,
-        namespace: identity.namespace,
-        service_account: identity.service_account,
-        cluster: Arc::clone(cluster),
-    };
-    Ok(Peer {
-        source: Arc::new(source),
-        not_after: identity.not_after,
-    })
+    Peer::known(identity, address, snapshot)
 }

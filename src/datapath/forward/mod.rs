@@ -35,7 +35,7 @@ const REVOKE_JITTER: Duration = Duration::from_secs(1);
 /// Endpoints whose policies may refuse one tunnel before it is refused. Policies are of a service
 /// as a rule and then refuse it at each, so more tries would only be work that a peer can cause;
 /// where they are of some endpoints, as of a canary, others are likely to be found.
-const REFUSALS_MAX: usize = 3;
+pub const REFUSALS_MAX: usize = 3;
 
 /// A CONNECT whose headers were read, with all that forwarding it takes.
 #[derive(Debug)]
@@ -167,6 +167,12 @@ async fn connect(
     record: &mut Record,
 ) -> Result<Upstream, Reason> {
     let deadline = Instant::now() + BUDGET;
+    if let Some(category) = balance::drops(permit.route()) {
+        record.detail(format!(
+            "the control plane refuses a part of all: {category:?}"
+        ));
+        return Err(Reason::DropOverload);
+    }
     let (mut tried, mut refused) = (Vec::new(), 0);
     let mut reason = permit.route().without_endpoint();
     if permit.route().endpoints().endpoints.is_empty()
