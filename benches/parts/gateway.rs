@@ -146,7 +146,7 @@ async fn serve(
     let (worker, queue) = Worker::new();
     tokio::spawn(serve::worker(Arc::clone(&gateway), queue));
     for (socket, listener) in sockets {
-        let socket = tokio::net::TcpListener::from_std(socket).expect("a listener");
+        let socket = accept::registered(socket).expect("a listener");
         let (gateway, worker) = (Arc::clone(&gateway), worker.clone());
         let accepting = async move { accept::run(&gateway, socket, listener, vec![worker]).await };
         tokio::spawn(accepting);

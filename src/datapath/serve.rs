@@ -1,8 +1,10 @@
 //! Stages 1 to 4 as one function: from an accepted socket to the end of its connection.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::time::interval;
 
 use crate::telemetry::handshake_refused;
 
@@ -11,9 +13,21 @@ use super::handshake::{Refused, Session};
 use super::identity::Peer;
 use super::{Gateway, connect, handshake, identity, linger, passthrough};
 
+/// A timer that is due before all others of a runtime makes tokio wake that runtime, by two system
+/// calls, also where it is awake and sets the timer itself. Next to one that is always due within a
+/// second, the deadlines of dials and hellos cost none.
+const TICK: Duration = Duration::from_secs(1);
+
 /// A worker: serves the sockets that the acceptor hands over, each in a task of its own.
 pub async fn worker(gateway: Arc<Gateway>, mut queue: mpsc::Receiver<Accepted>) {
-    while let Some(accepted) = queue.recv().await {
+    let mut tick = interval(TICK);
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            accepted = queue.recv() => accepted,
+            _ = tick.tick() => continue,
+        };
+        let Some(accepted) = accepted else { return };
         match accepted.listener.is_tls() {
             true => {
                 let connection = passthrough::run(Arc::clone(&gateway), accepted);
