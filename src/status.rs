@@ -150,6 +150,19 @@ pub struct ResourceType {
     pub at_least: bool,
     /// The first of them, by name.
     pub rejections: Vec<Rejection>,
+    /// How much was accepted and is not used.
+    pub unused: usize,
+    /// The first of it.
+    pub unused_first: Vec<Unused>,
+}
+
+/// What was accepted and is not used, or not as it says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unused {
+    /// The resource's name.
+    pub name: String,
+    /// What of it is not used, and why.
+    pub why: String,
 }
 
 /// A resource of which the last version was rejected.

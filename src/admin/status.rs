@@ -287,6 +287,7 @@ impl Source {
         let (kind, place) = match &config.discovery {
             Discovery::File { path } => ("file", path.display().to_string()),
             Discovery::Istio { plane, .. } => ("istio", plane.address.to_string()),
+            Discovery::Envoy { plane, .. } => ("envoy", plane.address.to_string()),
         };
         Self {
             kind,

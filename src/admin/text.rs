@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::time::SystemTime;
 
 use super::status::{Counts, Page, ServiceRow, how_many};
-use crate::status::{Discovery, Rejection};
+use crate::status::{Discovery, Rejection, Unused};
 
 /// Rejected resources of each type that are shown; the dump has more of them.
 const REJECTIONS_SHOWN: usize = 10;
@@ -188,10 +188,19 @@ impl Text {
                 let line = format!("rejected of {kind}: {name}: {reason} ({version}{since})");
                 self.line(&format!("  {}", plain(&line)));
             }
-            let more = kind.rejected.saturating_sub(REJECTIONS_SHOWN);
-            if more > 0 {
-                self.line(&format!("  and {more} more, see `strait dump`"));
+            self.more(kind.rejected);
+            for Unused { name, why } in kind.unused_first.iter().take(REJECTIONS_SHOWN) {
+                let line = format!("not used of {}: {name}: {why}", kind.name);
+                self.line(&format!("  {}", plain(&line)));
             }
+            self.more(kind.unused);
+        }
+    }
+
+    fn more(&mut self, all: usize) {
+        let more = all.saturating_sub(REJECTIONS_SHOWN);
+        if more > 0 {
+            self.line(&format!("  and {more} more, see `strait dump`"));
         }
     }
 
@@ -385,9 +394,16 @@ mod tests {
             rejected: 11,
             at_least: true,
             rejections: vec![rejection; 11],
+            ..ResourceType::default()
+        };
+        let unused = Unused {
+            name: "x\u{1b}".into(),
+            why: "no service by its name".into(),
         };
         let clusters = ResourceType {
             name: "clusters",
+            unused: 12,
+            unused_first: vec![unused; 12],
             ..ResourceType::default()
         };
         Discovery {
@@ -485,6 +501,7 @@ Discovery  istio istiod:15012
   addresses  synced   12    at least 11  2      2026-01-01T00:00:00Z/7  1h 1m ago
   clusters   pending  0     0            0      (0 responses)           never
 {rejected}  and 1 more, see `strait dump`
+{unused}  and 2 more, see `strait dump`
 
 Certificates
   IDENTITY                       STATE      SERIAL  EXPIRES
@@ -499,7 +516,8 @@ Services
   app/echo.app  80,81  1 of 2          1        cluster west on port 80; cluster north
   1 of 60 services; see one by `strait status SERVICE`, all by --all
 "#,
-            rejected = rejected.repeat(10)
+            rejected = rejected.repeat(10),
+            unused = "  not used of clusters: x\\u{1b}: no service by its name\n".repeat(10),
         );
         assert_eq!(text, want);
     }

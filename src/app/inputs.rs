@@ -100,6 +100,8 @@ impl Inputs {
     pub(super) fn told_policies(&self) -> Option<Policies> {
         match self.config.discovery {
             Discovery::File { .. } => Some(self.told.policies.clone()),
+            // There are none.
+            Discovery::Envoy { .. } => Some(Policies::default()),
             Discovery::Istio { .. } => None,
         }
     }
@@ -124,7 +126,9 @@ fn complete(source: &Source, examined: Examined) -> Report {
             })
         }
         // It is told while we run.
-        Some(Discovery::Istio { .. }) => Some((Mesh::default(), Policies::default())),
+        Some(Discovery::Istio { .. } | Discovery::Envoy { .. }) => {
+            Some((Mesh::default(), Policies::default()))
+        }
         None => None,
     };
     let objects = report.objects(&examined.objects);
@@ -224,7 +228,9 @@ impl Report {
             _ => Vec::new(),
         };
         let source = match &examined.discovery {
-            Some(Discovery::Istio { plane, .. }) => channel::check(plane),
+            Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => {
+                channel::check(plane)
+            }
             _ => Vec::new(),
         };
         for (file, error) in authority.into_iter().chain(source) {

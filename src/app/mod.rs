@@ -39,7 +39,7 @@ use crate::snapshot::Publisher;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, Material, TrustedDomain};
-use crate::xds::{self, stream::Istio};
+use crate::xds::stream::{self, Feed, Kind};
 
 use certificates::{Certificates, Shared};
 use reload::Seen;
@@ -204,17 +204,33 @@ impl App {
     /// the budget do not wait.
     fn discover(&self, source: &Source, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
         let config = self.config.load();
-        let Discovery::Istio {
-            plane,
-            cache,
-            on_demand,
-        } = &config.discovery
-        else {
-            return Ok(());
+        let (plane, cache, kind) = match &config.discovery {
+            Discovery::File { .. } => return Ok(()),
+            Discovery::Istio {
+                plane,
+                cache,
+                on_demand,
+            } => {
+                let on_demand = *on_demand;
+                (plane, cache, Kind::Istio { on_demand })
+            }
+            Discovery::Envoy {
+                plane,
+                cache,
+                node,
+                clusters,
+            } => {
+                let kind = Kind::Envoy {
+                    node: node.clone(),
+                    locality: config.gateway.locality.clone(),
+                    clusters: clusters.clone(),
+                };
+                (plane, cache, kind)
+            }
         };
-        let discovery = xds::stream::run(Istio {
+        let discovery = stream::run(Feed {
             plane: plane.clone(),
-            on_demand: *on_demand,
+            kind,
             cache: cache.clone(),
             pod: source.who(&config),
             publisher: Arc::clone(publisher),

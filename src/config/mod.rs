@@ -44,7 +44,7 @@ pub use level::Directives;
 pub use links::Link;
 pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
-pub use sources::unix_socket;
+pub use sources::{NamedCluster, NodeNames, unix_socket};
 
 /// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be
 /// reachable from other hosts.
@@ -263,9 +263,22 @@ pub enum Discovery {
         /// the whole mesh. Default: no.
         on_demand: bool,
     },
+    /// From any control plane of Envoy's: clusters and endpoints by CDS and EDS over delta ADS.
+    Envoy {
+        /// Where it is.
+        #[serde(flatten)]
+        plane: ControlPlane,
+        /// As for istiod.
+        #[serde(serialize_with = "lossy_path_option")]
+        cache: Option<PathBuf>,
+        /// Who we are to it.
+        node: NodeNames,
+        /// The clusters whose own names do not say which service they are. Default: none.
+        clusters: Vec<NamedCluster>,
+    },
 }
 
-/// A control plane that is spoken to by gRPC over TLS.
+/// A control plane that is spoken to by gRPC, over TLS unless its roots say otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ControlPlane {
     /// Its address, with a port. Required.
@@ -292,6 +305,8 @@ pub enum Roots {
     Pem(String),
     /// Those of the system, found anew for each connection.
     System,
+    /// None: there is no TLS, and whoever is at the address is believed.
+    Plaintext,
 }
 
 impl fmt::Display for Roots {
@@ -300,6 +315,7 @@ impl fmt::Display for Roots {
             Self::File(file) => file.display().fmt(f),
             Self::Pem(_) => f.write_str("PEM"),
             Self::System => f.write_str("SYSTEM"),
+            Self::Plaintext => f.write_str("none, by plaintext"),
         }
     }
 }

@@ -248,10 +248,6 @@ fn what_is_not_built_yet_is_told_from_what_is_unknown() {
         format!("4: error: `trust.crl` {plan}")
     );
     assert_eq!(
-        instead("kind: file,", "kind: envoy, address: x,"),
-        "10: error: `discovery.kind: envoy` is not built yet; write `file` or `istio`"
-    );
-    assert_eq!(
         instead("protocol: hbone", "protocol: tcp"),
         "9: error: `listeners[].protocol: tcp` is not built yet; write `hbone` or `tls`"
     );

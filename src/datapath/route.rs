@@ -55,6 +55,12 @@ impl Route {
         &self.endpoints
     }
 
+    /// Why tunnels to the service are refused, and how many of a million, in their order.
+    pub fn drops(&self) -> &[(Arc<str>, u32)] {
+        let assignments = &self.service.definition.assignments;
+        assignments.get(&self.port).map_or(&[], |one| &one.drops)
+    }
+
     /// What an operator has to know where there is no endpoint, if the reason does not say it all.
     pub fn detail(&self) -> Option<String> {
         let names = self.service.definition.waypoint_names();

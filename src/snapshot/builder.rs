@@ -69,7 +69,7 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     if renamed {
         next.derive_all();
     }
-    if reexposed {
+    if reexposed || !Arc::ptr_eq(&next.scope, &old.scope) {
         next.open_all();
     }
     next.generation += u64::from(moved);

@@ -23,6 +23,8 @@ mod drain;
 #[cfg(test)]
 mod ends;
 #[cfg(test)]
+mod envoy_source;
+#[cfg(test)]
 mod explain;
 #[cfg(test)]
 mod fairness;

@@ -167,6 +167,12 @@ async fn connect(
     record: &mut Record,
 ) -> Result<Upstream, Reason> {
     let deadline = Instant::now() + BUDGET;
+    if let Some(category) = balance::drops(permit.route()) {
+        record.detail(format!(
+            "the control plane refuses a part of all: {category:?}"
+        ));
+        return Err(Reason::DropOverload);
+    }
     let (mut tried, mut refused) = (Vec::new(), 0);
     let mut reason = permit.route().without_endpoint();
     if permit.route().endpoints().endpoints.is_empty()

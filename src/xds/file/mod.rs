@@ -143,6 +143,7 @@ fn workload_fields(
         healthy: healthy?,
         capacity: capacity?,
         priority: 0,
+        degraded: false,
         locality: locality?.into(),
         workload_name: workload_name?,
         workload_type: workload_type?,
@@ -313,7 +314,7 @@ fn service(value: Value<'_>) -> Option<Service> {
         passthrough: balancer.passthrough,
         canonical: canonical?,
         private: private?,
-        assignment: None,
+        assignments: BTreeMap::new(),
     })
 }
 

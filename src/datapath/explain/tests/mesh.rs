@@ -1,5 +1,6 @@
 //! Meshes that a seed draws, with everything that has a say in where a tunnel goes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -135,7 +136,7 @@ fn service(rng: &mut Rng, hostname: &str, of_waypoints: bool) -> Service {
         overprovisioning: *rng.choice(&[100, 140, 200]).expect("a factor"),
         by_locality: rng.bool(),
         localities,
-        dropped: 0,
+        drops: Vec::new(),
     };
     Service {
         name: name.into(),
@@ -153,7 +154,10 @@ fn service(rng: &mut Rng, hostname: &str, of_waypoints: bool) -> Service {
         preferences: rng.choice(PREFERENCES).expect("preferences").into(),
         strict: one_in(rng, 8),
         allow_unhealthy: one_in(rng, 8),
-        assignment: one_in(rng, 4).then(|| Arc::new(assignment)),
+        assignments: match one_in(rng, 4) {
+            true => [(80, Arc::new(assignment))].into(),
+            false => BTreeMap::new(),
+        },
         ..Service::default()
     }
 }
