@@ -22,7 +22,7 @@ use super::Inputs;
 /// What is wrong with the question, or that the mesh is not in files.
 pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
     let config = &inputs.config;
-    if let Discovery::Istio { plane, .. } = &config.discovery {
+    if let Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. } = &config.discovery {
         return Err(format!(
             "the mesh comes from {}, which is not asked; leave `-c` out and ask the running \
              gateway",

@@ -61,6 +61,19 @@ pub fn drops(route: &Route) -> Option<&Arc<str>> {
     dropped(route.drops())
 }
 
+/// How likely [`drops`] refuses a tunnel.
+pub fn dropped_part(route: &Route) -> f64 {
+    part(route.drops())
+}
+
+fn part(drops: &[(Arc<str>, u32)]) -> f64 {
+    let left = |(_, parts): &(Arc<str>, u32)| f64::from(MILLION.saturating_sub(*parts));
+    1.0 - drops
+        .iter()
+        .map(|one| left(one) / f64::from(MILLION))
+        .product::<f64>()
+}
+
 fn dropped(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
     let mut drops = drops.iter();
     let is_drawn = |(_, parts): &&(Arc<str>, u32)| fastrand::u32(..MILLION) < *parts;
@@ -316,6 +329,7 @@ mod tests {
         }
         let shares = counts.map(|count| f64::from(count) / f64::from(DRAWS));
         assert_shares(&shares, &[0.2, 0.4, 0.0]);
+        assert!((part(&drops) - 0.6).abs() < 1e-9 && part(&[]) == 0.0);
         assert_eq!(dropped(&[]), None);
         let all = [(Arc::from("all"), MILLION)];
         assert_eq!(dropped(&all).map(|category| &**category), Some("all"));

@@ -29,6 +29,8 @@ mod ends;
 #[cfg(test)]
 mod envoy_source;
 #[cfg(test)]
+mod explain;
+#[cfg(test)]
 mod fairness;
 #[cfg(test)]
 mod faults;

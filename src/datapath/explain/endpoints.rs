@@ -14,7 +14,7 @@ use super::super::forward::REFUSALS_MAX;
 use super::super::identity::Peer;
 use super::super::policy::Permit;
 use super::super::route::Route;
-use super::super::{authorize, route};
+use super::super::{authorize, balance, route};
 use super::answer::{Answer, EndpointRow, Form, GroupRow, Outcome, UnusedRow};
 use super::{Asking, World};
 
@@ -71,6 +71,13 @@ pub(super) fn run(
         answer.groups.extend(groups);
         all.extend(candidates);
     }
+    answer.dropped = balance::dropped_part(route);
+    if answer.dropped > 0.0 {
+        let dropped = Err(Reason::DropOverload);
+        outcomes.retain(|_| answer.dropped < 1.0);
+        outcomes.push(dropped);
+        answer.notes.push(drops(route));
+    }
     outcomes.sort_by_key(|outcome| outcome.is_err());
     let mut outcomes = outcomes.into_iter().map(|outcome| match outcome {
         Ok(()) => Outcome::opened(form),
@@ -95,6 +102,18 @@ pub(super) fn run(
     answer.more_endpoints = all.len().saturating_sub(limit);
     let rows = all.iter().take(limit);
     answer.endpoints = rows.map(|one| row(world, one)).collect();
+}
+
+/// What the control plane wants refused, for people.
+fn drops(route: &Route) -> String {
+    let drops = route.drops().iter();
+    let drops =
+        drops.map(|(category, parts)| format!("{:.2}% for {category:?}", f64::from(*parts) / 1e4));
+    let drops: Vec<_> = drops.collect();
+    format!(
+        "the control plane refuses a part of all tunnels, each of what is left by those before: {}",
+        drops.join(", ")
+    )
 }
 
 /// The sets that one is drawn of: the service's own, or those of its waypoints.

@@ -1,5 +1,6 @@
 //! Meshes that a seed draws, with everything that has a say in where a tunnel goes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -153,10 +154,10 @@ fn service(rng: &mut Rng, hostname: &str, of_waypoints: bool) -> Service {
         preferences: rng.choice(PREFERENCES).expect("preferences").into(),
         strict: one_in(rng, 8),
         allow_unhealthy: one_in(rng, 8),
-        assignments: one_in(rng, 4)
-            .then(|| (80, Arc::new(assignment)))
-            .into_iter()
-            .collect(),
+        assignments: match one_in(rng, 4) {
+            true => [(80, Arc::new(assignment))].into(),
+            false => BTreeMap::new(),
+        },
         ..Service::default()
     }
 }
