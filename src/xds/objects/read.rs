@@ -21,7 +21,7 @@ pub(super) fn file(path: &Path, objects: &mut Objects) -> Findings {
     all(path, Document::load_all(path), objects)
 }
 
-/// As [`file`], of a text that would stand there.
+/// As [`file()`], of a text that would stand there.
 pub(super) fn text(path: &Path, text: &str, objects: &mut Objects) -> Findings {
     all(path, Document::parse_all(path, text), objects)
 }
