@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::time::SystemTime;
 
 use super::status::{Counts, Page, ServiceRow, how_many};
-use crate::status::{Discovery, Rejection, Unused};
+use crate::status::{Discovery, Unused};
 
 /// Rejected resources of each type that are shown; the dump has more of them.
 const REJECTIONS_SHOWN: usize = 10;
@@ -179,9 +179,7 @@ impl Text {
                     "" => "(no name)",
                     name => name,
                 };
-                let Rejection {
-                    reason, version, ..
-                } = rejection;
+                let (reason, version) = (&rejection.reason, &rejection.version);
                 let since = ago(now, rejection.since);
                 let version = match version.as_str() {
                     "" => String::new(),
@@ -201,8 +199,7 @@ impl Text {
     }
 
     fn more(&mut self, all: usize) {
-        let more = all.saturating_sub(REJECTIONS_SHOWN);
-        if more > 0 {
+        if let more @ 1.. = all.saturating_sub(REJECTIONS_SHOWN) {
             self.line(&format!("  and {more} more, see `strait dump`"));
         }
     }
@@ -408,7 +405,7 @@ mod tests {
     }
 
     fn stream() -> Discovery {
-        let rejection = Rejection {
+        let rejection = crate::status::Rejection {
             name: "east//Pod/app/bad".into(),
             reason: "workload.addresses[0]: 5 bytes\u{1b}[2J".into(),
             version: "7".into(),
