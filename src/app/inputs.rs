@@ -7,14 +7,14 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use crate::config::{
-    Config, DefaultExposure, Discovery, Examined, ExposedService, Findings, HostPort, Identity,
-    IdentityFiles, IstioCa, PolicyMode, Severity, Source, findings, parse_identity,
+    Config, DefaultExposure, Discovery, Distribution, Examined, ExposedService, Findings, HostPort,
+    Identity, IdentityFiles, IstioCa, PolicyMode, Severity, Source, findings, parse_identity,
 };
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
 use crate::snapshot::builder;
-use crate::snapshot::mesh::{Locality, Mesh};
-use crate::snapshot::traffic::Position;
+use crate::snapshot::mesh::{Locality, Mesh, Scope};
+use crate::snapshot::traffic::{Position, Regions, Rule, Spill, Traffic};
 use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, TrustSet};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds;
@@ -294,6 +294,18 @@ impl Report {
                 ));
             }
         }
+        for entry in &config.traffic {
+            let unknown = entry.service.as_ref().filter(|host| !known(host));
+            self.warnings.extend(unknown.map(|host| {
+                format!(
+                    "{}:{}: warning: `traffic` names {host}, which is no service of {}; write the \
+                     hostname of one",
+                    config.file.display(),
+                    entry.line,
+                    mesh_path.display()
+                )
+            }));
+        }
         self.warn_of_dead_ends(config, mesh);
         self.warnings.extend(routes::dead_ends(config, mesh));
         if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
@@ -443,6 +455,31 @@ pub(super) fn position(config: &Config) -> Position {
             subzone: locality.subzone.as_str().into(),
         },
     }
+}
+
+/// What the configuration says of balancing.
+pub(super) fn traffic(config: &Config) -> Traffic {
+    let (mut services, mut every) = (Vec::new(), Rule::default());
+    for entry in &config.traffic {
+        let preferences: Option<&[Scope]> = entry.distribution.map(|named| match named {
+            Distribution::Close => &[Scope::Network, Scope::Region, Scope::Zone][..],
+            Distribution::Network => &[Scope::Network],
+            Distribution::Region => &[Scope::Network, Scope::Region],
+            Distribution::Any => &[],
+        });
+        let weights = entry.regions.iter();
+        let rule = Rule {
+            preferences,
+            spill: entry.spill_below.map(Spill::below),
+            regions: Regions::new(weights.map(|one| (one.region.clone(), one.weight))),
+            latency: entry.latency,
+        };
+        match &entry.service {
+            Some(service) => services.push((service.as_str().into(), rule)),
+            None => every = rule,
+        }
+    }
+    Traffic::new(services, every)
 }
 
 /// The exposure table that the configuration describes.

@@ -143,7 +143,7 @@ impl App {
             exports: None,
             direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
             position: Some(inputs::position(&inputs.config)),
-            traffic: None,
+            traffic: Some(inputs::traffic(&inputs.config)),
             overrides: None,
         });
         if let Discovery::File { .. } = inputs.config.discovery {

@@ -213,6 +213,7 @@ impl Reloader {
             trust: Some(inputs::trust_set(&new)),
             exposure: Some(inputs::exposure_table(&new)),
             enforcement: Some(inputs::enforcement(&new)),
+            traffic: Some(inputs::traffic(&new)),
             ..Change::default()
         });
         self.config.store(Arc::new(new));
@@ -281,6 +282,7 @@ fn in_force(old: &Config, new: Config) -> Config {
         trust: new.trust,
         exposure: new.exposure,
         policy: new.policy,
+        traffic: new.traffic,
         log: Log {
             level: new.log.level,
             ..old.log.clone()

@@ -20,6 +20,7 @@ mod read;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod traffic;
 pub mod yaml;
 
 use std::fmt;
@@ -39,6 +40,7 @@ pub use level::Directives;
 pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 pub use sources::unix_socket;
+pub use traffic::{Distribution, RegionWeight, Traffic};
 
 /// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be
 /// reachable from other hosts.
@@ -86,6 +88,8 @@ pub struct Config {
     pub exposure: Exposure,
     /// What is done about authorization policies. By default nothing.
     pub policy: Policy,
+    /// Which endpoints are preferred. Default: what the services themselves say.
+    pub traffic: Vec<Traffic>,
     /// Which addresses may be dialled in spite of the deny list. By default none.
     pub dial: Dial,
     /// How much of this host strangers and slow readers may take. By default by the host's size.
@@ -130,7 +134,7 @@ pub struct Gateway {
     pub cluster: String,
     /// The network's name. Default: the cluster's name, as one network per cluster is the rule.
     pub network: String,
-    /// Where it runs. Default: unknown, which is nobody's locality.
+    /// Where it runs. Default: unknown; near are then endpoints of which it is unknown too.
     pub locality: Locality,
 }
 

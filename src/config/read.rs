@@ -13,11 +13,12 @@ use super::findings::Report;
 use super::identity::parse_identity;
 use super::listeners::{self, network, socket_address};
 use super::sources;
+use super::traffic;
 use super::yaml::Document;
 use super::{
     ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
-    Gateway, Limits, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS, Trust,
-    TrustDomain,
+    Gateway, Limits, Listener, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS,
+    Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -30,7 +31,7 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Keys that the design names and that later work brings.
-const LATER: &[&str] = &["networks", "links", "names", "traffic", "tracing"];
+const LATER: &[&str] = &["networks", "links", "names", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
@@ -70,21 +71,18 @@ fn sections(
         .need("discovery", "{kind: file, path: mesh.yaml}")
         .and_then(sources::discovery);
     let clusters = trust.as_ref().map(checks::clusters);
-    let exposure = match top.get("exposure") {
-        Some(value) => exposure::read(value, clusters.as_ref()),
-        None => Some(Exposure::default()),
-    };
+    let exposure = section(&mut top, "exposure", |value| {
+        exposure::read(value, clusters.as_ref())
+    });
     let policy = section(&mut top, "policy", policy);
+    let locality = gateway.as_ref().map(|gateway| &gateway.locality);
+    let traffic = section(&mut top, "traffic", |value| traffic::read(value, locality));
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
     let workers = top
         .get("workers")
         .map_or(Some(0), |value| value.number(0, WORKERS_MAX));
-    let admin = bind(&mut top, "admin", ADMIN);
-    let metrics = bind(&mut top, "metrics", METRICS);
-    let readiness = bind(&mut top, "readiness", READINESS);
-    checks::overlaps(report, &listeners, [&admin, &metrics, &readiness]);
-    checks::admin_is_local(&admin);
+    let [admin, metrics, readiness] = binds(report, &mut top, &listeners);
     let drain = section(&mut top, "drain", drain);
     let log = section(&mut top, "log", log);
     top.finish();
@@ -106,6 +104,7 @@ fn sections(
         discovery: discovery?,
         exposure: exposure?,
         policy: policy?,
+        traffic: traffic?,
         dial: dial?,
         limits: limits?,
         workers: workers?.into(),
@@ -289,6 +288,20 @@ fn size(value: Value<'_>) -> Option<usize> {
         let bytes = usize::try_from(bytes.as_u64()).ok()?;
         (bytes >= BUFFERS_MIN).then_some(bytes)
     })
+}
+
+/// The addresses of `admin`, `metrics` and `readiness`.
+fn binds<'a>(
+    report: &Report,
+    top: &mut Fields<'a>,
+    listeners: &[(Listener, u64)],
+) -> [Opened<'a>; 3] {
+    let admin = bind(top, "admin", ADMIN);
+    let metrics = bind(top, "metrics", METRICS);
+    let readiness = bind(top, "readiness", READINESS);
+    checks::overlaps(report, listeners, [&admin, &metrics, &readiness]);
+    checks::admin_is_local(&admin);
+    [admin, metrics, readiness]
 }
 
 fn bind<'a>(top: &mut Fields<'a>, key: &'static str, default: SocketAddr) -> Opened<'a> {

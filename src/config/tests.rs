@@ -19,7 +19,7 @@ discovery: {kind: file, path: Cargo.toml}
 "#;
 
 /// A file in the crate's root, so that `Cargo.toml` stands for every file that must exist.
-fn check(text: &str) -> (Option<Config>, String) {
+pub(super) fn check(text: &str) -> (Option<Config>, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
     let (config, findings) = Config::parse(&path, text);
     assert_eq!(config.is_some(), !findings.has_errors());
@@ -233,7 +233,7 @@ fn an_unknown_key_is_named_with_its_line() {
 #[test]
 fn what_is_not_built_yet_is_told_from_what_is_unknown() {
     let plan = "is not built yet; write the file without it";
-    for key in ["networks", "links", "names", "traffic", "tracing"] {
+    for key in ["networks", "links", "names", "tracing"] {
         assert_eq!(
             with(&format!("{key}: []")),
             format!("11: error: `{key}` {plan}")
