@@ -116,6 +116,7 @@ struct App {
     config: Arc<ArcSwap<Config>>,
     gateway: Arc<Gateway>,
     status: Arc<Status>,
+    publisher: Arc<Publisher>,
 }
 
 impl App {
@@ -166,6 +167,7 @@ impl App {
             config,
             gateway,
             status,
+            publisher,
         };
         let sockets = sockets.serve(&app, &log)?;
         let (first, certificate) = oneshot::channel();
@@ -174,10 +176,9 @@ impl App {
             warn!("{warning}");
         }
         tokio::spawn(async move { budget.run().await });
-        app.discover(source, &publisher)?;
+        app.discover(source)?;
         let read = (inputs.warnings, seen);
-        let reloader =
-            reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log);
+        let reloader = reload::Reloader::new(source.clone(), &app, read, certificates, log);
         spawn_thread("strait-files", reloader.run())?;
         let data = DataPath {
             sockets,
@@ -210,7 +211,7 @@ impl App {
     /// Starts to learn the mesh from a control plane, where that is where it comes from: on a
     /// thread of its own, as 100,000 workloads at once take their time, and signals, readiness and
     /// the budget do not wait.
-    fn discover(&self, source: &Source, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
+    fn discover(&self, source: &Source) -> anyhow::Result<()> {
         let config = self.config.load();
         let Discovery::Istio {
             plane,
@@ -225,7 +226,7 @@ impl App {
             on_demand: *on_demand,
             cache: cache.clone(),
             pod: source.who(&config),
-            publisher: Arc::clone(publisher),
+            publisher: Arc::clone(&self.publisher),
             status: Arc::clone(&self.status),
             metrics: Arc::clone(&self.gateway.metrics),
             pending: DISCOVERY,
@@ -353,6 +354,7 @@ impl Sockets {
         let gateway = &app.gateway;
         let state = AdminState {
             reader: gateway.reader.clone(),
+            publisher: Arc::clone(&app.publisher),
             status: Arc::clone(&app.status),
             metrics: Arc::clone(&gateway.metrics),
             lifecycle: gateway.lifecycle.clone(),

@@ -53,7 +53,6 @@ impl Reloader {
         source: Source,
         app: &App,
         (warnings, seen): (Vec<String>, Seen),
-        publisher: Arc<Publisher>,
         certificates: Shared,
         log: LogHandle,
     ) -> Self {
@@ -68,7 +67,7 @@ impl Reloader {
             config: Arc::clone(&app.config),
             gateway: Arc::clone(&app.gateway),
             status: Arc::clone(&app.status),
-            publisher,
+            publisher: Arc::clone(&app.publisher),
             log,
             certificates,
             seen,

@@ -16,9 +16,9 @@ use super::sources;
 use super::traffic;
 use super::yaml::Document;
 use super::{
-    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
-    Gateway, Limits, Listener, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS,
-    Trust, TrustDomain,
+    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Gateway,
+    Limits, Listener, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS, Trust,
+    TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
