@@ -77,7 +77,7 @@ fn evacuate(state: &AdminState, region: RegionPattern) -> (StatusCode, String) {
             more => format!(" and {more} more"),
         };
         text += &format!(
-            "tunnels to {count} services are refused, as no endpoint is left: {}{more}\n",
+            "no endpoint is left, and tunnels are refused: {}{more}\n",
             named.join(", ")
         );
     }
@@ -155,8 +155,8 @@ mod tests {
         located(&fixture, "us-east-2");
         let (status, text) = asked(&fixture, "POST", "/drain/region?region=us-east-2/*").await;
         let want = "us-east-2 is evacuated: new tunnels avoid it, open ones go on; it ends with \
-                    --undo or a restart\n1 of 1 workloads are there\ntunnels to 1 services are \
-                    refused, as no endpoint is left: app/echo.app\n";
+                    --undo or a restart\n1 of 1 workloads are there\nno endpoint is left, and \
+                    tunnels are refused: app/echo.app\n";
         assert_eq!((status, &*text), (StatusCode::OK, want));
         let (_, text) = asked(&fixture, "GET", "/status").await;
         assert!(text.contains("\n  us-east-2 is evacuated; "), "{text}");
