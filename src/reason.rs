@@ -35,6 +35,8 @@ pub enum Reason {
     NotExposed,
     /// The service is exposed, but not to this peer.
     NotForPeer,
+    /// No link leads from the peer's cluster to this one.
+    NotLinked,
     /// An authorization policy of Istio's refuses it.
     PolicyDenied,
     /// The service has no endpoint that could be used.
@@ -87,7 +89,7 @@ pub enum Blame {
 
 impl Reason {
     /// Every reason, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
@@ -99,6 +101,7 @@ impl Reason {
         Self::UnknownService,
         Self::NotExposed,
         Self::NotForPeer,
+        Self::NotLinked,
         Self::PolicyDenied,
         Self::NoEndpoint,
         Self::NoWaypoint,
@@ -132,6 +135,7 @@ impl Reason {
             Self::UnknownService => "unknown_service",
             Self::NotExposed => "not_exposed",
             Self::NotForPeer => "not_for_peer",
+            Self::NotLinked => "not_linked",
             Self::PolicyDenied => "policy_denied",
             Self::NoEndpoint => "no_endpoint",
             Self::NoWaypoint => "no_waypoint",
@@ -166,6 +170,7 @@ impl Reason {
             | Self::UnknownService
             | Self::NotExposed
             | Self::NotForPeer
+            | Self::NotLinked
             | Self::PolicyDenied
             | Self::EarlyData
             | Self::DownstreamReset
@@ -197,10 +202,10 @@ impl Reason {
 
     /// The answer to a CONNECT that fails for this reason before 200 was sent.
     ///
-    /// Unknown, unexposed and not-for-this-peer are alike in every way, so that a peer cannot
-    /// learn what exists. Istio's authorization is looked at only where a service is exposed to
-    /// the peer, and has the answer that ztunnel gives. Reasons that arise only after 200 give 503,
-    /// should they come early.
+    /// Unknown, unexposed, not-for-this-peer and not-linked are alike in every way, so that a peer
+    /// cannot learn what exists. Istio's authorization is looked at only where a service is exposed
+    /// to the peer, and has the answer that ztunnel gives. Reasons that arise only after 200 give
+    /// 503, should they come early.
     pub const fn status(self) -> StatusCode {
         match self {
             Self::BadAuthority => StatusCode::BAD_REQUEST,
@@ -221,7 +226,8 @@ impl Reason {
             | Self::NoIstioAlpn
             | Self::UnknownService
             | Self::NotExposed
-            | Self::NotForPeer => 112,
+            | Self::NotForPeer
+            | Self::NotLinked => 112,
             _ => 40,
         }
     }
@@ -240,7 +246,11 @@ impl Reason {
     /// The value of Istio's `response_flags` label (contract 6).
     pub const fn response_flags(self) -> &'static str {
         match self {
-            Self::NotExposed | Self::NotForPeer | Self::PolicyDenied | Self::Revoked => "DENY",
+            Self::NotExposed
+            | Self::NotForPeer
+            | Self::NotLinked
+            | Self::PolicyDenied
+            | Self::Revoked => "DENY",
             Self::UnknownSni
             | Self::NoHello
             | Self::SniMismatch
@@ -405,17 +415,19 @@ mod tests {
             Reason::UnknownService,
             Reason::NotExposed,
             Reason::NotForPeer,
+            Reason::NotLinked,
         ]
         .map(|reason| reason.status());
-        assert_eq!(answers, [StatusCode::SERVICE_UNAVAILABLE; 3]);
+        assert_eq!(answers, [StatusCode::SERVICE_UNAVAILABLE; 4]);
         let alerts = [
             Reason::UnknownSni,
             Reason::UnknownService,
             Reason::NotExposed,
             Reason::NotForPeer,
+            Reason::NotLinked,
         ]
         .map(Reason::alert);
-        assert_eq!(alerts, [112; 4]);
+        assert_eq!(alerts, [112; 5]);
     }
 
     #[test]

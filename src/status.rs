@@ -38,19 +38,22 @@ pub enum What {
     Config,
     /// The mesh, as discovery tells it.
     Mesh,
+    /// Kubernetes' objects.
+    Objects,
     /// Our own certificates and the roots of the trust domains.
     Certificates,
 }
 
 impl What {
     /// Every source, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 3] = [Self::Config, Self::Mesh, Self::Certificates];
+    pub const ALL: [Self; 4] = [Self::Config, Self::Mesh, Self::Objects, Self::Certificates];
 
     /// The metric label and the name in dumps.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Config => "config",
             Self::Mesh => "mesh",
+            Self::Objects => "objects",
             Self::Certificates => "certificates",
         }
     }

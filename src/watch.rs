@@ -1,6 +1,6 @@
 //! Files that change under us: every directory on the way to a file is watched, so that an atomic
 //! rename, a swapped symlink (Kubernetes' `..data`) and a replaced directory are seen as well as a
-//! write.
+//! write. Of a directory that is named itself all entries are watched.
 //!
 //! A watcher only says that something may have changed. Whoever reads the files decides, by
 //! their contents, whether anything did.
@@ -16,17 +16,32 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::warn;
 
-/// Watches some files: the directories that lead to them and to every link on the way.
+/// Watches some files and directories: the directories that lead to them and to every link on the
+/// way.
 #[derive(Debug)]
 pub struct FileWatcher {
     files: Vec<PathBuf>,
     watched: BTreeSet<PathBuf>,
     unwatchable: BTreeSet<PathBuf>,
     /// The entries of watched directories that matter: others come and go in `/tmp` all day.
-    steps: Arc<Mutex<BTreeSet<PathBuf>>>,
+    steps: Arc<Mutex<Steps>>,
     watcher: RecommendedWatcher,
     events: watch::Receiver<u64>,
 }
+
+/// What has to be looked at again when it changes.
+#[derive(Debug, Default)]
+struct Steps {
+    entries: BTreeSet<PathBuf>,
+    /// Directories of which every entry matters.
+    whole: BTreeSet<PathBuf>,
+}
+
+/// Names of entries by the directory that they are looked up in; [`EVERY`] is all of them.
+type Ways = BTreeMap<PathBuf, BTreeSet<OsString>>;
+
+/// No entry is called so.
+const EVERY: &str = "";
 
 /// Quiet time after an event, so that the several steps of one change are read once. Istio's
 /// agent waits as long (`FILE_DEBOUNCE_DURATION`).
@@ -44,7 +59,7 @@ impl FileWatcher {
     /// The system gives no watcher, or its working directory is gone.
     pub fn new(files: &[PathBuf]) -> notify::Result<Self> {
         let (sender, events) = watch::channel(0_u64);
-        let steps = Arc::new(Mutex::new(BTreeSet::new()));
+        let steps = Arc::new(Mutex::new(Steps::default()));
         let mattering = Arc::clone(&steps);
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
             if event.map_or(true, |event| matters(&event, &mattering)) {
@@ -99,11 +114,17 @@ impl FileWatcher {
         }
     }
 
-    fn arm_once(&mut self, wanted: &BTreeMap<PathBuf, BTreeSet<OsString>>) {
-        let steps = wanted
-            .iter()
-            .flat_map(|(directory, names)| names.iter().map(|name| directory.join(name)));
-        *self.steps.lock().unwrap_or_else(PoisonError::into_inner) = steps.collect();
+    fn arm_once(&mut self, wanted: &Ways) {
+        let mut steps = Steps::default();
+        for (directory, names) in wanted {
+            for name in names {
+                match name == EVERY {
+                    true => steps.whole.insert(directory.clone()),
+                    false => steps.entries.insert(directory.join(name)),
+                };
+            }
+        }
+        *self.steps.lock().unwrap_or_else(PoisonError::into_inner) = steps;
         let gone = self
             .watched
             .iter()
@@ -134,26 +155,30 @@ impl FileWatcher {
 }
 
 /// Whether an event is about a step to a file. Without a path it says that events were lost.
-fn matters(event: &Event, steps: &Mutex<BTreeSet<PathBuf>>) -> bool {
+fn matters(event: &Event, steps: &Mutex<Steps>) -> bool {
     // Reading a file is an access event too: reacting to it would be an endless loop.
     if event.kind.is_access() {
         return false;
     }
     let steps = steps.lock().unwrap_or_else(PoisonError::into_inner);
-    event.paths.is_empty() || event.paths.iter().any(|path| steps.contains(path))
+    let is_step = |path: &PathBuf| {
+        let directory = path.parent();
+        steps.entries.contains(path) || directory.is_some_and(|one| steps.whole.contains(one))
+    };
+    event.paths.is_empty() || event.paths.iter().any(is_step)
 }
 
 /// Every directory that the kernel looks into on the way to `files`, as its real path, with the
 /// names that it looks up there. A way ends at the first name that is not there.
-fn ways(files: &[PathBuf]) -> BTreeMap<PathBuf, BTreeSet<OsString>> {
-    let mut found = BTreeMap::new();
+fn ways(files: &[PathBuf]) -> Ways {
+    let mut found = Ways::new();
     for file in files {
         follow(file, &mut found);
     }
     found
 }
 
-fn follow(file: &Path, found: &mut BTreeMap<PathBuf, BTreeSet<OsString>>) {
+fn follow(file: &Path, found: &mut Ways) {
     let parts = |path: &Path| -> Vec<OsString> {
         let parts = path.components().rev();
         parts.map(|part| part.as_os_str().to_owned()).collect()
@@ -192,6 +217,7 @@ fn follow(file: &Path, found: &mut BTreeMap<PathBuf, BTreeSet<OsString>>) {
             return;
         }
     }
+    found.entry(directory).or_default().insert(EVERY.into());
 }
 
 #[cfg(test)]
@@ -306,6 +332,23 @@ mod tests {
             std::fs::write(at(name), "new").expect("a file");
             assert!(seen(&mut watch).await, "{name}");
         }
+    }
+
+    #[tokio::test]
+    async fn whatever_comes_and_goes_in_a_directory_that_is_named_is_seen() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let named = dir.path().join("named");
+        std::fs::create_dir(&named).expect("a directory");
+        let mut watch = FileWatcher::new(std::slice::from_ref(&named)).expect("a watcher");
+        for round in ["one", "two"] {
+            std::fs::write(named.join("new"), round).expect("a file");
+            assert!(seen(&mut watch).await, "{round}: a new file");
+            std::fs::remove_file(named.join("new")).expect("no file");
+            assert!(seen(&mut watch).await, "{round}: a file that went");
+        }
+        std::fs::write(dir.path().join("beside"), "text").expect("a file");
+        let changed = timeout(Duration::from_millis(400), watch.changed());
+        assert!(changed.await.is_err(), "a file beside it");
     }
 
     #[tokio::test]

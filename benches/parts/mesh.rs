@@ -3,10 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use strait::config::SUFFIXES;
 use strait::snapshot::builder::{Change, build};
 use strait::snapshot::mesh::{Mesh, Protocol, Service, Workload};
 use strait::snapshot::{
-    Audience, Endpoint, EndpointSet, EndpointState, Exposure, ExposureTable, Snapshot, TrustSet,
+    Audience, Endpoint, EndpointSet, EndpointState, Exposure, ExposureTable, NameTable, Snapshot,
+    TrustSet,
 };
 use strait::telemetry::{Source, WorkloadLabels};
 
@@ -83,6 +85,7 @@ pub fn snapshot(mesh: Mesh) -> Snapshot {
         mesh: Some((mesh, NETWORK.into())),
         trust: Some(trust),
         exposure: Some(exposure),
+        names: Some(NameTable::new(SUFFIXES, [])),
         ..Change::default()
     };
     build(&Snapshot::default(), change)

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion};
+use strait::datapath::balance;
 use strait::datapath::dial::DenyList;
-use strait::datapath::{balance, route};
 use strait::reason::Reason;
 use strait::snapshot::builder::{Change, build};
-use strait::snapshot::{Caller, ExposureTable};
+use strait::snapshot::{Caller, ExposureTable, Means};
 use strait::telemetry::{Destination, DestinationService, Metrics, Record, Source};
 use strait::wire::Authority;
 
@@ -37,6 +37,12 @@ fn authority(criterion: &mut Criterion) {
     group.finish();
 }
 
+const WEST: Caller<'_> = Caller {
+    trust_domain: "west.local",
+    namespace: "shop",
+    service_account: "checkout",
+};
+
 /// In a mesh of 10,000 services.
 fn route_and_policy(criterion: &mut Criterion) {
     const SERVICES: usize = 10_000;
@@ -49,33 +55,32 @@ fn route_and_policy(criterion: &mut Criterion) {
             "alias",
             parse(&format!("service-{}.global:80", SERVICES / 2)),
         ),
+        (
+            "family",
+            parse(&mesh::hostname(SERVICES / 2).replace("cluster.local:", "clusterset.local:")),
+        ),
         ("vip", parse("240.0.0.9:80")),
     ];
     let mut group = criterion.benchmark_group("route");
     for (kind, asked) in &asked {
-        assert!(route::find(&snapshot, asked).is_some(), "{kind}");
+        assert!(snapshot.find(WEST, asked).is_some(), "{kind}");
         group.bench_function(*kind, |b| {
-            b.iter(|| route::find(black_box(&snapshot), black_box(asked)));
+            b.iter(|| black_box(&snapshot).find(black_box(WEST), black_box(asked)));
         });
     }
     group.finish();
-    let west = Caller {
-        trust_domain: "west.local",
-        namespace: "shop",
-        service_account: "checkout",
-    };
     let north = Caller {
         trust_domain: "north.local",
         namespace: "other",
-        ..west
+        ..WEST
     };
     let host = mesh::hostname(SERVICES / 2);
     let mut group = criterion.benchmark_group("policy");
-    for (kind, caller) in [("allowed", west), ("refused", north)] {
+    for (kind, caller) in [("allowed", WEST), ("refused", north)] {
         group.bench_function(kind, |b| {
             b.iter(|| {
-                let (exposure, trust) = (&snapshot.exposure, &snapshot.trust);
-                exposure.judge(black_box(caller), trust, black_box(&name), &host, 80)
+                let of = (&*host, 80);
+                snapshot.judge(black_box(caller), black_box(&name), of, &Means::Service)
             });
         });
     }

@@ -1,5 +1,6 @@
 //! GET `/status`: where the gateway stands, for people; what it shows is JSON too.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::extract::{Query, State};
@@ -50,7 +51,7 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
             true => "there is no mesh yet; see `strait status`\n".to_owned(),
             false => format!(
                 "the mesh has no service {wanted:?}; write its name, its hostname, NAMESPACE/ and \
-                 either, or a name of `exposure`\n"
+                 either, or another name of it\n"
             ),
         };
         return (StatusCode::NOT_FOUND, text).into_response();
@@ -324,11 +325,10 @@ impl Services {
     fn of(view: &View<'_>, wanted: Option<&str>, limit: usize) -> Self {
         let wanted_host = wanted.map(without_port);
         let aliased: Vec<_> = wanted_host.map_or_else(Vec::new, |name| {
-            let name = name.to_ascii_lowercase();
-            view.snapshot.exposure.hosts_called(&name).collect()
+            hosts_called(view.snapshot, &name.to_ascii_lowercase())
         });
         let is_wanted = |service: &&Service| {
-            let is_its = |name| is_called(service, name) || aliased.contains(&&*service.hostname);
+            let is_its = |name| is_called(service, name) || aliased.contains(&service.hostname);
             wanted_host.is_none_or(is_its)
         };
         let mut services: Vec<_> = view.services().filter(is_wanted).collect();
@@ -341,6 +341,20 @@ impl Services {
             list: rows.collect(),
         }
     }
+}
+
+/// The services that have a name besides their own.
+fn hosts_called(snapshot: &Snapshot, name: &str) -> Vec<Arc<str>> {
+    let exposed = snapshot.exposure.hosts_called(name);
+    let aliases = snapshot.names.called(name).iter();
+    let targets = aliases.flat_map(|alias| alias.targets());
+    let hosts = exposed
+        .chain(targets.map(|(host, _)| &**host))
+        .chain([name]);
+    let services = hosts.filter_map(|host| snapshot.called(host));
+    services
+        .map(|service| Arc::clone(&service.hostname))
+        .collect()
 }
 
 /// What was asked for, if it was asked for as peers do.
@@ -407,7 +421,7 @@ impl EndpointRow {
 /// Who may reach a service, and by which rule.
 pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> {
     let host = &*service.hostname;
-    let entries = snapshot.exposure.entries(host);
+    let entries = snapshot.exposure.entries(&snapshot.entry_of(host));
     if !entries.is_empty() {
         let mut said: Vec<_> = entries.iter().flat_map(of_entry).collect();
         if said.is_empty() {
@@ -417,7 +431,7 @@ pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> 
     }
     let mut said = Vec::new();
     let ports = service.ports.keys();
-    let exported = ports.filter(|port| snapshot.exports.contains(host, **port));
+    let exported = ports.filter(|port| snapshot.is_exported(host, **port));
     let exported: Vec<_> = exported.map(ToString::to_string).collect();
     if !exported.is_empty() {
         let ports = exported.join(", ");
@@ -435,8 +449,12 @@ pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> 
 fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {
     let port = entry.port.map(|port| format!(" on port {port}"));
     let port = port.unwrap_or_default();
+    let workloads = match entry.workloads {
+        true => ", its workloads too",
+        false => "",
+    };
     let audiences = entry.to.iter();
-    audiences.map(move |to| format!("{}{port}", audience(to)))
+    audiences.map(move |to| format!("{}{port}{workloads}", audience(to)))
 }
 
 fn audience(to: &Audience) -> String {

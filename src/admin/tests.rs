@@ -463,15 +463,12 @@ fn exposure_says_to_whom_and_by_which_rule() {
     ];
     let entry = |to| {
         let mut table = ExposureTable::new(true);
-        table.expose(
-            "echo.app",
-            &Exposure {
-                port: Some(80),
-                to,
-                ..Exposure::default()
-            },
-            [],
-        );
+        let entry = Exposure {
+            port: Some(80),
+            to,
+            ..Exposure::default()
+        };
+        table.expose("echo.app", &entry, []);
         table
     };
     assert_eq!(

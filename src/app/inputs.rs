@@ -7,19 +7,22 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use crate::config::{
-    Config, DefaultExposure, Discovery, Distribution, Examined, ExposedService, Findings, HostPort,
-    Identity, IdentityFiles, IstioCa, PolicyMode, Severity, Source, findings, parse_identity,
+    Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
+    IstioCa, PolicyMode, Severity, Source, findings, parse_identity,
 };
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
-use crate::snapshot::builder;
-use crate::snapshot::mesh::{Locality, Mesh, Scope};
-use crate::snapshot::traffic::{Position, Regions, Rule, Spill, Traffic};
-use crate::snapshot::{Audience, Enforcement, Exposure, ExposureTable, Policies, TrustSet};
+use crate::snapshot::builder::{self, Change};
+use crate::snapshot::mesh::Mesh;
+use crate::snapshot::{
+    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope, Snapshot,
+    TrustSet,
+};
 use crate::tls::{self, Material, TlsError, TrustedDomain};
-use crate::xds;
+use crate::xds::{self, objects::Objects};
 
-use super::routes;
+use super::told::Told;
+use super::{names, routes, traffic};
 
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
@@ -31,8 +34,10 @@ pub struct Inputs {
     pub config: Config,
     /// The mesh.
     pub mesh: Mesh,
-    /// Its authorization policies.
-    pub policies: Policies,
+    /// What is exported, what stays local, and who may come.
+    pub scope: Scope,
+    /// What the files of the mesh say by themselves, its authorization policies included.
+    pub(super) told: Told,
     /// Our certificate, key and roots, where they are in files.
     pub material: Option<Material>,
     /// The trust domains with the roots of their own.
@@ -75,7 +80,7 @@ impl Inputs {
     /// The policies, where the source has told them by now.
     pub(super) fn told_policies(&self) -> Option<Policies> {
         match self.config.discovery {
-            Discovery::File { .. } => Some(self.policies.clone()),
+            Discovery::File { .. } => Some(self.told.policies.clone()),
             Discovery::Istio { .. } => None,
         }
     }
@@ -103,18 +108,27 @@ fn complete(source: &Source, examined: Examined) -> Report {
         Some(Discovery::Istio { .. }) => Some((Mesh::default(), Policies::default())),
         None => None,
     };
+    let objects = report.objects(&examined.objects);
     let certificates = report.certificates(source, &examined);
     report.control_planes(source.path(), &examined);
     report.own_domain(&examined, certificates.as_ref());
-    if let (Some(config), Some((mesh, policies)), Some((material, domains))) =
-        (examined.config, mesh, certificates)
+    if let (Some(config), Some((mesh, policies)), Some(objects), Some((material, domains))) =
+        (examined.config, mesh, objects, certificates)
     {
-        report.compare(&config, &mesh, &policies);
+        let told = Told {
+            mesh,
+            policies,
+            objects,
+        };
+        let joined = told.joined(&config);
+        report.warnings.extend(joined.warnings);
+        report.compare(&config, &joined.mesh, &told.policies);
         let warnings = report.warnings.clone();
         report.inputs = Some(Inputs {
             config,
-            mesh,
-            policies,
+            mesh: joined.mesh,
+            scope: joined.scope,
+            told,
             material,
             domains,
             warnings,
@@ -152,6 +166,14 @@ impl Report {
                     .extend(error.to_string().lines().map(Into::into))
             })
             .ok()
+    }
+
+    /// Loads Kubernetes' objects.
+    pub(super) fn objects(&mut self, paths: &[PathBuf]) -> Option<Objects> {
+        let (objects, findings) = self.keep(xds::objects::load(paths))?;
+        self.warnings
+            .extend(findings.0.iter().map(ToString::to_string));
+        Some(objects)
     }
 
     /// Loads the certificates, and tries whether they fit together. What will be issued to us is
@@ -272,21 +294,18 @@ impl Report {
             self.warn_of_nameless(config);
             return;
         };
-        let known = |host: &str| {
-            mesh.services
-                .values()
-                .any(|service| *service.hostname == *host)
-        };
+        let snapshot = snapshot_of(config, mesh);
         for exposed in &config.exposure.services {
             let at = format!("{}:{}", config.file.display(), exposed.line);
             let host = &exposed.service.host;
-            if !known(host) {
+            if snapshot.called(host).is_none() {
                 self.warnings.push(format!(
                     "{at}: warning: {host} is no service of {}; write the hostname of one",
                     mesh_path.display()
                 ));
             }
-            for name in exposed.names.iter().filter(|name| known(&name.host)) {
+            let names = exposed.names.iter();
+            for name in names.filter(|name| snapshot.services.contains_key(&*name.host)) {
                 self.errors.push(format!(
                     "{at}: error: the name {} is that of another service; write a name that no \
                      service has",
@@ -294,20 +313,12 @@ impl Report {
                 ));
             }
         }
-        for entry in &config.traffic {
-            let unknown = entry.service.as_ref().filter(|host| !known(host));
-            self.warnings.extend(unknown.map(|host| {
-                format!(
-                    "{}:{}: warning: `traffic` names {host}, which is no service of {}; write the \
-                     hostname of one",
-                    config.file.display(),
-                    entry.line,
-                    mesh_path.display()
-                )
-            }));
-        }
-        self.warn_of_dead_ends(config, mesh);
-        self.warnings.extend(routes::dead_ends(config, mesh));
+        self.warnings.extend(traffic::unknown(config, mesh));
+        self.warn_of_dead_ends(config, &snapshot);
+        self.warnings.extend(routes::dead_ends(config, &snapshot));
+        let (errors, warnings) = names::findings(config, &snapshot);
+        self.errors.extend(errors);
+        self.warnings.extend(warnings);
         if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
             self.warnings.push(format!(
                 "{}: warning: its {} authorization policies are not enforced at this gateway; \
@@ -320,7 +331,7 @@ impl Report {
 }
 
 impl Report {
-    /// Warns of exposed services that cannot be asked for by name, where that is what is done.
+    /// Warns of services that cannot be asked for by name, where that is what is done.
     fn warn_of_nameless(&mut self, config: &Config) {
         let on_demand = matches!(
             &config.discovery,
@@ -330,10 +341,13 @@ impl Report {
             }
         );
         let file = config.file.display();
-        let services = config.exposure.services.iter().filter(|_| on_demand);
-        for ExposedService { service, line, .. } in services {
-            let host = &service.host;
-            if xds::demand::name_of(host).is_none() {
+        let services = config.exposure.services.iter();
+        let services = services.map(|exposed| (&exposed.service.host, exposed.line));
+        let aliases = config.names.aliases.iter();
+        let targets = aliases.flat_map(|alias| alias.to.iter().map(|to| (&to.host, alias.line.0)));
+        let names = name_table(config);
+        for (host, line) in services.chain(targets).filter(|_| on_demand) {
+            if xds::demand::name_of(&names, host).is_none() {
                 self.warnings.push(format!(
                     "{file}:{line}: warning: {host} is not in Kubernetes and cannot be asked for; \
                      write `discovery: {{on_demand: false}}`, or a host such as \
@@ -350,9 +364,8 @@ impl Report {
     }
 
     /// Warns of exposed services whose tunnels could not be dialled as things are.
-    fn warn_of_dead_ends(&mut self, config: &Config, mesh: &Mesh) {
+    fn warn_of_dead_ends(&mut self, config: &Config, snapshot: &Snapshot) {
         let network = config.gateway.network.as_str();
-        let services = builder::services_of(mesh, network);
         let own = config
             .listeners
             .iter()
@@ -361,7 +374,7 @@ impl Report {
         let deny = DenyList::new(config.dial.allow.clone(), own);
         for exposed in &config.exposure.services {
             let HostPort { host, port } = &exposed.service;
-            let Some(service) = services.get(host.as_str()) else {
+            let Some(service) = snapshot.called(host) else {
                 continue;
             };
             let asked = |of: &u16| port.is_none_or(|only| only == *of);
@@ -444,42 +457,34 @@ pub(super) fn enforcement(config: &Config) -> Enforcement {
     }
 }
 
-/// Where the configuration says that this gateway is.
-pub(super) fn position(config: &Config) -> Position {
-    let locality = &config.gateway.locality;
-    Position {
-        cluster: config.gateway.cluster.as_str().into(),
-        locality: Locality {
-            region: locality.region.as_str().into(),
-            zone: locality.zone.as_str().into(),
-            subzone: locality.subzone.as_str().into(),
-        },
-    }
+/// The mesh with what the configuration says of its services, for whoever only looks.
+fn snapshot_of(config: &Config, mesh: &Mesh) -> Snapshot {
+    let network = config.gateway.network.as_str().into();
+    let change = Change {
+        mesh: Some((mesh.clone(), network)),
+        exposure: Some(exposure_table(config)),
+        names: Some(name_table(config)),
+        ..Change::default()
+    };
+    builder::build(&Snapshot::default(), change)
 }
 
-/// What the configuration says of balancing.
-pub(super) fn traffic(config: &Config) -> Traffic {
-    let (mut services, mut every) = (Vec::new(), Rule::default());
-    for entry in &config.traffic {
-        let preferences: Option<&[Scope]> = entry.distribution.map(|named| match named {
-            Distribution::Close => &[Scope::Network, Scope::Region, Scope::Zone][..],
-            Distribution::Network => &[Scope::Network],
-            Distribution::Region => &[Scope::Network, Scope::Region],
-            Distribution::Any => &[],
-        });
-        let weights = entry.regions.iter();
-        let rule = Rule {
-            preferences,
-            spill: entry.spill_below.map(Spill::below),
-            regions: Regions::new(weights.map(|one| (one.region.clone(), one.weight))),
-            latency: entry.latency,
-        };
-        match &entry.service {
-            Some(service) => services.push((service.as_str().into(), rule)),
-            None => every = rule,
-        }
-    }
-    Traffic::new(services, every)
+/// The names that the configuration gives.
+pub(super) fn name_table(config: &Config) -> NameTable {
+    let aliases = config.names.aliases.iter().map(|alias| {
+        let to = alias.to.iter();
+        let consumers = alias.consumers.as_ref();
+        let consumers = consumers.map(|list| list.iter().map(|one| one.as_str().into()).collect());
+        let named = Alias::new(
+            (&alias.name.host, alias.name.port),
+            to.map(|target| (target.host.as_str().into(), target.port))
+                .collect(),
+            consumers,
+            alias.region.as_deref().map(Into::into),
+        );
+        (alias.name.host.as_str(), named)
+    });
+    NameTable::new(config.names.suffixes.iter().map(String::as_str), aliases)
 }
 
 /// The exposure table that the configuration describes.
@@ -503,6 +508,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
         let exposure = Exposure {
             port: entry.service.port,
             to: to.collect(),
+            workloads: entry.workloads,
             route_by: entry.route_by,
         };
         // A name without port has the service's.

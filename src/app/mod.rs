@@ -6,8 +6,11 @@
 mod certificates;
 mod inputs;
 mod memory;
+mod names;
 mod reload;
 mod routes;
+mod told;
+mod traffic;
 
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
@@ -139,12 +142,14 @@ impl App {
             mesh: Some((inputs.mesh.clone(), inputs.network())),
             trust: Some(inputs::trust_set(&inputs.config)),
             exposure: Some(inputs::exposure_table(&inputs.config)),
+            names: Some(inputs::name_table(&inputs.config)),
             policies: inputs.told_policies(),
             enforcement: Some(inputs::enforcement(&inputs.config)),
+            scope: Some(inputs.scope.clone()),
             exports: None,
             direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
-            position: Some(inputs::position(&inputs.config)),
-            traffic: Some(inputs::traffic(&inputs.config)),
+            position: Some(traffic::position(&inputs.config)),
+            traffic: Some(traffic::table(&inputs.config)),
             overrides: None,
         });
         if let Discovery::File { .. } = inputs.config.discovery {
@@ -177,7 +182,7 @@ impl App {
         }
         tokio::spawn(async move { budget.run().await });
         app.discover(source)?;
-        let read = (inputs.warnings, seen);
+        let read = (inputs.told, inputs.warnings, seen);
         let reloader = reload::Reloader::new(source.clone(), &app, read, certificates, log);
         spawn_thread("strait-files", reloader.run())?;
         let data = DataPath {

@@ -3,6 +3,7 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,17 +20,19 @@ use crate::status::{Status, What};
 use crate::telemetry::LogHandle;
 use crate::tls::{self, Material, TrustedDomain};
 use crate::watch::FileWatcher;
-use crate::xds;
+use crate::xds::{self, objects::contents};
 
 use super::App;
 use super::certificates::Shared;
 use super::inputs::{self, Report};
+use super::told::{Joined, Told};
+use super::traffic;
 
 /// What was in each file when it was last read. Taken before the reading, so that a change
 /// meanwhile is found afterwards.
 pub(super) type Seen = BTreeMap<PathBuf, u64>;
 
-/// Watches the three kinds of files and applies their changes, one at a time. A mount that hangs
+/// Watches the four kinds of files and applies their changes, one at a time. A mount that hangs
 /// holds it up, so it has a thread of its own.
 pub(super) struct Reloader {
     source: Source,
@@ -40,6 +43,8 @@ pub(super) struct Reloader {
     log: LogHandle,
     certificates: Shared,
     seen: Seen,
+    /// What the files of the mesh say by themselves.
+    told: Told,
     /// Why the last reload of each kind failed, of those that did.
     failed: BTreeMap<What, String>,
     /// The files that a refused configuration names: it may be good once one of them is.
@@ -52,7 +57,7 @@ impl Reloader {
     pub(super) fn new(
         source: Source,
         app: &App,
-        (warnings, seen): (Vec<String>, Seen),
+        (told, warnings, seen): (Told, Vec<String>, Seen),
         certificates: Shared,
         log: LogHandle,
     ) -> Self {
@@ -71,6 +76,7 @@ impl Reloader {
             log,
             certificates,
             seen,
+            told,
             failed: BTreeMap::new(),
             named: Vec::new(),
             warned: warnings,
@@ -176,6 +182,7 @@ impl Reloader {
         match what {
             What::Config => self.reload_config(),
             What::Mesh => self.reload_mesh(),
+            What::Objects => self.reload_objects(),
             What::Certificates => self.reload_certificates(),
         }
     }
@@ -189,17 +196,24 @@ impl Reloader {
         let examined = self.source.examine();
         let mut report = Report::of(&examined.findings);
         let domains = report.domains(&old.file, &examined);
+        let objects = report.objects(&examined.objects);
         let restart_only = examined
             .config
             .as_ref()
             .map(|new| old.restart_only_changes(new));
-        let new = examined.config.map(|new| in_force(&old, new));
-        if let Some(new) = &new {
-            let snapshot = self.gateway.reader.load();
-            report.compare(new, &snapshot.mesh, &snapshot.policies);
-        }
+        let new = examined.config.map(|new| in_force(&old, new)).zip(objects);
+        let new = new.map(|(new, objects)| {
+            let told = Told {
+                objects,
+                ..self.told.clone()
+            };
+            let joined = told.joined(&new);
+            report.warnings.extend(joined.warnings.iter().cloned());
+            report.compare(&new, &joined.mesh, &told.policies);
+            (new, told, joined)
+        });
         report.refusal()?;
-        let (new, domains) = new.zip(domains).context("it could not be read")?;
+        let ((new, told, joined), domains) = new.zip(domains).context("it could not be read")?;
         let mut certificates = self.certificates.lock();
         let served = certificates.served_with(&domains)?;
         if new.log.level != old.log.level {
@@ -211,10 +225,12 @@ impl Reloader {
         self.publisher.update(Change {
             trust: Some(inputs::trust_set(&new)),
             exposure: Some(inputs::exposure_table(&new)),
+            names: Some(inputs::name_table(&new)),
             enforcement: Some(inputs::enforcement(&new)),
-            traffic: Some(inputs::traffic(&new)),
-            ..Change::default()
+            traffic: Some(traffic::table(&new)),
+            ..self.change(&new, joined)
         });
+        self.told = told;
         self.config.store(Arc::new(new));
         self.named.clear();
         for key in restart_only.unwrap_or_default() {
@@ -232,18 +248,54 @@ impl Reloader {
         let Discovery::File { path } = config.discovery.clone() else {
             return Ok(());
         };
-        let network = config.gateway.network.as_str().into();
         let ((mesh, policies), findings) = xds::file::load(&path)?;
-        let mut report = Report::of(&findings);
-        report.compare(&config, &mesh, &policies);
+        let told = Told {
+            mesh,
+            policies,
+            objects: self.told.objects.clone(),
+        };
+        self.apply(&config, told, Report::of(&findings))
+    }
+
+    fn reload_objects(&mut self) -> anyhow::Result<()> {
+        let config = self.config.load_full();
+        let (objects, findings) = xds::objects::load(&config.exposure.files)?;
+        let told = Told {
+            objects,
+            ..self.told.clone()
+        };
+        self.apply(&config, told, Report::of(&findings))
+    }
+
+    /// Has in force what the files of the mesh say now.
+    fn apply(&mut self, config: &Config, told: Told, mut report: Report) -> anyhow::Result<()> {
+        let joined = told.joined(config);
+        report.warnings.extend(joined.warnings.iter().cloned());
+        report.compare(config, &joined.mesh, &told.policies);
         report.refusal()?;
         self.publisher.update(Change {
-            mesh: Some((mesh, network)),
-            policies: Some(policies),
-            ..Change::default()
+            policies: match config.discovery {
+                Discovery::File { .. } => Some(told.policies.clone()),
+                Discovery::Istio { .. } => None,
+            },
+            ..self.change(config, joined)
         });
+        self.told = told;
         self.warn(report.warnings);
         Ok(())
+    }
+
+    /// What changes by what the files of the mesh make together. A control plane's mesh is its own.
+    fn change(&self, config: &Config, joined: Joined) -> Change {
+        let network = config.gateway.network.as_str();
+        Change {
+            mesh: match config.discovery {
+                Discovery::File { .. } => Some((joined.mesh, network.into())),
+                Discovery::Istio { .. } => None,
+            },
+            scope: Some(joined.scope),
+            ..Change::default()
+        }
     }
 
     /// Logs those warnings that were not given the last time.
@@ -280,6 +332,8 @@ fn in_force(old: &Config, new: Config) -> Config {
     Config {
         trust: new.trust,
         exposure: new.exposure,
+        links: new.links,
+        names: new.names,
         policy: new.policy,
         traffic: new.traffic,
         log: Log {
@@ -298,6 +352,7 @@ fn files(config: &Config, what: What) -> Vec<PathBuf> {
             Discovery::File { path } => vec![path.clone()],
             Discovery::Istio { .. } => Vec::new(),
         },
+        What::Objects => with_contents(&config.exposure.files),
         What::Certificates => {
             let own = match &config.identity {
                 Identity::Files(own) => vec![&own.chain, &own.key, &own.roots],
@@ -317,7 +372,15 @@ fn files(config: &Config, what: What) -> Vec<PathBuf> {
 /// The files that a configuration names, in force or not.
 pub(super) fn named(examined: &Examined) -> Vec<PathBuf> {
     let paths = examined.named.iter().map(|(path, _)| path.clone());
-    paths.collect()
+    with_contents(&paths.collect::<Vec<_>>())
+}
+
+/// The paths, and the files of those that are directories.
+fn with_contents(paths: &[PathBuf]) -> Vec<PathBuf> {
+    let files = paths
+        .iter()
+        .flat_map(|path| contents(path).unwrap_or_default());
+    files.chain(paths.iter().cloned()).collect()
 }
 
 /// What is in each of the files now.
@@ -332,6 +395,13 @@ fn fingerprint(file: &Path) -> u64 {
         .metadata()
         .and_then(|metadata| match metadata.is_file() {
             true => std::fs::read(file),
+            false if metadata.is_dir() => {
+                let names = contents(file)?.into_iter().map(PathBuf::into_os_string);
+                Ok(names
+                    .collect::<Vec<_>>()
+                    .join(OsStr::new("/"))
+                    .into_encoded_bytes())
+            }
             // Reading a pipe would take what is there for the loader, or wait for it.
             false => Ok(Vec::new()),
         });

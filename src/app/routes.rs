@@ -1,13 +1,14 @@
 //! TLS listeners beside the mesh: what would lead nowhere.
 
 use crate::config::{Config, ListenerProtocol, SniRoute, TlsRouting};
-use crate::snapshot::mesh::Mesh;
+use crate::snapshot::{Caller, Snapshot};
+use crate::wire::{Authority, Host};
 
 /// Warns of routes to services that the mesh does not have, and of listeners by Istio's names where
 /// no service is exposed to anyone.
-pub(super) fn dead_ends(config: &Config, mesh: &Mesh) -> Vec<String> {
+pub(super) fn dead_ends(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let routes = config.listeners.iter().flat_map(|one| one.routes());
-    let wrong = routes.filter_map(|route| Some((route.line.0, wrong(config, mesh, route)?)));
+    let wrong = routes.filter_map(|route| Some((route.line.0, wrong(snapshot, route)?)));
     let file = config.file.display();
     let mut warnings: Vec<_> = wrong
         .map(|(line, wrong)| format!("{file}:{line}: warning: {wrong}"))
@@ -31,23 +32,22 @@ pub(super) fn dead_ends(config: &Config, mesh: &Mesh) -> Vec<String> {
     warnings
 }
 
-fn wrong(config: &Config, mesh: &Mesh, route: &SniRoute) -> Option<String> {
-    let host = &route.to.host;
-    let mut aliases = config.exposure.services.iter().flat_map(|one| &one.names);
-    if aliases.any(|name| name.overlaps(&route.to)) {
+fn wrong(snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
+    let host = route.to.host.as_str();
+    let asked = |port| Authority {
+        host: Host::Name(host.into()),
+        port,
+    };
+    // Its peers have no identity, and see the names that everybody sees.
+    let found = |port| snapshot.find(Caller::UNKNOWN, &asked(port)).is_some();
+    if route.to.port.is_some_and(found) {
         return None;
     }
-    let mut services = mesh.services.values();
-    let service = services.find(|service| *service.hostname == **host);
-    let has_port = |port: u16| service.map(|service| service.ports.contains_key(&port));
-    match route.to.port.and_then(has_port) {
-        Some(true) => None,
-        Some(false) => Some(format!(
+    Some(match snapshot.called(host) {
+        Some(_) => format!(
             "{} is no port of the service; write one that it has",
             route.to
-        )),
-        None => Some(format!(
-            "{host} is no service of the mesh; write the hostname of one"
-        )),
-    }
+        ),
+        None => format!("{host} is no service of the mesh; write the hostname of one"),
+    })
 }

@@ -27,7 +27,7 @@ pub(super) struct Admin {
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
     /// Only this service, with its endpoints: a name or a hostname, alone or behind NAMESPACE/, or
-    /// a name of `exposure`; with or without a port.
+    /// another name of it; with or without a port.
     service: Option<String>,
     /// All services, or all endpoints of the service; without it the first 50.
     #[arg(long)]

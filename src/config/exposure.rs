@@ -6,9 +6,13 @@ use serde::Serializer;
 
 use crate::wire::sni::RouteBy;
 
+use super::auto;
 use super::fields::Value;
 use super::names::is_segment;
 use super::{Audience, DefaultExposure, ExposedService, Exposure, HostPort};
+
+/// What is wrong with an empty list of alternatives.
+const EMPTY: &str = "is empty, which admits nobody";
 
 /// One entry as read, with the values that findings about it point to.
 struct Entry<'a> {
@@ -32,7 +36,6 @@ pub(super) fn word<S: Serializer>(
 /// section could not be read, which must not bring findings here as well.
 pub(super) fn read(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Exposure> {
     let mut fields = value.fields("exposure")?;
-    fields.later(&["files", "auto"]);
     let default = fields
         .get("default")
         .map_or(Some(DefaultExposure::None), default_exposure);
@@ -43,13 +46,28 @@ pub(super) fn read(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Opt
             .collect(),
         None => Vec::new(),
     };
+    let files: Vec<_> = match fields.get("files") {
+        Some(list) => list.items().map(Value::existing_path).collect(),
+        None => Vec::new(),
+    };
+    let auto = fields.get("auto");
+    let rules: Vec<_> = auto
+        .into_iter()
+        .flat_map(|list| list.items().map(auto::rule))
+        .collect();
     fields.finish();
+    if let Some(auto) = auto.filter(|_| files.is_empty()) {
+        let what = "selects Services of `exposure.files`, and there are none";
+        auto.error(what, "`files: [DIRECTORY]` beside it");
+    }
     aliases_are_unambiguous(&entries);
     routing_is_unambiguous(&entries);
     let services = entries.into_iter().map(|entry| entry.exposed).collect();
     Some(Exposure {
         default: default?,
         services,
+        files: files.into_iter().collect::<Option<_>>()?,
+        auto: rules.into_iter().collect::<Option<_>>()?,
     })
 }
 
@@ -86,13 +104,14 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
             .collect(),
         None => Vec::new(),
     };
+    let workloads = fields.get("workloads").map_or(Some(false), Value::flag);
     let routed = fields.get("route_by");
     let route_by = match routed {
         Some(route_by) => route_by.choice(&RouteBy::WORDS).map(Some),
         None => Some(None),
     };
     fields.finish();
-    let (service, to) = (service?, to?);
+    let (service, to, workloads) = (service?, to?, workloads?);
     let names = names.into_iter().collect::<Option<Vec<_>>>()?;
     if to.is_empty() {
         let what = format!("exposes `{service}` to nobody");
@@ -113,6 +132,7 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
         service,
         to,
         names: aliases,
+        workloads,
         route_by: route_by?,
         line: value.line(),
     };
@@ -124,7 +144,7 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
     })
 }
 
-fn host_port(value: Value<'_>) -> Option<HostPort> {
+pub(super) fn host_port(value: Value<'_>) -> Option<HostPort> {
     let text = value.text()?;
     match HostPort::parse(text) {
         Ok(name) => Some(name),
@@ -179,8 +199,8 @@ fn audience(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Aud
     let accounts = fields.get("service_accounts");
     fields.finish();
     let named = cluster.is_some() || namespaces.is_some() || accounts.is_some();
-    let namespaces = namespaces.map_or(Some(Vec::new()), |list| all(list, namespace));
-    let accounts = accounts.map_or(Some(Vec::new()), |list| all(list, account));
+    let namespaces = namespaces.map_or(Some(Vec::new()), |list| all(list, EMPTY, namespace));
+    let accounts = accounts.map_or(Some(Vec::new()), |list| all(list, EMPTY, account));
     let (anyone, namespaces) = (anyone?, namespaces?);
     match (anyone, named) {
         (true, true) => {
@@ -223,13 +243,14 @@ fn audience(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Aud
     })
 }
 
-/// The entries of a list that must not be empty: as alternatives, no values would admit nobody.
-fn all<'a, T>(list: Value<'a>, read: impl Fn(Value<'a>) -> Option<T>) -> Option<Vec<T>> {
+/// The entries of a list that must not be empty; `empty` says what that would mean.
+pub(super) fn all<'a, T>(
+    list: Value<'a>,
+    empty: &str,
+    read: impl Fn(Value<'a>) -> Option<T>,
+) -> Option<Vec<T>> {
     if list.is_vacant() {
-        list.error(
-            "is empty, which admits nobody",
-            "at least one entry, or remove the key",
-        );
+        list.error(empty, "at least one entry, or remove the key");
         return None;
     }
     let read: Vec<_> = list.items().map(read).collect();
@@ -238,7 +259,10 @@ fn all<'a, T>(list: Value<'a>, read: impl Fn(Value<'a>) -> Option<T>) -> Option<
         .filter(|read| !read.is_empty())
 }
 
-fn known_cluster(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<String> {
+pub(super) fn known_cluster(
+    value: Value<'_>,
+    clusters: Option<&BTreeSet<String>>,
+) -> Option<String> {
     let cluster = value.text()?;
     if let Some(clusters) = clusters
         && !clusters.contains(cluster)

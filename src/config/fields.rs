@@ -37,6 +37,8 @@ pub struct Fields<'a> {
     entries: &'a [Entry],
     known: Vec<&'static str>,
     later: &'static [&'static str],
+    /// Whether further keys, and keys without a value, mean nothing.
+    is_foreign: bool,
 }
 
 impl<'a> Fields<'a> {
@@ -69,6 +71,7 @@ impl<'a> Fields<'a> {
             entries,
             known: Vec::new(),
             later: &[],
+            is_foreign: false,
         }
     }
 
@@ -98,6 +101,9 @@ impl<'a> Fields<'a> {
             is_secret: false,
         };
         if matches!(entry.value.kind, Kind::Null) {
+            if self.is_foreign {
+                return None;
+            }
             // A list that was commented out line by line must not mean "no restriction".
             report.error(
                 entry.line.into(),
@@ -144,6 +150,7 @@ impl<'a> Fields<'a> {
                     self.report
                         .error(entry.line.into(), what, "the file without it");
                 }
+                None if self.is_foreign => {}
                 None => self.unknown(entry),
             }
         }
@@ -164,6 +171,20 @@ impl<'a> Fields<'a> {
 }
 
 impl<'a> Value<'a> {
+    /// The value of the whole document.
+    pub fn of_document(document: &'a Document, report: &'a Report) -> Self {
+        Self {
+            document,
+            report,
+            node: &document.root,
+            line: document.root.line,
+            place: "",
+            key: "document",
+            entry: false,
+            is_secret: false,
+        }
+    }
+
     /// The line on which the value begins, or its key where the key is data as well.
     pub fn line(self) -> u64 {
         self.line.into()
@@ -308,6 +329,14 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// As [`Value::fields`], of somebody else's map, such as Kubernetes', which may have more keys
+    /// than we know, and in which a key without a value is one that is not there.
+    pub fn foreign(self, place: &'static str) -> Option<Fields<'a>> {
+        let mut fields = self.fields(place)?;
+        fields.is_foreign = true;
+        Some(fields)
+    }
+
     /// The entries of a map whose keys are data; none when it is not a map.
     pub fn pairs(self) -> impl Iterator<Item = (&'a Entry, Value<'a>)> {
         let entries = match &self.node.kind {
@@ -333,6 +362,11 @@ impl<'a> Value<'a> {
             Kind::Map(entries) => entries.is_empty(),
             _ => false,
         }
+    }
+
+    /// Whether this is a list.
+    pub fn is_list(self) -> bool {
+        matches!(self.node.kind, Kind::List(_))
     }
 
     /// Whether this is a map.

@@ -4,6 +4,8 @@
 //! been checked, or all [`Findings`] at once. What is inside the files that it names (certificates,
 //! the mesh) is checked by whoever reads those.
 
+mod aliases;
+mod auto;
 mod checks;
 mod defaults;
 mod exposure;
@@ -13,6 +15,7 @@ mod headers;
 mod identity;
 mod layers;
 mod level;
+mod links;
 mod listeners;
 mod names;
 pub mod pod;
@@ -33,10 +36,13 @@ use serde::{Serialize, Serializer};
 
 use crate::wire::sni::RouteBy;
 
+pub use aliases::{Alias, Names, SUFFIXES};
+pub use auto::{AutoExport, Selector};
 pub use findings::{Finding, Findings, Place, Report, Severity};
 pub use identity::parse_identity;
 pub use layers::Source;
 pub use level::Directives;
+pub use links::Link;
 pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 pub use sources::unix_socket;
@@ -86,6 +92,10 @@ pub struct Config {
     pub discovery: Discovery,
     /// Which services peers may reach. By default none.
     pub exposure: Exposure,
+    /// Which clusters may use this gateway. By default every one that a trust domain stands for.
+    pub links: Option<Vec<Link>>,
+    /// Under which names besides their hostnames services are reached. By default [`SUFFIXES`].
+    pub names: Names,
     /// What is done about authorization policies. By default nothing.
     pub policy: Policy,
     /// Which endpoints are preferred. Default: what the services themselves say.
@@ -123,6 +133,8 @@ pub struct Examined {
     pub trust_place: Option<Place>,
     /// The section `discovery`, if nothing is wrong with it.
     pub discovery: Option<Discovery>,
+    /// What `exposure.files` names, if nothing is wrong with that section.
+    pub objects: Vec<PathBuf>,
     /// The other files that it names, each with the place that does. They need not exist.
     pub named: Vec<(PathBuf, Place)>,
 }
@@ -317,6 +329,11 @@ pub struct Exposure {
     pub default: DefaultExposure,
     /// The entries. Default: none.
     pub services: Vec<ExposedService>,
+    /// Files of Kubernetes objects, and directories of such. Default: none.
+    #[serde(serialize_with = "lossy_paths")]
+    pub files: Vec<PathBuf>,
+    /// Which of the Services in them are exported besides those that say so. Default: none.
+    pub auto: Vec<AutoExport>,
 }
 
 /// What holds for services without an entry.
@@ -340,6 +357,8 @@ pub struct ExposedService {
     /// Names that it is reached under besides its own. A name given without port has the
     /// service's port here. Default: none.
     pub names: Vec<HostPort>,
+    /// Whether its workloads are reached at their addresses too. Default: no.
+    pub workloads: bool,
     /// By what tunnels to it are routed; all entries of a port of a service agree. Default: as
     /// their listener does.
     #[serde(serialize_with = "exposure::word")]
@@ -475,7 +494,7 @@ impl Config {
     }
 
     /// The keys in which `new` differs and that are only read at the start. Trust, exposure,
-    /// policy and the log's level apply live and are not among them.
+    /// links, names, policy and the log's level apply live and are not among them.
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let keys = [
             ("gateway", self.gateway != new.gateway),
@@ -501,6 +520,10 @@ impl Config {
 /// Paths need not be UTF-8, and a dump must not fail over one.
 fn lossy_path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&path.display())
+}
+
+fn lossy_paths<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
 }
 
 fn lossy_path_option<S: Serializer>(

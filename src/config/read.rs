@@ -1,24 +1,27 @@
 //! From the tree to a [`Config`], section by section in the order of the example file.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
 use spiffe::TrustDomain as SpiffeTrustDomain;
 
+use super::aliases;
 use super::checks::{self, Opened};
 use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
 use super::identity::parse_identity;
+use super::links;
 use super::listeners::{self, network, socket_address};
 use super::sources;
 use super::traffic;
 use super::yaml::Document;
 use super::{
-    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Gateway,
-    Limits, Listener, Locality, Log, LogFormat, METRICS, Policy, PolicyMode, READINESS, Trust,
-    TrustDomain,
+    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
+    Gateway, Limits, Link, Listener, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode,
+    READINESS, Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -31,7 +34,7 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Keys that the design names and that later work brings.
-const LATER: &[&str] = &["networks", "links", "names", "tracing"];
+const LATER: &[&str] = &["networks", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
@@ -71,9 +74,8 @@ fn sections(
         .need("discovery", "{kind: file, path: mesh.yaml}")
         .and_then(sources::discovery);
     let clusters = trust.as_ref().map(checks::clusters);
-    let exposure = section(&mut top, "exposure", |value| {
-        exposure::read(value, clusters.as_ref())
-    });
+    let own = gateway.as_ref().map(|own| own.cluster.as_str());
+    let (exposure, names, links) = services(&mut top, clusters.as_ref(), own);
     let policy = section(&mut top, "policy", policy);
     let locality = gateway.as_ref().map(|gateway| &gateway.locality);
     let traffic = section(&mut top, "traffic", |value| traffic::read(value, locality));
@@ -89,6 +91,7 @@ fn sections(
     examined.identity.clone_from(&identity);
     examined.trust.clone_from(&trust);
     examined.discovery.clone_from(&discovery);
+    examined.objects = exposure.iter().flat_map(|one| one.files.clone()).collect();
     let bind = |opened: &Opened<'_>| Bind {
         bind: opened.address,
     };
@@ -103,6 +106,8 @@ fn sections(
             .collect(),
         discovery: discovery?,
         exposure: exposure?,
+        links: links?,
+        names: names?,
         policy: policy?,
         traffic: traffic?,
         dial: dial?,
@@ -114,6 +119,22 @@ fn sections(
         drain: drain?,
         log: log?,
     })
+}
+
+/// What is said of services and of who may ask for them: exposure, names and links.
+fn services(
+    top: &mut Fields<'_>,
+    clusters: Option<&BTreeSet<String>>,
+    own: Option<&str>,
+) -> (Option<Exposure>, Option<Names>, Option<Option<Vec<Link>>>) {
+    let exposure = section(top, "exposure", |value| exposure::read(value, clusters));
+    let names = section(top, "names", |value| {
+        aliases::read(value, clusters, exposure.as_ref())
+    });
+    let links = section(top, "links", |value| {
+        links::read(value, clusters, own).map(Some)
+    });
+    (exposure, names, links)
 }
 
 /// A section that may be left out.

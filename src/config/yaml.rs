@@ -7,6 +7,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
@@ -24,6 +25,9 @@ const NODES_MAX: usize = 100_000 * 40 * 2;
 /// Every node is one event, every list and map one more for its end.
 const EVENTS_MAX: usize = 2 * NODES_MAX;
 
+/// One for each object of a large mesh, where a file has several documents.
+const DOCUMENTS_MAX: usize = 100_000;
+
 /// The deepest shape that we read is `policies[].rules[][][].serviceAccounts[]`, nine levels. The
 /// parser recurses: a hundred levels overflowed the 2 MiB stack of a test thread.
 const DEPTH_MAX: usize = 16;
@@ -37,7 +41,7 @@ const ORIGINS: u32 = 1 << 31;
 pub struct Document {
     /// The file, as it was named when it was loaded.
     pub file: PathBuf,
-    text: String,
+    text: Arc<str>,
     /// The value of the whole document.
     pub root: Node,
     pub(super) origins: Vec<String>,
@@ -96,50 +100,47 @@ pub struct Entry {
 impl Document {
     /// Reads and parses a file of at most 64 MiB.
     pub fn load(file: &Path) -> Result<Self, Findings> {
-        let mut bytes = Vec::new();
-        // One byte over the limit shows that there is more, also where no size is known before.
-        let limit = FILE_BYTES_MAX as u64 + 1;
-        let read = File::open(file).and_then(|opened| opened.take(limit).read_to_end(&mut bytes));
-        if let Err(error) = read {
-            let what = format!("the file cannot be read: {error}");
-            return Err(Findings::one(
-                file,
-                1,
-                &what,
-                "the path of a file that we may read",
-            ));
-        }
-        let text = String::from_utf8(bytes).map_err(|error| {
-            let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-            let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count() as u64;
-            Findings::one(file, line, "the file is not UTF-8 text here", "it in UTF-8")
-        })?;
-        Self::parse(file, &text)
+        Self::parse(file, &read(file)?)
+    }
+
+    /// As [`Document::load`], of a file that may have several documents. Those without a value
+    /// are left out.
+    pub fn load_all(file: &Path) -> Result<Vec<Self>, Findings> {
+        Self::parse_all(file, &read(file)?)
     }
 
     /// Parses `text`, naming `file` in findings.
     pub fn parse(file: &Path, text: &str) -> Result<Self, Findings> {
-        if text.len() > FILE_BYTES_MAX {
-            let what = format!("the file is larger than {} MiB", FILE_BYTES_MAX >> 20);
-            return Err(Findings::one(file, 1, &what, "a smaller one"));
-        }
-        // Without the byte order mark, offsets into the text are what the parser says they are.
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let root = serde_saphyr::from_str_with_options(text, options())
-            .map_err(|error| syntax_error(file, error.without_snippet()))?;
-        Ok(Self {
+        let text = plain(file, text)?;
+        let root = serde_saphyr::from_str_with_options(text, options());
+        let root = root.map_err(|error| syntax_error(file, error.without_snippet()))?;
+        Ok(Self::new(file, &text.into(), root))
+    }
+
+    /// As [`Document::parse`], for a text that may have several documents.
+    pub fn parse_all(file: &Path, text: &str) -> Result<Vec<Self>, Findings> {
+        let text = plain(file, text)?;
+        let roots = serde_saphyr::from_multiple_with_options::<Node>(text, options());
+        let roots = roots.map_err(|error| syntax_error(file, error.without_snippet()))?;
+        let text = text.into();
+        let roots = roots.into_iter();
+        Ok(roots.map(|root| Self::new(file, &text, root)).collect())
+    }
+
+    fn new(file: &Path, text: &Arc<str>, root: Node) -> Self {
+        Self {
             file: file.to_owned(),
-            text: text.to_owned(),
+            text: Arc::clone(text),
             root,
             origins: Vec::new(),
-        })
+        }
     }
 
     /// A layer alone, as if the file were empty.
     pub(super) fn of_layer(file: &Path, layer: &Layer) -> Self {
         Self {
             file: file.to_owned(),
-            text: String::new(),
+            text: Arc::default(),
             root: layer.root.clone(),
             origins: layer.origins.clone(),
         }
@@ -178,6 +179,34 @@ impl Document {
         let (start, length) = (node.span.0 as usize, node.span.1 as usize);
         self.text.get(start..start.checked_add(length)?)
     }
+}
+
+/// The text of a file of at most 64 MiB.
+fn read(file: &Path) -> Result<String, Findings> {
+    let mut bytes = Vec::new();
+    // One byte over the limit shows that there is more, also where no size is known before.
+    let limit = FILE_BYTES_MAX as u64 + 1;
+    let read = File::open(file).and_then(|opened| opened.take(limit).read_to_end(&mut bytes));
+    if let Err(error) = read {
+        let what = format!("the file cannot be read: {error}");
+        let how = "the path of a file that we may read";
+        return Err(Findings::one(file, 1, &what, how));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count() as u64;
+        Findings::one(file, line, "the file is not UTF-8 text here", "it in UTF-8")
+    })
+}
+
+/// The text that is parsed. Without the byte order mark, offsets into it are what the parser says
+/// they are.
+fn plain<'a>(file: &Path, text: &'a str) -> Result<&'a str, Findings> {
+    if text.len() > FILE_BYTES_MAX {
+        let what = format!("the file is larger than {} MiB", FILE_BYTES_MAX >> 20);
+        return Err(Findings::one(file, 1, &what, "a smaller one"));
+    }
+    Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
 
 /// What a line stands for, for findings.
@@ -267,6 +296,7 @@ impl Node {
 fn options() -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
+            max_documents: DOCUMENTS_MAX,
             max_nodes: NODES_MAX,
             max_events: EVENTS_MAX,
             max_depth: DEPTH_MAX,
@@ -297,6 +327,9 @@ fn syntax_error(file: &Path, error: &serde_saphyr::Error) -> Findings {
             ),
             BudgetBreach::Depth { .. } => {
                 (format!("more than {DEPTH_MAX} levels of nesting"), "fewer")
+            }
+            BudgetBreach::Documents { .. } => {
+                (format!("more than {DOCUMENTS_MAX} documents"), "fewer")
             }
             _ => (format!("more than {NODES_MAX} keys and values"), "fewer"),
         },
@@ -481,6 +514,36 @@ mod tests {
             "a.yaml:3: error: not valid YAML: only single YAML document expected but multiple found"
         );
         assert!(refusal("a: b\n? {c: d}\n: e\n").starts_with("a.yaml:2: error: not valid YAML:"));
+    }
+
+    #[test]
+    fn several_documents_know_their_lines_and_empty_ones_are_left_out() {
+        let text = "# c\n---\na: 1.10\n---\n# nothing\n---\n- b\n...\n---\n{\"c\": \"d\"}\n---\n";
+        let documents = Document::parse_all(Path::new("a.yaml"), text).unwrap();
+        let outlines = documents.iter().map(|one| outline(one, &one.root));
+        let wanted = ["3:{a@3=3:float 1.10}", "7:[7:\"b\"]", "10:{c@10=10:\"d\"}"];
+        assert_eq!(outlines.collect::<Vec<_>>(), wanted);
+        assert!(Document::parse_all(Path::new("a"), "").unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_bounds_hold_over_all_documents_together() {
+        let refusal = |text: &str| {
+            let parsed = Document::parse_all(Path::new("a.yaml"), text);
+            parsed.unwrap_err().to_string()
+        };
+        let many = refusal(&"---\na\n".repeat(DOCUMENTS_MAX + 1));
+        assert!(
+            many.ends_with("error: more than 100000 documents; write fewer"),
+            "{many}"
+        );
+        let bomb = refusal("a: 1\n---\na: &x [1]\nb: *x\n");
+        assert!(bomb.starts_with("a.yaml:3: error: anchors"), "{bomb}");
+        let deep = refusal(&format!("a: 1\n---\n{}", "- ".repeat(100_000)));
+        assert!(
+            deep.starts_with("a.yaml:3: error: more than 16 levels"),
+            "{deep}"
+        );
     }
 
     #[test]

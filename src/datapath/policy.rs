@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, Snapshot, Verdict};
+use crate::snapshot::{Endpoint, Means, Snapshot, Verdict, mesh};
 use crate::wire::{Authority, sni};
 
 use super::identity::Peer;
@@ -27,12 +27,16 @@ impl Permit {
     /// What an open tunnel to `endpoint` keeps of its permit, to be judged anew by.
     pub fn into_right(self, endpoint: Arc<Endpoint>) -> Right {
         let route = &self.route;
+        let past_waypoints = route.is_past_waypoints().then(|| route.origin());
+        let (service, port) = (Arc::clone(&route.service().definition), route.port());
+        let (asked, means) = self.route.into_asked();
         Right {
             endpoint,
-            past_waypoints: route.is_past_waypoints().then(|| route.origin()),
-            host: Arc::clone(&self.route.service().hostname),
-            port: self.route.port(),
-            asked: self.route.into_asked(),
+            past_waypoints,
+            service,
+            port,
+            asked,
+            means,
             granted: self.granted,
         }
     }
@@ -42,7 +46,8 @@ impl Permit {
 #[derive(Clone, Debug)]
 pub struct Right {
     asked: Authority,
-    host: Arc<str>,
+    means: Means,
+    service: Arc<mesh::Service>,
     port: u16,
     granted: bool,
     endpoint: Arc<Endpoint>,
@@ -61,15 +66,11 @@ impl Right {
 /// exports where they say nothing.
 ///
 /// # Errors
-/// [`Reason::NotExposed`] or [`Reason::NotForPeer`], which are alike to the peer.
+/// [`Reason::NotLinked`], [`Reason::NotExposed`] or [`Reason::NotForPeer`], which are alike to the
+/// peer.
 pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Reason> {
-    judge(
-        snapshot,
-        peer,
-        route.asked(),
-        &route.service().hostname,
-        route.port(),
-    )?;
+    let of = (&*route.service().hostname, route.port());
+    judge(snapshot, peer, route.asked(), of, route.means())?;
     Ok(Permit {
         route,
         granted: false,
@@ -88,17 +89,21 @@ pub fn granted(route: Route) -> Permit {
 /// Judges an open tunnel again, by the rules of now.
 ///
 /// # Errors
-/// What took the right away: a change of trust, of exposure, or of who is believed to come from a
-/// waypoint.
+/// What took the right away: a change of trust, of exposure, of names, of links, or of who is
+/// believed to come from a waypoint.
 pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), &'static str> {
     if right.granted {
         // Listeners change with a restart only.
         return Ok(());
     }
-    let judged = judge(snapshot, peer, &right.asked, &right.host, right.port);
-    judged.map_err(Reason::label)?;
+    let (asked, host, means) = (&right.asked, &*right.service.hostname, &right.means);
+    let of = (host, right.port);
+    if !snapshot.stands_for(peer.caller(), asked, of, means) {
+        return Err("the name does not stand for the service any more");
+    }
+    judge(snapshot, peer, asked, of, means).map_err(Reason::label)?;
     match right.past_waypoints {
-        Some(origin) if !route::may_go_past(snapshot, peer, &right.host, origin) => {
+        Some(origin) if !route::may_go_past(snapshot, peer, host, origin) => {
             Err("the peer's x-istio-source is not believed any more")
         }
         _ => Ok(()),
@@ -107,11 +112,12 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<
 
 /// Whether a server name, by itself or in Istio's form, is one of the service that was permitted:
 /// its own or any other that leads there.
-pub fn is_named(snapshot: &Snapshot, right: &Right, name: &str) -> bool {
+pub fn is_named(snapshot: &Snapshot, peer: &Peer, right: &Right, name: &str) -> bool {
     let leads_there = |port: u16| {
         let asked = sni::target(name, port)?;
-        let (service, port, _) = route::find(snapshot, &asked)?;
-        Some(*service.hostname == *right.host && port == right.port)
+        let found = snapshot.find(peer.caller(), &asked)?;
+        let is_same = found.service.hostname == right.service.hostname;
+        Some(is_same && found.port == right.port)
     };
     // An alias may stand for another port than the service's own name does.
     let ports = [right.asked.port, right.port];
@@ -124,15 +130,14 @@ fn judge(
     snapshot: &Snapshot,
     peer: &Peer,
     asked: &Authority,
-    host: &str,
-    port: u16,
+    of: (&str, u16),
+    means: &Means,
 ) -> Result<(), Reason> {
-    match snapshot
-        .exposure
-        .judge(peer.caller(), &snapshot.trust, asked, host, port)
-    {
+    if !snapshot.is_linked(peer.caller()) {
+        return Err(Reason::NotLinked);
+    }
+    match snapshot.judge(peer.caller(), asked, of, means) {
         Verdict::Allowed => Ok(()),
-        Verdict::NotExposed if snapshot.exports_to(peer.caller(), host, port) => Ok(()),
         Verdict::NotForPeer => Err(Reason::NotForPeer),
         Verdict::NotExposed => Err(Reason::NotExposed),
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::{EndpointSet, Service, Snapshot};
-use crate::wire::{Authority, Host};
+use crate::snapshot::{EndpointSet, Means, Service, Snapshot};
+use crate::wire::Authority;
 
 use super::identity::Peer;
 use super::tunnel::{Origin, Target};
@@ -16,6 +16,7 @@ pub struct Route {
     asked: Authority,
     service: Arc<Service>,
     port: u16,
+    means: Means,
     endpoints: Arc<EndpointSet>,
     by_waypoint: bool,
     origin: Origin,
@@ -27,9 +28,14 @@ impl Route {
         &self.asked
     }
 
-    /// What the peer asked for, for whoever needs nothing else.
-    pub fn into_asked(self) -> Authority {
-        self.asked
+    /// What the peer asked for and how that stands for the service, for whoever needs nothing else.
+    pub fn into_asked(self) -> (Authority, Means) {
+        (self.asked, self.means)
+    }
+
+    /// How what the peer asked for stands for the service.
+    pub fn means(&self) -> &Means {
+        &self.means
     }
 
     /// The service.
@@ -86,15 +92,18 @@ impl Route {
 /// [`Reason::UnknownService`].
 pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Reason> {
     let (asked, origin) = target.into_parts();
-    let (service, port, own) = find(snapshot, &asked).ok_or(Reason::UnknownService)?;
+    let found = snapshot.find(peer.caller(), &asked);
+    let found = found.ok_or(Reason::UnknownService)?;
+    let service = found.service;
     let by_waypoint = goes_by_waypoint(snapshot, service, &peer.source.principal, origin);
     let endpoints = match by_waypoint {
         true => waypoint(snapshot, service).cloned().unwrap_or_default(),
-        false => Arc::clone(own),
+        false => snapshot.endpoints(&found, false),
     };
     Ok(Route {
         service: Arc::clone(service),
-        port,
+        port: found.port,
+        means: found.means,
         endpoints,
         by_waypoint,
         origin,
@@ -106,15 +115,20 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Re
 ///
 /// # Errors
 /// [`Reason::UnknownService`].
-pub fn direct(snapshot: &Snapshot, target: Target) -> Result<Route, Reason> {
+pub fn direct(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Reason> {
     let (asked, origin) = target.into_parts();
-    let (service, port, _) = find(snapshot, &asked).ok_or(Reason::UnknownService)?;
-    let by_waypoint = !service.definition.waypoints.is_empty();
-    let own = service.direct.get(&port).filter(|_| !by_waypoint);
+    let found = snapshot.find(peer.caller(), &asked);
+    let found = found.ok_or(Reason::UnknownService)?;
+    let by_waypoint = !found.service.definition.waypoints.is_empty();
+    let endpoints = match by_waypoint {
+        true => Arc::default(),
+        false => snapshot.endpoints(&found, true),
+    };
     Ok(Route {
-        service: Arc::clone(service),
-        port,
-        endpoints: own.cloned().unwrap_or_default(),
+        service: Arc::clone(found.service),
+        port: found.port,
+        means: found.means,
+        endpoints,
         by_waypoint,
         origin,
         asked,
@@ -123,7 +137,7 @@ pub fn direct(snapshot: &Snapshot, target: Target) -> Result<Route, Reason> {
 
 /// Whether a tunnel that went past the waypoints of the service could do so now, too.
 pub fn may_go_past(snapshot: &Snapshot, peer: &Peer, host: &str, origin: Origin) -> bool {
-    let service = snapshot.services.get(host);
+    let service = snapshot.service(host);
     let principal = &peer.source.principal;
     service.is_none_or(|service| !goes_by_waypoint(snapshot, service, principal, origin))
 }
@@ -167,27 +181,6 @@ fn waypoint<'a>(snapshot: &'a Snapshot, service: &Service) -> Option<&'a Arc<End
         hit
     });
     drawn.map(|(_, endpoints)| endpoints)
-}
-
-/// What is asked for: a service's own name, then an alias, then a VIP of this network.
-///
-/// Own names come first, so that no alias can take the place of a service. Nothing is resolved
-/// by DNS.
-pub fn find<'a>(
-    snapshot: &'a Snapshot,
-    asked: &Authority,
-) -> Option<(&'a Arc<Service>, u16, &'a Arc<EndpointSet>)> {
-    let (service, port) = match &asked.host {
-        Host::Name(name) => match snapshot.services.get(&**name) {
-            Some(service) => (service, asked.port),
-            None => {
-                let (host, port) = snapshot.exposure.alias(asked)?;
-                (snapshot.services.get(host)?, port)
-            }
-        },
-        Host::Ip(ip) => (snapshot.by_vip(*ip)?, asked.port),
-    };
-    Some((service, port, service.ports.get(&port)?))
 }
 
 #[cfg(test)]

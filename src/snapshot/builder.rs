@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::index;
 use super::mesh::Mesh;
 use super::traffic::{Override, Position, Traffic};
-use super::{Enforcement, ExportSet, ExposureTable, Policies, Service, Shards, Snapshot, TrustSet};
+use super::{
+    Enforcement, ExportSet, ExposureTable, NameTable, Policies, Scope, Snapshot, TrustSet,
+};
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
 pub const HBONE_PORT: u16 = 15008;
@@ -19,8 +21,12 @@ pub struct Change {
     pub trust: Option<TrustSet>,
     /// The exposure table.
     pub exposure: Option<ExposureTable>,
+    /// The other names of services.
+    pub names: Option<NameTable>,
     /// What the control plane exports.
     pub exports: Option<ExportSet>,
+    /// What is exported or kept local by objects of its own, and which clusters are linked.
+    pub scope: Option<Scope>,
     /// Whether there are TLS listeners. It takes effect with the mesh of the same change.
     pub direct: Option<bool>,
     /// Istio's authorization policies.
@@ -42,12 +48,16 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     next.version += 1;
     next.trust = replaced(&old.trust, change.trust);
     next.exposure = replaced(&old.exposure, change.exposure);
+    next.names = replaced(&old.names, change.names);
     next.exports = replaced(&old.exports, change.exports);
+    next.scope = replaced(&old.scope, change.scope);
     next.direct = change.direct.unwrap_or(old.direct);
     next.policies = replaced(&old.policies, change.policies);
     next.enforcement = change.enforcement.unwrap_or(old.enforcement);
-    let mut moved = (&next.trust, &next.exposure, &next.exports)
-        != (&old.trust, &old.exposure, &old.exports)
+    let renamed = !Arc::ptr_eq(&next.names, &old.names);
+    let reexposed = renamed || !Arc::ptr_eq(&next.exposure, &old.exposure);
+    let mut moved = reexposed
+        || (&next.trust, &next.exports, &next.scope) != (&old.trust, &old.exports, &old.scope)
         || !Arc::ptr_eq(&next.policies, &old.policies)
         || next.enforcement != old.enforcement;
     let balancing = (change.position, change.traffic, change.overrides);
@@ -56,15 +66,14 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         moved |= index::apply(&mut next, mesh, network);
     }
     index::rebalance(&mut next, &old.balancing);
+    if renamed {
+        next.derive_all();
+    }
+    if reexposed {
+        next.open_all();
+    }
     next.generation += u64::from(moved);
     next
-}
-
-/// The services of a mesh with the endpoints that `network` could dial, for whoever only looks.
-pub fn services_of(mesh: &Mesh, network: &str) -> Shards<Arc<str>, Arc<Service>> {
-    let mut snapshot = Snapshot::default();
-    index::apply(&mut snapshot, mesh.clone(), network.into());
-    snapshot.services
 }
 
 fn replaced<T: PartialEq>(old: &Arc<T>, new: Option<T>) -> Arc<T> {
@@ -76,6 +85,7 @@ fn replaced<T: PartialEq>(old: &Arc<T>, new: Option<T>) -> Arc<T> {
 
 #[cfg(test)]
 mod tests {
+    use crate::snapshot::Service;
     use crate::snapshot::mesh::{self, Protocol};
     use std::net::IpAddr;
 

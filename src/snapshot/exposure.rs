@@ -40,6 +40,11 @@ impl ExportSet {
         self.0.get(host).is_some_and(|ports| ports.contains(&port))
     }
 
+    /// Whether any port of a service is exported.
+    pub fn has(&self, host: &str) -> bool {
+        self.0.contains_key(host)
+    }
+
     /// The hostnames of services of which a port is exported.
     pub fn hosts(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(|host| &**host)
@@ -63,6 +68,8 @@ pub struct Exposure {
     pub port: Option<u16>,
     /// Who may; alternatives. Empty is nobody.
     pub to: Vec<Audience>,
+    /// Whether workloads of the service are reached at their addresses too.
+    pub workloads: bool,
     /// By what tunnels to it are routed; none is as their listener does.
     pub route_by: Option<RouteBy>,
 }
@@ -155,6 +162,11 @@ impl ExposureTable {
         self.services.contains_key(host)
     }
 
+    /// Whether any service has an entry.
+    pub fn has_entries(&self) -> bool {
+        !self.services.is_empty()
+    }
+
     /// The hostnames of services with an entry.
     pub fn hosts(&self) -> impl Iterator<Item = &str> {
         self.services.keys().map(|host| &**host)
@@ -204,32 +216,45 @@ impl ExposureTable {
         )
     }
 
-    /// Whether `caller` may reach port `port` of service `host`, asked for as `asked`.
-    ///
-    /// Under an alias only the entries count that give the service this alias: another consumer's
-    /// name opens nothing. Under any other name or address all entries of the service count.
-    pub fn judge(
+    /// Whether `caller` may reach the service that it asks for by an alias: only the entries count
+    /// that give the service this alias, as another consumer's name opens nothing.
+    pub fn judge_alias(&self, caller: Caller<'_>, trust: &TrustSet, asked: &Authority) -> Verdict {
+        let entries = self.entries_of_alias(asked).into_iter().flatten();
+        verdict(entries.map(|(_, exposure)| exposure), caller, trust)
+    }
+
+    /// Whether `caller` may reach a workload of service `host`, which serves port `port` of it, at
+    /// its address.
+    pub fn judge_workload(
         &self,
         caller: Caller<'_>,
         trust: &TrustSet,
-        asked: &Authority,
         host: &str,
         port: u16,
     ) -> Verdict {
-        let own_name = matches!(&asked.host, Host::Name(name) if **name == *host);
-        if !own_name && let Some(entries) = self.entries_of_alias(asked) {
-            return verdict(entries.map(|(_, exposure)| exposure), caller, trust);
-        }
+        let entries = self.entries(host).iter();
+        let entries = entries.filter(|entry| entry.workloads && entry.is_about(port));
+        verdict(entries, caller, trust)
+    }
+
+    /// Whether `caller` may reach port `port` of service `host` by anything that is no alias.
+    pub fn judge(&self, caller: Caller<'_>, trust: &TrustSet, host: &str, port: u16) -> Verdict {
         match self.services.get(host) {
             Some(entries) => {
-                let of_port = |entry: &&Exposure| entry.port.is_none_or(|only| only == port);
-                verdict(entries.iter().filter(of_port), caller, trust)
+                let entries = entries.iter().filter(|entry| entry.is_about(port));
+                verdict(entries, caller, trust)
             }
             None if self.expose_all && trust.cluster(caller.trust_domain).is_some() => {
                 Verdict::Allowed
             }
             None => Verdict::NotExposed,
         }
+    }
+}
+
+impl Exposure {
+    fn is_about(&self, port: u16) -> bool {
+        self.port.is_none_or(|only| only == port)
     }
 }
 
@@ -306,6 +331,14 @@ mod tests {
         }
     }
 
+    fn exposure(port: Option<u16>, to: Vec<Audience>) -> Exposure {
+        Exposure {
+            port,
+            to,
+            ..Exposure::default()
+        }
+    }
+
     fn trust() -> TrustSet {
         TrustSet::new([("west.local", "west"), ("north.local", "north")])
     }
@@ -321,19 +354,9 @@ mod tests {
             ),
             audience("north", &[], &[]),
         ];
-        table.expose(
-            "echo.app",
-            &Exposure {
-                port: Some(80),
-                to,
-                ..Exposure::default()
-            },
-            [],
-        );
-        let judge = |caller, port| {
-            let asked = name(&format!("echo.app:{port}"));
-            table.judge(caller, &trust(), &asked, "echo.app", port)
-        };
+        let exposure = exposure(Some(80), to);
+        table.expose("echo.app", &exposure, []);
+        let judge = |caller, port| table.judge(caller, &trust(), "echo.app", port);
         assert_eq!(
             judge(caller("west.local", "shop", "checkout"), 80),
             Verdict::Allowed
@@ -367,26 +390,12 @@ mod tests {
     #[test]
     fn an_alias_opens_the_service_only_to_those_whom_its_entry_names() {
         let mut table = ExposureTable::new(false);
-        let west = Exposure {
-            port: Some(80),
-            to: vec![audience("west", &[], &[])],
-            ..Exposure::default()
-        };
-        let north = Exposure {
-            port: Some(80),
-            to: vec![audience("north", &[], &[])],
-            ..Exposure::default()
-        };
+        let west = exposure(Some(80), vec![audience("west", &[], &[])]);
+        let north = exposure(Some(80), vec![audience("north", &[], &[])]);
         table.expose("echo.app", &west, [("west.global", Some(80))]);
         table.expose("echo.app", &north, [("north.global", Some(8080))]);
         let judge = |domain, asked: &str| {
-            table.judge(
-                caller(domain, "a", "b"),
-                &trust(),
-                &name(asked),
-                "echo.app",
-                80,
-            )
+            table.judge_alias(caller(domain, "a", "b"), &trust(), &name(asked))
         };
         assert_eq!(judge("west.local", "west.global:80"), Verdict::Allowed);
         assert_eq!(
@@ -394,7 +403,9 @@ mod tests {
             Verdict::NotForPeer
         );
         assert_eq!(judge("north.local", "north.global:8080"), Verdict::Allowed);
-        assert_eq!(judge("west.local", "echo.app:80"), Verdict::Allowed);
+        let own = table.judge(caller("west.local", "a", "b"), &trust(), "echo.app", 80);
+        assert_eq!(own, Verdict::Allowed);
+        assert_eq!(judge("west.local", "other.global:80"), Verdict::NotExposed);
         assert_eq!(
             table.alias(&name("north.global:8080")),
             Some(("echo.app", 80))
@@ -404,17 +415,13 @@ mod tests {
     #[test]
     fn a_name_without_port_stands_for_every_port_of_the_service() {
         let mut table = ExposureTable::new(false);
-        let all = Exposure {
-            port: None,
-            to: vec![audience("west", &[], &[])],
-            ..Exposure::default()
-        };
+        let all = exposure(None, vec![audience("west", &[], &[])]);
         table.expose("echo.app", &all, [("echo.global", None)]);
         for port in [80, 443] {
             let asked = name(&format!("echo.global:{port}"));
             assert_eq!(table.alias(&asked), Some(("echo.app", port)));
             let west = caller("west.local", "a", "b");
-            let verdict = table.judge(west, &trust(), &asked, "echo.app", port);
+            let verdict = table.judge_alias(west, &trust(), &asked);
             assert_eq!(verdict, Verdict::Allowed);
         }
     }
@@ -422,19 +429,8 @@ mod tests {
     #[test]
     fn exposing_all_admits_the_trust_set_and_an_entry_narrows_it() {
         let mut table = ExposureTable::new(true);
-        table.expose(
-            "narrow.app",
-            &Exposure {
-                port: None,
-                to: vec![],
-                ..Exposure::default()
-            },
-            [],
-        );
-        let judge = |domain, host: &str| {
-            let asked = name(&format!("{host}:80"));
-            table.judge(caller(domain, "a", "b"), &trust(), &asked, host, 80)
-        };
+        table.expose("narrow.app", &exposure(None, vec![]), []);
+        let judge = |domain, host: &str| table.judge(caller(domain, "a", "b"), &trust(), host, 80);
         assert_eq!(judge("west.local", "any.app"), Verdict::Allowed);
         assert_eq!(judge("evil.local", "any.app"), Verdict::NotExposed);
         assert_eq!(judge("west.local", "narrow.app"), Verdict::NotExposed);
@@ -447,27 +443,22 @@ mod tests {
             anyone,
             ..Audience::default()
         };
-        let exposure = |anyone| Exposure {
-            port: None,
-            to: vec![open(anyone)],
-            ..Exposure::default()
-        };
+        let exposure = |anyone| exposure(None, vec![open(anyone)]);
         table.expose("open.app", &exposure(true), [("open.global", None)]);
         table.expose("closed.app", &exposure(false), []);
-        let judge =
-            |caller, host: &str, asked: &str| table.judge(caller, &trust(), &name(asked), host, 1);
+        let judge = |caller, host: &str| table.judge(caller, &trust(), host, 1);
         let of = |domain| caller(domain, "a", "b");
-        let open = |caller| judge(caller, "open.app", "open.app:1");
+        let open = |caller| judge(caller, "open.app");
         assert_eq!(open(of("west.local")), Verdict::Allowed);
         assert_eq!(open(of("evil.local")), Verdict::NotForPeer);
         assert_eq!(open(Caller::UNKNOWN), Verdict::Allowed);
-        let alias = judge(Caller::UNKNOWN, "open.app", "open.global:1");
+        let alias = table.judge_alias(Caller::UNKNOWN, &trust(), &name("open.global:1"));
         assert_eq!(alias, Verdict::Allowed);
-        let closed = |caller| judge(caller, "closed.app", "closed.app:1");
+        let closed = |caller| judge(caller, "closed.app");
         assert_eq!(closed(of("west.local")), Verdict::Allowed);
         assert_eq!(closed(Caller::UNKNOWN), Verdict::NotForPeer);
         // `default: all` is all peers of the trust set.
-        let other = judge(Caller::UNKNOWN, "other.app", "other.app:1");
+        let other = judge(Caller::UNKNOWN, "other.app");
         assert_eq!(other, Verdict::NotExposed);
     }
 }

@@ -11,11 +11,12 @@ use std::sync::Arc;
 
 use super::builder::HBONE_PORT;
 use super::mesh::{self, Mesh, Protocol};
+use super::opened::Opened;
 use super::speakers::{self, Speakers};
 use super::tiers::Ranking;
 use super::traffic::Balancing;
 use super::usable::{undialled, unserved};
-use super::{Endpoint, EndpointSet, Service, Shards, Snapshot, Unused};
+use super::{Endpoint, Service, Shards, Snapshot, Unused};
 use crate::status::WorkloadLabels;
 
 /// What the builder has to find again with the next change.
@@ -33,6 +34,8 @@ pub(super) struct Index {
     claims: Shards<Arc<str>, Claims>,
     /// Who speaks for which service.
     pub(super) speakers: Speakers,
+    /// The workloads that are reached at their addresses.
+    pub(super) opened: Opened,
 }
 
 type Members = Arc<[Member]>;
@@ -41,7 +44,18 @@ type Claims = Arc<[(Arc<str>, Arc<mesh::Service>)]>;
 /// A workload that can be dialled, by its endpoints: at least one, and one for each port that is
 /// dialled, in their order.
 #[derive(Clone, Debug)]
-struct Member(Arc<[Arc<Endpoint>]>);
+pub(super) struct Member(Arc<[Arc<Endpoint>]>);
+
+/// A service with its members, at one of its ports or at the one that is asked for.
+#[derive(Debug)]
+pub(super) struct Behind<'a> {
+    service: &'a mesh::Service,
+    port: Option<u16>,
+    /// `namespace/hostname`.
+    name: String,
+    /// By uid.
+    pub(super) members: &'a [Member],
+}
 
 /// The members of a service that come or change, and those that go, by uid.
 type Edits<'a> = BTreeMap<&'a str, Option<Member>>;
@@ -57,6 +71,7 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> b
     if rules != (&network, hbone_only, direct) {
         snapshot.mesh = Mesh::default();
         snapshot.services = Shards::default();
+        snapshot.derived = Shards::default();
         snapshot.vips = Shards::default();
         snapshot.index = Index {
             network,
@@ -72,10 +87,23 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> b
     let (mut hosts, reselected) = snapshot.index.join(&old, &new, &mut speakers);
     let rerouted = snapshot.index.claim(&old, &new, &mut hosts, &mut speakers);
     snapshot.index.speakers.apply(speakers);
+    let mut aliases = BTreeMap::new();
+    let mut renamed = false;
     for host in hosts {
+        let was = snapshot.services.contains_key(host);
         snapshot.rebuild(host);
+        snapshot.open(host);
+        if snapshot.services.contains_key(host) != was {
+            renamed |= snapshot.shares_rules(host);
+            snapshot.open_family(host);
+        }
+        let derived = snapshot.names.derived(host).iter();
+        aliases.extend(derived.map(|alias| (Arc::clone(alias.label()), Arc::clone(alias))));
     }
-    reselected || rerouted
+    for alias in aliases.values() {
+        snapshot.derive(alias);
+    }
+    reselected || rerouted || renamed
 }
 
 /// Looks anew at the services that a change of what decides beside the mesh may touch. Open
@@ -92,6 +120,12 @@ pub(super) fn rebalance(snapshot: &mut Snapshot, old: &Arc<Balancing>) {
         .collect();
     for host in hosts {
         snapshot.rebuild(&host);
+    }
+    let names = Arc::clone(&snapshot.names);
+    for alias in names.all_derived() {
+        if new.differs(old, alias.host()) {
+            snapshot.derive(alias);
+        }
     }
 }
 
@@ -231,45 +265,86 @@ impl Index {
             .map(|(_, service)| service)
     }
 
-    /// A service with the endpoints that may be dialled.
-    fn service(&self, from: &Arc<mesh::Service>, balancing: &Balancing) -> Service {
-        let ranking = Ranking::new(from, &self.network, balancing);
-        let name = format!("{}/{}", from.namespace, from.hostname);
-        let members = self.members.get(&*name);
-        let members = members.map_or(&[][..], |members| members);
-        let tunnelled = |workload: &mesh::Workload, target| {
-            let is_dialled = self.tunnels_to(workload);
-            is_dialled.then(|| dialled_port(workload, target))
+    /// A service with the endpoints that may be dialled: its own, or those of the services that it
+    /// stands for, in one region or in any.
+    pub(super) fn service(
+        &self,
+        definition: &Arc<mesh::Service>,
+        behind: &[(Arc<mesh::Service>, Option<u16>)],
+        region: Option<&str>,
+        ranking: &Ranking<'_>,
+    ) -> Service {
+        let parts = behind
+            .iter()
+            .map(|(service, port)| self.part(service, *port));
+        let parts: Vec<_> = parts.collect();
+        let set = |port: u16, direct: bool| {
+            let endpoints = parts.iter().flat_map(|part| {
+                let members = part.members.iter();
+                members.filter_map(move |member| self.endpoint(part, member, port, direct))
+            });
+            let mut endpoints: Vec<_> = endpoints.collect();
+            if parts.len() > 1 {
+                // Who serves several of them is one endpoint, ready if it is for any.
+                endpoints.sort_by_key(|(one, ready)| (one.uid(), one.address, !ready));
+                endpoints.dedup_by(|(one, _), (other, _)| Arc::ptr_eq(one, other));
+            }
+            let is_in = |one: &Endpoint, region: &str| *one.definition.locality.region == *region;
+            endpoints.retain(|(one, _)| region.is_none_or(|region| is_in(one, region)));
+            Arc::new(ranking.set(endpoints.into_iter()))
         };
-        let set = |port| {
-            Arc::new(endpoint_set(
-                &ranking,
-                (from, &name, port),
-                members,
-                tunnelled,
-            ))
-        };
-        let direct = |port| {
-            let at_target = |_: &mesh::Workload, target| Some(target);
-            Arc::new(endpoint_set(
-                &ranking,
-                (from, &name, port),
-                members,
-                at_target,
-            ))
-        };
-        let ports = || from.ports.keys().copied();
+        let ports = || definition.ports.keys().copied();
         Service {
-            name: Arc::clone(&from.name),
-            namespace: Arc::clone(&from.namespace),
-            hostname: Arc::clone(&from.hostname),
-            definition: Arc::clone(from),
-            ports: ports().map(|port| (port, set(port))).collect(),
+            name: Arc::clone(&definition.name),
+            namespace: Arc::clone(&definition.namespace),
+            hostname: Arc::clone(&definition.hostname),
+            definition: Arc::clone(definition),
+            ports: ports().map(|port| (port, set(port, false))).collect(),
             direct: match self.direct {
-                true => ports().map(|port| (port, direct(port))).collect(),
+                true => ports().map(|port| (port, set(port, true))).collect(),
                 false => HashMap::new(),
             },
         }
+    }
+
+    /// A service with its members, at one of its ports or at the one that is asked for.
+    pub(super) fn part<'a>(&'a self, service: &'a mesh::Service, port: Option<u16>) -> Behind<'a> {
+        let name = format!("{}/{}", service.namespace, service.hostname);
+        Behind {
+            service,
+            port,
+            members: self.members_of(&name),
+            name,
+        }
+    }
+
+    /// The workloads of the service `namespace/hostname` that can be dialled, by uid.
+    pub(super) fn members_of(&self, name: &str) -> &[Member] {
+        let members = self.members.get(name);
+        members.map_or(&[], |members| members)
+    }
+
+    /// The endpoint of one member and whether it is ready, always at its target port if `direct`.
+    /// Whether a tunnel goes there or to a waypoint is decided when it is routed.
+    pub(super) fn endpoint<'a>(
+        &self,
+        part: &Behind<'_>,
+        member: &'a Member,
+        asked: u16,
+        direct: bool,
+    ) -> Option<(&'a Arc<Endpoint>, bool)> {
+        let port = part.port.unwrap_or(asked);
+        member.serves(
+            part.service,
+            &part.name,
+            port,
+            |workload, target| match direct {
+                true => Some(target),
+                false => self
+                    .tunnels_to(workload)
+                    .then(|| dialled_port(workload, target)),
+            },
+        )
     }
 
     /// The VIPs that lead to a service from our network.
@@ -289,8 +364,11 @@ impl Snapshot {
     /// Looks anew at what answers to a hostname.
     fn rebuild(&mut self, host: &str) {
         let definition = self.index.answering(host);
-        let service = |from| Arc::new(self.index.service(from, &self.balancing));
-        let service = definition.map(service);
+        let service = definition.map(|from| {
+            let (own, host) = ([(Arc::clone(from), None)], &from.hostname);
+            let ranking = Ranking::new(from, host, &self.index.network, &self.balancing);
+            Arc::new(self.index.service(from, &own, None, &ranking))
+        });
         let old = match &service {
             Some(new) => self
                 .services
@@ -369,7 +447,12 @@ impl Member {
         Some(Self(endpoints)).filter(|member| !member.0.is_empty())
     }
 
-    fn uid(&self) -> &str {
+    /// The workload.
+    pub(super) fn workload(&self) -> Option<&Arc<mesh::Workload>> {
+        self.0.first().map(|endpoint| &endpoint.definition)
+    }
+
+    pub(super) fn uid(&self) -> &str {
         self.0.first().map_or("", |endpoint| endpoint.uid())
     }
 
@@ -434,19 +517,6 @@ fn are_of(labels: &WorkloadLabels, workload: &mesh::Workload) -> bool {
         && *labels.canonical_revision == *workload.canonical_revision
         && *labels.region == *workload.locality.region
         && *labels.zone == *workload.locality.zone
-}
-
-/// The endpoints of one service port that may be dialled, at the port that `dialled` makes of a
-/// workload and its target port. Whether a tunnel goes to them or to a waypoint is decided when it
-/// is routed, so that no service is built from another.
-fn endpoint_set(
-    ranking: &Ranking<'_>,
-    (service, name, port): (&mesh::Service, &str, u16),
-    members: &[Member],
-    dialled: impl Fn(&mesh::Workload, u16) -> Option<u16>,
-) -> EndpointSet {
-    let endpoints = members.iter();
-    ranking.set(endpoints.filter_map(|member| member.serves(service, name, port, &dialled)))
 }
 
 fn same<T: PartialEq>(one: &Arc<T>, other: &Arc<T>) -> bool {

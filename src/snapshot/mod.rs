@@ -14,16 +14,21 @@ use tokio::sync::watch;
 
 pub mod authorization;
 pub mod builder;
+mod derived;
 mod endpoint;
 mod endpoints;
 mod exposure;
 mod index;
+mod lookup;
 mod lots;
 pub mod mesh;
 #[cfg(test)]
 mod model;
+mod names;
 mod odds;
+mod opened;
 mod policies;
+mod scope;
 mod shards;
 mod speakers;
 mod tiers;
@@ -35,9 +40,12 @@ mod waypoints;
 pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use endpoints::{Candidate, EndpointSet, Group, Groups, Part, Tier};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
+pub use lookup::{Found, Means};
 pub use mesh::{Locality, Protocol};
+pub use names::{Alias, NameTable, Target};
 pub use odds::{Load, odds};
 pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
+pub use scope::Scope;
 pub use shards::Shards;
 pub use trust::TrustSet;
 pub use usable::{Unused, unused};
@@ -52,15 +60,19 @@ use traffic::Balancing;
 pub struct Snapshot {
     /// Counts every change.
     pub version: u64,
-    /// Moves only when trust, exposure, exports, policies, what they select or waypoints change:
-    /// open tunnels are judged anew then.
+    /// Moves only when trust, exposure, exports, scope, policies, what they select or waypoints
+    /// change: open tunnels are judged anew then.
     pub generation: u64,
     /// The trust domains and the clusters that they stand for.
     pub trust: Arc<TrustSet>,
     /// Who may reach which service under which name.
     pub exposure: Arc<ExposureTable>,
+    /// The other names of services.
+    pub names: Arc<NameTable>,
     /// What the control plane exports; empty where there is none.
     pub exports: Arc<ExportSet>,
+    /// What is exported or kept local by objects of its own, and which clusters are linked.
+    pub scope: Arc<Scope>,
     /// Istio's authorization policies.
     pub policies: Arc<Policies>,
     /// What is done about them.
@@ -71,6 +83,9 @@ pub struct Snapshot {
     pub mesh: mesh::Mesh,
     /// Services by hostname.
     pub services: Shards<Arc<str>, Arc<Service>>,
+    /// What stands in the place of a service for aliases of several, or of a region, by what it is
+    /// called.
+    pub derived: Shards<Arc<str>, Arc<Service>>,
     /// The hostnames of services of this network by VIP; the first one answers.
     pub vips: Shards<IpAddr, Arc<[Arc<str>]>>,
     /// Whether services have endpoints for TLS listeners too, which few gateways need.
@@ -88,13 +103,17 @@ impl Snapshot {
     pub fn by_vip(&self, ip: IpAddr) -> Option<&Arc<Service>> {
         self.services.get(self.vips.get(&ip)?.first()?)
     }
+}
 
-    /// Whether `caller` may reach a service though the configuration says nothing of it: because
-    /// the control plane exports it to the whole trust set (contract 10, Exposure).
-    pub fn exports_to(&self, caller: Caller<'_>, host: &str, port: u16) -> bool {
-        self.exports.contains(host, port)
-            && !self.exposure.has_entry(host)
-            && self.trust.cluster(caller.trust_domain).is_some()
+impl Snapshot {
+    /// Whether tunnels from the cluster of `caller` may come here at all. One without a cluster,
+    /// as on TLS listeners, is judged by other rules alone.
+    pub fn is_linked(&self, caller: Caller<'_>) -> bool {
+        let cluster = self.trust.cluster(caller.trust_domain);
+        let linked = self.scope.linked.as_ref();
+        cluster
+            .zip(linked)
+            .is_none_or(|(own, linked)| linked.contains(&**own))
     }
 }
 

@@ -92,7 +92,10 @@ pub fn unused(
     let behind = || (!service.waypoints.is_empty()).then_some(Unused::BehindWaypoint);
     undialled(workload, network, hbone_only)
         .or_else(|| unserved(service, workload, port))
-        .or_else(|| Ranking::new(service, network, &snapshot.balancing).excludes(workload))
+        .or_else(|| {
+            Ranking::new(service, &service.hostname, network, &snapshot.balancing)
+                .excludes(workload)
+        })
         .or_else(behind)
 }
 

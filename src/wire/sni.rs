@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::authority::{Authority, AuthorityError, Host, LENGTH_BYTES_MAX, parse_port};
 
-/// By what an HBONE listener routes a tunnel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// By what an HBONE listener routes a tunnel; what comes later says more of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RouteBy {
     /// By the authority of its CONNECT.
     #[default]

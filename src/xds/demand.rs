@@ -1,8 +1,10 @@
 //! Which addresses are asked for, where not the whole mesh is wanted.
 //!
-//! What a gateway needs is known without any request: the services that it exposes, those that the
-//! control plane exports, and their waypoints. So no tunnel waits for a name, and no peer can make
-//! us ask for one. The workloads of a service come with it.
+//! What a gateway needs is known without any request: the services that it exposes, those behind
+//! aliases, those that the control plane exports, and their waypoints. So no tunnel waits for a
+//! name, and no peer can make us ask for one. The workloads of a service come with it. The other
+//! names of a family are asked for where the control plane has said that it does not know the one
+//! that the configuration says, so that no more is asked for than can be of use.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -16,7 +18,7 @@ use super::cache::Recorder;
 use super::client::{Client, Request};
 use super::store::ADDRESS;
 use crate::snapshot::mesh::Place;
-use crate::snapshot::{Reader, Snapshot};
+use crate::snapshot::{NameTable, Reader, Snapshot};
 
 /// How long readiness waits for the services that the first exports name.
 const ANSWERS_MAX: Duration = Duration::from_secs(5);
@@ -28,6 +30,8 @@ pub(super) struct Demand {
     generation: watch::Receiver<u64>,
     /// Exports that cannot be asked for; the log has them.
     nameless: BTreeSet<String>,
+    /// How many names had no answer when this was looked up last.
+    unanswered: usize,
     deadline: Option<Instant>,
     settled: bool,
 }
@@ -40,6 +44,7 @@ impl Demand {
             reader,
             generation,
             nameless: BTreeSet::new(),
+            unanswered: 0,
             deadline: None,
             settled: false,
         }
@@ -71,17 +76,22 @@ impl Demand {
         // Without a publisher nothing changes.
         let moved = self.generation.has_changed().unwrap_or(false);
         self.generation.mark_unchanged();
-        if !(store.store.take_services_changed() | moved) {
+        let answered = self.unanswered != client.unanswered(ADDRESS);
+        if !(store.store.take_services_changed() | moved | answered) {
             return Vec::new();
         }
-        let names = self.names(&self.reader.snapshot());
-        client.want(ADDRESS, &names, store)
+        let names = self.names(&self.reader.snapshot(), |name| client.lacks(ADDRESS, name));
+        let requests = client.want(ADDRESS, &names, store);
+        self.unanswered = client.unanswered(ADDRESS);
+        requests
     }
 
-    fn names(&mut self, snapshot: &Snapshot) -> BTreeSet<String> {
+    /// The names that are wanted; `lacks` says of one whether the control plane has none.
+    fn names(&mut self, snapshot: &Snapshot, lacks: impl Fn(&str) -> bool) -> BTreeSet<String> {
         let (mut names, mut nameless) = (BTreeSet::new(), BTreeSet::new());
+        let table = &snapshot.names;
         for host in snapshot.exports.hosts() {
-            match name_of(host) {
+            match name_of(table, host) {
                 Some(name) => drop(names.insert(name)),
                 None => drop(nameless.insert(host.to_owned())),
             }
@@ -94,8 +104,20 @@ impl Demand {
             );
         }
         self.nameless = nameless;
-        // Of exposed hosts the configuration's check says it.
-        names.extend(snapshot.exposure.hosts().filter_map(name_of));
+        // Of configured hosts the configuration's check says it.
+        let exported = snapshot.scope.exported.iter().map(|host| &**host);
+        let configured = snapshot.exposure.hosts().chain(table.targets());
+        for host in configured.chain(exported) {
+            let Some(name) = name_of(table, host) else {
+                continue;
+            };
+            if lacks(&name) {
+                let family = table.stem(host).into_iter();
+                let family = family.flat_map(|stem| table.family(stem));
+                names.extend(family.filter_map(|host| name_of(table, &host)));
+            }
+            names.insert(name);
+        }
         let services = names.iter().map(|name| snapshot.mesh.services.get(&**name));
         let waypoints = services.flatten().flat_map(|service| &service.waypoints);
         let mut places = Vec::new();
@@ -125,12 +147,13 @@ impl Demand {
     }
 }
 
-/// The name that a service of Kubernetes is asked for by, `namespace/hostname`; none of any other
-/// host. The namespace is the second label of `name.namespace.svc.DOMAIN`.
-pub fn name_of(host: &str) -> Option<String> {
+/// The name that a service of Kubernetes or of a family is asked for by, `namespace/hostname`; none
+/// of any other host. The namespace is the second label of `name.namespace.svc.DOMAIN`.
+pub fn name_of(names: &NameTable, host: &str) -> Option<String> {
     let mut labels = host.split('.');
     let (name, namespace) = (labels.next()?, labels.next()?);
     let is_service = labels.next() == Some("svc") && labels.next().is_some();
+    let is_service = is_service || names.stem(host).is_some();
     let good = is_service
         && ![name, namespace]
             .iter()
@@ -145,8 +168,15 @@ mod tests {
     use super::*;
     use crate::snapshot::builder::Change;
     use crate::snapshot::mesh::{GatewayAddress, Mesh, Service, Waypoint};
-    use crate::snapshot::{Exposure, ExposureTable, Publisher};
+    use crate::snapshot::{Alias, Exposure, ExposureTable, Publisher};
     use crate::xds::client::{Mode, Response, Subscription};
+
+    fn names() -> NameTable {
+        let to = vec![("behind.app.mesh.internal".into(), None)];
+        let alias = Alias::new(("one.global", None), to, None, None);
+        let suffixes = ["svc.cluster.local", "mesh.internal"];
+        NameTable::new(suffixes, [("one.global", alias)])
+    }
 
     #[test]
     fn a_service_of_kubernetes_is_asked_for_by_its_namespace_and_host() {
@@ -157,13 +187,15 @@ mod tests {
             ),
             ("echo.app.svc.x", Some("app/echo.app.svc.x")),
             ("echo.app.svc", None),
-            ("echo.app.mesh.internal", None),
+            ("echo.app.mesh.internal", Some("app/echo.app.mesh.internal")),
+            ("*.app.mesh.internal", None),
+            ("echo.mesh.internal", None),
             ("*.app.svc.cluster.local", None),
             ("echo..svc.cluster.local", None),
             ("example.com", None),
             ("", None),
         ] {
-            assert_eq!(name_of(host).as_deref(), name, "{host}");
+            assert_eq!(name_of(&names(), host).as_deref(), name, "{host}");
         }
     }
 
@@ -212,16 +244,23 @@ mod tests {
         publisher.update(Change {
             mesh: Some((Mesh::new(services, []), Arc::from("east"))),
             exposure: Some(table),
+            names: Some(names()),
             exports: Some(exports.into_iter().collect()),
             ..Change::default()
         });
         let mut demand = Demand::new(publisher.reader());
-        let names = demand.names(&publisher.reader().snapshot());
+        let snapshot = publisher.reader().snapshot();
         let wanted =
             ["exported", "shown", "way1", "way2"].map(|name| format!("app/{}", host(name)));
-        let address = "east/240.0.0.9".to_owned();
-        assert_eq!(names, wanted.into_iter().chain([address]).collect());
+        let others = ["east/240.0.0.9", "app/behind.app.mesh.internal"].map(str::to_owned);
+        let mut wanted: BTreeSet<_> = wanted.into_iter().chain(others).collect();
+        assert_eq!(demand.names(&snapshot, |_| false), wanted);
         assert_eq!(demand.nameless, [other].into());
+        // What is not known by the configured name may be known by another one of its family.
+        let lacks = |name: &str| name.contains("/behind.") || name.contains("/shown.");
+        let more = ["behind.app.svc.cluster.local", "shown.app.mesh.internal"];
+        wanted.extend(more.map(|host| format!("app/{host}")));
+        assert_eq!(demand.names(&snapshot, lacks), wanted);
     }
 
     #[tokio::test(start_paused = true)]

@@ -12,6 +12,7 @@ mod exports;
 pub mod file;
 mod names;
 mod node;
+pub mod objects;
 pub mod store;
 pub mod stream;
 mod unknown;

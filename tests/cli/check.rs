@@ -178,6 +178,73 @@ fn tls_listeners_that_lead_nowhere_are_warned_of() {
 }
 
 #[test]
+fn names_that_lead_nowhere_or_elsewhere_are_told() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        write(folder.path(), "mesh.yaml", GOOD_MESH);
+        let check_with = async |more: &str| {
+            write(folder.path(), "strait.yaml", &format!("{GOOD}{more}"));
+            check(folder.path()).await
+        };
+        let line = GOOD.lines().count() + 3;
+        let more = "names:
+  aliases:
+    - {name: \"echo.global:80\", to: [echo.app.global, gone.app.global]}
+    - {name: echo.west, to: \"echo.app.mesh.internal:81\"}
+    - {name: echo.south, to: echo.app.mesh.internal, region: sa-east-1}
+";
+        let checked = check_with(more).await;
+        assert_eq!(checked.code, Some(0), "{checked:?}");
+        let found: Vec<_> = checked.stderr.lines().collect();
+        let wanted = [
+            "echo.global leads to gone.app.global, which is no service of the mesh",
+            "echo.west leads to port 81 of echo.app.mesh.internal, which has no such port",
+            "echo.south is for region sa-east-1, in which no endpoint is",
+        ];
+        assert_eq!(found.len(), wanted.len(), "{found:?}");
+        for (at, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+            let wanted = format!("strait.yaml:{}: warning: the alias {wanted}", line + at);
+            assert!(found.starts_with(&wanted), "{found}");
+        }
+        let own = "names:\n  aliases:\n    - {name: other.app.svc.cluster.local, to: a.b}\n";
+        let mesh = GOOD_MESH.replacen(
+            "services:\n",
+            "services:\n  - {name: other, namespace: \
+                                      app, hostname: other.app.svc.cluster.local, vips: [], \
+                                      ports: {80: 80}}\n",
+            1,
+        );
+        write(folder.path(), "mesh.yaml", &mesh);
+        let checked = check_with(own).await;
+        assert_eq!(checked.code, Some(1), "{checked:?}");
+        let wanted = format!(
+            "strait.yaml:{line}: error: the alias other.app.svc.cluster.local is a service's own"
+        );
+        assert!(checked.stderr.contains(&wanted), "{}", checked.stderr);
+    });
+}
+
+#[test]
+fn an_entry_that_another_name_of_its_service_hides_is_warned_of() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        write(folder.path(), "mesh.yaml", GOOD_MESH);
+        let entry = "    - {service: echo.app.global, to: [{cluster: west}]}\ndrain:";
+        let text = GOOD.replacen("drain:", entry, 1);
+        write(folder.path(), "strait.yaml", &text);
+        let checked = check(folder.path()).await;
+        assert_eq!(checked.code, Some(0), "{checked:?}");
+        let wanted = "warning: echo.app.global is the service echo.app.svc.cluster.local, which \
+                      has entries of its own that count alone";
+        assert!(checked.stderr.contains(wanted), "{}", checked.stderr);
+        // By another name of its family alone it is exposed, and nothing is to be said.
+        let alone = GOOD.replace("echo.app.svc.cluster.local:80", "echo.app.global:80");
+        write(folder.path(), "strait.yaml", &alone);
+        assert_eq!(check(folder.path()).await.stderr, "");
+    });
+}
+
+#[test]
 fn a_certificate_that_will_be_issued_is_not_asked_for() {
     run(async {
         let folder = folder_with_certificates().await;

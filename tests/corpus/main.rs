@@ -120,6 +120,11 @@ mod replay {
     }
 
     #[test]
+    fn objects_of_kubernetes() {
+        replay("objects", targets::objects, 300);
+    }
+
+    #[test]
     fn configurations() {
         replay("strait_yaml", targets::strait_yaml, 300);
     }

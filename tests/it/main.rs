@@ -37,6 +37,8 @@ mod istio_faults;
 #[cfg(test)]
 mod links;
 #[cfg(test)]
+mod names;
+#[cfg(test)]
 mod on_demand;
 #[cfg(test)]
 mod oracle;
@@ -52,6 +54,8 @@ mod regions;
 mod reload;
 #[cfg(test)]
 mod reload_under_load;
+#[cfg(test)]
+mod scope;
 #[cfg(test)]
 mod slow;
 #[cfg(test)]

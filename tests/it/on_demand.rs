@@ -198,6 +198,33 @@ fn a_start_from_the_cache_claims_what_it_has_and_asks_for_the_same() {
 }
 
 #[test]
+fn what_is_behind_an_alias_is_asked_for_by_the_name_of_its_family_that_is_known() {
+    run(async {
+        let net = Net::new();
+        let istiod = istiod(net, &[("other", None), ("never", None)]);
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let mut settings = Settings::new(net, identities());
+        settings.exposure = "    - {service: echo.app.global, to: [{cluster: west}]}\n".to_owned();
+        settings.more += "names:\n  aliases: [{name: a.alias, to: other.app.mesh.internal}]\n";
+        let mut gateway = spawn(&settings, ON_DEMAND);
+        gateway.ready().await;
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        asks(&gateway).await.expect("a tunnel");
+        let now = async || held(&gateway, &["echo", "other", "never"]).await;
+        let wanted: BTreeSet<_> = ["echo", "other"].map(str::to_owned).into();
+        until("both services", now, |now| *now == wanted).await;
+        let asked = of_addresses(&istiod);
+        let asked: BTreeSet<_> = asked
+            .iter()
+            .flat_map(|one| one.resource_names_subscribe.iter().cloned())
+            .collect();
+        // First as it is written; then, as nobody knows it, as its family has it.
+        assert!(asked.contains("app/echo.app.global") && asked.contains(SERVICE));
+        assert!(asked.len() <= 8, "{asked:?}");
+    });
+}
+
+#[test]
 fn what_cannot_be_asked_for_is_said_by_the_check() {
     run(async {
         let net = Net::new();

@@ -134,9 +134,9 @@ fn permit(
     }
     let snapshot = gateway.reader.load();
     let route = route::run(&snapshot, peer, target?)?;
-    let service = route.service();
-    record.routed(named(service));
-    let route_by = snapshot.exposure.route_by(&service.hostname, route.port());
+    record.routed(named(route.service()));
+    let of = (&*route.service().hostname, route.port());
+    let route_by = snapshot.route_by(route.asked(), of, route.means());
     Ok((policy::run(&snapshot, peer, route)?, route_by))
 }
 

@@ -116,7 +116,7 @@ async fn reach(arrived: &mut Arrived) -> Result<Upstream, Reason> {
     let (target, granted) = std::mem::replace(wanted, Err(Reason::Panic))?;
     let permit = {
         let snapshot = gateway.reader.load();
-        let route = route::direct(&snapshot, target)?;
+        let route = route::direct(&snapshot, peer, target)?;
         record.routed(named(route.service()));
         match granted {
             true => policy::granted(route),

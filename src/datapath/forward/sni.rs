@@ -77,7 +77,7 @@ pub(super) async fn check(
         Err(reason) => return Err(tunnel.refuse(reason)),
     };
     let snapshot = gateway.reader.load();
-    match name.is_some_and(|name| policy::is_named(&snapshot, &upstream.right, &name)) {
+    match name.is_some_and(|name| policy::is_named(&snapshot, peer, &upstream.right, &name)) {
         true => Ok((tunnel, upstream)),
         false => Err(tunnel.refuse(Reason::SniMismatch)),
     }

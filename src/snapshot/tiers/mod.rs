@@ -81,10 +81,16 @@ const WHOLE: u64 = 100;
 const FINE: u64 = 1 << 24;
 
 impl<'a> Ranking<'a> {
-    /// How a service is ranked by a gateway in `network`.
-    pub(super) fn new(service: &'a Service, network: &'a str, balancing: &'a Balancing) -> Self {
+    /// How a service is ranked by a gateway in `network`; `host` is what the configuration calls
+    /// it.
+    pub(super) fn new(
+        service: &'a Service,
+        host: &str,
+        network: &'a str,
+        balancing: &'a Balancing,
+    ) -> Self {
         let every = balancing.traffic.of_every();
-        let own = balancing.traffic.of(&service.hostname);
+        let own = balancing.traffic.of(host);
         let own_regions = own.map(|own| &own.regions).filter(|own| !own.is_empty());
         // Who writes weights for regions wants these and not the nearest one.
         let shares = |regions: &Regions| regions.shares().then_some(&[][..]);

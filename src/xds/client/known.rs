@@ -305,6 +305,11 @@ impl Known {
         self.held.contains_key(name) || self.owners.contains_key(name)
     }
 
+    /// Whether a wanted name was answered by nothing.
+    pub(super) fn lacks(&self, name: &str) -> bool {
+        self.wanted.contains(name) && !self.asked.contains(name) && !self.answers(name)
+    }
+
     /// Wants these names and no other; returns those that are new, and those that are wanted no
     /// more, with the names of what was held for them alone.
     pub(super) fn want(

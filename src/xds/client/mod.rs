@@ -219,6 +219,11 @@ impl Client {
         self.known(type_url).map_or(0, |known| known.asked.len())
     }
 
+    /// Whether the server has said of a name that is wanted that there is nothing of it.
+    pub fn lacks(&self, type_url: &str, name: &str) -> bool {
+        self.known(type_url).is_some_and(|known| known.lacks(name))
+    }
+
     /// How many resources of a type are held.
     pub fn held(&self, type_url: &str) -> usize {
         self.known(type_url).map_or(0, Known::len)

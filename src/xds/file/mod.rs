@@ -367,7 +367,7 @@ fn network_address(value: Value<'_>) -> Option<(String, IpAddr)> {
 }
 
 /// An address of one host. IPv4 inside IPv6 becomes IPv4, or look-ups would miss it.
-fn ip(text: &str) -> Option<IpAddr> {
+pub(in crate::xds) fn ip(text: &str) -> Option<IpAddr> {
     let ip = text.parse::<IpAddr>().ok()?.to_canonical();
     (!ip.is_unspecified() && !ip.is_multicast()).then_some(ip)
 }

@@ -7,6 +7,7 @@ mod certificate;
 mod frames;
 mod hello;
 mod http2;
+mod objects;
 mod script;
 mod wds;
 
@@ -23,6 +24,7 @@ pub use ca_answer::ca_answer;
 pub use certificate::identity;
 pub use hello::hello;
 pub use http2::http2;
+pub use objects::objects;
 pub use wds::wds;
 
 /// An authority that is accepted reads the same when it is printed.

@@ -1,0 +1,61 @@
+//! What files say of the mesh: the mesh file and Kubernetes' objects, and what becomes of both by
+//! the configuration.
+
+use std::collections::HashSet;
+
+use crate::config::{Config, Discovery};
+use crate::snapshot::mesh::Mesh;
+use crate::snapshot::{Policies, Scope};
+use crate::xds::objects::{Objects, join};
+
+/// What was read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Told {
+    /// The mesh of the mesh file; an empty one where a control plane tells it.
+    pub(super) mesh: Mesh,
+    /// The policies of the mesh file.
+    pub(super) policies: Policies,
+    /// The objects.
+    pub(super) objects: Objects,
+}
+
+/// What a configuration makes of it.
+#[derive(Debug)]
+pub(super) struct Joined {
+    /// The mesh of the file and of the objects. Under a control plane, whose mesh has its own
+    /// services and endpoints, it is empty.
+    pub(super) mesh: Mesh,
+    /// What is exported, what stays local, and who may come.
+    pub(super) scope: Scope,
+    /// What is worth a look, a line each.
+    pub(super) warnings: Vec<String>,
+}
+
+impl Told {
+    /// Joins all of it.
+    pub(super) fn joined(&self, config: &Config) -> Joined {
+        let joined = join(&self.mesh, &self.objects, config);
+        Joined {
+            mesh: match config.discovery {
+                Discovery::File { .. } => joined.mesh,
+                Discovery::Istio { .. } => self.mesh.clone(),
+            },
+            scope: Scope {
+                exported: joined.exported,
+                local: joined.local,
+                linked: linked(config),
+            },
+            warnings: joined.warnings.0.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// The clusters whose peers may come: where there are links, those with one to us, and our own.
+fn linked(config: &Config) -> Option<HashSet<Box<str>>> {
+    let own = config.gateway.cluster.as_str();
+    let links = config.links.as_ref()?.iter();
+    let here = links
+        .filter(|link| link.to == own)
+        .map(|link| link.from.as_str());
+    Some(here.chain([own]).map(Into::into).collect())
+}

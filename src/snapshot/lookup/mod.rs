@@ -1,0 +1,301 @@
+//! Which service an authority stands for, and who may reach it so.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::wire::sni::RouteBy;
+use crate::wire::{Authority, Host};
+
+use super::mesh::Workload;
+use super::names::Alias;
+use super::{Caller, EndpointSet, Service, Snapshot, Verdict};
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+
+/// A service port that was asked for.
+#[derive(Clone, Debug)]
+pub struct Found<'a> {
+    /// The service.
+    pub service: &'a Arc<Service>,
+    /// Its port, which it has.
+    pub port: u16,
+    /// How it was asked for.
+    pub means: Means,
+}
+
+/// How a service was asked for, which decides what has to be exposed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Means {
+    /// By its hostname, by a name of its family, or by a VIP.
+    #[default]
+    Service,
+    /// By a name that `exposure` gives it.
+    Exposed,
+    /// By an alias of `names`.
+    Alias(Arc<Alias>),
+    /// By an address of this workload.
+    Workload(Arc<Workload>),
+}
+
+impl Snapshot {
+    /// What is asked for: a service's hostname, then a name that `exposure` gives, then an alias
+    /// that the caller's cluster sees, then a name of a service's family, then a VIP of this
+    /// network, then an address of a workload of this network that is exposed.
+    ///
+    /// Hostnames come first, so that no other name can take the place of a service. Nothing is
+    /// resolved by DNS.
+    pub fn find(&self, caller: Caller<'_>, asked: &Authority) -> Option<Found<'_>> {
+        let (service, port, means) = match &asked.host {
+            Host::Name(name) => match self.services.get(&**name) {
+                Some(service) => (service, asked.port, Means::Service),
+                None => self.find_name(caller, name, asked)?,
+            },
+            Host::Ip(ip) => match self.by_vip(*ip) {
+                Some(service) => (service, asked.port, Means::Service),
+                None => return self.find_workload(caller, *ip, asked.port),
+            },
+        };
+        let has_port = service.ports.contains_key(&port);
+        has_port.then_some(Found {
+            service,
+            port,
+            means,
+        })
+    }
+
+    /// What a name stands for that is no service's own.
+    fn find_name(
+        &self,
+        caller: Caller<'_>,
+        name: &str,
+        asked: &Authority,
+    ) -> Option<(&Arc<Service>, u16, Means)> {
+        if let Some((host, port)) = self.exposure.alias(asked) {
+            return Some((self.called(host)?, port, Means::Exposed));
+        }
+        if let Some(alias) = self.names.alias(asked, self.cluster(caller)) {
+            let (service, port) = match alias.plain() {
+                Some((host, port)) => (self.called(host)?, port.unwrap_or(asked.port)),
+                None => (self.derived.get(alias.label())?, asked.port),
+            };
+            return Some((service, port, Means::Alias(Arc::clone(alias))));
+        }
+        let service = self.of_family(self.names.stem(name)?)?;
+        Some((service, asked.port, Means::Service))
+    }
+
+    /// The workload at an address. Of several services that it serves at this port the first one
+    /// counts that the caller may reach so.
+    fn find_workload(&self, caller: Caller<'_>, ip: IpAddr, target: u16) -> Option<Found<'_>> {
+        let mut found = self.at_address(ip, target);
+        let first = found.next()?;
+        let is_allowed = |found: &Found<'_>| {
+            let (host, port) = (&found.service.hostname, found.port);
+            self.judge_workload(caller, host, port) == Verdict::Allowed
+        };
+        if is_allowed(&first) {
+            return Some(first);
+        }
+        Some(found.find(is_allowed).unwrap_or(first))
+    }
+
+    /// The service that a hostname or a name of its family stands for.
+    pub fn called(&self, host: &str) -> Option<&Arc<Service>> {
+        let own = self.services.get(host);
+        own.or_else(|| self.of_family(self.names.stem(host)?))
+    }
+
+    /// The service of a hostname, or what an alias of several has in its place.
+    pub fn service(&self, host: &str) -> Option<&Arc<Service>> {
+        self.services.get(host).or_else(|| self.derived.get(host))
+    }
+
+    /// Of the services of one family the first one by the order of the suffixes.
+    fn of_family(&self, stem: &str) -> Option<&Arc<Service>> {
+        let mut names = self.names.family(stem);
+        names.find_map(|name| self.services.get(&*name))
+    }
+
+    /// The endpoints of what was found, those of TLS listeners if `direct`.
+    pub fn endpoints(&self, found: &Found<'_>, direct: bool) -> Arc<EndpointSet> {
+        let Found { service, port, .. } = found;
+        if let Means::Workload(workload) = &found.means {
+            let endpoint = self.workload_endpoint(service, &workload.uid, *port, direct);
+            return Arc::new(EndpointSet::new(endpoint));
+        }
+        let sets = match direct {
+            true => &service.direct,
+            false => &service.ports,
+        };
+        sets.get(port).cloned().unwrap_or_default()
+    }
+
+    fn cluster(&self, caller: Caller<'_>) -> Option<&str> {
+        self.trust.cluster(caller.trust_domain).map(|name| &**name)
+    }
+}
+
+/// Who may reach what was found.
+impl Snapshot {
+    /// Judges by the exposure rules, and by the control plane's exports where they say nothing.
+    /// `host` is the hostname of the service that `asked` stands for.
+    pub fn judge(
+        &self,
+        caller: Caller<'_>,
+        asked: &Authority,
+        (host, port): (&str, u16),
+        means: &Means,
+    ) -> Verdict {
+        match means {
+            Means::Service => self.judge_service(caller, host, port),
+            Means::Exposed if self.is_kept(host) => Verdict::NotExposed,
+            Means::Exposed => self.exposure.judge_alias(caller, &self.trust, asked),
+            Means::Alias(alias) => self.judge_targets(caller, alias, asked.port),
+            Means::Workload(_) => self.judge_workload(caller, host, port),
+        }
+    }
+
+    fn judge_service(&self, caller: Caller<'_>, host: &str, port: u16) -> Verdict {
+        if self.is_kept(host) {
+            return Verdict::NotExposed;
+        }
+        let entry = self.entry_of(host);
+        let verdict = self.exposure.judge(caller, &self.trust, &entry, port);
+        let is_silent = verdict == Verdict::NotExposed && !self.exposure.has_entry(&entry);
+        match is_silent && self.is_exported(host, port) && self.cluster(caller).is_some() {
+            true => Verdict::Allowed,
+            false => verdict,
+        }
+    }
+
+    fn judge_workload(&self, caller: Caller<'_>, host: &str, port: u16) -> Verdict {
+        if self.is_kept(host) {
+            return Verdict::NotExposed;
+        }
+        let entry = self.entry_of(host);
+        self.exposure
+            .judge_workload(caller, &self.trust, &entry, port)
+    }
+
+    /// Each service behind an alias has to be exposed to the caller. Those that the mesh does not
+    /// have, or that have no such port, have no endpoint behind it either.
+    fn judge_targets(&self, caller: Caller<'_>, alias: &Alias, asked: u16) -> Verdict {
+        let mut judged: Vec<_> = self.behind(alias, asked).collect();
+        if judged.is_empty() {
+            // An open tunnel can outlive all of them, and keeps its right by their rules alone.
+            let targets = alias.targets().iter();
+            judged = targets
+                .map(|(host, port)| (&**host, port.unwrap_or(asked)))
+                .collect();
+        }
+        let verdicts = judged.into_iter();
+        let verdicts = verdicts.map(|(host, port)| self.judge_service(caller, host, port));
+        let mut refusals = verdicts.filter(|verdict| *verdict != Verdict::Allowed);
+        refusals.next().unwrap_or(Verdict::Allowed)
+    }
+
+    /// The services behind an alias that are there, with the port that is asked for.
+    fn behind(&self, alias: &Alias, asked: u16) -> impl Iterator<Item = (&str, u16)> {
+        alias.targets().iter().filter_map(move |(host, port)| {
+            let (service, port) = (self.called(host)?, port.unwrap_or(asked));
+            let has_port = service.ports.contains_key(&port);
+            has_port.then_some((&*service.hostname, port))
+        })
+    }
+
+    /// By what tunnels are routed, where an entry of the service says so. Of several services
+    /// behind an alias the one that says most does.
+    pub fn route_by(
+        &self,
+        asked: &Authority,
+        (host, port): (&str, u16),
+        means: &Means,
+    ) -> Option<RouteBy> {
+        let of = |(host, port)| self.exposure.route_by(&self.entry_of(host), port);
+        match means {
+            Means::Alias(alias) => self.behind(alias, asked.port).filter_map(of).max(),
+            _ => of((host, port)),
+        }
+    }
+
+    /// Whether `asked` may still stand for the service `host`, as it did when a tunnel was opened.
+    /// Services come and go without changing that: only the configuration does.
+    pub fn stands_for(
+        &self,
+        caller: Caller<'_>,
+        asked: &Authority,
+        (host, port): (&str, u16),
+        means: &Means,
+    ) -> bool {
+        let Host::Name(name) = &asked.host else {
+            return true;
+        };
+        let exposed = || self.exposure.alias(asked);
+        match means {
+            Means::Service => self.names.is_same(name, host),
+            Means::Exposed => {
+                exposed().is_some_and(|(now, at)| at == port && self.names.is_same(now, host))
+            }
+            Means::Alias(alias) => {
+                let now = self.names.alias(asked, self.cluster(caller));
+                exposed().is_none() && now == Some(alias)
+            }
+            Means::Workload(_) => false,
+        }
+    }
+
+    /// Whether a service stays in its cluster by its own word, whatever else is said.
+    fn is_kept(&self, host: &str) -> bool {
+        self.scope.local.contains(host)
+    }
+
+    /// The hostname whose entries hold for a service: its own, else one of its family that no
+    /// service has for itself. One that an object exports may be two services, that of its cluster
+    /// and that of all: entries of either hold for both.
+    pub fn entry_of<'a>(&self, host: &'a str) -> Cow<'a, str> {
+        if self.exposure.has_entry(host) || !self.exposure.has_entries() {
+            return Cow::Borrowed(host);
+        }
+        let has_entry = |name: &String| self.exposure.has_entry(name);
+        let exported = self.scope.exported.get(host).into_iter();
+        let stem = exported.filter_map(|host| self.names.stem(host));
+        let all = stem.flat_map(|stem| self.names.family(stem));
+        let found = self.other_names(host).chain(all).find(has_entry);
+        found.map_or(Cow::Borrowed(host), Cow::Owned)
+    }
+
+    /// Whether an object of its own exports a service, or the control plane a port of it, by its
+    /// hostname or by another name of its family.
+    pub fn is_exported(&self, host: &str, port: u16) -> bool {
+        let mut family = self.other_names(host);
+        self.scope.exported.contains(host)
+            || self.exports.contains(host, port)
+            || family.any(|name| self.exports.contains(&name, port))
+    }
+
+    /// The other names of its family that stand for a service.
+    fn other_names(&self, host: &str) -> impl Iterator<Item = String> {
+        let stem = self.names.stem(host);
+        let names = stem.into_iter().flat_map(|stem| self.names.family(stem));
+        names.filter(move |name| {
+            let is_other = **name != *host && !self.services.contains_key(&**name);
+            let called = || self.called(name);
+            is_other && called().is_none_or(|service| *service.hostname == *host)
+        })
+    }
+
+    /// Whether rules of a family may hold for another service of it than before when the one of
+    /// this hostname comes or goes.
+    pub(super) fn shares_rules(&self, host: &str) -> bool {
+        let stem = self.names.stem(host);
+        let names: Vec<_> = stem.map_or_else(Vec::new, |stem| self.names.family(stem).collect());
+        let has_rules = |name: &String| self.exposure.has_entry(name) || self.exports.has(name);
+        let is_other = |name: &&String| ***name != *host;
+        let mut others = names.iter().filter(is_other);
+        names.iter().any(has_rules) && others.any(|name| self.services.contains_key(&**name))
+    }
+}

@@ -1,0 +1,144 @@
+//! What names lead to after a row of changes, against the same built from nothing.
+
+use std::sync::Arc;
+
+use fastrand::Rng;
+
+use super::tests::{built, exposed, found, lasts, names, service, trust, workload};
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::mesh::{self, Mesh, Workload};
+use crate::snapshot::{ExposureTable, NameTable, Snapshot};
+
+/// What names lead to, for each of two callers: the service, who may, and the endpoints.
+fn meaning(snapshot: &Snapshot) -> Vec<String> {
+    let mut texts: Vec<_> = HOSTS.map(|host| format!("{host}:80")).into();
+    let aliases = ["one.name", "two.name", "region.name"];
+    texts.extend(aliases.map(|name| format!("{name}:80")));
+    texts.extend((0..4).flat_map(|at| [8080, 8081].map(|port| format!("10.0.0.{at}:{port}"))));
+    texts.extend((0..4).map(|at| format!("240.0.0.{at}:80")));
+    let callers = ["west.local", "north.local"];
+    let asked = texts
+        .iter()
+        .flat_map(|text| callers.map(|domain| (text, domain)));
+    let said = asked.map(|(text, domain)| {
+        let all = found(snapshot, text);
+        let place = usize::from(domain == "north.local");
+        format!(
+            "{text} {domain}: {:?} {:?}",
+            all[place],
+            lasts(snapshot, domain, text)
+        )
+    });
+    said.collect()
+}
+
+/// Two families, each with a service for each suffix.
+const HOSTS: [&str; 6] = [
+    "a.x.svc.cluster.local",
+    "a.x.mesh.internal",
+    "a.x.global",
+    "b.y.svc.cluster.local",
+    "b.y.mesh.internal",
+    "b.y.global",
+];
+
+fn drawn_host(rng: &mut Rng) -> &'static str {
+    rng.choice(&HOSTS).expect("a host")
+}
+
+fn drawn_service(rng: &mut Rng) -> mesh::Service {
+    let mut service = service(drawn_host(rng), &[80, 81]);
+    service.vips = vec![(String::new(), [240, 0, 0, rng.u8(..4)].into())];
+    service
+}
+
+fn drawn_workload(rng: &mut Rng) -> Workload {
+    let served: Vec<_> = (0..rng.u8(1..4))
+        .map(|_| (drawn_host(rng), 80, 8080 + rng.u16(..2)))
+        .collect();
+    let region = *rng.choice(&["r1", "r2"]).expect("a region");
+    let mut workload = workload(rng.u8(..4), region, &served);
+    workload.uid = format!("uid-{}", rng.u8(..6)).into();
+    workload.healthy = rng.u8(..5) > 0;
+    workload.network = (*rng.choice(&["", "east", "west"]).expect("a network")).into();
+    workload
+}
+
+fn drawn_exposure(rng: &mut Rng) -> ExposureTable {
+    let mut table = ExposureTable::new(rng.bool());
+    for _ in 0..rng.u8(..4) {
+        let to = *rng.choice(&["west", "north"]).expect("a cluster");
+        table.expose(drawn_host(rng), &exposed(to, rng.bool()), []);
+    }
+    table
+}
+
+fn drawn_names(rng: &mut Rng) -> NameTable {
+    let both: &[&str] = &[drawn_host(rng), drawn_host(rng)];
+    let some: Option<&[&str]> = rng.bool().then_some(&["west"]);
+    names(&[
+        ("one.name", &both[..1], some, ""),
+        ("two.name:80", both, None, ""),
+        ("region.name", both, some, "r1"),
+    ])
+}
+
+#[test]
+fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_nothing() {
+    for seed in 0..24 {
+        let mut rng = Rng::with_seed(seed);
+        let mut mesh = Mesh::default();
+        let mut snapshot = built(mesh.clone(), names(&[]), ExposureTable::new(false));
+        for step in 0..40 {
+            for _ in 0..rng.u8(..4) {
+                let (service, workload) = (drawn_service(&mut rng), drawn_workload(&mut rng));
+                let name: Arc<str> = format!("{}/{}", service.namespace, service.hostname).into();
+                match rng.u8(..8) {
+                    0..2 => drop(mesh.services.remove(&name)),
+                    2..4 => drop(mesh.services.insert(name, Arc::new(service))),
+                    4 => drop(mesh.workloads.remove(&workload.uid)),
+                    _ => drop(
+                        mesh.workloads
+                            .insert(workload.uid.clone(), Arc::new(workload)),
+                    ),
+                }
+            }
+            let rules = rng.u64(..);
+            let configured = |seed| {
+                let mut rng = Rng::with_seed(seed);
+                (drawn_exposure(&mut rng), drawn_names(&mut rng))
+            };
+            let change = Change {
+                mesh: Some((mesh.clone(), "east".into())),
+                ..Change::default()
+            };
+            snapshot = build(&snapshot, change);
+            if step % 4 == 3 {
+                let (exposure, names) = configured(rules);
+                let change = Change {
+                    exposure: Some(exposure),
+                    names: Some(names),
+                    ..Change::default()
+                };
+                snapshot = build(&snapshot, change);
+            }
+            let change = Change {
+                mesh: Some((mesh.clone(), "east".into())),
+                trust: Some(trust()),
+                ..Change::default()
+            };
+            let same_rules = Snapshot {
+                exposure: Arc::clone(&snapshot.exposure),
+                names: Arc::clone(&snapshot.names),
+                ..Snapshot::default()
+            };
+            let fresh = build(&same_rules, change);
+            assert_eq!(
+                meaning(&snapshot),
+                meaning(&fresh),
+                "seed {seed}, step {step}"
+            );
+            assert_eq!(snapshot.derived.len(), fresh.derived.len());
+        }
+    }
+}

@@ -1,0 +1,499 @@
+//! Names against tables.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::mesh::{self, GatewayAddress, Locality, Mesh, Place, Protocol, Waypoint};
+use crate::snapshot::{Audience, ExportSet, Exposure, ExposureTable, NameTable, TrustSet};
+
+pub(super) const SUFFIXES: [&str; 3] = ["svc.cluster.local", "mesh.internal", "global"];
+
+fn caller(domain: &str) -> Caller<'_> {
+    Caller {
+        trust_domain: domain,
+        namespace: "shop",
+        service_account: "checkout",
+    }
+}
+
+fn asked(text: &str) -> Authority {
+    Authority::parse(text).expect("an authority")
+}
+
+pub(super) fn service(hostname: &str, ports: &[u16]) -> mesh::Service {
+    let namespace = hostname.split('.').nth(1).unwrap_or("app");
+    mesh::Service {
+        name: hostname.into(),
+        namespace: namespace.into(),
+        hostname: hostname.into(),
+        ports: ports.iter().map(|port| (*port, 0)).collect(),
+        ..mesh::Service::default()
+    }
+}
+
+/// A workload of region `r` and the last number of its address, which serves services at the same
+/// ports of them and of its own.
+pub(super) fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> Workload {
+    let mut ports: BTreeMap<String, Vec<(u16, u16)>> = BTreeMap::new();
+    for (hostname, port, target) in services {
+        let namespace = hostname.split('.').nth(1).unwrap_or("app");
+        let name = format!("{namespace}/{hostname}");
+        ports.entry(name).or_default().push((*port, *target));
+    }
+    let ports = ports.into_iter();
+    let ports = ports.map(|(name, ports)| (name.as_str().into(), ports.into_iter().collect()));
+    Workload {
+        uid: format!("uid-{last}").into(),
+        addresses: [[10, 0, 0, last].into()].into(),
+        protocol: Protocol::Hbone,
+        healthy: true,
+        capacity: 1,
+        locality: Arc::new(Locality {
+            region: region.into(),
+            ..Locality::default()
+        }),
+        services: ports.collect(),
+        ..Workload::default()
+    }
+}
+
+fn target(text: &str) -> (Box<str>, Option<u16>) {
+    match text.split_once(':') {
+        Some((host, port)) => (host.into(), port.parse().ok()),
+        None => (text.into(), None),
+    }
+}
+
+/// An alias as the configuration has it: its name, its targets, its consumers and its region.
+pub(super) type Given<'a> = (&'a str, &'a [&'a str], Option<&'a [&'a str]>, &'a str);
+
+pub(super) fn names(aliases: &[Given<'_>]) -> NameTable {
+    let parsed: Vec<_> = aliases.iter().map(|(name, ..)| target(name)).collect();
+    let aliases = aliases.iter().zip(&parsed);
+    let aliases = aliases.map(|((_, to, consumers, region), (host, port))| {
+        let to = to.iter().map(|text| target(text)).collect();
+        let consumers = consumers.map(|of| of.iter().map(|&one| one.into()).collect());
+        let region = (!region.is_empty()).then(|| (*region).into());
+        (&**host, Alias::new((host, *port), to, consumers, region))
+    });
+    NameTable::new(SUFFIXES, aliases)
+}
+
+pub(super) fn exposed(to: &str, workloads: bool) -> Exposure {
+    let audience = Audience {
+        anyone: to == "anyone",
+        cluster: (to != "anyone").then(|| to.into()),
+        ..Audience::default()
+    };
+    Exposure {
+        port: None,
+        to: vec![audience],
+        workloads,
+        route_by: None,
+    }
+}
+
+pub(super) fn trust() -> TrustSet {
+    TrustSet::new([("west.local", "west"), ("north.local", "north")])
+}
+
+pub(super) fn built(mesh: Mesh, names: NameTable, exposure: ExposureTable) -> Snapshot {
+    let change = Change {
+        mesh: Some((mesh, "east".into())),
+        names: Some(names),
+        exposure: Some(exposure),
+        trust: Some(trust()),
+        ..Change::default()
+    };
+    build(&Snapshot::default(), change)
+}
+
+/// `hostname:port`, and who may, as a letter for each caller: `w`est, `n`orth, nobody known.
+pub(super) fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>; 3] {
+    let callers = [caller("west.local"), caller("north.local"), Caller::UNKNOWN];
+    callers.map(|caller| {
+        let asked = asked(text);
+        let found = snapshot.find(caller, &asked)?;
+        let host = &*found.service.hostname;
+        let verdict = snapshot.judge(caller, &asked, (host, found.port), &found.means);
+        let is_allowed = verdict == Verdict::Allowed;
+        Some((format!("{host}:{}", found.port), is_allowed))
+    })
+}
+
+#[test]
+fn names_are_looked_up_in_their_order() {
+    let mut echo = service("echo.app.svc.cluster.local", &[80]);
+    echo.vips = vec![
+        ("east".into(), [240, 0, 0, 1].into()),
+        ("west".into(), [10, 0, 0, 3].into()),
+    ];
+    let services = [
+        echo,
+        service("other.app.svc.cluster.local", &[80, 81]),
+        service("both.app.svc.cluster.local", &[80]),
+        service("both.app.mesh.internal", &[80]),
+        service("taken.global", &[80]),
+    ];
+    let echo = "echo.app.svc.cluster.local";
+    let names = names(&[
+        ("taken.global", &[echo], None, ""),
+        ("given.global", &["other.app.svc.cluster.local"], None, ""),
+        (
+            "echo.app.global",
+            &["other.app.global:81"],
+            Some(&["west"]),
+            "",
+        ),
+        ("for.some:80", &[echo], Some(&["west"]), ""),
+        ("for.some:80", &["other.app.mesh.internal"], None, ""),
+        ("gone.global", &["gone.app.svc.cluster.local"], None, ""),
+    ]);
+    let mut exposure = ExposureTable::new(false);
+    exposure.expose(echo, &exposed("west", true), [("given.global", None)]);
+    let workloads = [workload(3, "", &[(echo, 80, 8080)])];
+    let snapshot = built(Mesh::new(services, workloads), names, exposure);
+    let other = |port: u16| format!("other.app.svc.cluster.local:{port}");
+    let echo = format!("{echo}:80");
+    // Of each: what west finds, and what all others find.
+    for (text, west, others) in [
+        (&*echo, &*echo, &*echo),
+        ("echo.app.mesh.internal:80", &echo, &echo),
+        ("taken.global:80", "taken.global:80", "taken.global:80"),
+        // A name of `exposure` is before an alias, an alias before a family.
+        ("given.global:80", &echo, &echo),
+        ("echo.app.global:80", &other(81), &echo),
+        ("for.some:80", &echo, &other(80)),
+        ("for.some:81", "", ""),
+        ("gone.global:80", "", ""),
+        // Of two services of one family the first one is meant by the other names.
+        (
+            "both.app.global:80",
+            "both.app.svc.cluster.local:80",
+            "both.app.svc.cluster.local:80",
+        ),
+        (
+            "both.app.mesh.internal:80",
+            "both.app.mesh.internal:80",
+            "both.app.mesh.internal:80",
+        ),
+        // A VIP and a workload of this network only.
+        ("240.0.0.1:80", &echo, &echo),
+        ("10.0.0.3:8080", &echo, &echo),
+        ("10.0.0.3:80", "", ""),
+        ("10.0.0.3:15008", "", ""),
+        ("10.0.0.4:8080", "", ""),
+        ("echo.app.elsewhere:80", "", ""),
+        ("echo.app:80", "", ""),
+        ("a.echo.app.svc.cluster.local:80", "", ""),
+        ("svc.cluster.local:80", "", ""),
+    ] {
+        let name = |at: usize| found(&snapshot, text)[at].clone().unwrap_or_default().0;
+        assert_eq!(
+            [name(0), name(1), name(2)],
+            [west, others, others],
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn an_entry_holds_for_all_names_of_its_service() {
+    let services = [
+        service("echo.app.svc.cluster.local", &[80]),
+        service("both.app.svc.cluster.local", &[80]),
+        service("both.app.mesh.internal", &[80]),
+        service("own.app.svc.cluster.local", &[80]),
+        service("exported.app.svc.cluster.local", &[80]),
+    ];
+    let mut exposure = ExposureTable::new(false);
+    for (host, to) in [
+        ("echo.app.mesh.internal", "west"),
+        ("both.app.mesh.internal", "west"),
+        ("own.app.global", "west"),
+        ("own.app.svc.cluster.local", "north"),
+    ] {
+        exposure.expose(host, &exposed(to, false), []);
+    }
+    let old = built(Mesh::new(services.clone(), []), names(&[]), exposure);
+    let exports: ExportSet = [("exported.app.global", 80)].into_iter().collect();
+    let change = Change {
+        exports: Some(exports),
+        ..Change::default()
+    };
+    let snapshot = build(&old, change);
+    for (text, west, north) in [
+        ("echo.app.svc.cluster.local:80", true, false),
+        ("echo.app.global:80", true, false),
+        // Each of two services of one family has its own entry or none.
+        ("both.app.mesh.internal:80", true, false),
+        ("both.app.svc.cluster.local:80", false, false),
+        ("both.app.global:80", false, false),
+        ("own.app.svc.cluster.local:80", false, true),
+        ("own.app.global:80", false, true),
+        ("exported.app.svc.cluster.local:80", true, true),
+        ("exported.app.mesh.internal:80", true, true),
+    ] {
+        let [by_west, by_north, by_unknown] =
+            found(&snapshot, text).map(|one| one.map(|one| one.1));
+        assert_eq!([by_west, by_north], [Some(west), Some(north)], "{text}");
+        assert_eq!(by_unknown, Some(false), "{text}");
+    }
+    // What an entry of the family opened is its own service's once that is there, and tunnels are
+    // judged anew.
+    let appears = service("echo.app.mesh.internal", &[80]);
+    let mesh = Mesh::new(services.into_iter().chain([appears]), []);
+    let change = Change {
+        mesh: Some((mesh, "east".into())),
+        ..Change::default()
+    };
+    let next = build(&snapshot, change);
+    assert_eq!(next.generation, snapshot.generation + 1);
+    let [by_west, ..] = found(&next, "echo.app.svc.cluster.local:80");
+    assert!(!by_west.expect("the service").1);
+    let [by_west, ..] = found(&next, "echo.app.mesh.internal:80");
+    assert!(by_west.expect("the service").1);
+}
+
+const WEST2: &str = "foo.uswest2.svc.cluster.local";
+const EAST2: &str = "foo.useast2.svc.cluster.local";
+
+fn payments() -> Mesh {
+    let workloads = [
+        workload(1, "us-west-2", &[(WEST2, 80, 8080)]),
+        workload(2, "us-east-2", &[(EAST2, 80, 8080)]),
+        // It serves both, and is one endpoint.
+        workload(3, "us-west-2", &[(WEST2, 80, 8080), (EAST2, 80, 8080)]),
+    ];
+    Mesh::new([service(WEST2, &[80]), service(EAST2, &[80])], workloads)
+}
+
+/// The last numbers of the addresses that `text` leads to, in their order.
+pub(super) fn lasts(snapshot: &Snapshot, domain: &str, text: &str) -> Option<Vec<u8>> {
+    let found = snapshot.find(caller(domain), &asked(text))?;
+    let set = snapshot.endpoints(&found, false);
+    let last = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.octets()[3],
+        IpAddr::V6(_) => 0,
+    };
+    let endpoints = set.endpoints.iter();
+    Some(endpoints.map(|one| last(one.address.ip())).collect())
+}
+
+#[test]
+fn an_alias_of_several_services_has_the_endpoints_of_all_and_of_a_region_those_there() {
+    let names = names(&[
+        (
+            "foo.global:80",
+            &[WEST2, "foo.useast2.global", "foo.gone.global"],
+            None,
+            "",
+        ),
+        ("foo-west.global:80", &[WEST2, EAST2], None, "us-west-2"),
+        (
+            "foo-east.global:80",
+            &[WEST2, EAST2],
+            Some(&["west"]),
+            "us-east-2",
+        ),
+        (
+            "foo-south.global:8080",
+            &["foo.uswest2.global:80"],
+            None,
+            "sa-east-1",
+        ),
+        ("nothing.global", &["foo.gone.global"], None, "us-west-2"),
+    ]);
+    let mut exposure = ExposureTable::new(false);
+    exposure.expose(WEST2, &exposed("west", false), []);
+    exposure.expose(WEST2, &exposed("north", false), []);
+    exposure.expose("foo.useast2.mesh.internal", &exposed("west", false), []);
+    let snapshot = built(payments(), names, exposure);
+    let at = |domain, text| lasts(&snapshot, domain, text);
+    assert_eq!(at("west.local", "foo.global:80"), Some(vec![1, 2, 3]));
+    assert_eq!(at("west.local", "foo-west.global:80"), Some(vec![1, 3]));
+    assert_eq!(at("west.local", "foo-east.global:80"), Some(vec![2]));
+    assert_eq!(at("west.local", "foo-south.global:8080"), Some(vec![]));
+    for (domain, text) in [
+        ("north.local", "foo-east.global:80"),
+        ("west.local", "foo.global:81"),
+        ("west.local", "foo-south.global:80"),
+        ("west.local", "nothing.global:80"),
+    ] {
+        assert_eq!(at(domain, text), None, "{domain} {text}");
+    }
+    // West may reach both services behind it, north only one, and strangers none.
+    let allowed = found(&snapshot, "foo.global:80").map(|found| found.map(|found| found.1));
+    assert_eq!(allowed, [Some(true), Some(false), Some(false)]);
+    // What is behind it comes and goes.
+    let mut mesh = payments();
+    mesh.services
+        .remove("useast2/foo.useast2.svc.cluster.local");
+    mesh.workloads.remove("uid-1");
+    let change = Change {
+        mesh: Some((mesh, "east".into())),
+        ..Change::default()
+    };
+    let next = build(&snapshot, change);
+    assert_eq!(lasts(&next, "west.local", "foo.global:80"), Some(vec![3]));
+    assert_eq!(
+        lasts(&next, "west.local", "foo-east.global:80"),
+        Some(vec![])
+    );
+    let allowed = found(&next, "foo.global:80").map(|found| found.map(|found| found.1));
+    assert_eq!(allowed, [Some(true), Some(true), Some(false)]);
+}
+
+#[test]
+fn an_alias_goes_past_no_waypoint_of_what_is_behind_it() {
+    let place = Place::Name("app/waypoint.app".into());
+    let gateway = GatewayAddress { place, port: 15008 };
+    let mut mesh = payments();
+    let mut behind = service(EAST2, &[80]);
+    behind.waypoints = vec![Waypoint { gateway, weight: 1 }];
+    let name = format!("useast2/{EAST2}").as_str().into();
+    mesh.services.insert(name, Arc::new(behind));
+    let names = names(&[("foo.global:80", &[WEST2, EAST2], None, "")]);
+    let snapshot = built(mesh, names, ExposureTable::new(true));
+    let authority = asked("foo.global:80");
+    let found = snapshot.find(caller("west.local"), &authority);
+    let found = found.expect("what stands for it");
+    assert_eq!(found.service.definition.waypoints.len(), 1);
+}
+
+#[test]
+fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
+    let (echo, other) = ("echo.app.svc.cluster.local", "other.app.svc.cluster.local");
+    let mut here = workload(1, "", &[(echo, 80, 8080), (other, 80, 8080)]);
+    here.network = "east".into();
+    // The same address, of another network.
+    let mut there = workload(1, "", &[(echo, 80, 8080)]);
+    (there.uid, there.network) = ("uid-there".into(), "west".into());
+    let mut sick = workload(2, "", &[(echo, 80, 8080)]);
+    sick.healthy = false;
+    let mut plain = workload(3, "", &[(echo, 80, 8080), (echo, 81, 8081)]);
+    plain.protocol = Protocol::Tcp;
+    let closed = workload(4, "", &[("closed.app.svc.cluster.local", 80, 8080)]);
+    let services = [
+        service(echo, &[80, 81]),
+        service(other, &[80]),
+        service("closed.app.svc.cluster.local", &[80]),
+    ];
+    let mesh = Mesh::new(services, [here, there, sick, plain, closed]);
+    let mut exposure = ExposureTable::new(false);
+    let of_port = Exposure {
+        port: Some(80),
+        ..exposed("west", true)
+    };
+    exposure.expose("echo.app.global", &of_port, []);
+    exposure.expose(other, &exposed("north", true), []);
+    exposure.expose("closed.app.svc.cluster.local", &exposed("west", false), []);
+    let snapshot = built(mesh.clone(), names(&[]), exposure);
+    let allowed = |text| found(&snapshot, text).map(|found| found.map(|found| found.1));
+    let nobody = [Some(false); 3];
+    for (text, want) in [
+        // Both may, each by the entry of another service.
+        ("10.0.0.1:8080", [Some(true), Some(true), Some(false)]),
+        ("10.0.0.2:8080", [Some(true), Some(false), Some(false)]),
+        ("10.0.0.3:8080", [Some(true), Some(false), Some(false)]),
+        ("10.0.0.3:8081", nobody),
+        ("10.0.0.3:80", [None; 3]),
+        ("10.0.0.4:8080", [None; 3]),
+    ] {
+        assert_eq!(allowed(text), want, "{text}");
+    }
+    let dialled = |text| {
+        let authority = asked(text);
+        let found = snapshot
+            .find(caller("west.local"), &authority)
+            .expect("one");
+        let set = snapshot.endpoints(&found, false);
+        let endpoints = set.endpoints.iter();
+        endpoints
+            .map(|one| one.address.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(dialled("10.0.0.1:8080"), ["10.0.0.1:15008"]);
+    assert_eq!(dialled("10.0.0.3:8080"), ["10.0.0.3:8080"]);
+    assert!(dialled("10.0.0.2:8080").is_empty(), "it is not healthy");
+    // The tunnels to it and by its service are one load.
+    let by_name = snapshot.services.get(echo).expect("a service");
+    let authority = asked("10.0.0.1:8080");
+    let found = snapshot
+        .find(caller("west.local"), &authority)
+        .expect("one");
+    let set = snapshot.endpoints(&found, false);
+    let same =
+        |one: &Arc<crate::snapshot::Endpoint>| Arc::ptr_eq(&one.state, &set.endpoints[0].state);
+    assert!(by_name.ports[&80].endpoints.iter().any(same));
+    // Without the entries nothing is known of addresses.
+    let change = Change {
+        exposure: Some(ExposureTable::new(true)),
+        ..Change::default()
+    };
+    let closed = build(&snapshot, change);
+    assert!(closed.find(caller("west.local"), &authority).is_none());
+    assert_eq!(closed.at_address([10, 0, 0, 1].into(), 8080).count(), 0);
+}
+
+#[test]
+fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
+    let (echo, other) = ("echo.app.svc.cluster.local", "other.app.svc.cluster.local");
+    let services = || [service(echo, &[80]), service(other, &[80])];
+    let table = |name: Option<&'static str>| {
+        let mut exposure = ExposureTable::new(true);
+        exposure.expose(echo, &exposed("west", false), name.map(|name| (name, None)));
+        exposure
+    };
+    let aliases: &[Given<'_>] = &[
+        ("a.global", &[echo], None, ""),
+        ("b.global", &[echo, other], None, ""),
+    ];
+    let with =
+        |aliases: &[Given<'_>], name| built(Mesh::new(services(), []), names(aliases), table(name));
+    let old = with(aliases, Some("given.global"));
+    let none = || NameTable::new(["svc.cluster.local"], []);
+    let moved: &[Given<'_>] = &[
+        ("a.global", &[other], None, ""),
+        ("b.global", &[echo], None, ""),
+    ];
+    let hidden: &[Given<'_>] = &[("a.global", &[echo], Some(&["north"]), "")];
+    let later = [
+        ("the same", with(aliases, Some("given.global"))),
+        (
+            "no names",
+            built(Mesh::new(services(), []), none(), table(None)),
+        ),
+        ("other targets", with(moved, Some("other.global"))),
+        ("hidden", with(hidden, Some("given.global"))),
+        (
+            "no services",
+            built(Mesh::default(), names(aliases), table(Some("given.global"))),
+        ),
+    ];
+    // Of each name: whether it still stands for what it did.
+    for (text, want) in [
+        (
+            "echo.app.svc.cluster.local:80",
+            [true, true, true, true, true],
+        ),
+        ("echo.app.global:80", [true, false, true, true, true]),
+        ("given.global:80", [true, false, false, true, true]),
+        ("a.global:80", [true, false, false, false, true]),
+        ("b.global:80", [true, false, false, false, true]),
+    ] {
+        let asked = asked(text);
+        let west = caller("west.local");
+        let found = old.find(west, &asked).expect("a service");
+        let of = (&*found.service.hostname, found.port);
+        let stands = |(_, next): &(&str, Snapshot)| next.stands_for(west, &asked, of, &found.means);
+        let got: Vec<_> = later.iter().map(stands).collect();
+        assert_eq!(
+            got,
+            want,
+            "{text} {:?}",
+            later.each_ref().map(|(what, _)| what)
+        );
+    }
+}

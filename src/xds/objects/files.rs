@@ -1,0 +1,72 @@
+//! The files of objects: those that are named, and those of directories that are named.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::{Finding, Findings, Place, Severity};
+
+/// Files of all directories together. A cluster of 10,000 services may have one for each.
+const FILES_MAX: usize = 20_000;
+
+/// Bytes of all files together: four times what one of them may have.
+const BYTES_MAX: u64 = 256 * 1024 * 1024;
+
+/// The files that a path stands for: itself, or those of a directory that are YAML or JSON by
+/// their name, in the order of their names. Hidden ones, as `..data` of Kubernetes, are none.
+pub fn contents(path: &Path) -> std::io::Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in path.read_dir()? {
+        let file = entry?.path();
+        let name = file.file_name().map(|name| name.to_string_lossy());
+        let is_hidden = name.is_none_or(|name| name.starts_with('.'));
+        let extension = file.extension().and_then(|text| text.to_str());
+        if !is_hidden && matches!(extension, Some("yaml" | "yml" | "json")) && !file.is_dir() {
+            files.push(file);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Reads each file once, and gives the findings of all.
+pub(super) fn each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findings) -> Findings {
+    let (mut findings, mut files) = (Vec::new(), Vec::new());
+    for path in paths {
+        match contents(path) {
+            Ok(found) => files.extend(found),
+            Err(error) => {
+                findings.push(refusal(
+                    path,
+                    format!("the directory cannot be read: {error}"),
+                ));
+            }
+        }
+    }
+    let mut seen = std::collections::HashSet::new();
+    files.retain(|file| seen.insert(file.clone()));
+    let size = |file: &PathBuf| file.metadata().map_or(0, |metadata| metadata.len());
+    if files.len() > FILES_MAX || files.iter().map(size).sum::<u64>() > BYTES_MAX {
+        let most = BYTES_MAX >> 20;
+        let what = format!("more than {FILES_MAX} files, or {most} MiB in them, are too many");
+        let first = paths.first().map_or(Path::new(""), PathBuf::as_path);
+        return Findings(vec![refusal(first, what)]);
+    }
+    for file in files {
+        findings.extend(read(&file).0);
+    }
+    Findings(findings)
+}
+
+fn refusal(path: &Path, what: String) -> Finding {
+    Finding {
+        place: Place {
+            file: path.to_owned(),
+            line: 1,
+        },
+        severity: Severity::Error,
+        what,
+        how: String::new(),
+    }
+}

@@ -1,0 +1,373 @@
+//! What the objects of all clusters make of this gateway's mesh.
+//!
+//! A service of one namespace and name may be in several clusters. Its name in this cluster,
+//! `NAME.NAMESPACE.svc.cluster.local`, stands for the endpoints here; once a cluster exports it
+//! there is a global service besides, with the endpoints of all clusters that do. Where that is
+//! this one alone, both are the same, and the names of one lead to the other.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::Objects;
+use super::members::{Members, Site};
+use super::ports::{Ports, warning};
+use super::service::{Declared, Service};
+use super::view::{Key, View};
+use crate::config::{Config, Discovery, Finding, Findings};
+use crate::snapshot::mesh::{self, Mesh, Protocol, Scope};
+
+/// Warnings that are kept. Nobody reads more than a screen of them.
+const WARNINGS_MAX: usize = 200;
+
+/// Suffix of a service in its own cluster.
+const OWN: &str = "svc.cluster.local";
+/// Suffixes of a service of all clusters that export it: that of MCS, which has the addresses of
+/// the import, and that of Istio's ambient mode.
+const GLOBAL: [&str; 2] = ["svc.clusterset.local", "mesh.internal"];
+
+/// What objects and a mesh make together.
+#[derive(Debug)]
+pub struct Joined {
+    /// The mesh, with the services and endpoints of the objects.
+    pub mesh: Mesh,
+    /// Hostnames of services that are exported to every cluster.
+    pub exported: HashSet<Box<str>>,
+    /// Hostnames of services that stay in this cluster.
+    pub local: HashSet<Box<str>>,
+    /// What is worth a look.
+    pub warnings: Findings,
+}
+
+/// Joins a mesh with objects, by the cluster, the network and the exposure of a configuration.
+pub fn join(mesh: &Mesh, objects: &Objects, config: &Config) -> Joined {
+    let mut warnings = Vec::new();
+    let view = View::new(objects, config, &mut warnings);
+    let mut joining = Joining {
+        view: &view,
+        mesh: mesh.clone(),
+        members: Members::default(),
+        vips: vips(mesh),
+        also: HashMap::new(),
+        exported: HashSet::new(),
+        local: HashSet::new(),
+        warnings,
+    };
+    for key in view.keys() {
+        joining.join(key);
+    }
+    joining.finish()
+}
+
+/// What is joined so far.
+struct Joining<'a> {
+    view: &'a View<'a>,
+    mesh: Mesh,
+    members: Members,
+    /// The host that has each address, by the network.
+    vips: BTreeMap<(String, IpAddr), Arc<str>>,
+    /// Services whose workloads in the mesh file serve other services too.
+    also: HashMap<Arc<str>, Vec<Arc<str>>>,
+    exported: HashSet<Box<str>>,
+    local: HashSet<Box<str>>,
+    warnings: Vec<Finding>,
+}
+
+impl<'a> Joining<'a> {
+    /// Joins what is said of one service.
+    fn join(&mut self, key: Key<'a>) {
+        let own = self.view.own();
+        let service = self.view.service(key, own);
+        let is_known = service.is_some() || self.mesh.services.contains_key(&*name(key, OWN));
+        let mut exporters = self.view.exporters(key);
+        self.check_exports(key, is_known, &mut exporters);
+        let is_exported = exporters.contains(&own);
+        let is_kept = self.view.is_kept(key, own);
+        let has_others = exporters.iter().any(|cluster| *cluster != own);
+        let is_global = has_others || self.view.import(key).is_some();
+        let is_only = service.is_some_and(|one| one.declared == Declared::GlobalOnly && !is_kept);
+        let globals = || GLOBAL.iter().map(|suffix| host(key, suffix).into());
+        if is_exported {
+            self.exported.insert(host(key, OWN).into());
+        }
+        if is_kept {
+            self.local.insert(host(key, OWN).into());
+        }
+        match (is_kept && !is_global, exporters.is_empty()) {
+            (true, _) => self.local.extend(globals()),
+            (false, false) => self.exported.extend(globals()),
+            (false, true) => {}
+        }
+        if is_only && is_global {
+            self.global(key, &exporters, &[OWN], service);
+            return;
+        }
+        if let Some(service) = service {
+            self.own(key, service);
+        }
+        if is_global {
+            self.global(key, &exporters, &GLOBAL, service);
+            if is_exported {
+                let globals = GLOBAL.iter().map(|suffix| name(key, suffix));
+                self.also.insert(name(key, OWN), globals.collect());
+            }
+        }
+    }
+
+    /// Warns of exports of what is not there, and of what stays in its cluster. Under a control
+    /// plane it alone knows which services there are.
+    fn check_exports(&mut self, key: Key<'a>, is_known: bool, exporters: &mut Vec<&'a str>) {
+        let own = self.view.own();
+        let Some(export) = self.view.export(key, own) else {
+            return;
+        };
+        let (namespace, service) = key;
+        let place = &export.meta.place;
+        if self.view.is_kept(key, own) {
+            let what = format!(
+                "the export of {namespace}/{service} has no effect: the Service says that it stays \
+                 in its cluster"
+            );
+            self.warnings
+                .push(warning(place, what, "the Service without that label"));
+        } else if !is_known && matches!(self.view.config.discovery, Discovery::File { .. }) {
+            let what = format!("the export of {namespace}/{service} is of no Service that we know");
+            self.warnings.push(warning(place, what, "the name of one"));
+            exporters.retain(|cluster| *cluster != own);
+        }
+    }
+
+    /// A Service of this cluster, with the endpoints here.
+    fn own(&mut self, key: Key<'a>, service: &'a Service) {
+        let mut ports = Ports::default();
+        let host = host(key, OWN);
+        ports.add(
+            &service.ports,
+            (&host, &service.meta.place),
+            &mut self.warnings,
+        );
+        let preferences = service.preferences.clone().unwrap_or_default();
+        self.add_service(key, OWN, &ports, preferences, &service.ips);
+        let own = self.view.own();
+        self.add_endpoints(key, &[own], &[name(key, OWN)], &ports);
+    }
+
+    /// A service of all clusters that export it.
+    fn global(
+        &mut self,
+        key: Key<'a>,
+        exporters: &[&'a str],
+        suffixes: &[&str],
+        own: Option<&'a Service>,
+    ) {
+        let shown = host(key, GLOBAL[0]);
+        let mut ports = Ports::default();
+        let mut preferences = None;
+        for cluster in exporters {
+            let Some(service) = self.view.service(key, cluster) else {
+                continue;
+            };
+            ports.add(
+                &service.ports,
+                (&shown, &service.meta.place),
+                &mut self.warnings,
+            );
+            preferences = preferences.or_else(|| service.preferences.clone());
+        }
+        let import = self.view.import(key);
+        if let Some(import) = import {
+            ports.add(
+                &import.ports,
+                (&shown, &import.meta.place),
+                &mut self.warnings,
+            );
+        }
+        if own.is_none() && exporters.contains(&self.view.own()) {
+            // The Service of this cluster is one of the mesh file, which names no ports.
+            let known = self.mesh.services.get(&name(key, OWN));
+            ports.add_numbers(known.into_iter().flat_map(|known| &known.ports));
+        }
+        let preferences = preferences.unwrap_or_else(|| vec![Scope::Network]);
+        let mut ips = import.map_or_else(Vec::new, |import| import.ips.clone());
+        if *suffixes == [OWN] {
+            ips.extend(own.iter().flat_map(|own| &own.ips).copied());
+        }
+        for (index, suffix) in suffixes.iter().enumerate() {
+            let ips = if index == 0 { &*ips } else { &[] };
+            self.add_service(key, suffix, &ports, preferences.clone(), ips);
+        }
+        if ports.targets.is_empty() {
+            self.warn_of_no_ports(key, exporters);
+        }
+        let names: Vec<_> = suffixes.iter().map(|suffix| name(key, suffix)).collect();
+        self.add_endpoints(key, exporters, &names, &ports);
+    }
+
+    /// Warns of slices that nothing gives a port of a service to.
+    fn warn_of_no_ports(&mut self, key: Key<'a>, exporters: &[&'a str]) {
+        let mut slices = self.view.slices(key);
+        let slice = slices.find(|(cluster, _)| exporters.contains(cluster));
+        if let Some((cluster, slice)) = slice {
+            let what = format!(
+                "the endpoints of {}/{} in cluster {cluster} are not used: neither a Service nor a \
+                 ServiceImport says its ports",
+                key.0, key.1
+            );
+            self.warnings
+                .push(warning(&slice.place, what, "one of them beside it"));
+        }
+    }
+
+    /// Adds a service, or what it has besides to one that is there.
+    fn add_service(
+        &mut self,
+        key: Key<'_>,
+        suffix: &str,
+        ports: &Ports<'_>,
+        preferences: Vec<Scope>,
+        ips: &[IpAddr],
+    ) {
+        let hostname: Arc<str> = host(key, suffix).into();
+        let network = &self.view.config.gateway.network;
+        let name = name(key, suffix);
+        let known = self
+            .mesh
+            .services
+            .get(&name)
+            .map(|known| mesh::Service::clone(known));
+        let mut service = known.unwrap_or_else(|| mesh::Service {
+            name: key.1.into(),
+            namespace: key.0.into(),
+            hostname: Arc::clone(&hostname),
+            preferences,
+            ..mesh::Service::default()
+        });
+        for (port, target) in &ports.targets {
+            service.ports.entry(*port).or_insert(*target);
+        }
+        for ip in ips {
+            let vip = (network.clone(), *ip);
+            let holder = self
+                .vips
+                .entry(vip.clone())
+                .or_insert_with(|| Arc::clone(&hostname));
+            // Of one that another service has, nobody could say which is meant.
+            if *holder == hostname && !service.vips.contains(&vip) {
+                service.vips.push(vip);
+            }
+        }
+        self.mesh.services.insert(name, Arc::new(service));
+    }
+
+    /// Adds the endpoints of some clusters to services.
+    fn add_endpoints(
+        &mut self,
+        key: Key<'a>,
+        clusters: &[&str],
+        services: &[Arc<str>],
+        ports: &Ports<'_>,
+    ) {
+        let view = self.view;
+        for (cluster, slice) in view.slices(key) {
+            if !clusters.contains(&cluster) {
+                continue;
+            }
+            let own_region = match cluster == view.own() {
+                true => &*view.config.gateway.locality.region,
+                false => "",
+            };
+            let site = Site {
+                cluster,
+                network: view.network(cluster, slice),
+                namespace: &slice.namespace,
+                region: slice.region.as_deref().unwrap_or(own_region),
+                protocol: match view.is_ambient(cluster, slice) {
+                    true => Protocol::Hbone,
+                    false => Protocol::Tcp,
+                },
+            };
+            let ports = ports.of_slice(&slice.ports);
+            for backend in &slice.endpoints {
+                self.members.add(site, backend, services, &ports);
+            }
+        }
+    }
+
+    fn finish(mut self) -> Joined {
+        self.serve_also();
+        let network = &self.view.config.gateway.network;
+        self.members.into_mesh(network, &mut self.mesh);
+        let config = self.view.config;
+        for entry in &config.exposure.services {
+            if self.local.contains(&*entry.service.host) {
+                let place = crate::config::Place {
+                    file: config.file.clone(),
+                    line: entry.line,
+                };
+                let what = format!(
+                    "{} is exposed to nobody: its Service says that it stays in its cluster",
+                    entry.service.host
+                );
+                self.warnings
+                    .push(warning(&place, what, "the file without the entry"));
+            }
+        }
+        self.warnings.truncate(WARNINGS_MAX);
+        Joined {
+            mesh: self.mesh,
+            exported: self.exported,
+            local: self.local,
+            warnings: Findings(self.warnings),
+        }
+    }
+
+    /// Has workloads of the mesh file serve the global services too that their own is a part of.
+    fn serve_also(&mut self) {
+        if self.also.is_empty() {
+            return;
+        }
+        let mut changed = Vec::new();
+        for workload in self.mesh.workloads.values() {
+            let mut services: BTreeMap<_, _> = workload
+                .services
+                .iter()
+                .map(|(name, ports)| (Arc::clone(name), ports.clone()))
+                .collect();
+            let before = services.len();
+            for (name, ports) in workload.services.iter() {
+                for other in self.also.get(name).into_iter().flatten() {
+                    services
+                        .entry(Arc::clone(other))
+                        .or_insert_with(|| ports.clone());
+                }
+            }
+            if services.len() != before {
+                let mut workload = mesh::Workload::clone(workload);
+                workload.services = services.into_iter().collect();
+                changed.push(workload);
+            }
+        }
+        for workload in changed {
+            let uid = Arc::clone(&workload.uid);
+            self.mesh.workloads.insert(uid, Arc::new(workload));
+        }
+    }
+}
+
+/// The addresses that services of a mesh have.
+fn vips(mesh: &Mesh) -> BTreeMap<(String, IpAddr), Arc<str>> {
+    let services = mesh.services.values();
+    let vips = services.flat_map(|service| {
+        let of_service = service.vips.iter();
+        of_service.map(|vip| (vip.clone(), Arc::clone(&service.hostname)))
+    });
+    vips.collect()
+}
+
+fn host((namespace, name): Key<'_>, suffix: &str) -> String {
+    format!("{name}.{namespace}.{suffix}")
+}
+
+fn name(key: Key<'_>, suffix: &str) -> Arc<str> {
+    format!("{}/{}", key.0, host(key, suffix)).into()
+}

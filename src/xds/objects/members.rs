@@ -1,0 +1,256 @@
+//! The endpoints of all slices as workloads, each once: what several slices, several control
+//! planes or the mesh file tell of one pod is one workload.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::slice::Backend;
+use crate::snapshot::mesh::{Locality, Mesh, Protocol, Workload};
+
+/// Service ports to target ports, by the `namespace/hostname` of services.
+type Served = BTreeMap<Arc<str>, BTreeMap<u16, u16>>;
+
+/// Where the endpoints of a slice are, and how they are dialled.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Site<'a> {
+    pub(super) cluster: &'a str,
+    pub(super) network: &'a str,
+    pub(super) namespace: &'a str,
+    pub(super) region: &'a str,
+    pub(super) protocol: Protocol,
+}
+
+/// What is known of a workload so far.
+#[derive(Debug)]
+struct Member {
+    workload: Workload,
+    served: Served,
+    /// The namespace and name of its pod, if it is known to be one.
+    pod: Option<(Arc<str>, Arc<str>)>,
+    is_ready: bool,
+    is_serving: bool,
+    is_terminating: bool,
+}
+
+/// The workloads so far, to be found by pod and by address.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    members: Vec<Member>,
+    by_uid: HashMap<Arc<str>, usize>,
+    by_place: HashMap<(Arc<str>, Place), Vec<usize>>,
+}
+
+/// What is one place in one network.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Place {
+    Ip(IpAddr),
+    Host(Arc<str>),
+}
+
+impl Members {
+    /// Adds an endpoint that serves ports (service port and its own) of services.
+    pub(super) fn add(
+        &mut self,
+        site: Site<'_>,
+        backend: &Backend,
+        services: &[Arc<str>],
+        ports: &[(u16, u16)],
+    ) {
+        let index = self.index_of(site, backend);
+        let Some(member) = self.members.get_mut(index) else {
+            return;
+        };
+        member.is_ready |= backend.is_ready;
+        member.is_serving |= backend.is_serving;
+        member.is_terminating &= backend.is_terminating;
+        let mut addresses = member.workload.addresses.to_vec();
+        for address in &backend.addresses {
+            if !addresses.contains(address) {
+                addresses.push(*address);
+            }
+        }
+        member.workload.addresses = addresses.into();
+        for service in services {
+            let served = member.served.entry(Arc::clone(service)).or_default();
+            for (port, target) in ports {
+                served.entry(*port).or_insert(*target);
+            }
+        }
+        let network = Arc::clone(&member.workload.network);
+        for place in places(backend) {
+            let there = self
+                .by_place
+                .entry((Arc::clone(&network), place))
+                .or_default();
+            if !there.contains(&index) {
+                there.push(index);
+            }
+        }
+    }
+
+    /// The workload that an endpoint is, which may be a new one. Endpoints at one address of one
+    /// network are one, but for pods that are known to differ and share their node's address.
+    fn index_of(&mut self, site: Site<'_>, backend: &Backend) -> usize {
+        let uid: Arc<str> = uid(site, backend).into();
+        if let Some(index) = self.by_uid.get(&uid) {
+            return *index;
+        }
+        let network: Arc<str> = site.network.into();
+        let there = places(backend).filter_map(|place| {
+            let key = (Arc::clone(&network), place);
+            self.by_place.get(&key)
+        });
+        let same = there.flatten().copied().find(|index| {
+            let known = self
+                .members
+                .get(*index)
+                .and_then(|known| known.pod.as_ref());
+            known
+                .zip(backend.pod.as_ref())
+                .is_none_or(|(known, pod)| known == pod)
+        });
+        let new = member(site, backend, &uid);
+        let index = same.unwrap_or(self.members.len());
+        match self.members.get_mut(index) {
+            // What names its pod knows more of it than what does not.
+            Some(known) if known.pod.is_none() && new.pod.is_some() => {
+                known.pod = new.pod;
+                let addresses = std::mem::take(&mut known.workload.addresses);
+                known.workload = Workload {
+                    addresses,
+                    ..new.workload
+                };
+            }
+            Some(_) => {}
+            None => self.members.push(new),
+        }
+        self.by_uid.insert(uid, index);
+        index
+    }
+
+    /// Puts the workloads into a mesh. One that is there already, by its uid or by an address in
+    /// its network, stays what it is and serves what else it serves.
+    pub(super) fn into_mesh(mut self, own_network: &str, mesh: &mut Mesh) {
+        self.judge_health();
+        if self.members.is_empty() {
+            return;
+        }
+        let mut known = HashMap::new();
+        for (uid, workload) in mesh.workloads.iter() {
+            for address in &workload.addresses {
+                let network = match workload.network.is_empty() {
+                    true => own_network,
+                    false => &workload.network,
+                };
+                known
+                    .entry((network.to_owned(), *address))
+                    .or_insert_with(|| Arc::clone(uid));
+            }
+        }
+        for member in self.members {
+            let new = member.workload;
+            let mut at = new.addresses.iter().filter_map(|address| {
+                let key = (new.network.to_string(), *address);
+                known.get(&key)
+            });
+            let uid = match mesh.workloads.get(&*new.uid) {
+                Some(_) => Arc::clone(&new.uid),
+                None => at.next().unwrap_or(&new.uid).clone(),
+            };
+            let workload = match mesh.workloads.get(&*uid) {
+                Some(known) => serving(Workload::clone(known), member.served),
+                None => serving(new, member.served),
+            };
+            mesh.workloads.insert(uid, Arc::new(workload));
+        }
+    }
+
+    /// What is ready is healthy. Where nothing of a service is, that is served which still serves
+    /// while it ends, as Kubernetes does it.
+    fn judge_health(&mut self) {
+        let ready = self.members.iter().filter(|member| member.is_ready);
+        let ready: BTreeSet<_> = ready
+            .flat_map(|member| member.served.keys().cloned())
+            .collect();
+        for member in &mut self.members {
+            let is_last = member.served.keys().any(|service| !ready.contains(service));
+            member.workload.healthy = member.is_ready || (member.is_serving && is_last);
+            // One that ends gets nothing more of services either that take unhealthy endpoints.
+            let is_left = member.workload.healthy || !member.is_terminating;
+            member.workload.capacity = u32::from(is_left);
+        }
+    }
+}
+
+/// Adds what a workload serves; what it said before holds.
+fn serving(mut workload: Workload, served: Served) -> Workload {
+    let known = workload.services.iter();
+    let mut services: BTreeMap<_, _> = known
+        .map(|(service, ports)| {
+            let ports: BTreeMap<_, _> = ports.iter().map(|(port, at)| (*port, *at)).collect();
+            (Arc::clone(service), ports)
+        })
+        .collect();
+    for (service, ports) in served {
+        let known = services.entry(service).or_default();
+        for (port, target) in ports {
+            known.entry(port).or_insert(target);
+        }
+    }
+    let services = services.into_iter();
+    let services = services.map(|(service, ports)| (service, ports.into_iter().collect()));
+    workload.services = services.collect();
+    workload
+}
+
+fn member(site: Site<'_>, backend: &Backend, uid: &Arc<str>) -> Member {
+    let (namespace, name) = match &backend.pod {
+        Some((namespace, name)) => (Arc::clone(namespace), Arc::clone(name)),
+        None => (site.namespace.into(), Arc::default()),
+    };
+    let workload = Workload {
+        uid: Arc::clone(uid),
+        name,
+        namespace,
+        cluster: site.cluster.into(),
+        network: site.network.into(),
+        node: Arc::clone(&backend.node),
+        hostname: Arc::clone(&backend.host),
+        protocol: site.protocol,
+        locality: Arc::new(Locality {
+            region: site.region.into(),
+            zone: Arc::clone(&backend.zone),
+            subzone: Arc::default(),
+        }),
+        ..Workload::default()
+    };
+    Member {
+        workload,
+        served: Served::new(),
+        pod: backend.pod.clone(),
+        is_ready: false,
+        is_serving: false,
+        is_terminating: true,
+    }
+}
+
+/// A pod's uid is as Istio makes it. What is no pod is called by where it is, so that it stays the
+/// same whichever service names it.
+fn uid(site: Site<'_>, backend: &Backend) -> String {
+    let cluster = site.cluster;
+    if let Some((namespace, name)) = &backend.pod {
+        return format!("{cluster}//Pod/{namespace}/{name}");
+    }
+    let first = match backend.addresses.first() {
+        Some(address) => address.to_string(),
+        None => backend.host.to_string(),
+    };
+    format!("{cluster}//Endpoint/{}/{first}", site.network)
+}
+
+fn places(backend: &Backend) -> impl Iterator<Item = Place> {
+    let host = Some(&backend.host).filter(|host| !host.is_empty());
+    let host = host.map(|host| Place::Host(Arc::clone(host)));
+    backend.addresses.iter().copied().map(Place::Ip).chain(host)
+}

@@ -1,0 +1,137 @@
+//! What every object has: its name, its labels and annotations, and the cluster that it is of.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::config::Place;
+use crate::config::fields::{Fields, Value};
+
+/// Of a slice that another cluster's were copied to: which cluster (KEP-1645).
+const SOURCE_CLUSTER: &str = "multicluster.kubernetes.io/source-cluster";
+/// The cluster of an object, where several clusters' are read together.
+const CLUSTER: &str = "topology.istio.io/cluster";
+/// The network of the endpoints of a slice, or, at [`ROOT_NAMESPACE`], of a whole cluster.
+const NETWORK: &str = "topology.istio.io/network";
+/// Whether pods speak HBONE (`ambient`).
+const DATAPLANE: &str = "istio.io/dataplane-mode";
+/// The namespace whose label names the network of its cluster.
+const ROOT_NAMESPACE: &str = "istio-system";
+
+/// Labels or annotations.
+pub(super) type Labels = BTreeMap<Box<str>, Box<str>>;
+
+/// The metadata of an object.
+#[derive(Clone, Debug)]
+pub(super) struct Meta {
+    /// Its name.
+    pub(super) name: Arc<str>,
+    /// Its namespace; of a Namespace its own name.
+    pub(super) namespace: Arc<str>,
+    /// The cluster that it is of, if it says one: otherwise ours.
+    pub(super) cluster: Option<Arc<str>>,
+    /// Its labels.
+    pub(super) labels: Labels,
+    /// Its annotations.
+    pub(super) annotations: Labels,
+    /// When it was made, as it says it.
+    pub(super) created: Option<Box<str>>,
+    /// Where it stands.
+    pub(super) place: Place,
+}
+
+impl Meta {
+    /// What a label says, or an annotation where there is no such label.
+    pub(super) fn says(&self, key: &str) -> Option<&str> {
+        let found = self.labels.get(key).or_else(|| self.annotations.get(key));
+        found
+            .map(|value| &**value)
+            .filter(|value| !value.is_empty())
+    }
+
+    /// The network that it names.
+    pub(super) fn network(&self) -> Option<&str> {
+        self.says(NETWORK)
+    }
+
+    /// The network of its whole cluster, if it is the namespace that names it.
+    pub(super) fn cluster_network(&self) -> Option<&str> {
+        self.network().filter(|_| *self.name == *ROOT_NAMESPACE)
+    }
+
+    /// Whether its pods speak HBONE, if it says so or not.
+    pub(super) fn is_ambient(&self) -> Option<bool> {
+        self.labels.get(DATAPLANE).map(|mode| **mode == *"ambient")
+    }
+
+    /// Whether it was copied from another cluster.
+    pub(super) fn is_copy(&self) -> bool {
+        self.labels.contains_key(SOURCE_CLUSTER)
+    }
+}
+
+/// Reads `metadata`, of which `name` reads the name.
+pub(super) fn read<'a>(
+    top: &mut Fields<'a>,
+    place: Place,
+    name: impl Fn(Value<'a>) -> Option<&'a str>,
+) -> Option<Meta> {
+    let mut fields = top.need("metadata", "{name: echo}")?.foreign("metadata")?;
+    let name = fields.need("name", "echo").and_then(name);
+    let namespace = fields.get("namespace").map(label_name);
+    let labels = fields
+        .get("labels")
+        .map_or_else(|| Some(Labels::new()), labels);
+    let annotations = fields.get("annotations");
+    let annotations = annotations.map_or_else(|| Some(Labels::new()), self::labels);
+    let created = fields.get("creationTimestamp").map(Value::text);
+    fields.finish();
+    let namespace = match namespace {
+        Some(namespace) => namespace?,
+        None => "default",
+    };
+    let created = match created {
+        Some(created) => Some(created?.into()),
+        None => None,
+    };
+    let mut meta = Meta {
+        name: name?.into(),
+        namespace: namespace.into(),
+        cluster: None,
+        labels: labels?,
+        annotations: annotations?,
+        created,
+        place,
+    };
+    meta.cluster = meta
+        .says(SOURCE_CLUSTER)
+        .or_else(|| meta.says(CLUSTER))
+        .map(Into::into);
+    Some(meta)
+}
+
+/// A name that is one label of a host name, as those of namespaces and Services are: with a dot in
+/// it, one could be made to look like another's.
+pub(super) fn label_name(value: Value<'_>) -> Option<&str> {
+    let text = value.text()?;
+    let wanted = "a name of at most 63 lower case letters, digits and `-`";
+    value.parsed(wanted, |text| is_label_name(text).then_some(()))?;
+    Some(text)
+}
+
+/// Whether [`label_name`] would read it.
+pub(super) fn is_label_name(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    !text.is_empty() && text.len() <= 63 && text.bytes().all(plain)
+}
+
+fn labels(value: Value<'_>) -> Option<Labels> {
+    let mut labels = Labels::new();
+    let mut good = value.is_map();
+    for (entry, value) in value.pairs() {
+        match value.text_or_empty() {
+            Some(text) => drop(labels.insert(entry.key.clone(), text.into())),
+            None => good = false,
+        }
+    }
+    good.then_some(labels)
+}

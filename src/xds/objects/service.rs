@@ -1,0 +1,157 @@
+//! Services: what their cluster says of who may use them, and how their endpoints are preferred.
+
+use std::net::IpAddr;
+
+use super::meta::Meta;
+use super::ports::{self, Port};
+use crate::config::fields::{Fields, Value};
+use crate::snapshot::mesh::Scope;
+use crate::xds::file::ip;
+
+/// Solo's label: `global` or `global-only`, or `cluster`, which is neither.
+const SERVICE_SCOPE: &str = "solo.io/service-scope";
+/// Istio's label: `true`, or `false` for a service that stays in its cluster.
+const GLOBAL: &str = "istio.io/global";
+/// Istio's annotation: `.` and `~` are seen in no other namespace.
+const EXPORT_TO: &str = "networking.istio.io/exportTo";
+/// Istio's annotation, which counts where `spec.trafficDistribution` says nothing.
+const DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
+
+/// A Service with its own word about its scope.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    pub(super) meta: Meta,
+    pub(super) declared: Declared,
+    pub(super) ports: Vec<Port>,
+    pub(super) ips: Vec<IpAddr>,
+    /// What its endpoints are preferred for, if it says so.
+    pub(super) preferences: Option<Vec<Scope>>,
+}
+
+/// What a Service says of its scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Declared {
+    /// Nothing.
+    Nothing,
+    /// It is exported, and its own name stays that of its cluster's endpoints.
+    Global,
+    /// It is exported, and its own name stands for the endpoints of all clusters.
+    GlobalOnly,
+    /// It stays in its cluster.
+    Local,
+}
+
+impl Service {
+    /// Whether two objects say the same of one Service.
+    pub(super) fn agrees(&self, other: &Self) -> bool {
+        (self.declared, &self.ports, &self.ips, &self.preferences)
+            == (other.declared, &other.ports, &other.ips, &other.preferences)
+            && self.meta.labels == other.meta.labels
+    }
+}
+
+/// Reads what is left of a Service.
+pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option<Service> {
+    let mut spec = top.need("spec", "{ports: [{port: 80}]}")?.foreign("spec")?;
+    let ports = spec.get("ports");
+    let ports = ports.map_or(Some(Vec::new()), |list| ports::read(list, "spec.ports[]"));
+    let one = spec.get("clusterIP").map(cluster_ip);
+    let all = spec.get("clusterIPs").map(|list| {
+        let read: Vec<_> = list.items().map(cluster_ip).collect();
+        read.into_iter().collect::<Option<Vec<_>>>()
+    });
+    let said = spec.get("trafficDistribution");
+    let kind = spec.get("type").map_or(Some("ClusterIP"), Value::text);
+    spec.finish();
+    let one = one.map_or(Some(None), |one| one.map(Some))?;
+    let all = all.map_or(Some(Vec::new()), |all| all)?;
+    let ips = match all.is_empty() {
+        true => one.flatten().into_iter().collect(),
+        false => all.into_iter().flatten().collect(),
+    };
+    if kind? == "ExternalName" {
+        let what = "is a Service of type ExternalName, which is passed over";
+        value.warning(what, "a Service with endpoints");
+        return None;
+    }
+    Some(Service {
+        declared: declared(&meta, value),
+        preferences: preferences(&meta, said, value),
+        ports: ports?,
+        ips,
+        meta,
+    })
+}
+
+/// An address of a Service; `None` and an empty one are that it has none.
+fn cluster_ip(value: Value<'_>) -> Option<Option<IpAddr>> {
+    match value.text_or_empty()? {
+        "" | "None" => Some(None),
+        _ => value.parsed("an IP address, or `None`", ip).map(Some),
+    }
+}
+
+fn declared(meta: &Meta, value: Value<'_>) -> Declared {
+    let label = |key| meta.labels.get(key).map(|value| &**value);
+    let scope = match label(SERVICE_SCOPE) {
+        Some("global") => Declared::Global,
+        Some("global-only") => Declared::GlobalOnly,
+        Some("cluster") => Declared::Local,
+        None | Some("") => Declared::Nothing,
+        Some(other) => {
+            let what = format!("has the label {SERVICE_SCOPE} `{other}`, which means nothing");
+            value.warning(what, "`global`, `global-only` or `cluster`");
+            Declared::Nothing
+        }
+    };
+    let global = match label(GLOBAL) {
+        Some("true") => Declared::Global,
+        Some("false") => Declared::Local,
+        None | Some("") => Declared::Nothing,
+        Some(other) => {
+            let what = format!("has the label {GLOBAL} `{other}`, which means nothing");
+            value.warning(what, "`\"true\"` or `\"false\"`");
+            Declared::Nothing
+        }
+    };
+    let export_to = meta.annotations.get(EXPORT_TO).map(|value| &**value);
+    let is_kept = matches!(export_to, Some("." | "~"));
+    let says = [scope, global];
+    let exported = |one: &Declared| matches!(one, Declared::Global | Declared::GlobalOnly);
+    if says.contains(&Declared::Local) || is_kept {
+        if says.iter().any(exported) {
+            let what = "is both exported and kept in its cluster, which holds";
+            value.warning(what, "one of the labels");
+        }
+        return Declared::Local;
+    }
+    match says {
+        [Declared::Nothing, global] => global,
+        [scope, _] => scope,
+    }
+}
+
+/// What the endpoints are preferred for, by the names of Kubernetes, Istio and Solo. As in Istio,
+/// the field of the Service comes before its annotation. Nodes mean nothing at a gateway.
+fn preferences(meta: &Meta, said: Option<Value<'_>>, value: Value<'_>) -> Option<Vec<Scope>> {
+    let field = said.and_then(Value::text);
+    let annotation = meta.annotations.get(DISTRIBUTION).map(|value| &**value);
+    let word = field.or(annotation.filter(|word| !word.is_empty()))?;
+    let scopes: &[Scope] = match &*word.to_ascii_lowercase() {
+        "preferclose" | "prefersamezone" | "prefersamenode" => {
+            &[Scope::Network, Scope::Region, Scope::Zone]
+        }
+        "preferregion" => &[Scope::Network, Scope::Region],
+        "prefernetwork" => &[Scope::Network],
+        "any" => &[],
+        _ => {
+            let what = format!("has the traffic distribution `{word}`, which is taken for `Any`");
+            value.warning(
+                what,
+                "`PreferClose`, `PreferRegion`, `PreferNetwork` or `Any`",
+            );
+            &[]
+        }
+    };
+    Some(scopes.to_vec())
+}

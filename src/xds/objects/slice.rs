@@ -1,0 +1,169 @@
+//! EndpointSlices: endpoints of a Service, by which cluster they are in.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::meta::{self, Meta};
+use super::ports::{self, Port};
+use crate::config::Place;
+use crate::config::fields::{Fields, Value};
+use crate::xds::file::ip;
+use crate::xds::names::normal_hostname;
+
+/// Of a slice of this cluster: the Service that its endpoints serve.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Of a slice that was copied from another cluster: the service there (KEP-1645).
+const COPIED_SERVICE_NAME: &str = "multicluster.kubernetes.io/service-name";
+/// The region of the endpoints, which Kubernetes does not say of each.
+const REGION: &str = "topology.kubernetes.io/region";
+
+/// A slice.
+#[derive(Clone, Debug)]
+pub(super) struct Slice {
+    pub(super) namespace: Arc<str>,
+    /// The name of the service.
+    pub(super) service: Arc<str>,
+    /// The cluster, if it says one: otherwise ours.
+    pub(super) cluster: Option<Arc<str>>,
+    /// Whether it was copied from its cluster, as only those of exported services are.
+    pub(super) is_copy: bool,
+    pub(super) network: Option<Arc<str>>,
+    pub(super) region: Option<Arc<str>>,
+    /// Whether its endpoints speak HBONE, if it says so or not.
+    pub(super) is_ambient: Option<bool>,
+    pub(super) ports: Vec<Port>,
+    pub(super) endpoints: Vec<Backend>,
+    pub(super) place: Place,
+}
+
+/// An endpoint of a slice.
+#[derive(Clone, Debug)]
+pub(super) struct Backend {
+    /// Its addresses, or none where it has a host name.
+    pub(super) addresses: Vec<IpAddr>,
+    /// Its host name, or an empty one.
+    pub(super) host: Arc<str>,
+    pub(super) is_ready: bool,
+    pub(super) is_serving: bool,
+    pub(super) is_terminating: bool,
+    /// The namespace and name of its pod, if it is one.
+    pub(super) pod: Option<(Arc<str>, Arc<str>)>,
+    pub(super) node: Arc<str>,
+    pub(super) zone: Arc<str>,
+}
+
+/// Reads what is left of a slice.
+pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Option<Slice> {
+    let kinds = [("IPv4", false), ("IPv6", false), ("FQDN", true)];
+    let is_named = top.need("addressType", "IPv4")?.choice(&kinds)?;
+    let ports = top.get("ports");
+    let ports = ports.map_or(Some(Vec::new()), |list| ports::read(list, "ports[]"));
+    let endpoints: Vec<_> = match top.get("endpoints") {
+        Some(list) => list.items().map(|item| backend(item, is_named)).collect(),
+        None => Vec::new(),
+    };
+    let endpoints = endpoints.into_iter().collect::<Option<Vec<_>>>();
+    let (ports, endpoints) = (ports?, endpoints?);
+    let key = match meta.is_copy() {
+        true => COPIED_SERVICE_NAME,
+        false => SERVICE_NAME,
+    };
+    let Some(service) = meta.labels.get(key).filter(|name| !name.is_empty()) else {
+        let what = format!("has no label {key}, and is passed over");
+        value.warning(what, "the name of the Service into it");
+        return None;
+    };
+    if !meta::is_label_name(service) {
+        value.error(
+            format!("has `{service}` for its {key}"),
+            "the name of a Service",
+        );
+        return None;
+    }
+    Some(Slice {
+        namespace: Arc::clone(&meta.namespace),
+        service: (**service).into(),
+        cluster: meta.cluster.clone(),
+        is_copy: meta.is_copy(),
+        network: meta.network().map(Into::into),
+        region: meta.says(REGION).map(Into::into),
+        is_ambient: meta.is_ambient(),
+        ports,
+        endpoints,
+        place: meta.place.clone(),
+    })
+}
+
+fn backend(value: Value<'_>, is_named: bool) -> Option<Backend> {
+    let mut fields = value.foreign("endpoints[]")?;
+    let (addresses, host) = match fields.need("addresses", "[10.0.0.1]") {
+        Some(list) if is_named => (Some(Vec::new()), host(list)),
+        Some(list) => {
+            let wanted = "an IP address that can be dialled, such as `10.0.0.1`";
+            let read: Vec<_> = list.items().map(|item| item.parsed(wanted, ip)).collect();
+            (read.into_iter().collect(), Some(Arc::default()))
+        }
+        None => (None, None),
+    };
+    let conditions = fields.get("conditions").map_or(Some([None; 3]), conditions);
+    let pod = fields.get("targetRef").map_or(Some(None), target);
+    let node = fields
+        .get("nodeName")
+        .map_or(Some(""), Value::text_or_empty);
+    let zone = fields.get("zone").map_or(Some(""), Value::text_or_empty);
+    fields.finish();
+    let [ready, serving, terminating] = conditions?;
+    // What is not said of readiness is that it is ready, and of serving what readiness says.
+    let is_ready = ready.unwrap_or(true);
+    Some(Backend {
+        addresses: addresses?,
+        host: host?,
+        is_ready,
+        is_serving: serving.unwrap_or(is_ready),
+        is_terminating: terminating.unwrap_or(false),
+        pod: pod?,
+        node: node?.into(),
+        zone: zone?.into(),
+    })
+}
+
+/// The host name of an endpoint. Further addresses are the same endpoint, and Kubernetes says that
+/// one of them will do.
+fn host(list: Value<'_>) -> Option<Arc<str>> {
+    let read: Vec<_> = list
+        .items()
+        .map(|item| item.parsed("a host name, such as `gw.example`", normal_hostname))
+        .collect();
+    let read: Option<Vec<_>> = read.into_iter().collect();
+    let first = read?.into_iter().next();
+    first.map(Into::into).or_else(|| {
+        list.error("is empty", "one host name");
+        None
+    })
+}
+
+/// `ready`, `serving` and `terminating`.
+fn conditions(value: Value<'_>) -> Option<[Option<bool>; 3]> {
+    let mut fields = value.foreign("endpoints[].conditions")?;
+    let mut flag = |key| {
+        fields
+            .get(key)
+            .map_or(Some(None), |one| one.flag().map(Some))
+    };
+    let said = [flag("ready"), flag("serving"), flag("terminating")];
+    fields.finish();
+    let [ready, serving, terminating] = said;
+    Some([ready?, serving?, terminating?])
+}
+
+/// The namespace and name of a pod.
+type Pod = (Arc<str>, Arc<str>);
+
+fn target(value: Value<'_>) -> Option<Option<Pod>> {
+    let mut fields = value.foreign("endpoints[].targetRef")?;
+    let mut text = |key| fields.get(key).map_or(Some(""), Value::text_or_empty);
+    let (kind, namespace, name) = (text("kind"), text("namespace"), text("name"));
+    fields.finish();
+    let pod: Pod = (namespace?.into(), name?.into());
+    Some((kind? == "Pod" && !pod.1.is_empty()).then_some(pod))
+}

@@ -1,0 +1,406 @@
+//! Objects of several clusters, and what becomes of them.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use super::*;
+use crate::config::{Config, SUFFIXES};
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::mesh::Mesh;
+use crate::snapshot::{NameTable, Service as Built, Snapshot};
+
+mod endpoints;
+
+const OWN: &str = "hello.app.svc.cluster.local";
+const GLOBAL: &str = "hello.app.mesh.internal";
+
+/// The configuration of a gateway in cluster and network east, with this `exposure`.
+fn config(exposure: &str) -> Config {
+    let text = format!(
+        "gateway: {{cluster: east, network: east, locality: {{region: r1}}}}
+identity: {{kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}}
+trust: {{domains: [{{name: east.local, cluster: east}}]}}
+listeners: [{{name: a, bind: \"[::]:15008\"}}]
+discovery: {{kind: file, path: Cargo.toml}}
+exposure: {exposure}
+"
+    );
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("s.yaml");
+    let (config, findings) = Config::parse(&path, &text);
+    config.unwrap_or_else(|| panic!("{findings}"))
+}
+
+fn objects(text: &str) -> Objects {
+    parse(Path::new("o.yaml"), text).unwrap_or_else(|findings| panic!("{findings}\n{text}"))
+}
+
+fn joined_with(mesh: &Mesh, text: &str, exposure: &str) -> Joined {
+    join(mesh, &objects(text), &config(exposure))
+}
+
+fn joined(text: &str) -> Joined {
+    joined_with(&Mesh::default(), text, "{}")
+}
+
+fn snapshot(joined: &Joined) -> Snapshot {
+    let change = Change {
+        mesh: Some((joined.mesh.clone(), "east".into())),
+        scope: Some(crate::snapshot::Scope {
+            exported: joined.exported.clone(),
+            local: joined.local.clone(),
+            linked: None,
+        }),
+        names: Some(NameTable::new(SUFFIXES, [])),
+        ..Change::default()
+    };
+    build(&Snapshot::default(), change)
+}
+
+/// The endpoints that the gateway dials for port 80 of a service.
+fn endpoints_of(service: &Built) -> Vec<String> {
+    let endpoints = service.ports.get(&80).map(|set| &set.endpoints);
+    let endpoints = endpoints.into_iter().flatten();
+    let mut shown: Vec<_> = endpoints.map(|one| one.address.to_string()).collect();
+    shown.sort();
+    shown
+}
+
+/// Those of the service that has this hostname, if there is one.
+fn dialled(joined: &Joined, host: &str) -> Option<Vec<String>> {
+    snapshot(joined)
+        .services
+        .get(host)
+        .map(|service| endpoints_of(service))
+}
+
+/// Those of the service that peers reach by this name, if it is exported.
+fn reached(joined: &Joined, host: &str) -> Option<Vec<String>> {
+    let snapshot = snapshot(joined);
+    let service = snapshot.called(host)?;
+    let is_exported = snapshot.is_exported(&service.hostname, 80);
+    is_exported.then(|| endpoints_of(service))
+}
+
+/// A Service of a cluster, with a label of its scope.
+fn service(cluster: &str, label: &str) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Service\nmetadata:\n  name: hello\n  namespace: app\n  \
+         labels: {{topology.istio.io/cluster: {cluster}, {label}}}\n\
+         spec: {{ports: [{{name: http, port: 80}}]}}\n"
+    )
+}
+
+/// A slice of a cluster, with more labels and endpoints as YAML list entries.
+fn slice(cluster: &str, labels: &str, endpoints: &str) -> String {
+    format!(
+        "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: hello-1\n  \
+         namespace: app\n  labels: {{kubernetes.io/service-name: hello, \
+         topology.istio.io/cluster: {cluster}, {labels}}}\naddressType: IPv4\n\
+         ports: [{{name: http, port: 8080}}]\nendpoints: [{endpoints}]\n"
+    )
+}
+
+fn export(cluster: &str, created: &str) -> String {
+    format!(
+        "---\napiVersion: multicluster.x-k8s.io/v1alpha1\nkind: ServiceExport\n\
+         metadata: {{name: hello, namespace: app, creationTimestamp: {created}, \
+         labels: {{topology.istio.io/cluster: {cluster}}}}}\n"
+    )
+}
+
+fn at(ip: &str) -> String {
+    format!("{{addresses: [{ip}]}}")
+}
+
+#[test]
+fn acceptance_3_s4_six_row_scope_table() {
+    const GLOBALLY: &str = "solo.io/service-scope: global";
+    const LOCAL: &str = "10.0.0.1:8080";
+    const REMOTE: &str = "10.0.0.2:8080";
+    // The Service of this cluster, that of the other, and the global service's endpoints.
+    type Row = (
+        Option<&'static str>,
+        Option<&'static str>,
+        Option<&'static [&'static str]>,
+    );
+    let rows: [Row; 6] = [
+        (Some(""), Some(""), None),
+        (None, Some(GLOBALLY), Some(&[REMOTE])),
+        (Some(""), Some(GLOBALLY), Some(&[REMOTE])),
+        (Some(GLOBALLY), Some(GLOBALLY), Some(&[LOCAL, REMOTE])),
+        (Some(GLOBALLY), None, Some(&[LOCAL])),
+        (Some(GLOBALLY), Some(""), Some(&[LOCAL])),
+    ];
+    for (index, (local, remote, want)) in rows.into_iter().enumerate() {
+        for network in ["east", "west"] {
+            let mut text = String::new();
+            if let Some(label) = local {
+                text += &service("east", label);
+                text += &slice("east", "", &at("10.0.0.1"));
+            }
+            if let Some(label) = remote {
+                text += &service("west", label);
+                let label = format!("topology.istio.io/network: {network}");
+                text += &slice("west", &label, &at("10.0.0.2"));
+            }
+            let joined = joined(&text);
+            let row = format!("row {}, the other cluster in network {network}", index + 1);
+            assert!(joined.warnings.is_empty(), "{row}: {}", joined.warnings);
+            // What is in another network is known, and dialled by nobody here.
+            let is_near = |address: &&&str| network == "east" || **address == LOCAL;
+            let want = want.map(|all| {
+                let near = all.iter().filter(is_near).map(ToString::to_string);
+                near.collect::<Vec<_>>()
+            });
+            assert_eq!(reached(&joined, GLOBAL), want, "{row}");
+            // The Service itself is what it was, and exported only where it says so. Where there
+            // is none, its name leads to the global one.
+            let own = local.map(|_| vec![LOCAL.to_owned()]);
+            assert_eq!(dialled(&joined, OWN), own, "{row}");
+            let own = match local {
+                None => want.clone(),
+                Some(label) => own.filter(|_| label == GLOBALLY),
+            };
+            assert_eq!(reached(&joined, OWN), own, "{row}");
+            let remote = joined
+                .mesh
+                .workloads
+                .values()
+                .find(|one| *one.cluster == *"west");
+            let is_known = want.is_some() && index < 4 && index > 0;
+            assert_eq!(remote.is_some(), is_known, "{row}");
+            assert!(remote.is_none_or(|one| *one.network == *network), "{row}");
+        }
+    }
+}
+
+#[test]
+fn a_global_only_service_has_the_endpoints_of_all_under_its_own_name() {
+    let mut text = service("east", "solo.io/service-scope: global-only");
+    text += &slice("east", "", &at("10.0.0.1"));
+    text += &service("west", "istio.io/global: \"true\"");
+    text += &slice("west", "topology.istio.io/network: east", &at("10.0.0.2"));
+    let joined = joined(&text);
+    let both = vec!["10.0.0.1:8080".to_owned(), "10.0.0.2:8080".to_owned()];
+    assert_eq!(dialled(&joined, OWN), Some(both));
+    assert_eq!(joined.mesh.services.len(), 1);
+    assert!(joined.exported.contains(OWN) && joined.exported.contains(GLOBAL));
+}
+
+#[test]
+fn what_a_service_says_of_its_scope() {
+    let table = [
+        ("", false, false),
+        ("solo.io/service-scope: global", true, false),
+        ("solo.io/service-scope: global-only", true, false),
+        ("solo.io/service-scope: cluster", false, true),
+        ("istio.io/global: \"true\"", true, false),
+        ("istio.io/global: true", true, false),
+        ("istio.io/global: \"false\"", false, true),
+    ];
+    for (label, exported, local) in table {
+        let joined = joined(&service("east", label));
+        assert_eq!(joined.exported.contains(OWN), exported, "{label}");
+        assert_eq!(joined.local.contains(OWN), local, "{label}");
+        assert_eq!(joined.local.contains(GLOBAL), local, "{label}");
+    }
+    let annotated = service("east", "").replace(
+        "  labels:",
+        "  annotations: {networking.istio.io/exportTo: \".\"}\n  labels:",
+    );
+    assert!(joined(&annotated).local.contains(OWN));
+    let both = format!(
+        "{}{}",
+        service("east", "istio.io/global: \"false\""),
+        export("east", "2026-01-31T12:00:00Z")
+    );
+    let joined = joined(&both);
+    assert!(joined.local.contains(OWN) && !joined.exported.contains(OWN));
+    let said = joined.warnings.to_string();
+    assert!(
+        said.contains("o.yaml:10: warning: the export of app/hello has no effect"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_rule_and_the_default_export_what_does_not_opt_out() {
+    let namespace = "---\napiVersion: v1\nkind: Namespace\n\
+                     metadata: {name: app, labels: {team: shop}}\n";
+    let auto = |rule: &str| format!("{{files: [Cargo.toml], auto: [{rule}]}}");
+    let by_team = auto("{namespaces: {matchLabels: {team: shop}}}");
+    let by_name = auto("{namespaces: {matchLabels: {kubernetes.io/metadata.name: app}}}");
+    let by_tier = auto("{services: {matchLabels: {tier: web}}}");
+    let all = "{default: all}".to_owned();
+    let table = [
+        (&by_team, "", true),
+        (&by_team, "istio.io/global: \"false\"", false),
+        (&by_name, "", true),
+        (&by_tier, "tier: web", true),
+        (&by_tier, "tier: db", false),
+        (&by_tier, "tier: web, istio.io/global: \"false\"", false),
+        (&all, "", true),
+        (&all, "istio.io/global: \"false\"", false),
+    ];
+    for (exposure, label, want) in table {
+        let text = format!("{namespace}{}", service("east", label));
+        let joined = joined_with(&Mesh::default(), &text, exposure);
+        assert_eq!(joined.exported.contains(OWN), want, "{exposure} {label}");
+        let remote = format!("{namespace}{}", service("west", label));
+        let joined = joined_with(&Mesh::default(), &remote, exposure);
+        assert!(
+            joined.exported.is_empty(),
+            "another cluster exports by its own rules"
+        );
+    }
+}
+
+#[test]
+fn an_export_of_no_service_is_no_route_and_an_entry_for_a_local_one_is_pointed_at() {
+    let joined = joined(&export("east", "null"));
+    let said = joined.warnings.to_string();
+    assert!(joined.exported.is_empty() && joined.mesh.services.is_empty());
+    let want = "o.yaml:2: warning: the export of app/hello is of no Service that we know";
+    assert!(said.starts_with(want), "{said}");
+    let entry = format!("{{services: [{{service: {OWN}, to: [{{anyone: true}}]}}]}}");
+    let text = service("east", "istio.io/global: \"false\"");
+    let joined = joined_with(&Mesh::default(), &text, &entry);
+    let said = joined.warnings.to_string();
+    assert!(said.contains("s.yaml:6: warning: hello.app.svc.cluster.local is exposed to nobody"));
+}
+
+#[test]
+fn mistakes_are_found_at_their_lines_and_what_is_kubernetes_own_is_passed_over() {
+    let said = |text: &str| {
+        let mut objects = Objects::default();
+        read::text(Path::new("o.yaml"), text, &mut objects).to_string()
+    };
+    let service = |rest: &str| format!("apiVersion: v1\nkind: Service\n{rest}");
+    let slice = |rest: &str| {
+        format!(
+            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
+             metadata: {{name: a.b, labels: {{kubernetes.io/service-name: a}}}}\n{rest}"
+        )
+    };
+    let table = [
+        (
+            "[1]".to_owned(),
+            "o.yaml:1: error: `document` is a list; write a map",
+        ),
+        (
+            "a: b".to_owned(),
+            "o.yaml:1: error: `object` has no `apiVersion`",
+        ),
+        (
+            service("spec: {}"),
+            "o.yaml:1: error: `object` has no `metadata`",
+        ),
+        (
+            service("metadata: {name: a.b}\nspec: {}"),
+            "o.yaml:3: error: `metadata.name` is `a.b`",
+        ),
+        (
+            service("metadata: {name: a, labels: [b]}\nspec: {}"),
+            "o.yaml:3: error: `metadata.labels`",
+        ),
+        (
+            service("metadata: {name: a}\nspec:\n  ports:\n  - port: x"),
+            "o.yaml:6: error: `spec.ports[].port`",
+        ),
+        (
+            service("metadata: {name: a}\nspec:\n  ports: 5"),
+            "o.yaml:5: error: `spec.ports` is `5`",
+        ),
+        (
+            service("metadata: {name: a}\nspec: {clusterIP: x}"),
+            "o.yaml:4: error: `spec.clusterIP` is `x`",
+        ),
+        (
+            service("metadata: {name: a, name: b}\nspec: {}"),
+            "o.yaml:3: error: `metadata.name` is given twice",
+        ),
+        (
+            slice("endpoints:\n- addresses: [a]"),
+            "o.yaml:6: error: `endpoints[].addresses[]` is `a`",
+        ),
+        (
+            slice("endpoints:\n- {}"),
+            "o.yaml:6: error: `endpoints[]` has no `addresses`",
+        ),
+        (
+            slice("endpoints:\n- addresses: [10.0.0.1]\n  conditions: {ready: 1}"),
+            "o.yaml:7: error: `endpoints[].conditions.ready` is `1`; write `true` or `false`",
+        ),
+        (
+            slice("ports: [{port: 0}]"),
+            "o.yaml:5: error: `ports[].port` is `0`",
+        ),
+        (
+            export("east", "soon"),
+            "o.yaml:2: error: `document` has `soon` for its creationTimestamp",
+        ),
+    ];
+    for (text, want) in table {
+        let said = said(&text);
+        assert!(said.starts_with(want), "{text}: {said}");
+    }
+    let quiet = slice("endpoints: null\nports: null\nfuture: {x: 1}\nstatus: ~\n---\n")
+        + &service(
+            "metadata: {name: a, managedFields: [1], labels: null}\nspec: {new: 1}\nstatus: 3",
+        );
+    assert_eq!(said(&quiet), "");
+    let json = "{\"apiVersion\": \"v1\", \"kind\": \"List\", \"items\": [\n\
+                {\"apiVersion\": \"v1\", \"kind\": \"Pod\"},\n\
+                {\"apiVersion\": \"v1\", \"kind\": \"Pod\"}]}";
+    assert_eq!(
+        said(json),
+        "o.yaml:2: warning: objects of Pod of v1 are passed over"
+    );
+    let external = service("metadata: {name: a}\nspec: {type: ExternalName, externalName: b.c}");
+    assert!(said(&external).contains("type ExternalName, which is passed over"));
+}
+
+#[test]
+fn many_clusters_share_one_service() {
+    let mut text = String::new();
+    for cluster in 0..50 {
+        let name = format!("c{cluster}");
+        text += &service(&name, "istio.io/global: \"true\"");
+        let near = "topology.istio.io/network: east";
+        let _ = write!(
+            text,
+            "{}",
+            slice(&name, near, &at(&format!("10.0.1.{cluster}")))
+        );
+    }
+    let joined = joined(&text);
+    assert_eq!(dialled(&joined, GLOBAL).map(|all| all.len()), Some(50));
+    assert_eq!(dialled(&joined, OWN), None);
+}
+
+#[test]
+fn a_directory_is_its_yaml_and_json_files_and_one_bad_file_spoils_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    let paths = [folder.path().to_owned()];
+    write("b.yml", &service("east", ""));
+    write("a.yaml", &slice("east", "", &at("10.0.0.1")));
+    write("c.json", "{\"apiVersion\": \"v1\", \"kind\": \"Pod\"}");
+    write(".hidden.yaml", "broken: [");
+    write("notes.txt", "broken: [");
+    std::fs::create_dir(folder.path().join("d.yaml")).unwrap();
+    let (objects, findings) = load(&paths).unwrap();
+    assert_eq!((objects.services.len(), objects.slices.len()), (1, 1));
+    assert!(
+        findings
+            .to_string()
+            .contains("c.json:1: warning: objects of Pod of v1")
+    );
+    write("d.yml", "kind: Service\n");
+    let said = load(&paths).unwrap_err().to_string();
+    assert!(
+        said.contains("d.yml:1: error: `object` has no `apiVersion`"),
+        "{said}"
+    );
+    assert!(said.contains("c.json:1: warning"), "{said}");
+}

@@ -1,0 +1,208 @@
+//! The objects by what they are about, and by their clusters.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::meta::Meta;
+use super::ports::twice;
+use super::service::{Declared, Service};
+use super::slice::Slice;
+use super::{Export, Import, Objects};
+use crate::config::{Config, DefaultExposure, Finding};
+
+/// The namespace and name that a service has in every cluster: by these, Services of several
+/// clusters are one.
+pub(super) type Key<'a> = (&'a str, &'a str);
+
+/// Something of a service by the cluster that it is in.
+type Clusters<'a, T> = BTreeMap<&'a str, &'a T>;
+
+/// All objects. Of several that are one the first counts.
+pub(super) struct View<'a> {
+    pub(super) config: &'a Config,
+    namespaces: BTreeMap<(&'a str, &'a str), &'a Meta>,
+    services: BTreeMap<Key<'a>, Clusters<'a, Service>>,
+    exports: BTreeMap<Key<'a>, Clusters<'a, Export>>,
+    imports: BTreeMap<Key<'a>, &'a Import>,
+    slices: BTreeMap<Key<'a>, Vec<&'a Slice>>,
+    /// The services that a cluster keeps to itself, also where another copy does not say so.
+    kept: BTreeSet<(&'a str, Key<'a>)>,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(
+        objects: &'a Objects,
+        config: &'a Config,
+        warnings: &mut Vec<Finding>,
+    ) -> Self {
+        let mut view = Self {
+            config,
+            namespaces: BTreeMap::new(),
+            services: BTreeMap::new(),
+            exports: BTreeMap::new(),
+            imports: BTreeMap::new(),
+            slices: BTreeMap::new(),
+            kept: BTreeSet::new(),
+        };
+        for namespace in &objects.namespaces {
+            let key = (view.cluster(namespace.cluster.as_ref()), &*namespace.name);
+            view.namespaces.entry(key).or_insert(namespace);
+        }
+        for service in &objects.services {
+            let cluster = view.cluster(service.meta.cluster.as_ref());
+            let key = key(&service.meta);
+            if service.declared == Declared::Local {
+                view.kept.insert((cluster, key));
+            }
+            let clusters = view.services.entry(key).or_default();
+            let first = clusters.entry(cluster).or_insert(service);
+            if !first.agrees(service) {
+                let what = format!("the Service {}/{} of cluster {cluster}", key.0, key.1);
+                warnings.push(twice(&service.meta.place, &first.meta.place, &what));
+            }
+        }
+        for export in &objects.exports {
+            let cluster = view.cluster(export.meta.cluster.as_ref());
+            let clusters = view.exports.entry(key(&export.meta)).or_default();
+            clusters.entry(cluster).or_insert(export);
+        }
+        let of_own = |import: &&Import| view.cluster(import.meta.cluster.as_ref()) == view.own();
+        let imports: Vec<_> = objects.imports.iter().filter(of_own).collect();
+        for import in imports {
+            let key = key(&import.meta);
+            let first = view.imports.entry(key).or_insert(import);
+            if (&first.ports, &first.ips) != (&import.ports, &import.ips) {
+                let what = format!("the ServiceImport {}/{}", key.0, key.1);
+                warnings.push(twice(&import.meta.place, &first.meta.place, &what));
+            }
+        }
+        for slice in &objects.slices {
+            let key = (&*slice.namespace, &*slice.service);
+            view.slices.entry(key).or_default().push(slice);
+        }
+        view
+    }
+
+    /// The name of our own cluster.
+    pub(super) fn own(&self) -> &'a str {
+        &self.config.gateway.cluster
+    }
+
+    fn cluster(&self, said: Option<&'a Arc<str>>) -> &'a str {
+        said.map_or(self.own(), |cluster| cluster)
+    }
+
+    /// The services that any object is about.
+    pub(super) fn keys(&self) -> BTreeSet<Key<'a>> {
+        let keys = self.services.keys().chain(self.exports.keys());
+        let keys = keys.chain(self.imports.keys()).chain(self.slices.keys());
+        keys.copied().collect()
+    }
+
+    /// The Service of a cluster.
+    pub(super) fn service(&self, key: Key<'a>, cluster: &str) -> Option<&'a Service> {
+        self.services.get(&key)?.get(cluster).copied()
+    }
+
+    /// The export of a cluster.
+    pub(super) fn export(&self, key: Key<'a>, cluster: &str) -> Option<&'a Export> {
+        self.exports.get(&key)?.get(cluster).copied()
+    }
+
+    /// What is said to our cluster of what others export.
+    pub(super) fn import(&self, key: Key<'a>) -> Option<&'a Import> {
+        self.imports.get(&key).copied()
+    }
+
+    /// The slices of a service, each with its cluster.
+    pub(super) fn slices(&self, key: Key<'a>) -> impl Iterator<Item = (&'a str, &'a Slice)> {
+        let slices = self.slices.get(&key).into_iter().flatten();
+        slices.map(|slice| (self.cluster(slice.cluster.as_ref()), *slice))
+    }
+
+    /// Whether a cluster keeps a service to itself.
+    pub(super) fn is_kept(&self, key: Key<'a>, cluster: &'a str) -> bool {
+        self.kept.contains(&(cluster, key))
+    }
+
+    /// The clusters that export a service, those with the oldest ServiceExport first.
+    pub(super) fn exporters(&self, key: Key<'a>) -> Vec<&'a str> {
+        let services = self.services.get(&key).into_iter().flatten();
+        let services = services.filter(|(cluster, service)| self.exports_by_word(cluster, service));
+        let exports = self.exports.get(&key).into_iter().flatten();
+        let copies = self.slices(key).filter(|(_, slice)| slice.is_copy);
+        let clusters = services.map(|(cluster, _)| *cluster);
+        let clusters = clusters.chain(exports.map(|(cluster, _)| *cluster));
+        let clusters: BTreeSet<_> = clusters.chain(copies.map(|(cluster, _)| cluster)).collect();
+        let clusters = clusters.into_iter();
+        let mut clusters: Vec<_> = clusters.filter(|one| !self.is_kept(key, one)).collect();
+        clusters.sort_by_key(|cluster| {
+            let created = self.export(key, cluster).and_then(|export| export.created);
+            (created.is_none(), created)
+        });
+        clusters
+    }
+
+    /// Whether a Service is exported by its labels, or by the rules for those of our cluster.
+    fn exports_by_word(&self, cluster: &str, service: &Service) -> bool {
+        if matches!(service.declared, Declared::Global | Declared::GlobalOnly) {
+            return true;
+        }
+        let exposure = &self.config.exposure;
+        let by_rule = || {
+            exposure
+                .auto
+                .iter()
+                .any(|rule| self.is_selected(cluster, service, rule))
+        };
+        cluster == self.own() && (exposure.default == DefaultExposure::All || by_rule())
+    }
+
+    fn is_selected(
+        &self,
+        cluster: &str,
+        service: &Service,
+        rule: &crate::config::AutoExport,
+    ) -> bool {
+        let name = &*service.meta.namespace;
+        let namespace = self.namespaces.get(&(cluster, name));
+        // Kubernetes gives every namespace this label.
+        let of_namespace = |key: &str| match key {
+            "kubernetes.io/metadata.name" => Some(name),
+            _ => namespace
+                .and_then(|meta| meta.labels.get(key))
+                .map(|value| &**value),
+        };
+        let of_service = |key: &str| service.meta.labels.get(key).map(|value| &**value);
+        rule.exports(of_namespace, of_service)
+    }
+
+    /// The network of a slice's endpoints: that of the slice, or of its cluster, which is by
+    /// default called as the cluster.
+    pub(super) fn network(&self, cluster: &'a str, slice: &'a Slice) -> &'a str {
+        let mut namespaces = self.namespaces.range((cluster, "")..);
+        let of_cluster = || {
+            let own = namespaces
+                .by_ref()
+                .take_while(|((of, _), _)| *of == cluster);
+            own.filter_map(|(_, meta)| meta.cluster_network()).next()
+        };
+        let by_default = match cluster == self.own() {
+            true => &self.config.gateway.network,
+            false => cluster,
+        };
+        let said = slice.network.as_deref().or_else(of_cluster);
+        said.unwrap_or(by_default)
+    }
+
+    /// Whether the endpoints of a slice speak HBONE.
+    pub(super) fn is_ambient(&self, cluster: &str, slice: &Slice) -> bool {
+        let namespace = self.namespaces.get(&(cluster, &*slice.namespace));
+        let of_namespace = || namespace.and_then(|meta| meta.is_ambient());
+        slice.is_ambient.or_else(of_namespace).unwrap_or(false)
+    }
+}
+
+fn key(meta: &Meta) -> Key<'_> {
+    (&meta.namespace, &meta.name)
+}

@@ -1,0 +1,58 @@
+//! Kubernetes' objects of files.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+use strait::config::Config;
+use strait::snapshot::Snapshot;
+use strait::snapshot::builder::{Change, build};
+use strait::snapshot::mesh::Mesh;
+use strait::xds::objects;
+
+use super::assert_refused;
+
+/// A gateway in cluster east that exports all that does not opt out.
+static CONFIG: LazyLock<Config> = LazyLock::new(|| {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("strait.yaml");
+    let text = "gateway: {cluster: east}
+identity: {kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}
+trust: {domains: [{name: east.local}]}
+listeners: [{name: a, bind: '[::]:15008'}]
+discovery: {kind: file, path: Cargo.toml}
+exposure: {default: all}
+";
+    let (config, findings) = Config::parse(&file, text);
+    config.unwrap_or_else(|| panic!("{findings}"))
+});
+
+/// Objects are read as a whole or refused with findings. What is read makes a mesh in which no
+/// service is both exported and kept, and nothing is there twice.
+pub fn objects(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    let read = match objects::parse(Path::new("objects.yaml"), text) {
+        Ok(read) => read,
+        Err(findings) => return assert_refused(&findings),
+    };
+    let joined = objects::join(&Mesh::default(), &read, &CONFIG);
+    assert!(joined.exported.is_disjoint(&joined.local));
+    assert!(!joined.warnings.has_errors());
+    for workload in joined.mesh.workloads.values() {
+        let mut served = workload.services.keys();
+        assert!(served.all(|service| joined.mesh.services.contains_key(service)));
+        assert!(workload.capacity <= 1, "nothing weighs double");
+        let addresses: HashSet<_> = workload.addresses.iter().collect();
+        assert_eq!(addresses.len(), workload.addresses.len());
+    }
+    // What is joined once more stays what it is.
+    let again = objects::join(&joined.mesh, &read, &CONFIG);
+    assert_eq!(again.mesh.workloads.len(), joined.mesh.workloads.len());
+    assert_eq!(again.mesh.services, joined.mesh.services);
+    let change = Change {
+        mesh: Some((joined.mesh, Arc::from("east"))),
+        ..Change::default()
+    };
+    build(&Snapshot::default(), change);
+}

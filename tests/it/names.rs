@@ -1,0 +1,309 @@
+//! Names beside hostnames: families of suffixes, aliases of consumers and of regions, VIPs of this
+//! network, and workloads at their addresses.
+
+use h2::Reason;
+use strait::hbone::{Client, Tunnel};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::{
+    CLIENT, Endpoint, Gateway, Net, Settings, broken, identities, replace, run, until,
+};
+
+/// A consumer of cluster north, whose trust domain is its own.
+const NORTH: &str = "spiffe://north.local/ns/shop/sa/reports";
+const WEST2: &str = "foo.uswest2.svc.cluster.local";
+const EAST2: &str = "foo.useast2.svc.cluster.local";
+
+/// The payments example of Admiral: one service in two regions, in namespaces of different names,
+/// on one network; and a service that nobody asks for by another name, of which another network
+/// has the same VIP and address.
+fn mesh(net: Net) -> String {
+    let mut text = format!(
+        "services:
+  - {{name: foo, namespace: uswest2, hostname: {WEST2}, vips: [], ports: {{80: 0}}}}
+  - {{name: foo, namespace: useast2, hostname: {EAST2}, vips: [], ports: {{80: 0}}}}
+  - {{name: bar, namespace: app, hostname: bar.app.svc.cluster.local,
+     vips: [west/240.0.0.9], ports: {{80: 0}}}}
+  - {{name: echo, namespace: app, hostname: echo.app.mesh.internal,
+     vips: [east/240.0.0.9], ports: {{80: 0}}}}
+workloads:
+"
+    );
+    for (host, network, region, service) in [
+        (11, "east", "us-west-2", format!("uswest2/{WEST2}")),
+        (12, "east", "us-east-2", format!("useast2/{EAST2}")),
+        (
+            13,
+            "east",
+            "us-east-2",
+            "app/echo.app.mesh.internal".to_owned(),
+        ),
+        (
+            13,
+            "west",
+            "us-east-2",
+            "app/bar.app.svc.cluster.local".to_owned(),
+        ),
+    ] {
+        let ip = net.ip(host);
+        text += &format!(
+            "  - {{uid: \"{network}/{ip}\", name: \"pod-{ip}\", namespace: app,
+     serviceAccount: echo, trustDomain: east.local, clusterId: {network}, network: {network},
+     workloadIps: [\"{ip}\"], protocol: TCP, locality: {{region: {region}}},
+     services: {{{service}: {{80: 9000}}}}}}\n"
+        );
+    }
+    text + "policies:
+  - name: no-reports
+    namespace: app
+    scope: Namespace
+    action: Deny
+    rules: [[[{principals: [{Exact: north.local/ns/shop/sa/reports}], destinationIps: [\"IP\"]}]]]\n"
+        .replace("IP", &format!("{}/32", net.ip(13)))
+        .as_str()
+}
+
+const NAMES: &str = "names:
+  aliases:
+    - {name: \"foo.global:80\", to: [foo.uswest2.global, foo.useast2.mesh.internal]}
+    - {name: \"foo-west.global:80\", to: [foo.uswest2.global, foo.useast2.global], region: us-west-2}
+    - {name: \"orders.global:80\", to: foo.uswest2.global, consumers: [west]}
+    - {name: \"orders.global:80\", to: foo.useast2.global, consumers: [north]}
+    - {name: \"hidden.global:80\", to: foo.uswest2.global, consumers: [west]}
+";
+
+/// A gateway of this mesh, and its endpoints, each of which says its number and then echoes.
+struct World {
+    gateway: Gateway,
+    net: Net,
+    _endpoints: [Endpoint; 3],
+}
+
+impl World {
+    async fn start(names: &str, workloads: bool, policy: &str) -> Self {
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities());
+        settings.mesh = mesh(net);
+        let entry = |host: &str| {
+            format!(
+                "    - {{service: {host}, workloads: {workloads}, to: [{{cluster: west}}, \
+                 {{cluster: north}}]}}\n"
+            )
+        };
+        // By any name of its family.
+        let hosts = ["foo.uswest2.mesh.internal", EAST2, "echo.app.global"];
+        settings.exposure = hosts.map(entry).concat();
+        settings.more += names;
+        settings.more += policy;
+        let mut gateway = Gateway::spawn(&settings, |folder| {
+            let file = folder.join("strait.yaml");
+            let text = std::fs::read_to_string(&file).expect("a configuration");
+            let west = "    - {name: west.local, cluster: west}\n";
+            let north = west.replace("west", "north");
+            assert!(text.contains(west));
+            let text = text.replace(west, &format!("{west}{north}"));
+            std::fs::write(&file, text).expect("a configuration");
+        });
+        gateway.ready().await;
+        let endpoint = async |host| {
+            Endpoint::new(net.listen(host, 9000).await, move |mut stream| async move {
+                let _ = stream.write_u8(host).await;
+                let (mut read, mut write) = stream.split();
+                let _ = tokio::io::copy(&mut read, &mut write).await;
+            })
+        };
+        Self {
+            gateway,
+            net,
+            _endpoints: [endpoint(11).await, endpoint(12).await, endpoint(13).await],
+        }
+    }
+
+    async fn client(&self, id: &str) -> Client {
+        self.gateway.client_as(identities(), id).await
+    }
+
+    /// Changes the configuration while it runs.
+    fn change(&self, from: &str, to: &str) {
+        let file = self.gateway.file("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        assert!(text.contains(from), "{from}");
+        replace(&file, &text.replace(from, to));
+    }
+}
+
+/// Who answers, and the tunnel, or how it is refused.
+async fn asked(client: &Client, authority: &str) -> Result<(u8, Tunnel), String> {
+    let tunnel = client.tunnel(authority).await;
+    let mut tunnel = tunnel.map_err(|error| error.to_string())?;
+    let name = tunnel.read_u8().await.expect("a number");
+    Ok((name, tunnel))
+}
+
+/// Who answers to so many tunnels that none who could is missing: one of two is, at a chance of
+/// 2 in 2^24.
+async fn who(client: &Client, authority: &str) -> Vec<u8> {
+    let mut seen = Vec::new();
+    for _ in 0..24 {
+        seen.push(asked(client, authority).await.expect("a tunnel").0);
+    }
+    seen.sort_unstable();
+    seen.dedup();
+    seen
+}
+
+#[test]
+fn one_service_answers_under_all_its_names_and_a_vip_is_that_of_this_network() {
+    run(async {
+        let world = World::start("", false, "").await;
+        let client = world.client(CLIENT).await;
+        for name in [
+            "echo.app.mesh.internal:80",
+            "echo.app.svc.cluster.local:80",
+            "echo.app.svc.clusterset.local:80",
+            "ECHO.app.global.:80",
+            "240.0.0.9:80",
+        ] {
+            let (who, _) = asked(&client, name).await.expect("a tunnel");
+            assert_eq!(who, 13, "{name}");
+        }
+        for name in [
+            "echo.app.global:81",
+            "echo.app.other:80",
+            "echo.app:80",
+            "echo.global:80",
+        ] {
+            let refused = asked(&client, name).await.map(|(who, _)| who);
+            assert!(refused.is_err(), "{name}: {refused:?}");
+        }
+        assert_eq!(world.gateway.tunnels("unknown_service").await, 4.0);
+    });
+}
+
+#[test]
+fn payments_in_two_regions_have_one_name_and_a_name_for_a_region() {
+    run(async {
+        let world = World::start(NAMES, false, "").await;
+        let client = world.client(CLIENT).await;
+        assert_eq!(who(&client, "foo.global:80").await, [11, 12]);
+        assert_eq!(who(&client, "foo-west.global:80").await, [11]);
+        // Each consumer has its own view.
+        assert_eq!(who(&client, "orders.global:80").await, [11]);
+        let north = world.client(NORTH).await;
+        assert_eq!(who(&north, "orders.global:80").await, [12]);
+        assert_eq!(who(&north, "foo.global:80").await, [11, 12]);
+        // The service in the log and in metrics is what was asked for, and no hostname.
+        world.gateway.logged("foo-west.global:80@us-west-2").await;
+    });
+}
+
+#[test]
+fn acceptance_6_an_alias_visible_to_one_consumer_is_an_unknown_service_to_another() {
+    run(async {
+        let world = World::start(NAMES, false, "").await;
+        let (west, north) = (world.client(CLIENT).await, world.client(NORTH).await);
+        assert_eq!(
+            asked(&west, "hidden.global:80").await.expect("a tunnel").0,
+            11
+        );
+        let refused = async |name| asked(&north, name).await.map(|(who, _)| who);
+        let hidden = refused("hidden.global:80").await.expect_err("a refusal");
+        for name in ["nothing.global:80", "bar.app.svc.cluster.local:80"] {
+            assert_eq!(refused(name).await, Err(hidden.clone()), "{name}");
+        }
+        assert_eq!(world.gateway.tunnels("unknown_service").await, 2.0);
+        assert_eq!(world.gateway.tunnels("not_exposed").await, 1.0);
+    });
+}
+
+#[test]
+fn an_alias_of_two_services_opens_neither_to_whom_one_is_not_exposed() {
+    run(async {
+        let world = World::start(NAMES, false, "").await;
+        let west = world.client(CLIENT).await;
+        let (_, mut tunnel) = asked(&west, "foo.global:80").await.expect("a tunnel");
+        let entry = format!("    - {{service: {EAST2}, workloads: false, to: [{{cluster: west}}, ");
+        world.change(&entry, &entry.replace("west}}, ", "north}}, "));
+        world.change(&entry, &entry.replace("{cluster: west}, ", ""));
+        assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
+        assert!(asked(&west, "foo.global:80").await.is_err());
+        assert_eq!(world.gateway.tunnels("not_for_peer").await, 1.0);
+        assert_eq!(who(&west, "foo.uswest2.global:80").await, [11]);
+    });
+}
+
+#[test]
+fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
+    run(async {
+        let policy = "policy: {istio: enforce}\n";
+        let world = World::start("", true, policy).await;
+        let (west, north) = (world.client(CLIENT).await, world.client(NORTH).await);
+        let at = |host, port: u16| world.net.address(host, port).to_string();
+        for host in [11, 12, 13] {
+            let (who, _) = asked(&west, &at(host, 9000)).await.expect("a tunnel");
+            assert_eq!(who, host);
+        }
+        // Its policies refuse the same peer as by the name of its service.
+        for name in [&*at(13, 9000), "echo.app.mesh.internal:80"] {
+            let refused = asked(&north, name).await.map(|(who, _)| who);
+            assert!(refused.expect_err("a refusal").contains("401"), "{name}");
+        }
+        assert_eq!(world.gateway.tunnels("policy_denied").await, 2.0);
+        // Neither the port of its service nor one that it has besides, nor another host.
+        for name in [at(11, 80), at(11, 15008), at(14, 9000)] {
+            assert!(asked(&west, &name).await.is_err(), "{name}");
+        }
+        assert_eq!(world.gateway.tunnels("unknown_service").await, 3.0);
+        let (_, mut tunnel) = asked(&west, &at(11, 9000)).await.expect("a tunnel");
+        let (_, mut by_name) = asked(&west, "foo.uswest2.global:80")
+            .await
+            .expect("a tunnel");
+        world.change("workloads: true", "workloads: false");
+        assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
+        assert!(asked(&west, &at(11, 9000)).await.is_err());
+        by_name.write_all(b"?").await.expect("an open tunnel");
+        assert_eq!(by_name.read_u8().await.expect("an open tunnel"), b'?');
+    });
+}
+
+#[test]
+fn names_change_while_it_runs_and_a_tunnel_whose_name_leads_elsewhere_ends() {
+    run(async {
+        let world = World::start(NAMES, false, "").await;
+        let client = world.client(CLIENT).await;
+        let (_, mut moved) = asked(&client, "orders.global:80").await.expect("a tunnel");
+        let (_, mut pinned) = asked(&client, "foo-west.global:80")
+            .await
+            .expect("a tunnel");
+        let (_, mut family) = asked(&client, "foo.uswest2.global:80")
+            .await
+            .expect("a tunnel");
+        let (_, mut kept) = asked(&client, "hidden.global:80").await.expect("a tunnel");
+        let changed = NAMES
+            .replacen(
+                "to: foo.uswest2.global",
+                "to: foo.useast2.svc.clusterset.local",
+                1,
+            )
+            .replace("region: us-west-2", "region: us-east-2");
+        world.change(NAMES, &changed);
+        let reset = Some(Reason::INTERNAL_ERROR);
+        assert_eq!(broken(&mut moved).await, reset);
+        assert_eq!(broken(&mut pinned).await, reset);
+        assert_eq!(who(&client, "orders.global:80").await, [12]);
+        assert_eq!(who(&client, "foo-west.global:80").await, [12]);
+        for tunnel in [&mut family, &mut kept] {
+            tunnel.write_all(b"?").await.expect("an open tunnel");
+            assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
+        }
+        // Another family, in place of one that there was.
+        let suffixes = "names: {suffixes: [svc.cluster.local, mesh.internal, example.net]}\n";
+        world.change(&changed, suffixes);
+        assert_eq!(broken(&mut family).await, reset);
+        assert_eq!(broken(&mut kept).await, reset);
+        assert_eq!(who(&client, "foo.uswest2.example.net:80").await, [11]);
+        assert!(asked(&client, "orders.global:80").await.is_err());
+        let revoked = async || world.gateway.tunnels("revoked").await;
+        until("the ends", revoked, |&count| count == 4.0).await;
+    });
+}
