@@ -41,6 +41,8 @@ pub enum Reason {
     PolicyDenied,
     /// The service has no endpoint that could be used.
     NoEndpoint,
+    /// The control plane wants a part of the service's tunnels refused, and this is one of them.
+    DropOverload,
     /// The service is behind a waypoint that is unknown or has no endpoint: nothing goes past it.
     NoWaypoint,
     /// The address of every endpoint is on the deny list.
@@ -89,7 +91,7 @@ pub enum Blame {
 
 impl Reason {
     /// Every reason, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
@@ -104,6 +106,7 @@ impl Reason {
         Self::NotLinked,
         Self::PolicyDenied,
         Self::NoEndpoint,
+        Self::DropOverload,
         Self::NoWaypoint,
         Self::DialDenied,
         Self::DialRefused,
@@ -138,6 +141,7 @@ impl Reason {
             Self::NotLinked => "not_linked",
             Self::PolicyDenied => "policy_denied",
             Self::NoEndpoint => "no_endpoint",
+            Self::DropOverload => "drop_overload",
             Self::NoWaypoint => "no_waypoint",
             Self::DialDenied => "dial_denied",
             Self::DialRefused => "dial_refused",
@@ -182,6 +186,7 @@ impl Reason {
             | Self::DialFailed
             | Self::UpstreamReset => Blame::Upstream,
             Self::DialDenied
+            | Self::DropOverload
             | Self::Overloaded
             | Self::BuffersFull
             | Self::DrainDeadline
@@ -256,6 +261,7 @@ impl Reason {
             | Self::SniMismatch
             | Self::UnknownService
             | Self::NoEndpoint
+            | Self::DropOverload
             | Self::NoWaypoint
             | Self::DialDenied
             | Self::DialRefused

@@ -11,7 +11,7 @@ use strait::snapshot::Publisher;
 use strait::status::Status;
 use strait::telemetry::Metrics;
 use strait::xds::store::ADDRESS;
-use strait::xds::stream::{self, Istio};
+use strait::xds::stream::{self, Feed, Kind};
 
 use crate::gateway::Control;
 use crate::mesh::Mesh;
@@ -38,7 +38,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
     };
     let publisher = Arc::new(Publisher::new());
     let status = Arc::new(Status::new(&["discovery"]));
-    let istio = Istio {
+    let istio = Feed {
         plane: ControlPlane {
             address: HostPort {
                 host: control.address.ip().to_string(),
@@ -49,7 +49,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
             san: Some(NAME.to_owned()),
             headers: Default::default(),
         },
-        on_demand: false,
+        kind: Kind::Istio { on_demand: false },
         cache: None,
         pod: Pod {
             name: "strait".into(),

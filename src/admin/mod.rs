@@ -5,6 +5,7 @@
 //! listeners and hands each to [`serve`].
 
 mod dump;
+mod explain;
 mod guard;
 mod levels;
 mod policies;
@@ -31,6 +32,7 @@ use crate::snapshot::{Publisher, Reader};
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics};
 
+pub use explain::{Explains, Written};
 pub use server::serve;
 pub use view::Denies;
 
@@ -53,6 +55,8 @@ pub struct AdminState {
     pub config: Arc<ArcSwap<Config>>,
     /// Which addresses are never dialled.
     pub denies: Denies,
+    /// What would become of a tunnel.
+    pub explains: Explains,
 }
 
 /// The index, for people who open the admin port without knowing it.
@@ -61,6 +65,7 @@ strait admin
 
 GET  /certs             the certificates, as JSON
 GET  /config_dump       what the data path uses, as JSON for `istioctl ztunnel-config --file`
+GET  /explain           what would become of a tunnel, as JSON: see `strait explain --help`
 GET  /ready             readiness, as on the readiness port
 GET  /status            sources, certificates, services; ?service=NAME, ?all, ?format=json
 GET  /stats/prometheus  metrics, as on the metrics port
@@ -88,6 +93,7 @@ pub fn admin_router(state: AdminState) -> Router {
         .route("/", get(INDEX))
         .route("/certs", get(dump::certs))
         .route("/config_dump", get(dump::config_dump))
+        .route("/explain", get(explain::explain))
         .route("/status", get(status::status))
         .route("/drain/region", post(regions::drain))
         .route("/logging", post(levels::logging))

@@ -13,7 +13,7 @@ use super::view::{Member, View, key_of};
 use super::{AdminState, pending, text};
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::Service;
-use crate::snapshot::{Audience, Exposure, Snapshot};
+use crate::snapshot::{Exposure, Snapshot};
 use crate::status::{self, Certificate, ResourceType, What};
 
 /// Services, or endpoints of one service, that are shown unless all are asked for.
@@ -88,6 +88,8 @@ pub(super) struct Page {
     pub(super) evacuated: Vec<String>,
     pub(super) certificates: Vec<CertificateRow>,
     pub(super) reloads: Vec<ReloadRow>,
+    /// The hostnames that discovery tells instead of addresses.
+    pub(super) hosts: status::Hosts,
     pub(super) services: Services,
 }
 
@@ -208,6 +210,7 @@ impl Page {
                 .map(CertificateRow::of)
                 .collect(),
             reloads: Vec::new(),
+            hosts: state.status.hosts(),
             services: Services::of(&view, wanted, limit),
         };
         for (what, reload) in state.status.reloads() {
@@ -258,6 +261,7 @@ fn problems(page: &Page) -> Vec<String> {
             problems.extend(lines.map(|line| format!("{}: {line}", reload.what)));
         }
     }
+    problems.extend(names(&page.hosts));
     for certificate in &page.certificates {
         let expires = humantime::parse_rfc3339(&certificate.expires);
         if expires.is_ok_and(|expires| expires <= page.at) {
@@ -271,6 +275,27 @@ fn problems(page: &Page) -> Vec<String> {
             } = certificate;
             problems.push(format!("the certificate of {identity}: {state}"));
         }
+    }
+    problems
+}
+
+/// Hostnames that have no address or keep an old one.
+fn names(hosts: &status::Hosts) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut failing = hosts.list.iter().filter(|host| host.error.is_some());
+    if let Some(first) = failing.next() {
+        let others = match failing.count() {
+            0 => String::new(),
+            others => format!("; so do those of {others} more"),
+        };
+        let why = first.error.as_deref().unwrap_or_default();
+        problems.push(format!("lookups of {} fail: {why}{others}", first.name));
+    }
+    if hosts.left_out > 0 {
+        let count = hosts.left_out;
+        problems.push(format!(
+            "{count} hostnames are not looked up: there are too many"
+        ));
     }
     problems
 }
@@ -296,6 +321,7 @@ impl Source {
         let (kind, place) = match &config.discovery {
             Discovery::File { path } => ("file", path.display().to_string()),
             Discovery::Istio { plane, .. } => ("istio", plane.address.to_string()),
+            Discovery::Envoy { plane, .. } => ("envoy", plane.address.to_string()),
         };
         Self {
             kind,
@@ -454,26 +480,5 @@ fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {
         false => "",
     };
     let audiences = entry.to.iter();
-    audiences.map(move |to| format!("{}{port}{workloads}", audience(to)))
-}
-
-fn audience(to: &Audience) -> String {
-    if to.anyone {
-        return "anyone of the trust set".to_owned();
-    }
-    let mut said = match &to.cluster {
-        Some(cluster) => format!("cluster {cluster}"),
-        None => "any cluster".to_owned(),
-    };
-    if !to.namespaces.is_empty() {
-        said += &format!(", namespace {}", to.namespaces.join(" or "));
-    }
-    let accounts = to.service_accounts.iter();
-    let accounts: Vec<_> = accounts
-        .map(|(space, name)| format!("{space}/{name}"))
-        .collect();
-    if !accounts.is_empty() {
-        said += &format!(", account {}", accounts.join(" or "));
-    }
-    said
+    audiences.map(move |to| format!("{to}{port}{workloads}"))
 }

@@ -55,6 +55,13 @@ pub(super) fn fixture() -> Fixture {
         log,
         config: Arc::new(ArcSwap::from_pointee(config())),
         denies: Denies::new(|address| address.ip().is_loopback().then_some("a loopback address")),
+        explains: Explains::new(|asked| {
+            let asked = format!("{asked:?}");
+            match asked.contains("wrong") {
+                true => Err("write it right".to_owned()),
+                false => Ok(Box::new(move |to| to.write_all(asked.as_bytes()))),
+            }
+        }),
     };
     Fixture {
         state,

@@ -7,10 +7,12 @@ use std::fmt::Write;
 use std::time::SystemTime;
 
 use super::status::{Counts, Page, ServiceRow, how_many};
-use crate::status::{Discovery, Rejection};
+use crate::status::{Discovery, Rejection, Unused};
 
 /// Rejected resources of each type that are shown; the dump has more of them.
 const REJECTIONS_SHOWN: usize = 10;
+/// Hostnames that are shown.
+const HOSTS_SHOWN: usize = 50;
 
 /// The page; `one` is whether services were asked for by name.
 pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
@@ -25,6 +27,7 @@ pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
         text.source(page);
         text.certificates(page);
         text.files(page);
+        text.hosts(page);
     }
     text.services(page, one);
     text.out
@@ -205,10 +208,19 @@ impl Text {
                 let line = format!("rejected of {kind}: {name}: {reason} ({version}{since})");
                 self.line(&format!("  {}", plain(&line)));
             }
-            let more = kind.rejected.saturating_sub(REJECTIONS_SHOWN);
-            if more > 0 {
-                self.line(&format!("  and {more} more, see `strait dump`"));
+            self.more(kind.rejected);
+            for Unused { name, why } in kind.unused_first.iter().take(REJECTIONS_SHOWN) {
+                let line = format!("not used of {}: {name}: {why}", kind.name);
+                self.line(&format!("  {}", plain(&line)));
             }
+            self.more(kind.unused);
+        }
+    }
+
+    fn more(&mut self, all: usize) {
+        let more = all.saturating_sub(REJECTIONS_SHOWN);
+        if more > 0 {
+            self.line(&format!("  and {more} more, see `strait dump`"));
         }
     }
 
@@ -242,6 +254,38 @@ impl Text {
             [reload.what.to_owned(), ago(page.at, reload.at), result]
         });
         self.table("  ", ["SOURCE", "READ", "RESULT"], rows.collect());
+    }
+
+    /// The hostnames, those that fail first.
+    fn hosts(&mut self, page: &Page) {
+        let hosts = &page.hosts;
+        if hosts.list.is_empty() {
+            return;
+        }
+        self.heading("Hostnames", "");
+        let mut list: Vec<_> = hosts.list.iter().collect();
+        list.sort_by_key(|host| host.error.is_none());
+        let rows = list.into_iter().take(HOSTS_SHOWN).map(|host| {
+            let addresses: Vec<_> = host.addresses.iter().map(ToString::to_string).collect();
+            let more = match host.more {
+                0 => String::new(),
+                more => format!(" and {more} more, which are not used"),
+            };
+            let answered = host.answered.map(|at| ago(page.at, at));
+            [
+                host.name.clone(),
+                answered.unwrap_or_else(|| "never".to_owned()),
+                host.error.clone().unwrap_or_else(|| "-".to_owned()),
+                addresses.join(",") + &more,
+            ]
+        });
+        let header = ["NAME", "ANSWERED", "LAST ERROR", "ADDRESSES"];
+        self.table("  ", header, rows.collect());
+        let more = hosts.list.len().saturating_sub(HOSTS_SHOWN);
+        if more > 0 {
+            let see = "see all by `strait status --json`";
+            self.line(&format!("  and {more} more; {see}"));
+        }
     }
 
     fn services(&mut self, page: &Page, one: bool) {
@@ -378,7 +422,7 @@ mod tests {
 
     use super::super::status::{CertificateRow, EndpointRow, ReloadRow, Services, Source};
     use super::*;
-    use crate::status::ResourceType;
+    use crate::status::{Host, Hosts, ResourceType};
 
     fn at(seconds: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600 + seconds)
@@ -402,9 +446,16 @@ mod tests {
             rejected: 11,
             at_least: true,
             rejections: vec![rejection; 11],
+            ..ResourceType::default()
+        };
+        let unused = Unused {
+            name: "x\u{1b}".into(),
+            why: "no service by its name".into(),
         };
         let clusters = ResourceType {
             name: "clusters",
+            unused: 12,
+            unused_first: vec![unused; 12],
             ..ResourceType::default()
         };
         Discovery {
@@ -443,6 +494,16 @@ mod tests {
         }
     }
 
+    fn host(name: &str, error: Option<&str>) -> Host {
+        Host {
+            name: name.into(),
+            addresses: vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()],
+            more: usize::from(error.is_none()),
+            answered: error.is_some().then(|| at(3600)),
+            error: error.map(Into::into),
+        }
+    }
+
     fn page() -> Page {
         Page {
             version: "0.1.0",
@@ -475,6 +536,13 @@ mod tests {
                 at: at(0),
                 error: Some("line 3".into()),
             }],
+            hosts: Hosts {
+                list: vec![
+                    host("a.example", None),
+                    host("db.example", Some("timed out")),
+                ],
+                left_out: 0,
+            },
             services: Services {
                 total: 60,
                 list: vec![service()],
@@ -506,6 +574,7 @@ Discovery  istio istiod:15012
   addresses  synced   12    at least 11  2      2026-01-01T00:00:00Z/7  1h 1m ago
   clusters   pending  0     0            0      (0 responses)           never
 {rejected}  and 1 more, see `strait dump`
+{unused}  and 2 more, see `strait dump`
 
 Certificates
   IDENTITY                       STATE      SERIAL  EXPIRES
@@ -515,12 +584,18 @@ Changes read
   SOURCE  READ       RESULT
   config  1h 1m ago  refused, see Problems; what was read before is in use
 
+Hostnames
+  NAME        ANSWERED  LAST ERROR  ADDRESSES
+  db.example  1m ago    timed out   10.0.0.1,10.0.0.2
+  a.example   never     -           10.0.0.1,10.0.0.2 and 1 more, which are not used
+
 Services
   SERVICE       PORTS  ENDPOINTS USED  TUNNELS  EXPOSED TO
   app/echo.app  80,81  1 of 2          1        cluster west on port 80; cluster north
   1 of 60 services; see one by `strait status SERVICE`, all by --all
 "#,
-            rejected = rejected.repeat(10)
+            rejected = rejected.repeat(10),
+            unused = "  not used of clusters: x\\u{1b}: no service by its name\n".repeat(10),
         );
         assert_eq!(text, want);
     }

@@ -8,15 +8,15 @@ use anyhow::Context;
 
 use crate::config::{
     Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    IstioCa, PolicyMode, Severity, Source, findings, parse_identity,
+    IstioCa, Listener, PolicyMode, Severity, Source, findings, parse_identity,
 };
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
-    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope, Snapshot,
-    TrustSet,
+    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope, Service,
+    Snapshot, TrustSet,
 };
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds::{self, objects::Objects};
@@ -77,10 +77,31 @@ impl Inputs {
         self.config.gateway.network.as_str().into()
     }
 
+    /// What a gateway publishes at its start.
+    pub(super) fn change(&self) -> Change {
+        Change {
+            mesh: Some((self.mesh.clone(), self.network())),
+            trust: Some(trust_set(&self.config)),
+            exposure: Some(exposure_table(&self.config)),
+            names: Some(name_table(&self.config)),
+            policies: self.told_policies(),
+            enforcement: Some(enforcement(&self.config)),
+            scope: Some(self.scope.clone()),
+            exports: None,
+            answers: Vec::new(),
+            direct: Some(self.config.listeners.iter().any(Listener::is_tls)),
+            position: Some(traffic::position(&self.config)),
+            traffic: Some(traffic::table(&self.config)),
+            overrides: None,
+        }
+    }
+
     /// The policies, where the source has told them by now.
     pub(super) fn told_policies(&self) -> Option<Policies> {
         match self.config.discovery {
             Discovery::File { .. } => Some(self.told.policies.clone()),
+            // There are none.
+            Discovery::Envoy { .. } => Some(Policies::default()),
             Discovery::Istio { .. } => None,
         }
     }
@@ -105,7 +126,9 @@ fn complete(source: &Source, examined: Examined) -> Report {
             })
         }
         // It is told while we run.
-        Some(Discovery::Istio { .. }) => Some((Mesh::default(), Policies::default())),
+        Some(Discovery::Istio { .. } | Discovery::Envoy { .. }) => {
+            Some((Mesh::default(), Policies::default()))
+        }
         None => None,
     };
     let objects = report.objects(&examined.objects);
@@ -205,7 +228,9 @@ impl Report {
             _ => Vec::new(),
         };
         let source = match &examined.discovery {
-            Some(Discovery::Istio { plane, .. }) => channel::check(plane),
+            Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => {
+                channel::check(plane)
+            }
             _ => Vec::new(),
         };
         for (file, error) in authority.into_iter().chain(source) {
@@ -389,6 +414,8 @@ impl Report {
                 (Some(port), _) if !service.ports.contains_key(port) => {
                     format!("has no port {port}; write one that it has")
                 }
+                // Whether its names have addresses shows while the gateway runs.
+                (_, None) if is_by_name(&snapshot.mesh, service) => continue,
                 (_, None) => format!("has no endpoint in network {network} that can be dialled"),
                 (_, Some(Some(rule))) => {
                     format!("has an endpoint at {rule}, which is never dialled; see dial.allow")
@@ -400,6 +427,16 @@ impl Report {
                 .push(format!("{file}:{line}: warning: {host} {wrong}"));
         }
     }
+}
+
+/// Whether a workload of the service is known by a hostname.
+fn is_by_name(mesh: &Mesh, service: &Service) -> bool {
+    let key = format!("{}/{}", service.namespace, service.hostname);
+    let mut workloads = mesh.workloads.values();
+    workloads.any(|one| {
+        let by_name = one.addresses.is_empty() && !one.hostname.is_empty();
+        by_name && one.services.get(key.as_str()).is_some()
+    })
 }
 
 /// A mistake in a certificate's file, at the place that names the file, such as a line of `path`.
@@ -490,7 +527,7 @@ pub(super) fn name_table(config: &Config) -> NameTable {
 /// The exposure table that the configuration describes.
 pub(super) fn exposure_table(config: &Config) -> ExposureTable {
     let mut table = ExposureTable::new(config.exposure.default == DefaultExposure::All);
-    for entry in &config.exposure.services {
+    for (index, entry) in config.exposure.services.iter().enumerate() {
         let to = entry.to.iter().map(|audience| Audience {
             anyone: audience.anyone,
             cluster: audience.cluster.as_deref().map(Into::into),
@@ -506,6 +543,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
                 .collect(),
         });
         let exposure = Exposure {
+            index,
             port: entry.service.port,
             to: to.collect(),
             workloads: entry.workloads,

@@ -4,6 +4,7 @@
 //! is a thread with a runtime of its own, so that no reload and no scrape ever delays a byte.
 
 mod certificates;
+mod explain;
 mod inputs;
 mod memory;
 mod names;
@@ -27,7 +28,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
 use crate::admin::{self, AdminState, Denies};
-use crate::config::{Config, Discovery, Listener, Source};
+use crate::config::{Config, Discovery, Source};
 use crate::datapath::accept::{self, Accepted, Worker};
 use crate::datapath::admission::Admission;
 use crate::datapath::budget::Budget;
@@ -36,15 +37,16 @@ use crate::datapath::listener;
 use crate::datapath::{Gateway, serve};
 use crate::lifecycle::Lifecycle;
 use crate::snapshot::Publisher;
-use crate::snapshot::builder::Change;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, Material, TrustedDomain};
-use crate::xds::{self, stream::Istio};
+use crate::xds::dns::{self, Dns};
+use crate::xds::stream::{self, Feed, Kind};
 
 use certificates::{Certificates, Shared};
 use reload::Seen;
 
+pub use explain::offline;
 pub use inputs::{Inputs, Report, check};
 
 /// What has to be there before the gateway is ready.
@@ -138,20 +140,7 @@ impl App {
             metrics.count_log_drops(drops);
         }
         let publisher = Arc::new(Publisher::new());
-        publisher.update(Change {
-            mesh: Some((inputs.mesh.clone(), inputs.network())),
-            trust: Some(inputs::trust_set(&inputs.config)),
-            exposure: Some(inputs::exposure_table(&inputs.config)),
-            names: Some(inputs::name_table(&inputs.config)),
-            policies: inputs.told_policies(),
-            enforcement: Some(inputs::enforcement(&inputs.config)),
-            scope: Some(inputs.scope.clone()),
-            exports: None,
-            direct: Some(inputs.config.listeners.iter().any(Listener::is_tls)),
-            position: Some(traffic::position(&inputs.config)),
-            traffic: Some(traffic::table(&inputs.config)),
-            overrides: None,
-        });
+        publisher.update(inputs.change());
         if let Discovery::File { .. } = inputs.config.discovery {
             status.ready(DISCOVERY);
         }
@@ -182,6 +171,7 @@ impl App {
         }
         tokio::spawn(async move { budget.run().await });
         app.discover(source)?;
+        app.look_up()?;
         let read = (inputs.told, inputs.warnings, seen);
         let reloader = reload::Reloader::new(source.clone(), &app, read, certificates, log);
         spawn_thread("strait-files", reloader.run())?;
@@ -218,17 +208,33 @@ impl App {
     /// the budget do not wait.
     fn discover(&self, source: &Source) -> anyhow::Result<()> {
         let config = self.config.load();
-        let Discovery::Istio {
-            plane,
-            cache,
-            on_demand,
-        } = &config.discovery
-        else {
-            return Ok(());
+        let (plane, cache, kind) = match &config.discovery {
+            Discovery::File { .. } => return Ok(()),
+            Discovery::Istio {
+                plane,
+                cache,
+                on_demand,
+            } => {
+                let on_demand = *on_demand;
+                (plane, cache, Kind::Istio { on_demand })
+            }
+            Discovery::Envoy {
+                plane,
+                cache,
+                node,
+                clusters,
+            } => {
+                let kind = Kind::Envoy {
+                    node: node.clone(),
+                    locality: config.gateway.locality.clone(),
+                    clusters: clusters.clone(),
+                };
+                (plane, cache, kind)
+            }
         };
-        let discovery = xds::stream::run(Istio {
+        let discovery = stream::run(Feed {
             plane: plane.clone(),
-            on_demand: *on_demand,
+            kind,
             cache: cache.clone(),
             pod: source.who(&config),
             publisher: Arc::clone(&self.publisher),
@@ -237,6 +243,16 @@ impl App {
             pending: DISCOVERY,
         });
         spawn_thread("strait-discovery", discovery)
+    }
+
+    /// Starts to look up what the mesh knows by a hostname, whatever its source.
+    fn look_up(&self) -> anyhow::Result<()> {
+        let names = dns::run(Dns {
+            publisher: Arc::clone(&self.publisher),
+            status: Arc::clone(&self.status),
+            servers: self.config.load().dns.servers.clone(),
+        });
+        spawn_thread("strait-dns", names)
     }
 
     /// Opens the data path, waits for a signal or `/quitquitquit`, and leads the drain to its end.
@@ -369,6 +385,7 @@ impl Sockets {
                 let gateway = Arc::clone(gateway);
                 move |address| gateway.deny.denies(address)
             }),
+            explains: explain::running(gateway, &app.config),
         };
         spawn_admin(&gateway.lifecycle, self.admin, admin::admin_router(state))?;
         let metrics = admin::metrics_router(Arc::clone(&gateway.metrics));

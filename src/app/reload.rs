@@ -276,7 +276,7 @@ impl Reloader {
         self.publisher.update(Change {
             policies: match config.discovery {
                 Discovery::File { .. } => Some(told.policies.clone()),
-                Discovery::Istio { .. } => None,
+                Discovery::Istio { .. } | Discovery::Envoy { .. } => None,
             },
             ..self.change(config, joined)
         });
@@ -291,7 +291,7 @@ impl Reloader {
         Change {
             mesh: match config.discovery {
                 Discovery::File { .. } => Some((joined.mesh, network.into())),
-                Discovery::Istio { .. } => None,
+                Discovery::Istio { .. } | Discovery::Envoy { .. } => None,
             },
             scope: Some(joined.scope),
             ..Change::default()
@@ -350,7 +350,7 @@ fn files(config: &Config, what: What) -> Vec<PathBuf> {
         What::Config => vec![config.file.clone()],
         What::Mesh => match &config.discovery {
             Discovery::File { path } => vec![path.clone()],
-            Discovery::Istio { .. } => Vec::new(),
+            Discovery::Istio { .. } | Discovery::Envoy { .. } => Vec::new(),
         },
         What::Objects => with_contents(&config.exposure.files),
         What::Certificates => {

@@ -38,7 +38,7 @@ impl Told {
         Joined {
             mesh: match config.discovery {
                 Discovery::File { .. } => joined.mesh,
-                Discovery::Istio { .. } => self.mesh.clone(),
+                Discovery::Istio { .. } | Discovery::Envoy { .. } => self.mesh.clone(),
             },
             scope: Scope {
                 exported: joined.exported,

@@ -1,4 +1,4 @@
-//! `strait status` and `strait dump`: what the running gateway's admin port says.
+//! `strait status`, `strait dump` and `strait explain`: what the running gateway's admin port says.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
@@ -16,11 +16,21 @@ use tokio_stream::StreamExt;
 
 /// The time for the gateway to begin its answer, and for each piece of it.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// Where a gateway's admin port is unless its configuration says otherwise.
+const DEFAULT: &str = "127.0.0.1:15000";
+/// More than this is no answer that anybody could use whole: about a million endpoints.
+const WHOLE_BYTES_MAX: usize = 256 << 20;
 
 #[derive(Debug, Args)]
 pub(super) struct Admin {
     /// The admin port of the gateway, `admin.bind` in its configuration.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:15000")]
+    #[arg(
+        long,
+        value_name = "ADDR",
+        num_args = 0..=1,
+        default_value = DEFAULT,
+        default_missing_value = DEFAULT
+    )]
     admin: String,
 }
 
@@ -82,6 +92,26 @@ pub(super) fn dump(args: &DumpArgs) -> ExitCode {
     })
 }
 
+/// Asks by GET for an answer that is wanted whole, or that refuses the question.
+pub(super) fn whole(
+    admin: &Admin,
+    path: &str,
+    done: impl FnOnce(Result<Vec<u8>, String>) -> anyhow::Result<ExitCode>,
+) -> ExitCode {
+    answered(async {
+        let answer = admin.ask(Method::GET, path).await?;
+        let status = answer.status;
+        match status {
+            StatusCode::OK => done(Ok(answer.read().await?)),
+            StatusCode::BAD_REQUEST => {
+                let why = answer.read().await?;
+                done(Err(String::from_utf8_lossy(&why).into_owned()))
+            }
+            _ => Err(stranger(status)),
+        }
+    })
+}
+
 /// Runs it; that nobody answers, or not as a gateway does, is 2 and an error for people.
 pub(super) fn answered(asking: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -135,15 +165,19 @@ impl Admin {
     }
 }
 
+fn stranger(status: StatusCode) -> anyhow::Error {
+    anyhow!(
+        "what answers there is no admin port of this version of strait ({status}); --admin names \
+         another place, as its `admin.bind` does"
+    )
+}
+
 impl Answer {
     /// Prints a good answer to stdout.
     pub(super) async fn printed(self) -> anyhow::Result<()> {
         match self.status {
             StatusCode::OK => self.print(&mut std::io::stdout()).await,
-            status => bail!(
-                "what answers there is no admin port of this version of strait ({status}); \
-                 --admin names another place, as its `admin.bind` does"
-            ),
+            status => Err(stranger(status)),
         }
     }
 
@@ -156,6 +190,18 @@ impl Answer {
         std::io::stderr().write_all(&piece)?;
         self.print(&mut std::io::stderr()).await?;
         Ok(ExitCode::FAILURE)
+    }
+
+    /// All of the answer.
+    async fn read(mut self) -> anyhow::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        while let Some(piece) = self.piece().await? {
+            if bytes.len() + piece.len() > WHOLE_BYTES_MAX {
+                bail!("the answer is longer than {WHOLE_BYTES_MAX} bytes; leave --all out");
+            }
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(bytes)
     }
 
     /// Writes the answer as it comes. A reader that has seen enough is no error.

@@ -23,7 +23,7 @@ pub(super) fn run(source: &Source) -> ExitCode {
                     count(mesh.services.len(), "service"),
                     count(mesh.workloads.len(), "workload")
                 ),
-                Discovery::Istio { plane, .. } => {
+                Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. } => {
                     format!("the mesh comes from {}, which was not asked", plane.address)
                 }
             };

@@ -13,6 +13,7 @@ pub mod certs;
 mod check;
 pub mod demo;
 mod drain;
+mod explain;
 pub mod load;
 mod proxy;
 mod stop;
@@ -32,6 +33,7 @@ Examples:
   strait check -c strait.yaml   find mistakes before they matter
   strait run -c strait.yaml     serve
   strait status                 where the running gateway stands, and why an endpoint is not used
+  strait explain --help         what would become of a tunnel, and why
   strait load --help            measure it, or any other HBONE gateway";
 
 /// An east-west gateway data plane for multicluster service meshes.
@@ -87,6 +89,7 @@ enum Command {
     /// Takes a part of the mesh out of the running gateway, until it is put back or a restart.
     #[command(subcommand)]
     Drain(drain::Command),
+    Explain(explain::Args),
     /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
     Certs(certs::Args),
     Load(Box<load::Args>),
@@ -129,6 +132,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Status(args) => return ask::status(&args),
         Command::Dump(args) => return ask::dump(&args),
         Command::Drain(command) => return drain::run(&command),
+        Command::Explain(args) => return explain::run(&args),
         Command::Load(args) => return exit(load::run(&args)),
     };
     exit(done.map(|()| ExitCode::SUCCESS))

@@ -188,103 +188,53 @@ mod tests {
         read.ok_or_else(|| report.into_findings().to_string())
     }
 
+    /// Whether a rule exports a Service; labels are `KEY=VALUE KEY=VALUE`.
+    fn exports(rule: &str, namespace: &'static str, service: &'static str) -> bool {
+        let find = |labels: &'static str, key: &str| {
+            let mut labels = labels.split(' ').filter_map(|one| one.split_once('='));
+            labels.find(|(one, _)| *one == key).map(|(_, value)| value)
+        };
+        let rule = read(rule).unwrap();
+        rule.exports(|key| find(namespace, key), |key| find(service, key))
+    }
+
     #[test]
     fn a_rule_exports_what_all_its_selectors_fit() {
-        let exports = |text: &str, namespace: &[(&str, &str)], service: &[(&str, &str)]| {
-            let find = |labels: &[(&'static str, &'static str)], key: &str| {
-                let mut labels = labels.iter();
-                labels.find(|(one, _)| *one == key).map(|(_, value)| *value)
-            };
-            let own = |labels: &[(&str, &str)]| -> Vec<(&'static str, &'static str)> {
-                let leak = |text: &str| -> &'static str { text.to_owned().leak() };
-                labels
-                    .iter()
-                    .map(|(key, value)| (leak(key), leak(value)))
-                    .collect()
-            };
-            let (namespace, service) = (own(namespace), own(service));
-            let rule = read(text).unwrap();
-            rule.exports(|key| find(&namespace, key), |key| find(&service, key))
-        };
-        let expression = |text: &str| format!("services: {{matchExpressions: [{{{text}}}]}}");
-        let both =
-            "{namespaces: {matchLabels: {team: shop}}, services: {matchLabels: {tier: web}}}";
-        let table: &[(&str, &[(&str, &str)], &[(&str, &str)], bool)] = &[
-            (both, &[("team", "shop")], &[("tier", "web")], true),
-            (both, &[("team", "bank")], &[("tier", "web")], false),
-            (both, &[("team", "shop")], &[("tier", "db")], false),
-            (both, &[], &[], false),
-            (
-                &expression("key: a, operator: In, values: [x, y]"),
-                &[],
-                &[("a", "y")],
-                true,
-            ),
-            (
-                &expression("key: a, operator: In, values: [x, y]"),
-                &[],
-                &[("a", "z")],
-                false,
-            ),
-            (
-                &expression("key: a, operator: In, values: [x, y]"),
-                &[],
-                &[],
-                false,
-            ),
-            (
-                &expression("key: a, operator: NotIn, values: [x]"),
-                &[],
-                &[("a", "y")],
-                true,
-            ),
-            (
-                &expression("key: a, operator: NotIn, values: [x]"),
-                &[],
-                &[("a", "x")],
-                false,
-            ),
-            (
-                &expression("key: a, operator: NotIn, values: [x]"),
-                &[],
-                &[],
-                true,
-            ),
-            (
-                &expression("key: a, operator: Exists"),
-                &[],
-                &[("a", "")],
-                true,
-            ),
-            (
-                &expression("key: a, operator: Exists"),
-                &[],
-                &[("b", "")],
-                false,
-            ),
-            (
-                &expression("key: a, operator: DoesNotExist"),
-                &[],
-                &[("b", "")],
-                true,
-            ),
-            (
-                &expression("key: a, operator: DoesNotExist"),
-                &[],
-                &[("a", "")],
-                false,
-            ),
-        ];
-        for (text, namespace, service, want) in table {
+        let both = "{namespaces: {matchLabels: {team: a}}, services: {matchLabels: {tier: web}}}";
+        for (namespace, service, want) in [
+            ("team=a", "tier=web", true),
+            ("team=b", "tier=web", false),
+            ("team=a", "tier=db", false),
+            ("", "", false),
+        ] {
             assert_eq!(
-                exports(text, namespace, service),
-                *want,
-                "{text} {service:?}"
+                exports(both, namespace, service),
+                want,
+                "{namespace} {service}"
             );
         }
-        let except = "{namespaces: {matchLabels: {a: b}}, except: {matchLabels: {private: true}}}";
-        assert!(exports(except, &[("a", "b")], &[]));
-        assert!(!exports(except, &[("a", "b")], &[("private", "true")]));
+        let except = "{namespaces: {matchLabels: {a: b}}, except: {matchLabels: {own: true}}}";
+        assert!(exports(except, "a=b", ""));
+        assert!(!exports(except, "a=b", "own=true"));
+    }
+
+    #[test]
+    fn operators_mean_what_they_mean_in_kubernetes() {
+        for (expression, service, want) in [
+            ("operator: In, values: [x, y]", "a=y", true),
+            ("operator: In, values: [x, y]", "a=z", false),
+            ("operator: In, values: [x, y]", "", false),
+            ("operator: NotIn, values: [x]", "a=y", true),
+            ("operator: NotIn, values: [x]", "a=x", false),
+            ("operator: NotIn, values: [x]", "", true),
+            ("operator: Exists", "a=", true),
+            ("operator: Exists", "b=x", false),
+            ("operator: DoesNotExist", "b=x", true),
+            ("operator: DoesNotExist", "a=", false),
+        ] {
+            let rule = format!("services: {{matchExpressions: [{{key: a, {expression}}}]}}");
+            assert_eq!(exports(&rule, "", service), want, "{expression} {service}");
+        }
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub use level::Directives;
 pub use links::Link;
 pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
-pub use sources::unix_socket;
+pub use sources::{NamedCluster, NodeNames, unix_socket};
 pub use traffic::{Distribution, RegionWeight, Traffic};
 
 /// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be
@@ -100,6 +100,8 @@ pub struct Config {
     pub policy: Policy,
     /// Which endpoints are preferred. Default: what the services themselves say.
     pub traffic: Vec<Traffic>,
+    /// Who is asked for the addresses of hostnames. By default the system's.
+    pub dns: Dns,
     /// Which addresses may be dialled in spite of the deny list. By default none.
     pub dial: Dial,
     /// How much of this host strangers and slow readers may take. By default by the host's size.
@@ -267,9 +269,22 @@ pub enum Discovery {
         /// the whole mesh. Default: no.
         on_demand: bool,
     },
+    /// From any control plane of Envoy's: clusters and endpoints by CDS and EDS over delta ADS.
+    Envoy {
+        /// Where it is.
+        #[serde(flatten)]
+        plane: ControlPlane,
+        /// As for istiod.
+        #[serde(serialize_with = "lossy_path_option")]
+        cache: Option<PathBuf>,
+        /// Who we are to it.
+        node: NodeNames,
+        /// The clusters whose own names do not say which service they are. Default: none.
+        clusters: Vec<NamedCluster>,
+    },
 }
 
-/// A control plane that is spoken to by gRPC over TLS.
+/// A control plane that is spoken to by gRPC, over TLS unless its roots say otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ControlPlane {
     /// Its address, with a port. Required.
@@ -296,6 +311,8 @@ pub enum Roots {
     Pem(String),
     /// Those of the system, found anew for each connection.
     System,
+    /// None: there is no TLS, and whoever is at the address is believed.
+    Plaintext,
 }
 
 impl fmt::Display for Roots {
@@ -304,6 +321,7 @@ impl fmt::Display for Roots {
             Self::File(file) => file.display().fmt(f),
             Self::Pem(_) => f.write_str("PEM"),
             Self::System => f.write_str("SYSTEM"),
+            Self::Plaintext => f.write_str("none, by plaintext"),
         }
     }
 }
@@ -401,6 +419,14 @@ pub enum PolicyMode {
     Audit,
     /// What they refuse is refused.
     Enforce,
+}
+
+/// Who is asked for the addresses of workloads that discovery knows by a hostname.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Dns {
+    /// The servers, of which any may be asked. Default: none, which is those of
+    /// `/etc/resolv.conf`.
+    pub servers: Vec<SocketAddr>,
 }
 
 /// Which addresses may be dialled.
@@ -501,6 +527,7 @@ impl Config {
             ("identity", self.identity != new.identity),
             ("listeners", self.listeners != new.listeners),
             ("discovery", self.discovery != new.discovery),
+            ("dns", self.dns != new.dns),
             ("dial", self.dial != new.dial),
             ("limits", self.limits != new.limits),
             ("workers", self.workers != new.workers),

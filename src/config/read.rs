@@ -19,8 +19,8 @@ use super::sources;
 use super::traffic;
 use super::yaml::Document;
 use super::{
-    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
-    Gateway, Limits, Link, Listener, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode,
+    ADMIN, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure, Gateway,
+    Limits, Link, Listener, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode,
     READINESS, Trust, TrustDomain,
 };
 
@@ -79,6 +79,7 @@ fn sections(
     let policy = section(&mut top, "policy", policy);
     let locality = gateway.as_ref().map(|gateway| &gateway.locality);
     let traffic = section(&mut top, "traffic", |value| traffic::read(value, locality));
+    let dns = section(&mut top, "dns", sources::dns);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
     let workers = top
@@ -92,9 +93,6 @@ fn sections(
     examined.trust.clone_from(&trust);
     examined.discovery.clone_from(&discovery);
     examined.objects = exposure.iter().flat_map(|one| one.files.clone()).collect();
-    let bind = |opened: &Opened<'_>| Bind {
-        bind: opened.address,
-    };
     Some(Config {
         file: document.file.clone(),
         gateway: gateway?,
@@ -110,12 +108,13 @@ fn sections(
         names: names?,
         policy: policy?,
         traffic: traffic?,
+        dns: dns?,
         dial: dial?,
         limits: limits?,
         workers: workers?.into(),
-        admin: bind(&admin),
-        metrics: bind(&metrics),
-        readiness: bind(&readiness),
+        admin: admin.to_bind(),
+        metrics: metrics.to_bind(),
+        readiness: readiness.to_bind(),
         drain: drain?,
         log: log?,
     })

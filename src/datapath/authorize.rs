@@ -37,13 +37,11 @@ impl Authorized {
 /// Under `enforce` the pick, for another one, and why its policies refuse it.
 pub fn run(gateway: &Gateway, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
     let snapshot = gateway.reader.load();
-    // Of TLS that is passed on the endpoint alone learns who the peer is (contract 2.6).
-    if snapshot.enforcement == Enforcement::Off || peer.is_unknown() {
-        return Ok(Authorized(pick));
-    }
     let endpoint = pick.endpoint();
+    let Some(PolicyVerdict { refusal, dry_run }) = verdict(&snapshot, peer, endpoint) else {
+        return Ok(Authorized(pick));
+    };
     warn_of_missing(&snapshot, gateway, endpoint);
-    let PolicyVerdict { refusal, dry_run } = judge(&snapshot, peer, endpoint);
     if let Some(why) = dry_run {
         note(gateway, peer, endpoint, PolicyOutcome::DryRun, &why);
     }
@@ -80,6 +78,13 @@ pub fn still_allowed(
             Err(refusal.to_string())
         }
     }
+}
+
+/// What policies say of a tunnel to the endpoint, where they are looked at; nothing is counted.
+pub fn verdict(snapshot: &Snapshot, peer: &Peer, endpoint: &Endpoint) -> Option<PolicyVerdict> {
+    // Of TLS that is passed on the endpoint alone learns who the peer is (contract 2.6).
+    let looks = snapshot.enforcement != Enforcement::Off && !peer.is_unknown();
+    looks.then(|| judge(snapshot, peer, endpoint))
 }
 
 /// What the policies of now say of a tunnel to the endpoint.

@@ -11,6 +11,10 @@ use crate::snapshot::{Candidate, Endpoint, EndpointSet, EndpointState, InFlight,
 use crate::telemetry::Metrics;
 
 use super::policy::Permit;
+use super::route::Route;
+
+/// What the parts of drop overloads are of.
+const MILLION: u32 = 1_000_000;
 
 /// A permit and the endpoint that it is to be dialled at. Only [`pick`] makes one.
 #[derive(Debug)]
@@ -49,6 +53,18 @@ pub fn pick(permit: Permit, tried: &[Arc<Endpoint>]) -> Result<Pick, Permit> {
         endpoint,
         in_flight,
     })
+}
+
+/// Whether the control plane wants this tunnel refused, and why: of each reason a part, drawn from
+/// what those before it have left.
+pub fn drops(route: &Route) -> Option<&Arc<str>> {
+    dropped(route.drops())
+}
+
+fn dropped(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
+    let mut drops = drops.iter();
+    let is_drawn = |(_, parts): &&(Arc<str>, u32)| fastrand::u32(..MILLION) < *parts;
+    drops.find(is_drawn).map(|(category, _)| category)
 }
 
 /// The endpoint of the set that is best for a tunnel that `tried` others in vain, if one is left.
@@ -284,6 +300,25 @@ mod tests {
             let light = if open == 1 { 7.0 / 22.0 } else { 0.25 };
             assert_shares(&shares_with_open(&[1, 3], open), &[light, 1.0 - light]);
         }
+    }
+
+    #[test]
+    fn each_reason_drops_its_part_of_what_the_others_have_left() {
+        const DRAWS: u32 = 100_000;
+        fastrand::seed(7);
+        let drops = [("a", 200_000), ("b", 500_000), ("c", 0)];
+        let drops = drops.map(|(category, parts)| (Arc::from(category), parts));
+        let mut counts = [0_u32; 3];
+        for _ in 0..DRAWS {
+            if let Some(category) = dropped(&drops) {
+                counts["abc".find(&**category).expect("a category")] += 1;
+            }
+        }
+        let shares = counts.map(|count| f64::from(count) / f64::from(DRAWS));
+        assert_shares(&shares, &[0.2, 0.4, 0.0]);
+        assert_eq!(dropped(&[]), None);
+        let all = [(Arc::from("all"), MILLION)];
+        assert_eq!(dropped(&all).map(|category| &**category), Some("all"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,6 +11,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::reason::HandshakeRefusal;
 use crate::tls::{ALPN_H2, explanation_of, refusal_of};
+use crate::wire::sni::RouteBy;
 
 use super::Gateway;
 use super::accept::{Accepted, Held};
@@ -54,15 +55,17 @@ impl Refused {
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// The time for an alert to leave.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
-/// Does the handshake under the current TLS configuration.
+/// Does the handshake under the current TLS configuration; gives the session, and by what the
+/// listener routes its tunnels.
 ///
 /// # Errors
 /// The refusal; the peer has then read an alert, or nothing.
-pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refused> {
+pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<(Session, RouteBy), Refused> {
     let stream = TcpStream::from_std(accepted.stream)
         .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
     let acceptor = TlsAcceptor::from(gateway.tls.load_full());
     let handshake = acceptor.accept(ReadAhead::new(stream)).into_fallible();
+    let route_by = accepted.listener.route_by();
     let (slot, held) = (accepted.handshake, accepted.held);
     let told = |refusal, detail: &dyn ToString, socket, slot, held| Refused {
         alerted: Some((socket, slot, held)),
@@ -86,7 +89,7 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
         }
         Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => {
             let stream = Box::new(stream);
-            Ok(Session { stream, held })
+            Ok((Session { stream, held }, route_by))
         }
         Ok(Ok(mut stream)) => {
             // rustls refuses a wrong ALPN offer but lets a missing one pass.

@@ -1,6 +1,7 @@
 //! What becomes of the connections of one listener.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -38,6 +39,14 @@ struct Routes {
     any: Option<Authority>,
 }
 
+/// What of a name was found in the table.
+#[derive(Clone, Copy, Debug)]
+enum Pattern<'a> {
+    Exact(&'a str),
+    Below(&'a str),
+    Any,
+}
+
 /// What a hello is routed to.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wanted {
@@ -73,6 +82,11 @@ impl Listener {
         self.sources.is_empty() || self.sources.iter().any(|net| net.contains(&address))
     }
 
+    /// Whether only peers of some addresses may connect.
+    pub fn has_sources(&self) -> bool {
+        !self.sources.is_empty()
+    }
+
     /// Whether its peers speak TLS that is passed on.
     pub fn is_tls(&self) -> bool {
         self.routing.is_some()
@@ -92,10 +106,22 @@ impl Listener {
         match &self.routing {
             Some(Routing::Istio) => istio(name, hello.offers_istio),
             Some(Routing::Routes(routes)) => Ok(Wanted {
-                authority: routes.find(name).ok_or(Reason::UnknownSni)?.clone(),
+                authority: routes.find(name).ok_or(Reason::UnknownSni)?.1.clone(),
                 granted: true,
             }),
             None => Err(Reason::UnknownSni),
+        }
+    }
+
+    /// What of a TLS listener's own decides about a server name, for people.
+    pub fn matched(&self, name: Option<&str>) -> String {
+        match &self.routing {
+            Some(Routing::Istio) => "by Istio's form of a server name".to_owned(),
+            Some(Routing::Routes(routes)) => match routes.find(name) {
+                Some((pattern, _)) => format!("by the listener's route for {pattern}"),
+                None => "no route of the listener is for it".to_owned(),
+            },
+            None => String::new(),
         }
     }
 }
@@ -136,7 +162,7 @@ impl Routes {
     }
 
     /// The exact name first, then the wildcard with most labels, then any name and none.
-    fn find(&self, name: Option<&str>) -> Option<&Authority> {
+    fn find<'a>(&'a self, name: Option<&'a str>) -> Option<(Pattern<'a>, &'a Authority)> {
         let by_name = name.and_then(|name| {
             let above = || {
                 let mut rest = name;
@@ -145,10 +171,21 @@ impl Routes {
                     Some(rest)
                 })
             };
-            let exact = self.exact.get(name);
-            exact.or_else(|| above().find_map(|name| self.below.get(name)))
+            let exact = self.exact.get(name).map(|to| (Pattern::Exact(name), to));
+            let below = |name| Some((Pattern::Below(name), self.below.get(name)?));
+            exact.or_else(|| above().find_map(below))
         });
-        by_name.or(self.any.as_ref())
+        by_name.or_else(|| Some((Pattern::Any, self.any.as_ref()?)))
+    }
+}
+
+impl fmt::Display for Pattern<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact(name) => write!(f, "{name:?}"),
+            Self::Below(name) => write!(f, "\"*.{name}\""),
+            Self::Any => f.write_str("\"*\""),
+        }
     }
 }
 

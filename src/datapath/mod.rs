@@ -27,6 +27,7 @@ pub mod buffer;
 pub mod connect;
 pub mod copy;
 pub mod dial;
+pub mod explain;
 pub mod forward;
 pub mod gate;
 pub mod handshake;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
+use crate::snapshot::mesh::{self, Waypoint};
 use crate::snapshot::{EndpointSet, Means, Service, Snapshot};
 use crate::wire::Authority;
 
@@ -19,6 +20,7 @@ pub struct Route {
     means: Means,
     endpoints: Arc<EndpointSet>,
     by_waypoint: bool,
+    direct: bool,
     origin: Origin,
 }
 
@@ -53,6 +55,12 @@ impl Route {
         &self.endpoints
     }
 
+    /// Why tunnels to the service are refused, and how many of a million, in their order.
+    pub fn drops(&self) -> &[(Arc<str>, u32)] {
+        let assignments = &self.service.definition.assignments;
+        assignments.get(&self.port).map_or(&[], |one| &one.drops)
+    }
+
     /// What an operator has to know where there is no endpoint, if the reason does not say it all.
     pub fn detail(&self) -> Option<String> {
         if self.by_waypoint {
@@ -70,6 +78,16 @@ impl Route {
     /// What the peer says of where it comes from.
     pub fn origin(&self) -> Origin {
         self.origin
+    }
+
+    /// Whether the tunnel goes to a waypoint of its service.
+    pub fn is_by_waypoint(&self) -> bool {
+        self.by_waypoint
+    }
+
+    /// Whether it is one of a TLS listener.
+    pub fn is_direct(&self) -> bool {
+        self.direct
     }
 
     /// Whether the tunnel goes past the waypoints of its service, by the word of the peer.
@@ -106,6 +124,7 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Re
         means: found.means,
         endpoints,
         by_waypoint,
+        direct: false,
         origin,
         asked,
     })
@@ -130,6 +149,7 @@ pub fn direct(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route,
         means: found.means,
         endpoints,
         by_waypoint,
+        direct: true,
         origin,
         asked,
     })
@@ -164,23 +184,30 @@ fn goes_by_waypoint(
 }
 
 /// The endpoints of one of the service's waypoints, drawn by weight among those that have any.
-fn waypoint<'a>(snapshot: &'a Snapshot, service: &Service) -> Option<&'a Arc<EndpointSet>> {
-    let waypoints = service.definition.waypoints.iter();
-    let usable: Vec<_> = waypoints
-        .filter(|waypoint| waypoint.weight > 0)
-        .filter_map(|waypoint| {
-            let endpoints = snapshot.waypoint_endpoints(&waypoint.gateway)?;
-            Some((u64::from(waypoint.weight), endpoints))
-        })
-        .collect();
-    let sum: u64 = usable.iter().map(|(weight, _)| weight).sum();
+fn waypoint<'a>(snapshot: &'a Snapshot, service: &'a Service) -> Option<&'a Arc<EndpointSet>> {
+    let usable: Vec<_> = waypoints(snapshot, &service.definition).collect();
+    let weight_of = |waypoint: &Waypoint| u64::from(waypoint.weight);
+    let sum: u64 = usable.iter().map(|(waypoint, _)| weight_of(waypoint)).sum();
     let mut lot = fastrand::u64(..sum.max(1));
-    let drawn = usable.into_iter().find(|(weight, _)| {
-        let hit = lot < *weight;
-        lot = lot.saturating_sub(*weight);
+    let drawn = usable.into_iter().find(|(waypoint, _)| {
+        let hit = lot < weight_of(waypoint);
+        lot = lot.saturating_sub(weight_of(waypoint));
         hit
     });
     drawn.map(|(_, endpoints)| endpoints)
+}
+
+/// The waypoints of a service that are drawn, with their endpoints.
+pub fn waypoints<'a>(
+    snapshot: &'a Snapshot,
+    service: &'a mesh::Service,
+) -> impl Iterator<Item = (&'a Waypoint, &'a Arc<EndpointSet>)> {
+    let waypoints = service.waypoints.iter();
+    let drawn = waypoints.filter(|waypoint| waypoint.weight > 0);
+    drawn.filter_map(|waypoint| {
+        let endpoints = snapshot.waypoint_endpoints(&waypoint.gateway)?;
+        Some((waypoint, endpoints))
+    })
 }
 
 #[cfg(test)]
@@ -189,7 +216,7 @@ mod tests {
 
     use super::*;
     use crate::snapshot::builder::{Change, build};
-    use crate::snapshot::mesh::{self, GatewayAddress, Place};
+    use crate::snapshot::mesh::{GatewayAddress, Place};
     use crate::snapshot::{Protocol, TrustSet};
 
     const ECHO: &str = "app/echo.app";
@@ -200,7 +227,7 @@ mod tests {
     }
 
     fn service(name: &str, waypoints: &[(Place, u32)]) -> mesh::Service {
-        let waypoint = |(place, weight): &(Place, u32)| mesh::Waypoint {
+        let waypoint = |(place, weight): &(Place, u32)| Waypoint {
             gateway: GatewayAddress {
                 place: place.clone(),
                 port: 15008,

@@ -29,13 +29,13 @@ pub async fn worker(gateway: Arc<Gateway>, mut queue: mpsc::Receiver<Accepted>) 
 /// One connection: handshake, identity, then CONNECTs until it ends. Each stage that refuses is
 /// counted and logged here, and the peer learns no more than an alert or a closed connection.
 async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
-    let (address, route_by) = (accepted.address, accepted.listener.route_by());
+    let address = accepted.address;
     let served = async {
         // Boxed: a handshake needs far more room than the connection that it leads to.
-        let session = Box::pin(handshake::run(&gateway, accepted)).await?;
-        let peer = identity::run(&session, address, &gateway.reader.load())
+        let (session, route_by) = Box::pin(handshake::run(&gateway, accepted)).await?;
+        let peer = identity::run(&session, (address, route_by), &gateway.reader.load())
             .map_err(|refusal| Refused::new(refusal, &refusal))?;
-        connect::run(&gateway, session, (Arc::new(peer), route_by)).await
+        connect::run(&gateway, session, Arc::new(peer)).await
     };
     if let Err(refused) = served.await {
         handshake_refused(&gateway.metrics, address, refused.refusal, &refused.detail);

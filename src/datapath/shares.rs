@@ -333,6 +333,7 @@ fn drawn(rng: &mut Rng) -> Snapshot {
         healthy: rng.u8(..4) > 0,
         capacity: rng.u32(..5),
         priority: rng.u32(..3),
+        degraded: rng.u8(..5) == 0,
         ..workload(at, "west", rng.choice(places).expect("a place"))
     });
     let workloads = workloads.collect();
@@ -343,10 +344,13 @@ fn drawn(rng: &mut Rng) -> Snapshot {
         overprovisioning: rng.u32(90..200),
         by_locality: rng.bool(),
         localities,
-        dropped: 0,
+        drops: Vec::new(),
     };
     let service = Service {
-        assignment: (rng.u8(..3) == 0).then(|| assignment.into()),
+        assignments: (rng.u8(..3) == 0)
+            .then(|| (80, assignment.into()))
+            .into_iter()
+            .collect(),
         ..service()
     };
     let regions = [

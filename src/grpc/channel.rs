@@ -1,4 +1,5 @@
-//! The channel to a control plane: TCP, TLS that is verified before anything is said, HTTP/2.
+//! The channel to a control plane: TCP, TLS that is verified before anything is said, HTTP/2. TLS
+//! is left out where the configuration says so.
 //!
 //! Roots and token are read anew for each connection and each call: both are replaced while we run.
 
@@ -19,6 +20,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
@@ -59,19 +61,19 @@ pub enum ChannelError {
 /// # Errors
 /// The roots cannot be read, the server cannot be reached, or it is not who it should be.
 pub async fn connect(plane: &ControlPlane) -> Result<Channel, ChannelError> {
-    let tls = tls(plane).await?;
+    let tls = match plane.roots {
+        Roots::Plaintext => None,
+        _ => Some(TlsConnector::from(tls(plane).await?)),
+    };
     let name = plane.san.as_deref().unwrap_or(&plane.address.host);
     let name =
         ServerName::try_from(name.to_owned()).map_err(|_| ChannelError::Name(name.to_owned()))?;
     let authority = plane.address.to_string();
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let connector = service_fn({
         let authority = authority.clone();
         move |_: Uri| {
-            let connected = handshake(
-                authority.clone(),
-                TlsConnector::from(tls.clone()),
-                name.clone(),
-            );
+            let connected = handshake(authority.clone(), tls.clone(), name.clone());
             async move {
                 let late = |_| io::Error::other(format!("no TLS within {CONNECT_DEADLINE:?}"));
                 let connected = timeout(CONNECT_DEADLINE, connected).await;
@@ -80,7 +82,7 @@ pub async fn connect(plane: &ControlPlane) -> Result<Channel, ChannelError> {
         }
     });
     let uri = |scheme| Uri::try_from(format!("{scheme}://{authority}"));
-    let (Ok(target), Ok(origin)) = (uri("http"), uri("https")) else {
+    let (Ok(target), Ok(origin)) = (uri("http"), uri(scheme)) else {
         return Err(ChannelError::Name(authority));
     };
     Endpoint::from(target)
@@ -177,6 +179,7 @@ async fn tls(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
         Roots::File(file) => parsed(&read(file.clone(), ROOTS_BYTES_MAX).await?),
         Roots::Pem(text) => parsed(text.as_bytes()),
         Roots::System => aside(system).await,
+        Roots::Plaintext => Ok(RootCertStore::empty()),
     };
     let roots = roots.map_err(failed)?;
     if roots.is_empty() {
@@ -215,7 +218,7 @@ pub fn check(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
             true => Err("holds no certificate".to_owned()),
             false => Ok(()),
         }),
-        Roots::Pem(_) | Roots::System => None,
+        Roots::Pem(_) | Roots::System | Roots::Plaintext => None,
     };
     let token = plane.token.as_ref();
     let token = token.and_then(|file| {
@@ -237,9 +240,9 @@ fn system() -> RootCertStore {
 
 async fn handshake(
     authority: String,
-    tls: TlsConnector,
+    tls: Option<TlsConnector>,
     name: ServerName<'static>,
-) -> io::Result<TlsStream<TcpStream>> {
+) -> io::Result<Either<TlsStream<TcpStream>, TcpStream>> {
     let stream = TcpStream::connect(authority).await?;
     stream.set_nodelay(true)?;
     let (time, interval, retries) = KEEPALIVE;
@@ -248,7 +251,10 @@ async fn handshake(
         .with_interval(interval)
         .with_retries(retries);
     SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-    tls.connect(name, stream).await
+    match tls {
+        Some(tls) => tls.connect(name, stream).await.map(Either::Left),
+        None => Ok(Either::Right(stream)),
+    }
 }
 
 /// An error with its causes: those of the transport say nothing by themselves.

@@ -2,10 +2,22 @@
 
 pub(crate) mod envoy {
     pub(crate) mod config {
+        pub(crate) mod cluster {
+            /// CDS.
+            pub mod v3 {
+                include!("generated/envoy.config.cluster.v3.rs");
+            }
+        }
         pub(crate) mod core {
-            /// Who asks for configuration.
+            /// Who asks for configuration, and addresses.
             pub mod v3 {
                 include!("generated/envoy.config.core.v3.rs");
+            }
+        }
+        pub(crate) mod endpoint {
+            /// EDS.
+            pub mod v3 {
+                include!("generated/envoy.config.endpoint.v3.rs");
             }
         }
     }
@@ -15,6 +27,12 @@ pub(crate) mod envoy {
             pub mod v3 {
                 include!("generated/envoy.service.discovery.v3.rs");
             }
+        }
+    }
+    pub(crate) mod r#type {
+        /// Numbers.
+        pub mod v3 {
+            include!("generated/envoy.r#type.v3.rs");
         }
     }
 }

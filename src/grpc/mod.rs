@@ -16,8 +16,11 @@ pub mod channel;
 )]
 mod messages;
 
+pub use messages::envoy::config::cluster::v3 as cluster;
 pub use messages::envoy::config::core::v3 as core;
+pub use messages::envoy::config::endpoint::v3 as endpoint;
 pub use messages::envoy::service::discovery::v3 as discovery;
+pub use messages::envoy::r#type::v3 as number;
 pub use messages::google::rpc;
 pub use messages::istio::security;
 pub use messages::istio::v1::auth;

@@ -25,15 +25,24 @@ impl Snapshot {
             let ports: Vec<_> = ports.filter(is_meant).collect();
             ports
                 .into_iter()
-                .map(|own| (alias.asked().unwrap_or(own), 0))
+                .map(|own| (alias.asked().unwrap_or(own), own))
         };
+        // Their places are those of one service.
+        let only = behind.iter().filter(|_| behind.len() == 1);
+        let assignments = only.flat_map(|one| asked(one).map(move |(port, own)| (port, own, one)));
+        let assignments = assignments.filter_map(|(port, own, (service, _))| {
+            Some((port, Arc::clone(service.assignments.get(&own)?)))
+        });
         let definition = Arc::new(mesh::Service {
             name: Arc::clone(alias.label()),
             hostname: Arc::clone(alias.label()),
             vips: Vec::new(),
-            // Its places are those of one service.
-            assignment: first.assignment.clone().filter(|_| behind.len() == 1),
-            ports: behind.iter().flat_map(asked).collect(),
+            assignments: assignments.collect(),
+            ports: behind
+                .iter()
+                .flat_map(asked)
+                .map(|(port, _)| (port, 0))
+                .collect(),
             waypoints: all()
                 .flat_map(|service| service.waypoints.clone())
                 .collect(),
@@ -41,9 +50,9 @@ impl Snapshot {
             ..mesh::Service::clone(first)
         });
         let (network, balancing) = (&self.index.network, &self.balancing);
-        let ranking = Ranking::new(&definition, alias.host(), network, balancing);
+        let ranking = |port| Ranking::new((&definition, port), alias.host(), network, balancing);
         let region = alias.region();
-        let service = self.index.service(&definition, &behind, region, &ranking);
+        let service = self.index.service(&definition, &behind, region, ranking);
         self.derived
             .insert(Arc::clone(alias.label()), Arc::new(service));
     }

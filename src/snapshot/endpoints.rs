@@ -77,6 +77,8 @@ pub enum Tier {
     Elsewhere,
     /// Their priority in an Envoy assignment.
     Priority(u32),
+    /// They are degraded, and of this priority.
+    Degraded(u32),
 }
 
 /// A group as the builder finds it. The shares of a set are in proportion to `parts`.
@@ -231,6 +233,7 @@ impl fmt::Display for Tier {
             Self::Same(scope) => write!(f, "same {scope}"),
             Self::Elsewhere => f.write_str("elsewhere"),
             Self::Priority(priority) => write!(f, "priority {priority}"),
+            Self::Degraded(priority) => write!(f, "degraded of priority {priority}"),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Who may reach which service, and under which names.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use crate::wire::sni::RouteBy;
 use crate::wire::{Authority, Host};
@@ -64,6 +65,8 @@ impl<'a> FromIterator<(&'a str, u16)> for ExportSet {
 /// One entry of the exposure list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Exposure {
+    /// Its place in the configuration's list, for people.
+    pub index: usize,
     /// The port that the entry is about; none is all of the service's.
     pub port: Option<u16>,
     /// Who may; alternatives. Empty is nobody.
@@ -201,6 +204,12 @@ impl ExposureTable {
         aliases.map(|(alias, _)| &*alias.host)
     }
 
+    /// The entries that give a service the name that is asked for.
+    pub fn entries_called(&self, asked: &Authority) -> impl Iterator<Item = &Exposure> {
+        let entries = self.entries_of_alias(asked).into_iter().flatten();
+        entries.map(|(_, exposure)| exposure)
+    }
+
     fn entries_of_alias(
         &self,
         asked: &Authority,
@@ -253,7 +262,8 @@ impl ExposureTable {
 }
 
 impl Exposure {
-    fn is_about(&self, port: u16) -> bool {
+    /// Whether the entry is about a port of its service.
+    pub fn is_about(&self, port: u16) -> bool {
         self.port.is_none_or(|only| only == port)
     }
 }
@@ -276,7 +286,7 @@ fn verdict<'a>(
 impl Audience {
     /// Whether the caller is one of these. A caller of a domain outside the trust set never is,
     /// and one without identity only where anyone is.
-    fn admits(&self, caller: Caller<'_>, trust: &TrustSet) -> bool {
+    pub fn admits(&self, caller: Caller<'_>, trust: &TrustSet) -> bool {
         if caller.is_unknown() {
             return self.anyone;
         }
@@ -300,6 +310,29 @@ impl Audience {
             || (self.cluster.as_ref().is_none_or(|only| **only == **cluster)
                 && namespace()
                 && account())
+    }
+}
+
+impl fmt::Display for Audience {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.anyone {
+            return f.write_str("anyone of the trust set");
+        }
+        match &self.cluster {
+            Some(cluster) => write!(f, "cluster {cluster}")?,
+            None => f.write_str("any cluster")?,
+        }
+        if !self.namespaces.is_empty() {
+            write!(f, ", namespace {}", self.namespaces.join(" or "))?;
+        }
+        let accounts = self.service_accounts.iter();
+        let accounts: Vec<_> = accounts
+            .map(|(space, name)| format!("{space}/{name}"))
+            .collect();
+        match accounts.is_empty() {
+            true => Ok(()),
+            false => write!(f, ", account {}", accounts.join(" or ")),
+        }
     }
 }
 

@@ -267,12 +267,12 @@ impl Index {
 
     /// A service with the endpoints that may be dialled: its own, or those of the services that it
     /// stands for, in one region or in any.
-    pub(super) fn service(
+    pub(super) fn service<'r>(
         &self,
         definition: &Arc<mesh::Service>,
         behind: &[(Arc<mesh::Service>, Option<u16>)],
         region: Option<&str>,
-        ranking: &Ranking<'_>,
+        ranking: impl Fn(u16) -> Ranking<'r>,
     ) -> Service {
         let parts = behind
             .iter()
@@ -291,7 +291,7 @@ impl Index {
             }
             let is_in = |one: &Endpoint, region: &str| *one.definition.locality.region == *region;
             endpoints.retain(|(one, _)| region.is_none_or(|region| is_in(one, region)));
-            Arc::new(ranking.set(endpoints.into_iter()))
+            Arc::new(ranking(port).set(endpoints.into_iter()))
         };
         let ports = || definition.ports.keys().copied();
         Service {
@@ -366,8 +366,9 @@ impl Snapshot {
         let definition = self.index.answering(host);
         let service = definition.map(|from| {
             let (own, host) = ([(Arc::clone(from), None)], &from.hostname);
-            let ranking = Ranking::new(from, host, &self.index.network, &self.balancing);
-            Arc::new(self.index.service(from, &own, None, &ranking))
+            let (network, balancing) = (&self.index.network, &self.balancing);
+            let ranking = |port| Ranking::new((from, port), host, network, balancing);
+            Arc::new(self.index.service(from, &own, None, ranking))
         });
         let old = match &service {
             Some(new) => self
@@ -493,11 +494,20 @@ fn dialled_port(workload: &mesh::Workload, target: u16) -> u16 {
     }
 }
 
+/// The parts of a workload's identity; nothing where the source does not say its account, as EDS
+/// does not.
+fn identity(workload: &mesh::Workload) -> [&str; 6] {
+    match workload.service_account.is_empty() {
+        true => [""; 6],
+        false => workload.principal(),
+    }
+}
+
 fn labels(workload: &mesh::Workload) -> WorkloadLabels {
     WorkloadLabels {
         workload: workload.workload_name.to_string(),
         namespace: workload.namespace.to_string(),
-        principal: workload.principal().concat(),
+        principal: identity(workload).concat(),
         cluster: workload.cluster.to_string(),
         canonical_name: workload.canonical_name.to_string(),
         canonical_revision: workload.canonical_revision.to_string(),
@@ -508,7 +518,7 @@ fn labels(workload: &mesh::Workload) -> WorkloadLabels {
 
 /// Whether these are what [`labels`] makes of a workload.
 fn are_of(labels: &WorkloadLabels, workload: &mesh::Workload) -> bool {
-    let mut parts = workload.principal().into_iter();
+    let mut parts = identity(workload).into_iter();
     parts.try_fold(&*labels.principal, |rest, part| rest.strip_prefix(part)) == Some("")
         && *labels.workload == *workload.workload_name
         && *labels.namespace == *workload.namespace

@@ -141,11 +141,11 @@ pub struct Service {
     pub canonical: bool,
     /// Whether only clients of its namespace see it.
     pub private: bool,
-    /// How its endpoints are balanced, where an Envoy control plane says so.
-    pub assignment: Option<Arc<Assignment>>,
+    /// How the endpoints of a port are balanced, where an Envoy control plane says so.
+    pub assignments: BTreeMap<u16, Arc<Assignment>>,
 }
 
-/// What an Envoy control plane says of the balancing of a service and WDS does not
+/// What an Envoy control plane says of the balancing of a service's port and WDS does not
 /// (`ClusterLoadAssignment` and its cluster).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
@@ -159,8 +159,9 @@ pub struct Assignment {
     /// The weight of each locality of each priority. One that is not named has none, and gets
     /// nothing where weights count.
     pub localities: Vec<(u32, Locality, u32)>,
-    /// How many tunnels of a million are refused (`policy.drop_overloads`).
-    pub dropped: u32,
+    /// Why tunnels are refused, and how many of a million of those that the reasons before have
+    /// left (`policy.drop_overloads`).
+    pub drops: Vec<(Arc<str>, u32)>,
 }
 
 /// A waypoint of a service.
@@ -251,6 +252,9 @@ pub struct Workload {
     pub capacity: u32,
     /// Its priority in an Envoy assignment, 0 being the first to be used; 0 everywhere else.
     pub priority: u32,
+    /// Whether it is used only where no endpoint that is better can take a tunnel (Envoy's
+    /// DEGRADED).
+    pub degraded: bool,
     /// Where it runs.
     pub locality: Arc<Locality>,
     /// The name of the Deployment, Job or the like that made it.
@@ -283,7 +287,7 @@ pub enum Protocol {
 }
 
 /// Where something runs.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Locality {
     /// The region, such as `us-east-2`.
     pub region: Arc<str>,

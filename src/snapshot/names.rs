@@ -87,6 +87,11 @@ impl Alias {
         &self.to
     }
 
+    /// The clusters that see the name; none is every peer.
+    pub fn consumers(&self) -> Option<&[Box<str>]> {
+        self.consumers.as_deref()
+    }
+
     /// The region of the endpoints; none is any.
     pub fn region(&self) -> Option<&str> {
         self.region.as_deref()
@@ -168,8 +173,9 @@ impl NameTable {
     pub fn stem<'a>(&self, host: &'a str) -> Option<&'a str> {
         let (end, _) = host.match_indices('.').nth(1)?;
         let (stem, rest) = host.split_at_checked(end)?;
-        let is_suffix = |suffix: &Box<str>| rest.strip_prefix('.') == Some(suffix);
-        self.suffixes.iter().any(is_suffix).then_some(stem)
+        let rest = rest.strip_prefix('.')?;
+        let mut suffixes = self.suffixes.iter();
+        suffixes.any(|suffix| **suffix == *rest).then_some(stem)
     }
 
     /// All names of the family that has this stem, the first one first.

@@ -13,9 +13,12 @@ use super::{Endpoint, Service, Shards, Snapshot};
 pub(super) struct Opened {
     /// By the hostname of their service.
     services: Shards<Arc<str>, Arc<BTreeSet<Place>>>,
-    /// The hostname and the uid at each address of this network, in the order of the hostnames.
-    addresses: Shards<IpAddr, Arc<[(Arc<str>, Arc<str>)]>>,
+    /// What is at each address of this network, in the order of the hostnames.
+    addresses: Shards<IpAddr, Arc<[Served]>>,
 }
+
+/// The hostname of a service, and the uid of a workload of it.
+type Served = (Arc<str>, Arc<str>);
 
 /// An address of a workload, and its uid.
 type Place = (IpAddr, Arc<str>);
@@ -117,8 +120,13 @@ impl Snapshot {
             let mut entries = self.exposure.entries(host).iter();
             entries.any(|entry| entry.workloads)
         });
-        let services = entries.filter_map(|host| self.called(host));
-        hosts.extend(services.map(|service| Arc::clone(&service.hostname)));
+        // Which of its family it holds for is looked at for each.
+        let family = entries.flat_map(|host| {
+            let stem = self.names.stem(host).into_iter();
+            let names = stem.flat_map(|stem| self.names.family(stem));
+            names.chain([host.to_owned()])
+        });
+        hosts.extend(family.map(Arc::from));
         for host in hosts {
             self.open(&host);
         }

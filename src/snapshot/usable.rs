@@ -93,8 +93,8 @@ pub fn unused(
     undialled(workload, network, hbone_only)
         .or_else(|| unserved(service, workload, port))
         .or_else(|| {
-            Ranking::new(service, &service.hostname, network, &snapshot.balancing)
-                .excludes(workload)
+            let (of, host) = ((service, port), &service.hostname);
+            Ranking::new(of, host, network, &snapshot.balancing).excludes(workload)
         })
         .or_else(behind)
 }
@@ -270,12 +270,13 @@ mod tests {
                     region: "here".into(),
                     ..Locality::default()
                 };
-                service.assignment = Some(Arc::new(Assignment {
+                let assignment = Assignment {
                     overprovisioning: 140,
                     by_locality: true,
                     localities: vec![(0, locality, 1)],
-                    dropped: 0,
-                }));
+                    drops: Vec::new(),
+                };
+                service.assignments.insert(80, Arc::new(assignment));
                 is_in(workload, region);
             })
         };

@@ -1,8 +1,10 @@
-//! Which addresses are asked for, where not the whole mesh is wanted.
+//! What is asked for by name: addresses, where not the whole mesh is wanted, and the endpoints of
+//! clusters.
 //!
 //! What a gateway needs is known without any request: the services that it exposes, those behind
-//! aliases, those that the control plane exports, and their waypoints. So no tunnel waits for a
-//! name, and no peer can make us ask for one. The workloads of a service come with it. The other
+//! aliases, those that the control plane exports, and their waypoints; and what clusters name. So
+//! no tunnel waits for a name, and no peer can make us ask for one. The workloads of a service come
+//! with it. The other
 //! names of a family are asked for where the control plane has said that it does not know the one
 //! that the configuration says, so that no more is asked for than can be of use.
 
@@ -16,35 +18,62 @@ use tracing::warn;
 
 use super::cache::Recorder;
 use super::client::{Client, Request};
+use super::envoy::ENDPOINT;
 use super::store::ADDRESS;
 use crate::snapshot::mesh::Place;
 use crate::snapshot::{NameTable, Reader, Snapshot};
 
-/// How long readiness waits for the services that the first exports name.
+/// How long readiness waits for what is wanted at first.
 const ANSWERS_MAX: Duration = Duration::from_secs(5);
 
-/// What is wanted, as the snapshot has it from time to time.
+/// What is wanted, from time to time.
 #[derive(Debug)]
 pub(super) struct Demand {
+    of: Of,
+    deadline: Option<Instant>,
+    settled: bool,
+}
+
+/// Who says what is wanted.
+#[derive(Debug)]
+enum Of {
+    /// The snapshot, of addresses.
+    Snapshot(Services),
+    /// Clusters, of endpoints.
+    Clusters,
+}
+
+/// The services that a snapshot needs.
+#[derive(Debug)]
+struct Services {
     reader: Reader,
     generation: watch::Receiver<u64>,
     /// Exports that cannot be asked for; the log has them.
     nameless: BTreeSet<String>,
     /// How many names had no answer when this was looked up last.
     unanswered: usize,
-    deadline: Option<Instant>,
-    settled: bool,
 }
 
 impl Demand {
-    /// What this reader's snapshots want.
-    pub(super) fn new(reader: Reader) -> Self {
+    /// The addresses that this reader's snapshots want.
+    pub(super) fn of_snapshots(reader: Reader) -> Self {
         let generation = reader.generation();
-        Self {
+        Self::new(Of::Snapshot(Services {
             reader,
             generation,
             nameless: BTreeSet::new(),
             unanswered: 0,
+        }))
+    }
+
+    /// The endpoints that clusters want.
+    pub(super) fn of_clusters() -> Self {
+        Self::new(Of::Clusters)
+    }
+
+    fn new(of: Of) -> Self {
+        Self {
+            of,
             deadline: None,
             settled: false,
         }
@@ -52,7 +81,9 @@ impl Demand {
 
     /// A stream begins: what is wanted is looked up whether it has changed or not.
     pub(super) fn begin(&mut self) {
-        self.generation.mark_changed();
+        if let Of::Snapshot(services) = &mut self.of {
+            services.generation.mark_changed();
+        }
     }
 
     /// Waits until something else may be wanted, or the wait for answers is over.
@@ -62,17 +93,46 @@ impl Demand {
             None => pending().await,
         };
         let deadline = self.deadline.filter(|_| !self.settled);
+        let Of::Snapshot(services) = &mut self.of else {
+            return over(deadline).await;
+        };
         tokio::select! {
             // The publisher lives as long as the stream.
-            _ = self.generation.changed() => {}
+            _ = services.generation.changed() => {}
             () = over(deadline) => {}
         }
-        self.generation.mark_changed();
+        services.generation.mark_changed();
     }
 
-    /// Wants what the snapshot wants by now, and drops the rest from the store. Returns the changes
-    /// of the subscription.
+    /// Wants what is wanted by now, and drops the rest from the store. Returns the changes of the
+    /// subscription.
     pub(super) fn follow(&mut self, client: &mut Client, store: &mut Recorder) -> Vec<Request> {
+        match &mut self.of {
+            Of::Snapshot(services) => services.follow(client, store),
+            Of::Clusters => {
+                let names = store.store.take_wanted();
+                names.map_or_else(Vec::new, |names| client.want(ENDPOINT, &names, store))
+            }
+        }
+    }
+
+    /// Whether all that was wanted at first has come or does not exist, or has been waited for.
+    pub(super) fn is_settled(&mut self, client: &Client) -> bool {
+        if !self.settled && client.is_synced() {
+            let type_url = match self.of {
+                Of::Snapshot(_) => ADDRESS,
+                Of::Clusters => ENDPOINT,
+            };
+            let now = Instant::now();
+            let deadline = *self.deadline.get_or_insert(now + ANSWERS_MAX);
+            self.settled = client.unanswered(type_url) == 0 || deadline <= now;
+        }
+        self.settled
+    }
+}
+
+impl Services {
+    fn follow(&mut self, client: &mut Client, store: &mut Recorder) -> Vec<Request> {
         // Without a publisher nothing changes.
         let moved = self.generation.has_changed().unwrap_or(false);
         self.generation.mark_unchanged();
@@ -134,16 +194,6 @@ impl Demand {
         }
         names.extend(places);
         names
-    }
-
-    /// Whether all that was wanted at first has come or does not exist, or has been waited for.
-    pub(super) fn is_settled(&mut self, client: &Client) -> bool {
-        if !self.settled && client.is_synced() {
-            let now = Instant::now();
-            let deadline = *self.deadline.get_or_insert(now + ANSWERS_MAX);
-            self.settled = client.unanswered(ADDRESS) == 0 || deadline <= now;
-        }
-        self.settled
     }
 }
 
@@ -248,26 +298,28 @@ mod tests {
             exports: Some(exports.into_iter().collect()),
             ..Change::default()
         });
-        let mut demand = Demand::new(publisher.reader());
+        let Of::Snapshot(mut services) = Demand::of_snapshots(publisher.reader()).of else {
+            panic!("of another kind");
+        };
         let snapshot = publisher.reader().snapshot();
         let wanted =
             ["exported", "shown", "way1", "way2"].map(|name| format!("app/{}", host(name)));
         let others = ["east/240.0.0.9", "app/behind.app.mesh.internal"].map(str::to_owned);
         let mut wanted: BTreeSet<_> = wanted.into_iter().chain(others).collect();
-        assert_eq!(demand.names(&snapshot, |_| false), wanted);
-        assert_eq!(demand.nameless, [other].into());
+        assert_eq!(services.names(&snapshot, |_| false), wanted);
+        assert_eq!(services.nameless, [other].into());
         // What is not known by the configured name may be known by another one of its family.
         let lacks = |name: &str| name.contains("/behind.") || name.contains("/shown.");
         let more = ["behind.app.svc.cluster.local", "shown.app.mesh.internal"];
         wanted.extend(more.map(|host| format!("app/{host}")));
-        assert_eq!(demand.names(&snapshot, lacks), wanted);
+        assert_eq!(services.names(&snapshot, lacks), wanted);
     }
 
     #[tokio::test(start_paused = true)]
     async fn readiness_waits_for_answers_and_not_for_ever() {
         let publisher = Publisher::new();
         for answered in [true, false] {
-            let mut demand = Demand::new(publisher.reader());
+            let mut demand = Demand::of_snapshots(publisher.reader());
             let addresses = Subscription {
                 type_url: ADDRESS,
                 mode: Mode::OnDemand,

@@ -4,11 +4,12 @@ use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 
 use crate::config::pod::Pod;
-use crate::grpc::core::Node;
+use crate::config::{self, NodeNames};
+use crate::grpc::core::{Locality, Node};
 
 /// The node of the first requests: an `istio-east-west` gateway, to istiod a waypoint with the
 /// label of the controller that manages it (contract 2.5).
-pub(super) fn node(pod: &Pod) -> Node {
+pub(super) fn istio(pod: &Pod) -> Node {
     let Pod {
         name,
         namespace,
@@ -41,6 +42,24 @@ pub(super) fn node(pod: &Pod) -> Node {
         metadata: Some(fields_of(
             fields.map(|(key, value)| (key.to_owned(), value)),
         )),
+        user_agent_name: "strait".to_owned(),
+        user_agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..Node::default()
+    }
+}
+
+/// The node of the first requests to another control plane: what the configuration says, or else
+/// the pod and its cluster.
+pub(super) fn envoy(names: &NodeNames, locality: &config::Locality, pod: &Pod) -> Node {
+    let NodeNames { id, cluster } = names.clone();
+    Node {
+        id: id.unwrap_or_else(|| format!("{}.{}", pod.name, pod.namespace)),
+        cluster: cluster.unwrap_or_else(|| pod.cluster.clone()),
+        locality: Some(Locality {
+            region: locality.region.clone(),
+            zone: locality.zone.clone(),
+            sub_zone: locality.subzone.clone(),
+        }),
         user_agent_name: "strait".to_owned(),
         user_agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         ..Node::default()

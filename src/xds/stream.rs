@@ -12,11 +12,11 @@ use tonic::Status as GrpcStatus;
 use tracing::{info, warn};
 
 use super::cache::{Cache, Recorder};
-use super::client::{Client, End, Mode, Request, Resource, Response, Subscription};
+use super::client::{Client, End, Request, Resource, Response};
 use super::demand::Demand;
 use super::entries;
-use super::node::node;
-use super::store::{ADDRESS, AUTHORIZATION, CLUSTER};
+use super::source::{label_of, name_of};
+use super::store::AUTHORIZATION;
 use crate::config::ControlPlane;
 use crate::config::pod::Pod;
 use crate::grpc::call::{self, Messages};
@@ -26,6 +26,8 @@ use crate::grpc::rpc;
 use crate::snapshot::{Publisher, builder::Change};
 use crate::status::{Rejection, ResourceType, Status, What};
 use crate::telemetry::Metrics;
+
+pub use super::source::Kind;
 
 /// The delta form of ADS (contract 3.1).
 const METHOD: &str =
@@ -56,11 +58,11 @@ const INVALID_ARGUMENT: i32 = 3;
 
 /// Everything that the stream needs, and where it tells what it learns.
 #[derive(Debug)]
-pub struct Istio {
+pub struct Feed {
     /// Where and how.
     pub plane: ControlPlane,
-    /// Whether only those addresses are asked for that are exposed or exported.
-    pub on_demand: bool,
+    /// Whose resources they are.
+    pub kind: Kind,
     /// Where the last good state is kept.
     pub cache: Option<PathBuf>,
     /// Who asks.
@@ -101,41 +103,25 @@ impl From<GrpcStatus> for Ended {
 
 /// Keeps the mesh as the control plane tells it. Runs for ever; what was told stays in force while
 /// the control plane is away. It decodes and builds where it runs: on a thread of its own.
-pub async fn run(istio: Istio) {
-    let (mut client, mut store) = istio.start();
-    let mut demand = istio
-        .on_demand
-        .then(|| Demand::new(istio.publisher.reader()));
-    istio.told(&client, &store);
+pub async fn run(feed: Feed) {
+    let (mut client, mut store) = feed.start();
+    let mut demand = match feed.kind {
+        Kind::Istio { on_demand } => {
+            on_demand.then(|| Demand::of_snapshots(feed.publisher.reader()))
+        }
+        Kind::Envoy { .. } => Some(Demand::of_clusters()),
+    };
+    feed.told(&client, &store);
     loop {
-        let Ended { end, why } = istio.stream(&mut client, &mut store, &mut demand).await;
+        let Ended { end, why } = feed.stream(&mut client, &mut store, &mut demand).await;
         let wait = client.disconnected(end);
         let wait = wait.mul_f64(0.8 + 0.4 * fastrand::f64());
-        istio.metrics.xds().terminated(termination(end));
-        istio
-            .status
+        feed.metrics.xds().terminated(termination(end));
+        feed.status
             .set_discovery(|known| known.disconnect(why.clone(), SystemTime::now(), wait));
-        warn!(address = %istio.plane.address, ?wait, %why, "no stream to the control plane");
+        warn!(address = %feed.plane.address, ?wait, %why, "no stream to the control plane");
         sleep(wait).await;
     }
-}
-
-/// A machine that has been told nothing.
-fn client(on_demand: bool) -> Client {
-    let addresses = match on_demand {
-        true => Mode::OnDemand,
-        false => Mode::Wildcard,
-    };
-    let types = [
-        (ADDRESS, addresses),
-        (AUTHORIZATION, Mode::Wildcard),
-        (CLUSTER, Mode::Wildcard),
-    ];
-    Client::new(
-        types
-            .map(|(type_url, mode)| Subscription { type_url, mode })
-            .into(),
-    )
 }
 
 /// The types that readiness waits for.
@@ -143,22 +129,6 @@ fn missing(client: &Client) -> impl Iterator<Item = &'static str> {
     let is_pending = |url: &&str| client.pending().any(|pending| pending == *url);
     let missing = move |url: &&'static str| is_pending(url) || client.unanswered(url) > 0;
     client.types().filter(missing)
-}
-
-/// What people call a type.
-fn name_of(type_url: &str) -> &'static str {
-    match type_url {
-        ADDRESS => "addresses",
-        AUTHORIZATION => "authorizations",
-        CLUSTER => "clusters",
-        _ => "others",
-    }
-}
-
-/// The type as a metric knows it: types that nobody asked for are one.
-fn label_of(type_url: &str) -> &'static str {
-    let mut known = [ADDRESS, AUTHORIZATION, CLUSTER].into_iter();
-    known.find(|known| *known == type_url).unwrap_or("other")
 }
 
 /// The reason of an end, in the words of ztunnel's metric.
@@ -171,19 +141,19 @@ fn termination(end: End) -> &'static str {
     }
 }
 
-impl Istio {
+impl Feed {
     /// What there is before the first stream: the cached state, published, or nothing.
     fn start(&self) -> (Client, Recorder) {
+        let (mut client, source) = self.kind.start();
         let Some(file) = self.cache.clone() else {
-            return (client(self.on_demand), Recorder::default());
+            return (client, Recorder::new(source));
         };
         let cache = Cache {
             file,
             cluster: self.pod.cluster.clone(),
             network: self.pod.network.clone(),
         };
-        let mut client = client(self.on_demand);
-        let mut store = Recorder::restore(cache, &mut client);
+        let mut store = Recorder::restore(cache, source, &mut client);
         if let Some(saved) = store.saved() {
             self.metrics.xds().cached(saved);
             self.status.set_discovery(|known| known.saved = Some(saved));
@@ -421,6 +391,7 @@ impl Istio {
                 version: version.to_owned(),
                 since: now,
             };
+            let (unused, unused_first) = store.store.unused(url);
             let told = ResourceType {
                 name: name_of(url),
                 synced: missing(client).all(|missing| missing != url),
@@ -428,6 +399,8 @@ impl Istio {
                 rejected: rejected.clone().count() + client.unlisted(url),
                 at_least: client.unlisted(url) > 0,
                 rejections: rejected.take(REJECTED_KEPT).map(rejection).collect(),
+                unused,
+                unused_first,
                 ..ResourceType::default()
             };
             self.metrics.xds().expect(url);
@@ -462,7 +435,7 @@ impl Istio {
 
     fn message(&self, request: Request) -> DeltaDiscoveryRequest {
         DeltaDiscoveryRequest {
-            node: request.with_node.then(|| node(&self.pod)),
+            node: request.with_node.then(|| self.kind.node(&self.pod)),
             type_url: request.type_url.into_owned(),
             resource_names_subscribe: request.subscribe,
             resource_names_unsubscribe: request.unsubscribe,

@@ -135,6 +135,11 @@ mod replay {
     }
 
     #[test]
+    fn clusters_and_endpoints() {
+        replay("eds", targets::eds, 1000);
+    }
+
+    #[test]
     fn hellos() {
         replay("hello", targets::hello, 1000);
     }

@@ -7,7 +7,7 @@ use strait::grpc::workload::{Address, Service, address};
 use strait::xds::store::{ADDRESS, CLUSTER};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::istiod::{Istiod, NAME, TOKEN};
+use crate::support::istiod::{Istiod, NAME, programmed};
 use crate::support::wds::{HOSTNAME, SERVICE, bytes, ports, service, workload};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, broken, identities, run, until};
 
@@ -29,20 +29,8 @@ fn cached(net: Net, state: &[u8]) -> Gateway {
 }
 
 pub fn spawn_with(settings: &Settings<'_>, name: &str, prepare: impl FnOnce(&Path)) -> Gateway {
-    let net = settings.net;
-    Gateway::spawn(settings, |folder| {
-        std::fs::write(folder.join("token"), TOKEN).expect("a token");
-        let file = folder.join("strait.yaml");
-        let text = std::fs::read_to_string(&file).expect("a configuration");
-        let discovery = format!(
-            "{{kind: istio, address: \"{}\", roots: root.crt, token: token, san: {name}}}",
-            net.address(2, 15012)
-        );
-        let text = text.replace("{kind: file, path: mesh.yaml}", &discovery);
-        assert!(text.contains(name));
-        std::fs::write(file, text).expect("a configuration");
-        prepare(folder);
-    })
+    let keys = format!("roots: root.crt, token: token, san: {name}");
+    programmed(settings, "istio", &keys, prepare)
 }
 
 pub async fn asks(gateway: &Gateway) -> Result<(), String> {

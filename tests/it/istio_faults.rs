@@ -15,7 +15,7 @@ use strait::snapshot::Publisher;
 use strait::status::Status;
 use strait::telemetry::Metrics;
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
-use strait::xds::stream::{self, Istio};
+use strait::xds::stream::{self, Feed, Kind};
 use tokio::net::TcpListener;
 
 use crate::istio::{asks, gateway};
@@ -273,11 +273,11 @@ fn a_control_plane_that_is_silent_stops_nothing_else() {
 }
 
 /// Discovery at host 2, with its files in `folder`.
-fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Status>) -> Istio {
+fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Status>) -> Feed {
     let (roots, token) = (folder.join("root.crt"), folder.join("token"));
     std::fs::write(&roots, &identities().root).expect("roots");
     std::fs::write(&token, TOKEN).expect("a token");
-    Istio {
+    Feed {
         plane: ControlPlane {
             address: HostPort {
                 host: net.ip(2).to_string(),
@@ -288,7 +288,7 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
             san: Some(NAME.to_owned()),
             headers: Vec::new(),
         },
-        on_demand: false,
+        kind: Kind::Istio { on_demand: false },
         cache: None,
         pod: Pod {
             name: "strait".into(),

@@ -9,6 +9,8 @@
 mod support;
 
 #[cfg(test)]
+mod alike;
+#[cfg(test)]
 mod authority;
 #[cfg(test)]
 mod balance;
@@ -19,9 +21,13 @@ mod certificates;
 #[cfg(test)]
 mod clusters;
 #[cfg(test)]
+mod dns;
+#[cfg(test)]
 mod drain;
 #[cfg(test)]
 mod ends;
+#[cfg(test)]
+mod envoy_source;
 #[cfg(test)]
 mod fairness;
 #[cfg(test)]

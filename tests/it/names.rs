@@ -4,7 +4,9 @@
 use h2::Reason;
 use strait::hbone::{Client, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
+use crate::passthrough::hello;
 use crate::support::{
     CLIENT, Endpoint, Gateway, Net, Settings, broken, identities, replace, run, until,
 };
@@ -58,7 +60,8 @@ workloads:
     namespace: app
     scope: Namespace
     action: Deny
-    rules: [[[{principals: [{Exact: north.local/ns/shop/sa/reports}], destinationIps: [\"IP\"]}]]]\n"
+    rules: [[[{principals: [{Exact: north.local/ns/shop/sa/reports}],
+      destinationIps: [\"IP\"]}]]]\n"
         .replace("IP", &format!("{}/32", net.ip(13)))
         .as_str()
 }
@@ -66,7 +69,8 @@ workloads:
 const NAMES: &str = "names:
   aliases:
     - {name: \"foo.global:80\", to: [foo.uswest2.global, foo.useast2.mesh.internal]}
-    - {name: \"foo-west.global:80\", to: [foo.uswest2.global, foo.useast2.global], region: us-west-2}
+    - {name: \"foo-west.global:80\", to: [foo.uswest2.global, foo.useast2.global],
+       region: us-west-2}
     - {name: \"orders.global:80\", to: foo.uswest2.global, consumers: [west]}
     - {name: \"orders.global:80\", to: foo.useast2.global, consumers: [north]}
     - {name: \"hidden.global:80\", to: foo.uswest2.global, consumers: [west]}
@@ -93,6 +97,9 @@ impl World {
         // By any name of its family.
         let hosts = ["foo.uswest2.mesh.internal", EAST2, "echo.app.global"];
         settings.exposure = hosts.map(entry).concat();
+        let ip = net.ip(1);
+        settings.listeners =
+            format!("  - {{name: sni, bind: \"{ip}:15443\", protocol: tls, routing: istio}}\n");
         settings.more += names;
         settings.more += policy;
         let mut gateway = Gateway::spawn(&settings, |folder| {
@@ -213,6 +220,42 @@ fn acceptance_6_an_alias_visible_to_one_consumer_is_an_unknown_service_to_anothe
         }
         assert_eq!(world.gateway.tunnels("unknown_service").await, 2.0);
         assert_eq!(world.gateway.tunnels("not_exposed").await, 1.0);
+    });
+}
+
+#[test]
+fn server_names_are_looked_up_as_authorities_are_and_see_what_everybody_sees() {
+    run(async {
+        let world = World::start(NAMES, false, "").await;
+        // Their peers have no identity, and reach what is exposed to anyone.
+        world.change(
+            "to: [{cluster: west}, {cluster: north}]",
+            "to: [{anyone: true}]",
+        );
+        let answer = async |name: &str| {
+            let address = world.net.address(1, 15443);
+            let mut stream = TcpStream::connect(address).await.expect("a connection");
+            let name = format!("outbound_.80_._.{name}");
+            let hello = hello(&name, &["istio"]);
+            stream.write_all(&hello).await.expect("a hello");
+            // An alert is a record of type 21, and no endpoint has that number.
+            stream.read_u8().await.expect("an answer")
+        };
+        let open = async || answer("echo.app.mesh.internal").await;
+        until("what is open", open, |&who| who == 13).await;
+        for (name, who) in [
+            ("echo.app.svc.clusterset.local", 13),
+            ("foo.uswest2.global", 11),
+            ("foo-west.global", 11),
+            // Which consumer it is cannot be known.
+            ("hidden.global", 21),
+            ("orders.global", 21),
+            ("nothing.global", 21),
+        ] {
+            assert_eq!(answer(name).await, who, "{name}");
+        }
+        let unknown = async || world.gateway.tunnels("unknown_service").await;
+        until("three refusals", unknown, |&count| count == 3.0).await;
     });
 }
 

@@ -21,7 +21,7 @@ const STAGES: &[&str] = &[
 ];
 
 /// These call the stages, so they may use any of them; the folder's own page names them all.
-const CALLERS: &[&str] = &["serve", "forward"];
+const CALLERS: &[&str] = &["serve", "forward", "explain"];
 
 /// The two ways into `forward`.
 const CALLERS_OF_FORWARD: &[&str] = &["serve", "connect", "passthrough"];

@@ -35,7 +35,7 @@ const REVOKE_JITTER: Duration = Duration::from_secs(1);
 /// Endpoints whose policies may refuse one tunnel before it is refused. Policies are of a service
 /// as a rule and then refuse it at each, so more tries would only be work that a peer can cause;
 /// where they are of some endpoints, as of a canary, others are likely to be found.
-const REFUSALS_MAX: usize = 3;
+pub const REFUSALS_MAX: usize = 3;
 
 /// A CONNECT whose headers were read, with all that forwarding it takes.
 #[derive(Debug)]
@@ -46,8 +46,6 @@ pub struct Asked {
     pub peer: Arc<Peer>,
     /// The window of the connection's streams.
     pub window: Arc<StreamWindow>,
-    /// By what it is routed, unless the service that it asks for says so itself.
-    pub route_by: RouteBy,
     /// The stream, to be answered.
     pub requested: Requested,
     /// What is said of it later.
@@ -78,7 +76,6 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
         gateway,
         peer,
         window,
-        route_by,
         requested,
         mut record,
         counted,
@@ -86,7 +83,7 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
     let generation = gateway.reader.generation();
     let opened = match permit(&gateway, &peer, target, &mut record) {
         Err(reason) => Err(requested.refuse(reason)),
-        Ok((permit, own)) => match own.unwrap_or(route_by) {
+        Ok((permit, own)) => match own.unwrap_or(peer.route_by) {
             RouteBy::Authority => dial(&gateway, &peer, requested, permit, &mut record).await,
             // Boxed: to read a hello takes far more room than to dial.
             RouteBy::Sni => {
@@ -167,6 +164,12 @@ async fn connect(
     record: &mut Record,
 ) -> Result<Upstream, Reason> {
     let deadline = Instant::now() + BUDGET;
+    if let Some(category) = balance::drops(permit.route()) {
+        record.detail(format!(
+            "the control plane refuses a part of all: {category:?}"
+        ));
+        return Err(Reason::DropOverload);
+    }
     let (mut tried, mut refused) = (Vec::new(), 0);
     let mut reason = permit.route().without_endpoint();
     if permit.route().endpoints().endpoints.is_empty()
@@ -203,6 +206,7 @@ async fn connect(
             break;
         }
         if reason != Reason::DialDenied {
+            gateway.reader.doubt(&failed.endpoint);
             balance::failed(
                 failed.permit.route().endpoints(),
                 &failed.endpoint,

@@ -42,6 +42,22 @@ pub struct Hello {
     pub offers_istio: bool,
 }
 
+/// Whether a protocol that a hello offers is one of Istio's.
+pub fn is_istios(protocol: &[u8]) -> bool {
+    ISTIO_ALPN.contains(&protocol)
+}
+
+impl Hello {
+    /// The hello of such a server name, without its bytes, for whoever only looks.
+    pub fn named(name: Option<&str>, offers_istio: bool) -> Self {
+        Self {
+            bytes: Vec::new(),
+            sni: name.and_then(sni::normalised),
+            offers_istio,
+        }
+    }
+}
+
 /// Why there is no hello.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NoHello {
@@ -96,10 +112,9 @@ impl HelloReader {
                 Ok(None) => {}
                 Ok(Some(accepted)) => {
                     let hello = accepted.client_hello();
-                    let is_istio = |offered| ISTIO_ALPN.contains(&offered);
                     return Ok(Some(Hello {
                         sni: hello.server_name().and_then(sni::normalised),
-                        offers_istio: hello.alpn().is_some_and(|mut all| all.any(is_istio)),
+                        offers_istio: hello.alpn().is_some_and(|mut all| all.any(is_istios)),
                         bytes: std::mem::take(&mut self.bytes),
                     }));
                 }

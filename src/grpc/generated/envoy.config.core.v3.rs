@@ -44,3 +44,238 @@ pub struct ControlPlane {
     #[prost(string, tag = "1")]
     pub identifier: ::prost::alloc::string::String,
 }
+/// Where something is.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Address {
+    /// One of these; a form that is newer than we are is none.
+    #[prost(oneof = "address::Address", tags = "1, 2, 3")]
+    pub address: ::core::option::Option<address::Address>,
+}
+/// Nested message and enum types in `Address`.
+pub mod address {
+    /// One of these; a form that is newer than we are is none.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Address {
+        /// A host and a port.
+        #[prost(message, tag = "1")]
+        SocketAddress(super::SocketAddress),
+        /// A unix socket.
+        #[prost(message, tag = "2")]
+        Pipe(super::Pipe),
+        /// A listener inside Envoy.
+        #[prost(message, tag = "3")]
+        EnvoyInternalAddress(super::EnvoyInternalAddress),
+    }
+}
+/// A host and a port.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SocketAddress {
+    /// What is spoken there.
+    #[prost(enumeration = "socket_address::Protocol", tag = "1")]
+    pub protocol: i32,
+    /// An IP address, or a host name where names are resolved.
+    #[prost(string, tag = "2")]
+    pub address: ::prost::alloc::string::String,
+    /// A resolver that knows what the address means; empty: it means itself.
+    #[prost(string, tag = "5")]
+    pub resolver_name: ::prost::alloc::string::String,
+    /// Which port.
+    #[prost(oneof = "socket_address::PortSpecifier", tags = "3, 4")]
+    pub port_specifier: ::core::option::Option<socket_address::PortSpecifier>,
+}
+/// Nested message and enum types in `SocketAddress`.
+pub mod socket_address {
+    /// What is spoken there.
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Protocol {
+        /// Streams.
+        Tcp = 0,
+        /// Datagrams.
+        Udp = 1,
+    }
+    impl Protocol {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Tcp => "TCP",
+                Self::Udp => "UDP",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "TCP" => Some(Self::Tcp),
+                "UDP" => Some(Self::Udp),
+                _ => None,
+            }
+        }
+    }
+    /// Which port.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum PortSpecifier {
+        /// By its number.
+        #[prost(uint32, tag = "3")]
+        PortValue(u32),
+        /// By a name, which a resolver knows.
+        #[prost(string, tag = "4")]
+        NamedPort(::prost::alloc::string::String),
+    }
+}
+/// A unix socket.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Pipe {
+    /// The path of its file.
+    #[prost(string, tag = "1")]
+    pub path: ::prost::alloc::string::String,
+}
+/// A listener inside Envoy.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EnvoyInternalAddress {
+    /// Which endpoint behind it, where there are several.
+    #[prost(string, tag = "2")]
+    pub endpoint_id: ::prost::alloc::string::String,
+    /// Which one.
+    #[prost(oneof = "envoy_internal_address::AddressNameSpecifier", tags = "1")]
+    pub address_name_specifier: ::core::option::Option<
+        envoy_internal_address::AddressNameSpecifier,
+    >,
+}
+/// Nested message and enum types in `EnvoyInternalAddress`.
+pub mod envoy_internal_address {
+    /// Which one.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum AddressNameSpecifier {
+        /// By its name.
+        #[prost(string, tag = "1")]
+        ServerListenerName(::prost::alloc::string::String),
+    }
+}
+/// What filters and matchers know of something, by their names.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Metadata {
+    /// As plain values.
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub filter_metadata: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost_types::Struct,
+    >,
+}
+/// Where resources come from.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ConfigSource {
+    /// One of these.
+    #[prost(oneof = "config_source::ConfigSourceSpecifier", tags = "1, 2, 3, 5, 8")]
+    pub config_source_specifier: ::core::option::Option<
+        config_source::ConfigSourceSpecifier,
+    >,
+}
+/// Nested message and enum types in `ConfigSource`.
+pub mod config_source {
+    /// One of these.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum ConfigSourceSpecifier {
+        /// A file, in the old form.
+        #[prost(string, tag = "1")]
+        Path(::prost::alloc::string::String),
+        /// A control plane of its own.
+        #[prost(message, tag = "2")]
+        ApiConfigSource(super::ApiConfigSource),
+        /// The stream that has all types.
+        #[prost(message, tag = "3")]
+        Ads(super::AggregatedConfigSource),
+        /// The source of the resource that says so.
+        #[prost(message, tag = "5")]
+        Self_(super::SelfConfigSource),
+        /// A file.
+        #[prost(message, tag = "8")]
+        PathConfigSource(super::PathConfigSource),
+    }
+}
+/// A control plane of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ApiConfigSource {}
+/// The stream that has all types.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AggregatedConfigSource {}
+/// The source of the resource that says so.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SelfConfigSource {}
+/// A file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PathConfigSource {}
+/// An extension with its settings.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TypedExtensionConfig {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Its settings, whose type says which extension it is.
+    #[prost(message, optional, tag = "2")]
+    pub typed_config: ::core::option::Option<::prost_types::Any>,
+}
+/// How bytes go over a connection.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransportSocket {
+    /// The extension's name.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+}
+/// Whether an endpoint may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum HealthStatus {
+    /// Nobody has looked: it may.
+    Unknown = 0,
+    /// It may.
+    Healthy = 1,
+    /// It may not.
+    Unhealthy = 2,
+    /// It may not, because it goes.
+    Draining = 3,
+    /// It may not, because it did not answer.
+    Timeout = 4,
+    /// It may where there is nothing better.
+    Degraded = 5,
+}
+impl HealthStatus {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unknown => "UNKNOWN",
+            Self::Healthy => "HEALTHY",
+            Self::Unhealthy => "UNHEALTHY",
+            Self::Draining => "DRAINING",
+            Self::Timeout => "TIMEOUT",
+            Self::Degraded => "DEGRADED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "UNKNOWN" => Some(Self::Unknown),
+            "HEALTHY" => Some(Self::Healthy),
+            "UNHEALTHY" => Some(Self::Unhealthy),
+            "DRAINING" => Some(Self::Draining),
+            "TIMEOUT" => Some(Self::Timeout),
+            "DEGRADED" => Some(Self::Degraded),
+            _ => None,
+        }
+    }
+}

@@ -199,7 +199,7 @@ impl Snapshot {
     }
 
     /// The services behind an alias that are there, with the port that is asked for.
-    fn behind(&self, alias: &Alias, asked: u16) -> impl Iterator<Item = (&str, u16)> {
+    pub fn behind(&self, alias: &Alias, asked: u16) -> impl Iterator<Item = (&str, u16)> {
         alias.targets().iter().filter_map(move |(host, port)| {
             let (service, port) = (self.called(host)?, port.unwrap_or(asked));
             let has_port = service.ports.contains_key(&port);
@@ -249,7 +249,7 @@ impl Snapshot {
     }
 
     /// Whether a service stays in its cluster by its own word, whatever else is said.
-    fn is_kept(&self, host: &str) -> bool {
+    pub fn is_kept(&self, host: &str) -> bool {
         self.scope.local.contains(host)
     }
 

@@ -7,7 +7,7 @@ use fastrand::Rng;
 use super::tests::{built, exposed, found, lasts, names, service, trust, workload};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, Mesh, Workload};
-use crate::snapshot::{ExposureTable, NameTable, Snapshot};
+use crate::snapshot::{ExposureTable, NameTable, Scope, Snapshot};
 
 /// What names lead to, for each of two callers: the service, who may, and the endpoints.
 fn meaning(snapshot: &Snapshot) -> Vec<String> {
@@ -106,7 +106,12 @@ fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_noth
             let rules = rng.u64(..);
             let configured = |seed| {
                 let mut rng = Rng::with_seed(seed);
-                (drawn_exposure(&mut rng), drawn_names(&mut rng))
+                let exported = (0..rng.u8(..3)).map(|_| drawn_host(&mut rng).into());
+                let scope = Scope {
+                    exported: exported.collect(),
+                    ..Scope::default()
+                };
+                (drawn_exposure(&mut rng), drawn_names(&mut rng), scope)
             };
             let change = Change {
                 mesh: Some((mesh.clone(), "east".into())),
@@ -114,10 +119,11 @@ fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_noth
             };
             snapshot = build(&snapshot, change);
             if step % 4 == 3 {
-                let (exposure, names) = configured(rules);
+                let (exposure, names, scope) = configured(rules);
                 let change = Change {
                     exposure: Some(exposure),
                     names: Some(names),
+                    scope: Some(scope),
                     ..Change::default()
                 };
                 snapshot = build(&snapshot, change);
@@ -130,6 +136,7 @@ fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_noth
             let same_rules = Snapshot {
                 exposure: Arc::clone(&snapshot.exposure),
                 names: Arc::clone(&snapshot.names),
+                scope: Arc::clone(&snapshot.scope),
                 ..Snapshot::default()
             };
             let fresh = build(&same_rules, change);

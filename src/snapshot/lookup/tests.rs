@@ -87,10 +87,9 @@ pub(super) fn exposed(to: &str, workloads: bool) -> Exposure {
         ..Audience::default()
     };
     Exposure {
-        port: None,
         to: vec![audience],
         workloads,
-        route_by: None,
+        ..Exposure::default()
     }
 }
 
@@ -389,7 +388,7 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     exposure.expose("echo.app.global", &of_port, []);
     exposure.expose(other, &exposed("north", true), []);
     exposure.expose("closed.app.svc.cluster.local", &exposed("west", false), []);
-    let snapshot = built(mesh.clone(), names(&[]), exposure);
+    let snapshot = built(mesh, names(&[]), exposure);
     let allowed = |text| found(&snapshot, text).map(|found| found.map(|found| found.1));
     let nobody = [Some(false); 3];
     for (text, want) in [

@@ -80,15 +80,15 @@ pub(super) fn balance(rng: &mut Rng, service: &mut Service) {
                     }
                 }
             }
-            service.assignment = Some(
-                Assignment {
-                    overprovisioning: rng.u32(50..250),
-                    by_locality: rng.bool(),
-                    localities,
-                    dropped: 0,
-                }
-                .into(),
-            );
+            let assignment = Arc::new(Assignment {
+                overprovisioning: rng.u32(50..250),
+                by_locality: rng.bool(),
+                localities,
+                drops: Vec::new(),
+            });
+            // The same for each port that a service can have.
+            let ports = (80..83).map(|port| (port, Arc::clone(&assignment)));
+            service.assignments = ports.collect();
         }
         _ => {}
     }
@@ -155,7 +155,7 @@ fn spot(service: &Service, said: &Said, workload: &Workload) -> Option<Spot> {
     let every = said.traffic.get("*").unwrap_or(&nothing);
     let is_split = |entry: &Entry| entry.regions.iter().any(|(_, weight)| *weight > 0);
     let by_own = own.preferences.is_some() || is_split(own);
-    let assignment = service.assignment.as_ref().filter(|_| !by_own);
+    let assignment = service.assignments.values().next().filter(|_| !by_own);
     let (tier, name) = match assignment {
         Some(_) => (
             workload.priority as usize,
@@ -317,7 +317,7 @@ fn threshold(service: &Service, said: &Said) -> (u64, u64) {
     let by_own = own.is_some_and(|own| {
         own.preferences.is_some() || own.regions.iter().any(|(_, weight)| *weight > 0)
     });
-    let assigned = service.assignment.as_ref().filter(|_| !by_own);
+    let assigned = service.assignments.values().next().filter(|_| !by_own);
     let every = said.traffic.get("*").and_then(|every| every.spill);
     match (own.and_then(|own| own.spill), assigned, every) {
         (Some(percent), ..) | (None, None, Some(percent)) => (100, percent.into()),

@@ -9,6 +9,7 @@ mod tests;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::sync::Arc;
 
 use super::endpoints::{Found, Tier};
@@ -73,6 +74,9 @@ impl Count {
     }
 }
 
+/// Where the tiers of degraded endpoints begin. Envoy's priorities end at 128.
+const DEGRADED_FROM: u32 = 1 << 16;
+
 /// All of a tier: shares are whole percents, as Envoy's are.
 const WHOLE: u64 = 100;
 
@@ -81,10 +85,10 @@ const WHOLE: u64 = 100;
 const FINE: u64 = 1 << 24;
 
 impl<'a> Ranking<'a> {
-    /// How a service is ranked by a gateway in `network`; `host` is what the configuration calls
-    /// it.
+    /// How a port of a service is ranked by a gateway in `network`; `host` is what the
+    /// configuration calls the service.
     pub(super) fn new(
-        service: &'a Service,
+        (service, port): (&'a Service, u16),
         host: &str,
         network: &'a str,
         balancing: &'a Balancing,
@@ -95,7 +99,8 @@ impl<'a> Ranking<'a> {
         // Who writes weights for regions wants these and not the nearest one.
         let shares = |regions: &Regions| regions.shares().then_some(&[][..]);
         let said = own.and_then(|own| own.preferences.or_else(|| shares(&own.regions)));
-        let by_priority = service.assignment.as_deref().filter(|_| said.is_none());
+        let assignment = service.assignments.get(&port).map(|one| &**one);
+        let by_priority = assignment.filter(|_| said.is_none());
         let of_source = (!service.preferences.is_empty()).then_some(&*service.preferences);
         let of_every = || every.preferences.or_else(|| shares(&every.regions));
         let preferences = match by_priority {
@@ -174,6 +179,14 @@ impl<'a> Ranking<'a> {
             });
             group.count.add(is_ready);
             group.ready.extend(is_ready.then(|| Arc::clone(endpoint)));
+        }
+        if self.assignment.is_some() {
+            join(&mut tiers, |order| twin(*order), |count| count);
+            join(
+                &mut groups,
+                |(order, place)| (twin(*order), *place),
+                |group| &mut group.count,
+            );
         }
         let found = self.shared(&tiers, groups.into_values());
         match &found[..] {
@@ -259,7 +272,8 @@ impl<'a> Ranking<'a> {
                 Some((place, region)) => (Some(place), region.weight),
             },
             Places::Localities(list) => {
-                let of_tier = || list.iter().enumerate().filter(|(_, one)| one.0 == order);
+                let priority = workload.priority;
+                let of_tier = || list.iter().enumerate().filter(|(_, one)| one.0 == priority);
                 match of_tier().find(|(_, (_, of, _))| *of == **locality) {
                     _ if of_tier().all(|(_, (.., weight))| *weight == 0) => (None, 1),
                     Some((place, (.., weight))) => (Some(place), *weight),
@@ -281,7 +295,11 @@ impl<'a> Ranking<'a> {
     /// of others changes nothing here.
     fn tier(&self, workload: &Workload) -> Result<(u32, Tier), Unused> {
         if self.assignment.is_some() {
-            return Ok((workload.priority, Tier::Priority(workload.priority)));
+            let priority = workload.priority;
+            return Ok(match workload.degraded {
+                false => (priority, Tier::Priority(priority)),
+                true => (twin(priority), Tier::Degraded(priority)),
+            });
         }
         let preferences = self.preferences.iter().filter(|of| **of != Scope::Node);
         let (mut tier, mut order) = (Tier::Any, 0);
@@ -323,6 +341,35 @@ impl<'a> Ranking<'a> {
                 let parts = [&*of.region, &of.zone, &of.subzone];
                 Some(parts.join("/").trim_end_matches('/').into())
             }
+        }
+    }
+}
+
+/// The place in the order of the degraded endpoints of a priority: after all that are not.
+fn twin(priority: u32) -> u32 {
+    priority.saturating_add(DEGRADED_FROM)
+}
+
+/// Counts the endpoints of a priority together, as Envoy does: those that are degraded are none
+/// of its ready ones, and the other way round.
+fn join<K: Ord + Clone, V>(
+    all: &mut BTreeMap<K, V>,
+    twin: impl Fn(&K) -> K,
+    count: impl Fn(&mut V) -> &mut Count,
+) {
+    let keys: Vec<_> = all.keys().cloned().collect();
+    for key in keys {
+        let other = twin(&key);
+        let Some(its) = all.get_mut(&other).map(|of| count(of).all) else {
+            continue;
+        };
+        let own = all.get_mut(&key).map_or(0, |of| {
+            let count = count(of);
+            let both = count.all + its;
+            mem::replace(&mut count.all, both)
+        });
+        if let Some(of) = all.get_mut(&other) {
+            count(of).all += own;
         }
     }
 }

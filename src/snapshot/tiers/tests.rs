@@ -328,14 +328,18 @@ fn an_assignment_is_shared_out_as_envoy_does() {
     let assigned = |by_locality, localities: &[(u32, &str, u32)]| {
         let localities = localities.iter();
         Service {
-            assignment: Some(Arc::new(Assignment {
-                overprovisioning: 140,
-                by_locality,
-                localities: localities
-                    .map(|(p, of, w)| (*p, locality(of), *w))
-                    .collect(),
-                dropped: 0,
-            })),
+            assignments: [(
+                80,
+                Arc::new(Assignment {
+                    overprovisioning: 140,
+                    by_locality,
+                    localities: localities
+                        .map(|(p, of, w)| (*p, locality(of), *w))
+                        .collect(),
+                    drops: Vec::new(),
+                }),
+            )]
+            .into(),
             ..service(&[])
         }
     };
@@ -387,6 +391,83 @@ fn an_assignment_is_shared_out_as_envoy_does() {
                 ..workload(at, (place, "", ready))
             });
         let snapshot = built(service, workloads.collect(), Change::default());
+        assert_eq!(groups(&snapshot), want, "{of:?}");
+    }
+}
+
+/// As Envoy has it: they take what all that are healthy leave, and are none of the ready ones.
+#[test]
+fn degraded_endpoints_take_what_the_others_leave() {
+    let assigned = |by_locality| {
+        let localities = vec![(0, locality("a"), 1), (0, locality("b"), 3)];
+        let assignment = Assignment {
+            overprovisioning: 140,
+            by_locality,
+            localities,
+            drops: Vec::new(),
+        };
+        Service {
+            assignments: [(80, Arc::new(assignment))].into(),
+            ..service(&[])
+        }
+    };
+    // Priority, locality, degraded, how many.
+    type Of = (u32, &'static str, bool, usize);
+    let table: [(bool, &[Of], &[&str]); 5] = [
+        (
+            false,
+            &[(0, "a", false, 4), (0, "a", true, 4)],
+            &["priority 0 70% 4/8", "degraded of priority 0 30% 4/8"],
+        ),
+        (
+            false,
+            &[(0, "a", false, 4), (0, "a", true, 4), (1, "a", false, 2)],
+            &[
+                "priority 0 70% 4/8",
+                "priority 1 30% 2/2",
+                "degraded of priority 0 0% 4/8",
+            ],
+        ),
+        (
+            false,
+            &[(0, "a", false, 1), (0, "a", true, 3), (1, "a", true, 2)],
+            &[
+                "priority 0 35% 1/4",
+                "degraded of priority 0 65% 3/4",
+                "degraded of priority 1 0% 2/2",
+            ],
+        ),
+        (
+            false,
+            &[(0, "a", true, 2)],
+            &["degraded of priority 0 100% 2/2"],
+        ),
+        // The weights of localities are those of their priority.
+        (
+            true,
+            &[(0, "a", true, 2), (0, "b", true, 2)],
+            &[
+                "degraded of priority 0 b 75% 2/2",
+                "degraded of priority 0 a 25% 2/2",
+            ],
+        ),
+    ];
+    for (by_locality, of, want) in table {
+        let workloads = of.iter().flat_map(|(priority, place, degraded, all)| {
+            (0..*all).map(move |_| (*priority, *place, *degraded))
+        });
+        let workloads = workloads
+            .enumerate()
+            .map(|(at, (priority, place, degraded))| Workload {
+                priority,
+                degraded,
+                ..workload(at, (place, "", true))
+            });
+        let snapshot = built(
+            assigned(by_locality),
+            workloads.collect(),
+            Change::default(),
+        );
         assert_eq!(groups(&snapshot), want, "{of:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! The last good state of the control plane on disk, for a start while there is none.
 //!
-//! A [`Recorder`] stands in front of the [`Store`] and remembers each accepted resource as it was
+//! A [`Recorder`] stands in front of the [`Source`] and remembers each accepted resource as it was
 //! sent, where a file is configured. A task of its own writes the file: five seconds apart, or up
 //! to a minute where that takes long.
 
@@ -21,7 +21,9 @@ use tracing::{info, warn};
 
 use self::file::{Entry, Header};
 use super::client::{Client, Resource, Resources, UNPLACED};
-use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER, Store};
+use super::envoy::ENDPOINT;
+use super::source::Source;
+use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER};
 
 /// The time from the end of one write to the next: so many times what that took, because each
 /// writes all there is, and at least and at most this.
@@ -45,11 +47,11 @@ pub struct Cache {
     pub network: String,
 }
 
-/// A store that remembers what it was given, if there is a file for it.
+/// A source that remembers what it was given, if there is a file for it.
 #[derive(Debug, Default)]
 pub struct Recorder {
     /// What was accepted, decoded.
-    pub store: Store,
+    pub store: Source,
     kept: Option<Arc<Kept>>,
     restored: Option<String>,
     saved: Option<SystemTime>,
@@ -74,9 +76,17 @@ struct State {
 }
 
 impl Recorder {
+    /// A recorder that remembers nothing.
+    pub fn new(store: Source) -> Self {
+        Self {
+            store,
+            ..Self::default()
+        }
+    }
+
     /// A recorder for a file, with what is in it, which the client holds then too. A file that
     /// cannot be used is ignored, and the log says why. Reads and decodes: not for a runtime.
-    pub fn restore(cache: Cache, client: &mut Client) -> Self {
+    pub fn restore(cache: Cache, store: Source, client: &mut Client) -> Self {
         let path = cache.file.clone();
         let read = file::read(&path).and_then(|read| match read {
             Some((header, _))
@@ -95,7 +105,7 @@ impl Recorder {
                 state: Mutex::default(),
                 told: Notify::new(),
             })),
-            ..Self::default()
+            ..Self::new(store)
         };
         match read {
             Ok(Some((header, entries))) => recorder.fill(&path, &header, entries, client),
@@ -138,7 +148,7 @@ impl Recorder {
 
     /// Takes a resource from the file; says whether it is in use.
     fn take(&mut self, entry: Entry, client: &mut Client) -> bool {
-        let mut types = [ADDRESS, AUTHORIZATION, CLUSTER].into_iter();
+        let mut types = [ADDRESS, AUTHORIZATION, CLUSTER, ENDPOINT].into_iter();
         let Some(type_url) = types.find(|known| *known == entry.type_url) else {
             return false;
         };
@@ -213,7 +223,7 @@ impl Resources for Recorder {
         if let Some(kept) = &self.kept {
             // What stands in for a policy refuses what it covers, after a restart too.
             if result.is_ok() {
-                kept.put(type_url, resource);
+                kept.put(type_url, resource, self.store.reads(type_url));
             } else if self.store.has_stand_in(type_url, &resource.name) {
                 kept.put_unreadable(type_url, resource);
             }
@@ -279,21 +289,18 @@ impl Kept {
                 body: None,
                 ..resource.clone()
             };
-            self.put(type_url, &bodiless);
+            self.put(type_url, &bodiless, true);
             return;
         }
-        self.put(type_url, resource);
+        self.put(type_url, resource, true);
         let state = &mut *self.state();
         state.unreadable.insert(Arc::clone(&resource.name), bytes);
         state.unreadable_bytes = all;
     }
 
-    fn put(&self, type_url: &'static str, resource: &Resource) {
-        let body = match type_url {
-            // Nobody reads it, and it is large.
-            CLUSTER => Bytes::new(),
-            _ => resource.body.clone().unwrap_or_default(),
-        };
+    /// Keeps a resource, with its body if anybody reads that.
+    fn put(&self, type_url: &'static str, resource: &Resource, reads: bool) {
+        let body = resource.body.clone().filter(|_| reads).unwrap_or_default();
         let entry = Entry {
             version: resource.version.to_string(),
             body,

@@ -68,7 +68,7 @@ fn policy(port: u32, version: &str) -> Resource {
 
 /// A recorder with two workloads and an exported service.
 fn filled(folder: &Path) -> Recorder {
-    let mut recorder = Recorder::restore(cache(folder), &mut client());
+    let mut recorder = Recorder::restore(cache(folder), Source::default(), &mut client());
     recorder.upsert(ADDRESS, &workload("a", "1")).unwrap();
     recorder.upsert(ADDRESS, &workload("b", "2")).unwrap();
     let cluster = resource(CLUSTER, "inbound-vip|80|tcp|echo.app", "3", &());
@@ -106,7 +106,7 @@ fn what_was_accepted_is_there_after_a_restart() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 
     let mut client = client();
-    let mut restored = Recorder::restore(cache(folder.path()), &mut client);
+    let mut restored = Recorder::restore(cache(folder.path()), Source::default(), &mut client);
     assert_eq!(restored.store.mesh(), recorder.store.mesh());
     assert_eq!(restored.store.take_exports(), recorder.store.take_exports());
     let notice = restored.restored().unwrap();
@@ -146,7 +146,7 @@ fn what_stands_in_for_a_policy_outlives_a_restart_and_is_asked_for_anew() {
         .unwrap_err();
     write(&recorder).unwrap();
     let mut client = client();
-    let mut restored = Recorder::restore(cache(folder.path()), &mut client);
+    let mut restored = Recorder::restore(cache(folder.path()), Source::default(), &mut client);
     assert!(restored.store.has_stand_in(AUTHORIZATION, "app/p"));
     assert!(versions(&mut client).contains(&pair("app/p", "")));
     restored.upsert(AUTHORIZATION, &policy(80, "7")).unwrap();
@@ -155,7 +155,7 @@ fn what_stands_in_for_a_policy_outlives_a_restart_and_is_asked_for_anew() {
         .unwrap_err();
     write(&restored).unwrap();
     let mut client = self::client();
-    let restored = Recorder::restore(cache(folder.path()), &mut client);
+    let restored = Recorder::restore(cache(folder.path()), Source::default(), &mut client);
     assert!(!restored.store.has_stand_in(AUTHORIZATION, "app/p"));
     assert!(versions(&mut client).contains(&pair("app/p", "7")));
 }
@@ -163,7 +163,7 @@ fn what_stands_in_for_a_policy_outlives_a_restart_and_is_asked_for_anew() {
 #[test]
 fn the_bodies_of_unreadable_policies_are_bounded() {
     let folder = tempfile::tempdir().unwrap();
-    let mut recorder = Recorder::restore(cache(folder.path()), &mut client());
+    let mut recorder = Recorder::restore(cache(folder.path()), Source::default(), &mut client());
     let kept = Arc::clone(recorder.kept.as_ref().unwrap());
     let mut put = |name: &str, bytes: usize| {
         let unreadable = Resource {
@@ -205,7 +205,7 @@ fn what_stands_in_for_policies_without_a_place_outlives_a_restart() {
     assert!(recorder.rejected(AUTHORIZATION, UNPLACED));
     write(&recorder).unwrap();
     let mut client = client();
-    let mut restored = Recorder::restore(cache(folder.path()), &mut client);
+    let mut restored = Recorder::restore(cache(folder.path()), Source::default(), &mut client);
     assert!(restored.store.has_stand_in(AUTHORIZATION, UNPLACED));
     assert_eq!(client.held(AUTHORIZATION), 0);
     versions(&mut client);
@@ -218,7 +218,7 @@ fn what_stands_in_for_policies_without_a_place_outlives_a_restart() {
     write(&restored).unwrap();
     for recorder in [
         restored,
-        Recorder::restore(cache(folder.path()), &mut self::client()),
+        Recorder::restore(cache(folder.path()), Source::default(), &mut self::client()),
     ] {
         assert!(!recorder.store.has_stand_in(AUTHORIZATION, UNPLACED));
     }
@@ -285,7 +285,7 @@ fn the_state_of_another_cluster_is_not_served() {
         ..cache(folder.path())
     };
     let mut client = client();
-    let restored = Recorder::restore(other, &mut client);
+    let restored = Recorder::restore(other, Source::default(), &mut client);
     assert_eq!(restored.restored(), None);
     assert_eq!(versions(&mut client), []);
 }

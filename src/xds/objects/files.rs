@@ -50,8 +50,8 @@ pub(super) fn each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findings) -
     if files.len() > FILES_MAX || files.iter().map(size).sum::<u64>() > BYTES_MAX {
         let most = BYTES_MAX >> 20;
         let what = format!("more than {FILES_MAX} files, or {most} MiB in them, are too many");
-        let first = paths.first().map_or(Path::new(""), PathBuf::as_path);
-        return Findings(vec![refusal(first, what)]);
+        let first = paths.first().cloned().unwrap_or_default();
+        return Findings(vec![refusal(&first, what)]);
     }
     for file in files {
         findings.extend(read(&file).0);

@@ -10,10 +10,10 @@ use crate::config::yaml::Document;
 use crate::config::{Findings, Report};
 use crate::xds::file::ip;
 
-/// Kinds that are passed over, by the line of the first of each: nobody can make many of them.
+/// Kinds that are passed over, by the line of the first of each.
 type PassedOver = BTreeMap<String, u64>;
 
-/// So many kinds are told apart.
+/// So many of them are told.
 const KINDS_MAX: usize = 64;
 
 /// Adds the objects of a file. Returns what is wrong with it.
@@ -67,7 +67,7 @@ fn object(value: Value<'_>, objects: &mut Objects, passed_over: &mut PassedOver)
         ) => known(kind, &mut top, value, objects),
         _ if passed_over.len() < KINDS_MAX => {
             let kind = format!("{kind} of {version}");
-            passed_over.entry(kind).or_insert(value.line());
+            passed_over.entry(kind).or_insert_with(|| value.line());
         }
         _ => {}
     }

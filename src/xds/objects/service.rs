@@ -136,7 +136,7 @@ fn declared(meta: &Meta, value: Value<'_>) -> Declared {
 fn preferences(meta: &Meta, said: Option<Value<'_>>, value: Value<'_>) -> Option<Vec<Scope>> {
     let field = said.and_then(Value::text);
     let annotation = meta.annotations.get(DISTRIBUTION).map(|value| &**value);
-    let word = field.or(annotation.filter(|word| !word.is_empty()))?;
+    let word = field.or_else(|| annotation.filter(|word| !word.is_empty()))?;
     let scopes: &[Scope] = match &*word.to_ascii_lowercase() {
         "preferclose" | "prefersamezone" | "prefersamenode" => {
             &[Scope::Network, Scope::Region, Scope::Zone]

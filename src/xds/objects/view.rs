@@ -89,7 +89,10 @@ impl<'a> View<'a> {
     }
 
     fn cluster(&self, said: Option<&'a Arc<str>>) -> &'a str {
-        said.map_or(self.own(), |cluster| cluster)
+        match said {
+            Some(cluster) => cluster,
+            None => self.own(),
+        }
     }
 
     /// The services that any object is about.

@@ -289,7 +289,7 @@ fn decode<T: Message + Default>(wanted: &str, resource: &Resource) -> Result<T, 
 }
 
 /// A resource is removed by its name, so the name has to be that of what is in it.
-fn is_named(resource: &Resource, field: &str, name: &str) -> Result<(), String> {
+pub(super) fn is_named(resource: &Resource, field: &str, name: &str) -> Result<(), String> {
     if *resource.name == *name {
         return Ok(());
     }

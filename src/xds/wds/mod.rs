@@ -91,7 +91,7 @@ pub fn service(from: proto::Service) -> Result<Service, String> {
         passthrough,
         canonical: from.canonical,
         private: from.visibility == i32::from(proto::Visibility::Namespace),
-        assignment: None,
+        assignments: BTreeMap::new(),
     })
 }
 
@@ -201,6 +201,7 @@ pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workl
         healthy: from.status == i32::from(proto::WorkloadStatus::Healthy),
         capacity: from.capacity.unwrap_or(1),
         priority: 0,
+        degraded: false,
         workload_name: or(&from.workload_name, ""),
         workload_type: or(workload_type(from.workload_type), ""),
         canonical_name: or(&from.canonical_name, ""),

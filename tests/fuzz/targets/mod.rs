@@ -4,6 +4,7 @@
 
 mod ca_answer;
 mod certificate;
+mod eds;
 mod frames;
 mod hello;
 mod http2;
@@ -22,6 +23,7 @@ use strait::xds;
 
 pub use ca_answer::ca_answer;
 pub use certificate::identity;
+pub use eds::eds;
 pub use hello::hello;
 pub use http2::http2;
 pub use objects::objects;

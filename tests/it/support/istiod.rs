@@ -1,9 +1,11 @@
-//! A control plane: delta ADS over TLS, with a token to show, as istiod has it.
+//! A control plane: delta ADS of any types over TLS, with a token to show, as istiod has it; or in
+//! plaintext and for anybody, as one beside the gateway may.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
@@ -28,13 +30,14 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::either::Either;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::Identities;
 use super::ca::Ca;
+use super::{Gateway, Identities, Settings};
 
 /// The name in its certificate.
 pub const NAME: &str = "istiod.istio-system.svc";
@@ -75,6 +78,8 @@ struct State {
     /// By calls, the metadata that came with them.
     calls: Vec<MetadataMap>,
     sent: usize,
+    /// Anybody may ask.
+    open: bool,
 }
 
 type Pushes = mpsc::Sender<Result<DeltaDiscoveryResponse, Status>>;
@@ -110,8 +115,18 @@ impl Drop for Serving {
 impl Istiod {
     /// Serves at `address` with a certificate of `identities`.
     pub async fn serve(&self, address: SocketAddr, identities: &Identities) -> Serving {
-        let listener = TcpListener::bind(address).await.expect("a listener");
         let acceptor = TlsAcceptor::from(Arc::new(tls(identities)));
+        self.listen(address, Some(acceptor)).await
+    }
+
+    /// Serves at `address` in plaintext, and from now on whoever asks.
+    pub async fn serve_plainly(&self, address: SocketAddr) -> Serving {
+        self.state().open = true;
+        self.listen(address, None).await
+    }
+
+    async fn listen(&self, address: SocketAddr, acceptor: Option<TlsAcceptor>) -> Serving {
+        let listener = TcpListener::bind(address).await.expect("a listener");
         let (connections, incoming) = mpsc::channel(16);
         let sockets = Arc::<Mutex<Vec<Socket>>>::default();
         let accepted = Arc::clone(&sockets);
@@ -121,7 +136,11 @@ impl Istiod {
                 let socket = stream.as_fd().try_clone_to_owned().expect("a descriptor");
                 accepted.lock().expect("no panic").push(socket.into());
                 // A client that refuses our certificate is no concern of the others.
-                if let Ok(stream) = acceptor.accept(stream).await {
+                let stream = match &acceptor {
+                    Some(acceptor) => acceptor.accept(stream).await.map(Either::Left),
+                    None => Ok(Either::Right(stream)),
+                };
+                if let Ok(stream) = stream {
                     let _ = connections.send(io::Result::Ok(Connection(stream))).await;
                 }
             }
@@ -318,7 +337,10 @@ impl State {
             Manner::Withholding(of) => request.type_url == of,
             Manner::Well | Manner::Refusing => false,
         };
-        if request.response_nonce.is_empty() && !withheld {
+        // Envoy's answers have changes of its subscription in them.
+        let asks =
+            request.response_nonce.is_empty() || !request.resource_names_subscribe.is_empty();
+        if asks && !withheld {
             self.subscribed(&request, index);
         }
         self.requests.push(request);
@@ -369,7 +391,9 @@ impl AggregatedDiscoveryService for Istiod {
         &self,
         call: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
-        check_token(call.metadata())?;
+        if !self.state().open {
+            check_token(call.metadata())?;
+        }
         self.state().calls.push(call.metadata().clone());
         if self.state().manner == Manner::Refusing {
             return Err(Status::unavailable("out for lunch"));
@@ -405,6 +429,28 @@ fn belongs(type_url: &str, name: &str, body: &[u8], names: &BTreeSet<String>) ->
     names.contains(name) || of()
 }
 
+/// A gateway that a control plane of this kind at host 2 of its net programs, with these keys of
+/// `discovery` besides its address. `prepare` gets its folder.
+pub fn programmed(
+    settings: &Settings<'_>,
+    kind: &str,
+    keys: &str,
+    prepare: impl FnOnce(&Path),
+) -> Gateway {
+    let net = settings.net;
+    Gateway::spawn(settings, |folder| {
+        std::fs::write(folder.join("token"), TOKEN).expect("a token");
+        let file = folder.join("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let address = net.address(2, 15012);
+        let discovery = format!("{{kind: {kind}, address: \"{address}\", {keys}}}");
+        let text = text.replace("{kind: file, path: mesh.yaml}", &discovery);
+        assert!(text.contains(&discovery));
+        std::fs::write(file, text).expect("a configuration");
+        prepare(folder);
+    })
+}
+
 /// Whether a call shows the token.
 pub fn check_token(metadata: &MetadataMap) -> Result<(), Status> {
     let token = metadata.get("authorization");
@@ -434,8 +480,8 @@ fn tls(identities: &Identities) -> ServerConfig {
     tls
 }
 
-/// A TLS stream as the server wants it.
-struct Connection(TlsStream<TcpStream>);
+/// A stream as the server wants it.
+struct Connection(Either<TlsStream<TcpStream>, TcpStream>);
 
 impl Connected for Connection {
     type ConnectInfo = ();

@@ -269,85 +269,88 @@ fn an_export_of_no_service_is_no_route_and_an_entry_for_a_local_one_is_pointed_a
     assert!(said.contains("s.yaml:6: warning: hello.app.svc.cluster.local is exposed to nobody"));
 }
 
+fn said(text: &str) -> String {
+    let mut objects = Objects::default();
+    read::text(Path::new("o.yaml"), text, &mut objects).to_string()
+}
+
+fn service_of(rest: &str) -> String {
+    format!("apiVersion: v1\nkind: Service\n{rest}")
+}
+
+fn slice_of(rest: &str) -> String {
+    format!(
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
+         metadata: {{name: a.b, labels: {{kubernetes.io/service-name: a}}}}\n{rest}"
+    )
+}
+
 #[test]
-fn mistakes_are_found_at_their_lines_and_what_is_kubernetes_own_is_passed_over() {
-    let said = |text: &str| {
-        let mut objects = Objects::default();
-        read::text(Path::new("o.yaml"), text, &mut objects).to_string()
-    };
-    let service = |rest: &str| format!("apiVersion: v1\nkind: Service\n{rest}");
-    let slice = |rest: &str| {
-        format!(
-            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
-             metadata: {{name: a.b, labels: {{kubernetes.io/service-name: a}}}}\n{rest}"
-        )
-    };
-    let table = [
+fn mistakes_are_found_at_their_lines() {
+    for (text, want) in [
+        ("[1]", "1: error: `document` is a list; write a map"),
+        ("a: b", "1: error: `object` has no `apiVersion`"),
         (
-            "[1]".to_owned(),
-            "o.yaml:1: error: `document` is a list; write a map",
+            &service_of("spec: {}"),
+            "1: error: `object` has no `metadata`",
         ),
         (
-            "a: b".to_owned(),
-            "o.yaml:1: error: `object` has no `apiVersion`",
+            &service_of("metadata: {name: a.b}\nspec: {}"),
+            "3: error: `metadata.name` is `a.b`",
         ),
         (
-            service("spec: {}"),
-            "o.yaml:1: error: `object` has no `metadata`",
+            &service_of("metadata: {name: a, labels: [b]}\nspec: {}"),
+            "3: error: `metadata.labels` is a list",
         ),
         (
-            service("metadata: {name: a.b}\nspec: {}"),
-            "o.yaml:3: error: `metadata.name` is `a.b`",
+            &service_of("metadata: {name: a}\nspec:\n  ports:\n  - port: x"),
+            "6: error: `spec.ports[].port` is `x`",
         ),
         (
-            service("metadata: {name: a, labels: [b]}\nspec: {}"),
-            "o.yaml:3: error: `metadata.labels`",
+            &service_of("metadata: {name: a}\nspec:\n  ports: 5"),
+            "5: error: `spec.ports` is `5`",
         ),
         (
-            service("metadata: {name: a}\nspec:\n  ports:\n  - port: x"),
-            "o.yaml:6: error: `spec.ports[].port`",
+            &service_of("metadata: {name: a}\nspec: {clusterIP: x}"),
+            "4: error: `spec.clusterIP` is `x`",
         ),
         (
-            service("metadata: {name: a}\nspec:\n  ports: 5"),
-            "o.yaml:5: error: `spec.ports` is `5`",
+            &service_of("metadata: {name: a, name: b}\nspec: {}"),
+            "3: error: `metadata.name` is given twice",
         ),
         (
-            service("metadata: {name: a}\nspec: {clusterIP: x}"),
-            "o.yaml:4: error: `spec.clusterIP` is `x`",
+            &slice_of("endpoints:\n- addresses: [a]"),
+            "6: error: `endpoints[].addresses[]` is `a`",
         ),
         (
-            service("metadata: {name: a, name: b}\nspec: {}"),
-            "o.yaml:3: error: `metadata.name` is given twice",
+            &slice_of("endpoints:\n- {}"),
+            "6: error: `endpoints[]` has no `addresses`",
         ),
         (
-            slice("endpoints:\n- addresses: [a]"),
-            "o.yaml:6: error: `endpoints[].addresses[]` is `a`",
+            &slice_of("endpoints:\n- addresses: [10.0.0.1]\n  conditions: {ready: 1}"),
+            "7: error: `endpoints[].conditions.ready` is `1`; write `true` or `false`",
         ),
         (
-            slice("endpoints:\n- {}"),
-            "o.yaml:6: error: `endpoints[]` has no `addresses`",
+            &slice_of("ports: [{port: 0}]"),
+            "5: error: `ports[].port` is `0`",
         ),
         (
-            slice("endpoints:\n- addresses: [10.0.0.1]\n  conditions: {ready: 1}"),
-            "o.yaml:7: error: `endpoints[].conditions.ready` is `1`; write `true` or `false`",
+            &export("east", "soon"),
+            "2: error: `document` has `soon` for its creationTimestamp",
         ),
-        (
-            slice("ports: [{port: 0}]"),
-            "o.yaml:5: error: `ports[].port` is `0`",
-        ),
-        (
-            export("east", "soon"),
-            "o.yaml:2: error: `document` has `soon` for its creationTimestamp",
-        ),
-    ];
-    for (text, want) in table {
-        let said = said(&text);
-        assert!(said.starts_with(want), "{text}: {said}");
-    }
-    let quiet = slice("endpoints: null\nports: null\nfuture: {x: 1}\nstatus: ~\n---\n")
-        + &service(
-            "metadata: {name: a, managedFields: [1], labels: null}\nspec: {new: 1}\nstatus: 3",
+    ] {
+        let said = said(text);
+        assert!(
+            said.starts_with(&format!("o.yaml:{want}")),
+            "{text}: {said}"
         );
+    }
+}
+
+#[test]
+fn what_is_kubernetes_own_is_passed_over() {
+    let quiet = slice_of("endpoints: null\nports: null\nfuture: {x: 1}\nstatus: ~\n---\n")
+        + &service_of("metadata: {name: a, managedFields: [1], labels: null}\nspec: {new: 1}");
     assert_eq!(said(&quiet), "");
     let json = "{\"apiVersion\": \"v1\", \"kind\": \"List\", \"items\": [\n\
                 {\"apiVersion\": \"v1\", \"kind\": \"Pod\"},\n\
@@ -356,7 +359,7 @@ fn mistakes_are_found_at_their_lines_and_what_is_kubernetes_own_is_passed_over()
         said(json),
         "o.yaml:2: warning: objects of Pod of v1 are passed over"
     );
-    let external = service("metadata: {name: a}\nspec: {type: ExternalName, externalName: b.c}");
+    let external = service_of("metadata: {name: a}\nspec: {type: ExternalName}");
     assert!(said(&external).contains("type ExternalName, which is passed over"));
 }
 

@@ -1,0 +1,75 @@
+//! GET `/explain`: what would become of a tunnel. The data path answers, which this port knows
+//! nothing of.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use super::{AdminState, stream};
+
+/// An answer, to be written as JSON.
+pub type Written = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send>;
+
+type Parameters = BTreeMap<String, String>;
+
+/// Answers the question of a query, or says what is wrong with it.
+#[derive(Clone)]
+pub struct Explains(Arc<dyn Fn(&Parameters) -> Result<Written, String> + Send + Sync>);
+
+impl Explains {
+    /// What this function says.
+    pub fn new(
+        say: impl Fn(&Parameters) -> Result<Written, String> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(say))
+    }
+}
+
+impl fmt::Debug for Explains {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Explains")
+    }
+}
+
+/// The answer, or 400 for a question that is none. A service of many endpoints takes its time: it
+/// is looked at, and written, where that may take it.
+pub(super) async fn explain(
+    State(state): State<AdminState>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
+    let made = tokio::task::spawn_blocking(move || (state.explains.0)(&parameters));
+    match made.await {
+        Ok(Ok(written)) => {
+            let body = stream::body(move |pieces| written(pieces));
+            ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+        }
+        Ok(Err(why)) => (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::admin_router;
+    use super::super::tests::{ask, fixture};
+    use super::*;
+
+    #[tokio::test]
+    async fn a_question_is_answered_or_refused_with_what_to_write() {
+        let fixture = fixture();
+        let router = admin_router(fixture.state.clone());
+        let (status, body) = ask(router.clone(), "GET", "/explain?to=a%3A80&all=").await;
+        assert_eq!(status, StatusCode::OK);
+        assert_eq!(body, r#"{"all": "", "to": "a:80"}"#);
+        let (status, body) = ask(router, "GET", "/explain?to=wrong").await;
+        assert_eq!(
+            (status, &*body),
+            (StatusCode::BAD_REQUEST, "write it right\n")
+        );
+    }
+}

@@ -1,0 +1,81 @@
+//! What would become of a tunnel: asked of the running gateway, or of the files that one would be
+//! started with.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::time::Instant;
+
+use crate::admin::{Explains, Written};
+use crate::config::{Config, Discovery};
+use crate::datapath::Gateway;
+use crate::datapath::dial::DenyList;
+use crate::datapath::explain::{self, Answer, Question, World};
+use crate::datapath::listener::Listener;
+use crate::snapshot::{Snapshot, builder};
+
+use super::Inputs;
+
+/// Answers by what a gateway that starts with these files would be, at rest.
+///
+/// # Errors
+/// What is wrong with the question, or that the mesh is not in files.
+pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
+    let config = &inputs.config;
+    if let Discovery::Istio { plane, .. } = &config.discovery {
+        return Err(format!(
+            "the mesh comes from {}, which is not asked; leave `-c` out and ask the running \
+             gateway",
+            plane.address
+        ));
+    }
+    let snapshot = builder::build(&Snapshot::default(), inputs.change());
+    let own = config.listeners.iter().map(|listener| listener.bind);
+    let deny = DenyList::new(config.dial.allow.clone(), own.collect());
+    let world = World {
+        snapshot: &snapshot,
+        deny: &deny,
+        listeners: &listeners(config),
+        has_room: true,
+        now: Instant::now(),
+    };
+    explain::run(&world, question).map(|answer| located(answer, config))
+}
+
+/// Answers by the snapshot, the loads and the ejections of now.
+pub(super) fn running(gateway: &Arc<Gateway>, config: &Arc<ArcSwap<Config>>) -> Explains {
+    let (gateway, config) = (Arc::clone(gateway), Arc::clone(config));
+    // Listeners change with a restart only.
+    let listeners = listeners(&config.load());
+    Explains::new(move |parameters| {
+        let question = Question::parse(parameters)?;
+        let world = World {
+            snapshot: &gateway.reader.snapshot(),
+            deny: &gateway.deny,
+            listeners: &listeners,
+            has_room: gateway.budget.has_room(),
+            now: Instant::now(),
+        };
+        let answer = located(explain::run(&world, &question)?, &config.load());
+        let written: Written =
+            Box::new(move |to| serde_json::to_writer(to, &answer).map_err(Into::into));
+        Ok(written)
+    })
+}
+
+fn listeners(config: &Config) -> Vec<(String, Listener)> {
+    let listeners = config.listeners.iter();
+    let named = listeners.map(|listener| (listener.name.clone(), Listener::new(listener)));
+    named.collect()
+}
+
+/// Adds the lines of the entries that the answer names.
+fn located(mut answer: Answer, config: &Config) -> Answer {
+    for leg in &mut answer.legs {
+        for entry in &mut leg.rule.entries {
+            let said = config.exposure.services.get(entry.index);
+            entry.line = said.map(|said| said.line);
+        }
+    }
+    answer
+}

@@ -1,0 +1,230 @@
+//! An answer as text for a terminal.
+
+use std::fmt::Write as _;
+
+use crate::datapath::explain::{Answer, EndpointRow, EntryRow, GroupRow, Leg};
+
+/// Odds below this are those of an endpoint that serves only when no other is left.
+const NONE: f64 = 1e-9;
+
+/// The whole answer.
+pub(super) fn page(answer: &Answer) -> String {
+    let mut page = Page(String::new());
+    let (peer, listener) = (&answer.peer, &answer.listener);
+    if let Some(identity) = &peer.identity {
+        page.said("Peer", identity);
+        page.more(&peer.said);
+    } else if !peer.said.is_empty() {
+        page.said("Peer", &peer.said);
+    }
+    let protocol = &listener.protocol;
+    page.said("Listener", &format!("{} ({protocol})", listener.name));
+    for leg in &answer.legs {
+        page.leg(leg);
+    }
+    page.groups(answer);
+    page.endpoints(answer);
+    page.unused(answer);
+    for note in &answer.notes {
+        page.said("Note", note);
+    }
+    page.said("Outcome", &answer.outcome.said);
+    for other in &answer.outcome.or {
+        page.more(&format!("or, by the draws: {}", other.said));
+    }
+    page.0
+}
+
+struct Page(String);
+
+impl Page {
+    fn line(&mut self, text: &str) {
+        self.0.push_str(text.trim_end());
+        self.0.push('\n');
+    }
+
+    fn said(&mut self, what: &str, text: &str) {
+        self.line(&format!("{what:<10}{}", plain(text)));
+    }
+
+    fn more(&mut self, text: &str) {
+        self.said("", text);
+    }
+
+    fn leg(&mut self, leg: &Leg) {
+        self.said("Asked", &leg.asked);
+        if let Some(from) = &leg.from {
+            self.more(from);
+        }
+        if let Some(route) = &leg.route {
+            let (service, port) = (&route.service, route.port);
+            self.said("Service", &format!("{service} port {port}: {}", route.said));
+            if route.route_by == "strict" || (route.route_by == "sni" && leg.from.is_none()) {
+                let what = match &*route.route_by {
+                    "sni" => "the server name inside the tunnel decides where it goes (sni)",
+                    _ => "the server name inside the tunnel has to agree (strict)",
+                };
+                self.more(what);
+            }
+            if let Some(waypoint) = &route.waypoint {
+                self.said("Waypoint", waypoint);
+            }
+        }
+        let rule = &leg.rule;
+        let verdict = match rule.allowed {
+            true => "Allowed",
+            false => "Refused",
+        };
+        self.said(verdict, &rule.said);
+        for entry in &rule.entries {
+            self.more(&said_of(entry));
+        }
+        if let Some(change) = &rule.change {
+            self.said("Change", change);
+        }
+    }
+
+    fn groups(&mut self, answer: &Answer) {
+        let is_plain = |group: &GroupRow| group.tier == "all" && group.place.is_none();
+        if answer.groups.iter().all(is_plain) && answer.groups.len() < 2 {
+            return;
+        }
+        self.line("");
+        let spill = answer.spill.as_ref();
+        let spill = spill.map(|spill| format!("a tier spills below {spill} ready"));
+        let latency = answer
+            .by_latency
+            .then(|| "the time of dials counts".to_owned());
+        let notes: Vec<_> = spill.into_iter().chain(latency).collect();
+        self.said("Tiers", &notes.join("; "));
+        let rows = answer.groups.iter().map(|group| {
+            let place = group.place.as_ref().or(group.waypoint.as_ref());
+            [
+                percent(group.share),
+                group.tier.clone(),
+                place.map_or_else(|| "-".to_owned(), Clone::clone),
+                group
+                    .weight
+                    .map_or_else(|| "-".to_owned(), |weight| weight.to_string()),
+                format!("{} of {}", group.ready, group.all),
+            ]
+        });
+        self.table(
+            ["SHARE", "TIER", "PLACE", "WEIGHT", "READY"],
+            rows.collect(),
+        );
+    }
+
+    fn endpoints(&mut self, answer: &Answer) {
+        if answer.endpoints.is_empty() {
+            return;
+        }
+        self.line("");
+        self.said("Endpoints", "and how likely each is the next pick");
+        let rows = answer.endpoints.iter().map(|endpoint| {
+            let group = answer.groups.get(endpoint.group);
+            let locality = match endpoint.locality.is_empty() {
+                true => "-".to_owned(),
+                false => endpoint.locality.clone(),
+            };
+            [
+                percent(endpoint.odds),
+                endpoint.address.clone(),
+                endpoint.workload.to_string(),
+                locality,
+                group.map_or_else(String::new, |group| group.tier.clone()),
+                endpoint.weight.to_string(),
+                endpoint.tunnels.to_string(),
+                state(endpoint),
+            ]
+        });
+        let header = [
+            "ODDS", "ADDRESS", "WORKLOAD", "LOCALITY", "TIER", "WEIGHT", "TUNNELS", "STATE",
+        ];
+        self.table(header, rows.collect());
+        if answer.more_endpoints > 0 {
+            let more = answer.more_endpoints;
+            self.line(&format!("  and {more} more; see all by --all"));
+        }
+    }
+
+    fn unused(&mut self, answer: &Answer) {
+        if !answer.unused.is_empty() {
+            self.line("");
+            self.said("Not used", "");
+            let rows = answer.unused.iter();
+            let rows = rows.map(|one| [one.workload.to_string(), one.why.clone()]);
+            self.table(["WORKLOAD", "WHY"], rows.collect());
+            if answer.more_unused > 0 {
+                let more = answer.more_unused;
+                self.line(&format!("  and {more} more; see all by --all"));
+            }
+        }
+        if !answer.endpoints.is_empty() || !answer.unused.is_empty() {
+            self.line("");
+        }
+    }
+
+    /// Columns as wide as their widest cell; the last one is not filled.
+    fn table<const N: usize>(&mut self, header: [&str; N], rows: Vec<[String; N]>) {
+        let rows = rows.into_iter().map(|row| row.map(|cell| plain(&cell)));
+        let header = header.map(ToOwned::to_owned);
+        let rows: Vec<_> = std::iter::once(header).chain(rows).collect();
+        let widths: [usize; N] = std::array::from_fn(|column| {
+            let cells = rows.iter().map(|row| row[column].chars().count());
+            cells.max().unwrap_or(0)
+        });
+        for row in &rows {
+            let mut line = "  ".to_owned();
+            for (cell, width) in row.iter().zip(widths) {
+                // Writing to a string cannot fail.
+                let _ = write!(line, "{cell:width$}  ");
+            }
+            self.line(&line);
+        }
+    }
+}
+
+fn said_of(entry: &EntryRow) -> String {
+    let line = entry.line.map(|line| format!(" (line {line})"));
+    let to = match entry.to.is_empty() {
+        true => "nobody".to_owned(),
+        false => entry.to.join("; "),
+    };
+    let line = line.unwrap_or_default();
+    format!("exposure.services[{}]{line}: {to}", entry.index)
+}
+
+fn state(endpoint: &EndpointRow) -> String {
+    let refused = endpoint.refused.clone();
+    let ejected = endpoint
+        .ejected
+        .map(|left| format!("ejected for {left}s more"));
+    let audited = endpoint.audited.as_ref();
+    let audited = audited.map(|why| format!("only logged: {why}"));
+    let said: Vec<_> = [refused, ejected, audited].into_iter().flatten().collect();
+    match said.is_empty() {
+        true => "ready".to_owned(),
+        false => said.join("; "),
+    }
+}
+
+fn percent(part: f64) -> String {
+    match part {
+        part if part < NONE => "0".to_owned(),
+        part if part < 0.0005 => "<0.1%".to_owned(),
+        part => format!("{:.1}%", part * 100.0),
+    }
+}
+
+/// Without what a terminal takes for an order, line ends included.
+fn plain(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for char in text.chars() {
+        match char.is_control() {
+            true => out.extend(char.escape_default()),
+            false => out.push(char),
+        }
+    }
+    out
+}

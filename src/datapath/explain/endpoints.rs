@@ -1,0 +1,354 @@
+//! Where a tunnel would be dialled: the groups, the odds of each endpoint, and who is out.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::reason::Reason;
+use crate::snapshot::mesh::{Locality, Workload};
+use crate::snapshot::{
+    Endpoint, EndpointSet, Enforcement, Means, PolicyVerdict, Protocol, Service, Unused, odds,
+    unused,
+};
+
+use super::super::forward::REFUSALS_MAX;
+use super::super::identity::Peer;
+use super::super::policy::Permit;
+use super::super::route::Route;
+use super::super::{authorize, route};
+use super::answer::{Answer, EndpointRow, Form, GroupRow, Outcome, UnusedRow};
+use super::{Asking, World};
+
+/// A set that tunnels of the route are picked from, and the part of them that is.
+struct Drawn {
+    waypoint: Option<String>,
+    share: f64,
+    set: Arc<EndpointSet>,
+}
+
+/// An endpoint that could be picked.
+struct Candidate<'a> {
+    endpoint: &'a Endpoint,
+    group: usize,
+    odds: f64,
+    is_ejected: bool,
+    verdict: Option<PolicyVerdict>,
+    denied: Option<&'static str>,
+}
+
+/// Of the endpoints of a set how many would serve, and how many not.
+#[derive(Clone, Copy, Default)]
+struct Count {
+    good: usize,
+    refused: usize,
+    denied: usize,
+}
+
+/// Says where a tunnel of this permit would be dialled, and what would become of it.
+pub(super) fn run(
+    asking: Asking<'_>,
+    peer: &Peer,
+    permit: &Permit,
+    form: Form,
+    answer: &mut Answer,
+) {
+    let (world, route, limit) = (asking.world, permit.route(), asking.question.limit());
+    let drawn = drawn(world, route);
+    let mut all = Vec::new();
+    let mut outcomes = Vec::new();
+    for one in &drawn {
+        let first = answer.groups.len();
+        let groups = groups(one);
+        let candidates = candidates(world, peer, one, (first, &groups));
+        for outcome in possible(world, &candidates, route.without_endpoint()) {
+            if !outcomes.contains(&outcome) {
+                outcomes.push(outcome);
+            }
+        }
+        if let Some(groups) = one.set.groups() {
+            answer.spill = Some(groups.spill.to_string());
+            answer.by_latency |= groups.by_latency;
+        }
+        answer.groups.extend(groups);
+        all.extend(candidates);
+    }
+    outcomes.sort_by_key(|outcome| outcome.is_err());
+    let mut outcomes = outcomes.into_iter().map(|outcome| match outcome {
+        Ok(()) => Outcome::opened(form),
+        Err(reason) => Outcome::refused(reason, form),
+    });
+    let without = || Outcome::refused(route.without_endpoint(), form);
+    answer.outcome = outcomes.next().unwrap_or_else(without);
+    answer.outcome.or = outcomes.collect();
+    if all.iter().any(|one| one.endpoint.protocol == Protocol::Tcp)
+        && world.snapshot.enforcement != Enforcement::Off
+        && asking.question.address.is_none()
+    {
+        let note = "policies may ask for the peer's address, which is taken for 0.0.0.0; write it \
+                    by --address";
+        answer.notes.push(note.to_owned());
+    }
+    out(world, route, &all, limit, answer);
+    all.sort_by(|one, other| {
+        let by_odds = other.odds.total_cmp(&one.odds);
+        by_odds.then_with(|| one.endpoint.uid().cmp(other.endpoint.uid()))
+    });
+    answer.more_endpoints = all.len().saturating_sub(limit);
+    let rows = all.iter().take(limit);
+    answer.endpoints = rows.map(|one| row(world, one)).collect();
+}
+
+/// The sets that one is drawn of: the service's own, or those of its waypoints.
+fn drawn(world: &World<'_>, route: &Route) -> Vec<Drawn> {
+    if !route.is_by_waypoint() {
+        return vec![Drawn {
+            waypoint: None,
+            share: 1.0,
+            set: Arc::clone(route.endpoints()),
+        }];
+    }
+    if route.is_direct() {
+        return Vec::new();
+    }
+    let definition = &route.service().definition;
+    let waypoints: Vec<_> = route::waypoints(world.snapshot, definition).collect();
+    let weights = waypoints.iter();
+    let sum: f64 = weights
+        .map(|(waypoint, _)| f64::from(waypoint.weight))
+        .sum();
+    let drawn = waypoints.into_iter().map(|(waypoint, set)| Drawn {
+        waypoint: Some(waypoint.gateway.place.to_string()),
+        share: f64::from(waypoint.weight) / sum,
+        set: Arc::clone(set),
+    });
+    drawn.collect()
+}
+
+fn groups(drawn: &Drawn) -> Vec<GroupRow> {
+    let Drawn {
+        waypoint,
+        share,
+        set,
+    } = drawn;
+    let Some(groups) = set.groups() else {
+        let count = u32::try_from(set.endpoints.len()).unwrap_or(u32::MAX);
+        let any = (count > 0).then(|| GroupRow {
+            waypoint: waypoint.clone(),
+            tier: "all".to_owned(),
+            share: *share,
+            ready: count,
+            all: count,
+            ..GroupRow::default()
+        });
+        return any.into_iter().collect();
+    };
+    let rows = groups.list().iter().map(|group| GroupRow {
+        waypoint: waypoint.clone(),
+        tier: group.tier.to_string(),
+        place: group.place.as_ref().map(|(place, _)| place.to_string()),
+        weight: group.place.as_ref().map(|(_, weight)| *weight),
+        share: share * group.share,
+        ready: group.ready,
+        all: group.all,
+    });
+    rows.collect()
+}
+
+fn candidates<'a>(
+    world: &World<'_>,
+    peer: &Peer,
+    drawn: &'a Drawn,
+    (first, groups): (usize, &[GroupRow]),
+) -> Vec<Candidate<'a>> {
+    // The endpoints of a set stand group by group.
+    let of_groups = groups.iter().enumerate();
+    let places = of_groups.flat_map(|(place, group)| {
+        let count = usize::try_from(group.ready).unwrap_or(usize::MAX);
+        std::iter::repeat_n(first + place, count)
+    });
+    let odds = odds(&drawn.set, world.now);
+    let endpoints = drawn.set.endpoints.iter().zip(odds).zip(places);
+    let candidates = endpoints.map(|((endpoint, odds), group)| Candidate {
+        endpoint,
+        group,
+        odds: odds * drawn.share,
+        is_ejected: endpoint.state.is_ejected(world.now),
+        verdict: authorize::verdict(world.snapshot, peer, endpoint),
+        denied: world.deny.denies(endpoint.address),
+    });
+    candidates.collect()
+}
+
+impl Candidate<'_> {
+    fn is_refused(&self, enforcement: Enforcement) -> bool {
+        let refuses = |verdict: &PolicyVerdict| verdict.refusal.is_some();
+        enforcement == Enforcement::Enforce && self.verdict.as_ref().is_some_and(refuses)
+    }
+}
+
+impl Count {
+    fn of<'a>(
+        enforcement: Enforcement,
+        candidates: impl Iterator<Item = &'a Candidate<'a>>,
+    ) -> Self {
+        let mut count = Self::default();
+        for one in candidates {
+            match (one.is_refused(enforcement), one.denied) {
+                (true, _) => count.refused += 1,
+                (false, Some(_)) => count.denied += 1,
+                (false, None) => count.good += 1,
+            }
+        }
+        count
+    }
+
+    /// What the last of them ends a tunnel by, if none serves.
+    fn last(self) -> Vec<Result<(), Reason>> {
+        let refused = (self.refused > 0).then_some(Err(Reason::PolicyDenied));
+        let denied = (self.denied > 0).then_some(Err(Reason::DialDenied));
+        refused.into_iter().chain(denied).collect()
+    }
+}
+
+/// How a tunnel to endpoints of a set may end before it is opened: `forward` tries those that are
+/// not ejected first, and gives up when so many have refused it.
+fn possible(
+    world: &World<'_>,
+    candidates: &[Candidate<'_>],
+    without: Reason,
+) -> Vec<Result<(), Reason>> {
+    let enforcement = world.snapshot.enforcement;
+    let of = |is_ejected| {
+        let of = candidates
+            .iter()
+            .filter(move |one| one.is_ejected == is_ejected);
+        Count::of(enforcement, of)
+    };
+    let (healthy, ejected) = (of(false), of(true));
+    let opened = |refused: usize| match refused < REFUSALS_MAX {
+        true => vec![Ok(())],
+        false => vec![Ok(()), Err(Reason::PolicyDenied)],
+    };
+    let refused = healthy.refused + ejected.refused;
+    if candidates.is_empty() {
+        vec![Err(without)]
+    } else if healthy.good > 0 {
+        opened(healthy.refused)
+    } else if healthy.refused >= REFUSALS_MAX {
+        vec![Err(Reason::PolicyDenied)]
+    } else if ejected.good > 0 {
+        opened(refused)
+    } else if refused >= REFUSALS_MAX {
+        vec![Err(Reason::PolicyDenied)]
+    } else if ejected.refused + ejected.denied > 0 {
+        ejected.last()
+    } else {
+        healthy.last()
+    }
+}
+
+fn row(world: &World<'_>, candidate: &Candidate<'_>) -> EndpointRow {
+    let endpoint = candidate.endpoint;
+    let definition = &endpoint.definition;
+    let enforcement = world.snapshot.enforcement;
+    let verdict = candidate.verdict.as_ref();
+    let refusal = verdict.and_then(|verdict| verdict.refusal.as_ref());
+    let policy = refusal.filter(|_| enforcement == Enforcement::Enforce);
+    let denied = candidate.denied;
+    let denied = denied.map(|rule| format!("its address is {rule}; see dial.allow"));
+    let dry_run = verdict.and_then(|verdict| verdict.dry_run.as_ref());
+    let logged = refusal.filter(|_| enforcement == Enforcement::Audit);
+    let left = endpoint.state.ejected_for(world.now);
+    EndpointRow {
+        workload: Arc::clone(endpoint.uid()),
+        address: endpoint.address.to_string(),
+        protocol: match endpoint.protocol {
+            Protocol::Hbone => "HBONE".to_owned(),
+            Protocol::Tcp => "TCP".to_owned(),
+        },
+        cluster: Arc::clone(&definition.cluster),
+        locality: locality(&definition.locality),
+        group: candidate.group,
+        weight: endpoint.weight,
+        tunnels: endpoint.state.in_flight(),
+        odds: candidate.odds,
+        ejected: left.map(|left| u64::try_from(left.as_millis().div_ceil(1000)).unwrap_or(0)),
+        refused: policy.map(ToString::to_string).or(denied),
+        audited: logged.or(dry_run).map(ToString::to_string),
+    }
+}
+
+fn locality(of: &Locality) -> String {
+    let parts = [&*of.region, &of.zone, &of.subzone];
+    parts.join("/").trim_end_matches('/').to_owned()
+}
+
+/// Lists the workloads of the service that are no candidates.
+fn out(
+    world: &World<'_>,
+    route: &Route,
+    candidates: &[Candidate<'_>],
+    limit: usize,
+    answer: &mut Answer,
+) {
+    let used: HashSet<&str> = candidates.iter().map(|one| &**one.endpoint.uid()).collect();
+    let mut list = |workload: &Workload, why: &dyn Fn() -> String| {
+        if answer.unused.len() == limit {
+            answer.more_unused += 1;
+            return;
+        }
+        answer.unused.push(UnusedRow {
+            workload: Arc::clone(&workload.uid),
+            why: why(),
+        });
+    };
+    let is_out = |workload: &&Workload| !used.contains(&*workload.uid);
+    if let Means::Workload(workload) = route.means() {
+        let mut only = Some(&**workload).filter(is_out).into_iter();
+        let service = route.service();
+        return only
+            .by_ref()
+            .for_each(|of| list(of, &|| why(world, route, (service, route.port()), of)));
+    }
+    let snapshot = world.snapshot;
+    let services: Vec<_> = match route.means() {
+        Means::Alias(alias) => {
+            let behind = snapshot.behind(alias, route.asked().port);
+            let behind = behind.filter_map(|(host, port)| Some((snapshot.service(host)?, port)));
+            behind.collect()
+        }
+        _ => vec![(route.service(), route.port())],
+    };
+    let keys = services.iter().map(|(service, port)| {
+        let key = format!("{}/{}", service.namespace, service.hostname);
+        (key, (*service, *port))
+    });
+    let keys: Vec<_> = keys.collect();
+    let workloads = snapshot.mesh.workloads.sorted().into_iter();
+    for workload in workloads.map(|of| &**of).filter(is_out) {
+        let mut keys = keys.iter();
+        let found = keys.find(|(key, _)| workload.services.get(&**key).is_some());
+        if let Some((_, of)) = found {
+            list(workload, &|| why(world, route, *of, workload));
+        }
+    }
+}
+
+/// Why a workload of a service is no candidate.
+fn why(
+    world: &World<'_>,
+    route: &Route,
+    (service, port): (&Arc<Service>, u16),
+    workload: &Workload,
+) -> String {
+    let why = unused(world.snapshot, &service.definition, workload, port);
+    let why = why.filter(|why| *why != Unused::BehindWaypoint || route.is_by_waypoint());
+    let region = match route.means() {
+        Means::Alias(alias) => alias.region(),
+        _ => None,
+    };
+    match (why, region) {
+        (Some(why), _) => why.to_string(),
+        (None, Some(region)) => format!("the alias is for region {region}"),
+        (None, None) => "it is left out by what `traffic` says of the name".to_owned(),
+    }
+}

@@ -1,0 +1,454 @@
+//! What would become of a tunnel, and why: its stages as one function that dials nobody.
+//!
+//! It calls the stages that [`forward`](super::forward) calls, and beside the pick the odds of
+//! picks, so that it cannot say anything else than what happens. Nothing is counted and nothing is
+//! logged. What it cannot know is whether an endpoint answers.
+
+mod answer;
+mod endpoints;
+#[cfg(test)]
+mod tests;
+mod why;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use tokio::time::Instant;
+
+use crate::config::parse_identity;
+use crate::reason::Reason;
+use crate::snapshot::Snapshot;
+use crate::tls::Identity;
+use crate::wire::Authority;
+use crate::wire::sni::{self, RouteBy};
+
+use super::dial::DenyList;
+use super::hello::{Hello, is_istios};
+use super::identity::Peer;
+use super::listener::Listener;
+use super::policy::{self, Permit};
+use super::route::{self, Route};
+use super::tunnel::{Origin, Target};
+
+pub use answer::{
+    Answer, EndpointRow, EntryRow, Form, GroupRow, Leg, ListenerRow, Outcome, PeerRow, RouteRow,
+    RuleRow, UnusedRow,
+};
+
+/// Endpoints, and workloads that are none, that are listed unless all are asked for.
+const SHOWN: usize = 50;
+
+/// A tunnel that somebody may ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Question {
+    /// The identity of the peer; none on a TLS listener.
+    pub from: Option<String>,
+    /// The authority of a CONNECT.
+    pub to: Option<String>,
+    /// The server name of a hello; empty is a hello without one.
+    pub sni: Option<String>,
+    /// The protocols that the hello offers.
+    pub alpn: Vec<String>,
+    /// The name of the listener, where it is not plain.
+    pub listener: Option<String>,
+    /// What `x-istio-source` says: `waypoint` or `gateway`.
+    pub origin: Option<String>,
+    /// The peer's address, for listeners and policies that ask for it.
+    pub address: Option<IpAddr>,
+    /// Whether all endpoints are listed.
+    pub all: bool,
+}
+
+/// What is looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct World<'a> {
+    /// The mesh and the rules.
+    pub snapshot: &'a Snapshot,
+    /// The addresses that are never dialled.
+    pub deny: &'a DenyList,
+    /// The listeners by their names.
+    pub listeners: &'a [(String, Listener)],
+    /// Whether tunnels may hold more bytes than they do.
+    pub has_room: bool,
+    /// When: ejections end.
+    pub now: Instant,
+}
+
+impl Question {
+    /// The question of a query: the keys that [`Question::parameters`] gives.
+    ///
+    /// # Errors
+    /// A key that nobody knows, or an address that is none.
+    pub fn parse(parameters: &BTreeMap<String, String>) -> Result<Self, String> {
+        let mut question = Self::default();
+        for (key, value) in parameters {
+            let text = || Some(value.clone());
+            match &**key {
+                "from" => question.from = text(),
+                "to" => question.to = text(),
+                "sni" => question.sni = text(),
+                "alpn" => question.alpn = value.split(',').map(Into::into).collect(),
+                "listener" => question.listener = text(),
+                "origin" => question.origin = text(),
+                "address" => {
+                    let address = value.parse().map_err(|_| {
+                        format!("address is {value:?}; write an IP address, such as 192.0.2.1")
+                    });
+                    question.address = Some(address?);
+                }
+                "all" => question.all = true,
+                other => {
+                    return Err(format!(
+                        "there is no parameter {other:?}; write from, to, sni, alpn, listener, \
+                         origin, address or all"
+                    ));
+                }
+            }
+        }
+        Ok(question)
+    }
+
+    /// The question as the parameters of a query.
+    pub fn parameters(&self) -> Vec<(&'static str, String)> {
+        let texts = [
+            ("from", &self.from),
+            ("to", &self.to),
+            ("sni", &self.sni),
+            ("listener", &self.listener),
+            ("origin", &self.origin),
+        ];
+        let texts = texts.into_iter();
+        let mut parameters: Vec<_> = texts
+            .filter_map(|(key, text)| Some((key, text.clone()?)))
+            .collect();
+        let alpn = (!self.alpn.is_empty()).then(|| ("alpn", self.alpn.join(",")));
+        let address = self.address.map(|ip| ("address", ip.to_string()));
+        let all = self.all.then(|| ("all", String::new()));
+        parameters.extend([alpn, address, all].into_iter().flatten());
+        parameters
+    }
+
+    fn origin(&self) -> Result<Origin, String> {
+        match self.origin.as_deref() {
+            None => Ok(Origin::Workload),
+            Some("waypoint") => Ok(Origin::Waypoint),
+            Some("gateway") => Ok(Origin::Gateway),
+            Some(other) => Err(format!(
+                "the origin is {other:?}; write `waypoint` or `gateway`, or leave it out"
+            )),
+        }
+    }
+
+    fn address(&self) -> SocketAddr {
+        let ip = self.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        SocketAddr::new(ip, 0)
+    }
+
+    fn limit(&self) -> usize {
+        match self.all {
+            true => usize::MAX,
+            false => SHOWN,
+        }
+    }
+}
+
+/// Says what would become of a tunnel.
+///
+/// # Errors
+/// What is wrong with the question, and what to write instead.
+pub fn run(world: &World<'_>, question: &Question) -> Result<Answer, String> {
+    let (name, listener) = chosen(world, question)?;
+    let protocol = match listener.is_tls() {
+        true => "tls",
+        false => "hbone",
+    };
+    let mut answer = Answer {
+        snapshot: world.snapshot.version,
+        listener: ListenerRow {
+            name: name.clone(),
+            protocol: protocol.to_owned(),
+        },
+        policies: why::enforcement(world.snapshot).to_owned(),
+        ..Answer::default()
+    };
+    match question.address {
+        Some(address) if !listener.admits(address) => {
+            answer.outcome = Outcome::elsewhere();
+            return Ok(answer);
+        }
+        None if listener.has_sources() => {
+            let note = "the listener has `sources`: see by --address whether a peer is in them";
+            answer.notes.push(note.to_owned());
+        }
+        _ => {}
+    }
+    let asking = Asking { world, question };
+    match listener.is_tls() {
+        true => asking.hello(listener, &mut answer)?,
+        false => asking.connect(listener, &mut answer)?,
+    }
+    Ok(answer)
+}
+
+/// The listener that is meant.
+fn chosen<'a>(world: &World<'a>, question: &Question) -> Result<&'a (String, Listener), String> {
+    let all = world.listeners.iter();
+    let names = |listeners: Vec<&(String, Listener)>| {
+        let names: Vec<_> = listeners.iter().map(|(name, _)| name.as_str()).collect();
+        names.join(", ")
+    };
+    if let Some(wanted) = &question.listener {
+        let found = all.clone().find(|(name, _)| name == wanted);
+        return found.ok_or_else(|| {
+            let names = names(all.collect());
+            format!("there is no listener {wanted:?}; write one of {names}")
+        });
+    }
+    let is_tls = match (&question.to, &question.sni) {
+        (Some(_), _) => false,
+        (None, Some(_)) => true,
+        (None, None) => {
+            return Err("nothing is asked for; write --to HOST:PORT, or --sni NAME".to_owned());
+        }
+    };
+    let fitting: Vec<_> = all.filter(|(_, of)| of.is_tls() == is_tls).collect();
+    match (&fitting[..], is_tls) {
+        ([], true) => Err("there is no TLS listener; write --from and --to".to_owned()),
+        ([], false) => Err("there is no HBONE listener; write --sni instead of --to".to_owned()),
+        ([_, _, ..], true) => {
+            let names = names(fitting);
+            Err(format!(
+                "which TLS listener? write --listener with one of {names}"
+            ))
+        }
+        ([first, ..], _) => Ok(first),
+    }
+}
+
+/// A question, and where it is asked.
+#[derive(Clone, Copy)]
+struct Asking<'a> {
+    world: &'a World<'a>,
+    question: &'a Question,
+}
+
+impl Asking<'_> {
+    /// A connection of a TLS listener.
+    fn hello(self, listener: &Listener, answer: &mut Answer) -> Result<(), String> {
+        let question = self.question;
+        if question.from.is_some() || question.to.is_some() || question.origin.is_some() {
+            let what = "peers of a TLS listener show the gateway no certificate and send no \
+                        CONNECT; write --sni and --alpn, and neither --from, --to nor --origin";
+            return Err(what.to_owned());
+        }
+        let peer = Peer::unknown(question.address());
+        answer.peer = why::peer(&peer);
+        let offers_istio = question.alpn.iter().any(|one| is_istios(one.as_bytes()));
+        let hello = Hello::named(question.sni.as_deref(), offers_istio);
+        let form = Form::Alert;
+        if !self.world.has_room {
+            answer.outcome = Outcome::refused(Reason::BuffersFull, form);
+            return Ok(());
+        }
+        let from = listener.matched(hello.sni.as_deref());
+        let wanted = match listener.target(&hello) {
+            Ok(wanted) => wanted,
+            Err(reason) => {
+                answer.legs.push(why::unrouted(&hello, from, reason));
+                answer.outcome = Outcome::refused(reason, form);
+                return Ok(());
+            }
+        };
+        let target = Target {
+            authority: wanted.authority.clone(),
+            origin: Origin::Workload,
+        };
+        let route = route::direct(self.world.snapshot, &peer, target);
+        let (mut leg, permit) = self.judged(&peer, &wanted.authority, route, wanted.granted);
+        leg.from = Some(from);
+        answer.legs.push(leg);
+        match permit {
+            Err(reason) => answer.outcome = Outcome::refused(reason, form),
+            Ok(permit) => endpoints::run(self, &peer, &permit, form, answer),
+        }
+        Ok(())
+    }
+
+    /// A CONNECT on an HBONE listener.
+    fn connect(self, listener: &Listener, answer: &mut Answer) -> Result<(), String> {
+        let origin = self.question.origin()?;
+        let Some(to) = &self.question.to else {
+            return Err(
+                "an HBONE listener routes by an authority; write --to HOST:PORT".to_owned(),
+            );
+        };
+        let identity = self.identity()?;
+        let cluster = self.world.snapshot.trust.cluster(&identity.trust_domain);
+        answer.peer = why::identity(&identity, cluster.map(|name| &**name));
+        let address = self.question.address();
+        let peer = match Peer::known(identity, address, self.world.snapshot) {
+            Ok(peer) => peer,
+            Err(refusal) => {
+                answer.outcome = Outcome::of_handshake(refusal);
+                return Ok(());
+            }
+        };
+        let form = Form::Status;
+        let Ok(authority) = Authority::parse(to) else {
+            answer.legs.push(why::no_authority(to));
+            answer.outcome = Outcome::refused(Reason::BadAuthority, form);
+            return Ok(());
+        };
+        if !self.world.has_room {
+            answer.outcome = Outcome::refused(Reason::BuffersFull, form);
+            return Ok(());
+        }
+        let (mut leg, permit) = self.routed(&peer, authority, origin);
+        let route_by = permit.as_ref().ok().map(|permit| {
+            let route = permit.route();
+            let of = (&*route.service().hostname, route.port());
+            let own = self
+                .world
+                .snapshot
+                .route_by(route.asked(), of, route.means());
+            own.unwrap_or_else(|| listener.route_by())
+        });
+        if let (Some(route), Some(route_by)) = (&mut leg.route, route_by) {
+            route.route_by = route_by.to_string();
+        }
+        answer.legs.push(leg);
+        match (permit, route_by) {
+            (Err(reason), _) => answer.outcome = Outcome::refused(reason, form),
+            (Ok(permit), Some(RouteBy::Sni)) => self.inside(&peer, &permit, answer),
+            (Ok(permit), Some(RouteBy::Strict)) => self.agreeing(&peer, permit, answer),
+            (Ok(permit), _) => {
+                if self.question.sni.is_some() {
+                    let note = "nothing looks at the server name inside this tunnel";
+                    answer.notes.push(note.to_owned());
+                }
+                endpoints::run(self, &peer, &permit, form, answer);
+            }
+        }
+        Ok(())
+    }
+
+    /// A tunnel that is answered, and then routed by the server name of the TLS inside it.
+    fn inside(self, peer: &Peer, outer: &Permit, answer: &mut Answer) {
+        let Some(name) = &self.question.sni else {
+            answer.outcome = Outcome {
+                said: "answered by 200, and then routed by the server name of the TLS inside the \
+                       tunnel; see where that leads by --sni NAME"
+                    .to_owned(),
+                ..Outcome::opened(Form::Reset)
+            };
+            return;
+        };
+        let from = "by the server name of the TLS inside the tunnel".to_owned();
+        let (origin, port) = (outer.route().origin(), outer.route().asked().port);
+        let target = sni::normalised(name).and_then(|name| sni::target(&name, port));
+        let Some(authority) = target else {
+            let (hello, reason) = (Hello::named(Some(name), false), Reason::UnknownSni);
+            answer.legs.push(why::unrouted(&hello, from, reason));
+            answer.outcome = Outcome::refused(reason, Form::Reset);
+            return;
+        };
+        let (mut leg, permit) = self.routed(peer, authority, origin);
+        leg.from = Some(from);
+        answer.legs.push(leg);
+        match permit {
+            Err(reason) => answer.outcome = Outcome::refused(reason, Form::Reset),
+            Ok(permit) => endpoints::run(self, peer, &permit, Form::Reset, answer),
+        }
+    }
+
+    /// A tunnel that is dialled, answered, and then checked by the server name inside it.
+    fn agreeing(self, peer: &Peer, permit: Permit, answer: &mut Answer) {
+        endpoints::run(self, peer, &permit, Form::Status, answer);
+        let endpoint = permit.route().endpoints().endpoints.first().cloned();
+        let (true, Some(endpoint)) = (answer.outcome.opened, endpoint) else {
+            return;
+        };
+        let Some(name) = &self.question.sni else {
+            let note = "the server name of the TLS inside the tunnel has to be one of the \
+                        service's; see whether one is by --sni NAME";
+            answer.notes.push(note.to_owned());
+            return;
+        };
+        let right = permit.into_right(endpoint);
+        let name = sni::normalised(name);
+        if !name.is_some_and(|name| policy::is_named(self.world.snapshot, peer, &right, &name)) {
+            let or = std::mem::take(&mut answer.outcome.or);
+            answer.outcome = Outcome {
+                or,
+                ..Outcome::refused(Reason::SniMismatch, Form::Reset)
+            };
+        }
+    }
+
+    fn routed(
+        self,
+        peer: &Peer,
+        authority: Authority,
+        origin: Origin,
+    ) -> (Leg, Result<Permit, Reason>) {
+        let target = Target {
+            authority: authority.clone(),
+            origin,
+        };
+        let route = route::run(self.world.snapshot, peer, target);
+        self.judged(peer, &authority, route, false)
+    }
+
+    /// Judges a route as the listener does, and says why.
+    fn judged(
+        self,
+        peer: &Peer,
+        asked: &Authority,
+        route: Result<Route, Reason>,
+        granted: bool,
+    ) -> (Leg, Result<Permit, Reason>) {
+        let snapshot = self.world.snapshot;
+        let mut leg = Leg {
+            asked: asked.to_string(),
+            ..Leg::default()
+        };
+        let route = match route {
+            Ok(route) => route,
+            Err(reason) => {
+                leg.rule = why::unknown(snapshot, peer, asked);
+                return (leg, Err(reason));
+            }
+        };
+        leg.route = Some(why::route(snapshot, peer, &route));
+        let judge = why::Judge::of(snapshot, peer, &route);
+        if granted {
+            leg.rule = why::granted();
+            return (leg, Ok(policy::granted(route)));
+        }
+        let permit = policy::run(snapshot, peer, route);
+        leg.rule = judge.rule(permit.as_ref().err().copied());
+        (leg, permit)
+    }
+
+    fn identity(self) -> Result<Identity, String> {
+        const HOW: &str = "write --from spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT";
+        let Some(uri) = &self.question.from else {
+            return Err(format!(
+                "peers of an HBONE listener have an identity; {HOW}"
+            ));
+        };
+        let parts = parse_identity(uri);
+        let [trust_domain, namespace, service_account] = parts
+            .ok_or_else(|| format!("{uri:?} is no identity of a workload; {HOW}"))?
+            .map(Arc::from);
+        Ok(Identity {
+            uri: uri.as_str().into(),
+            trust_domain,
+            namespace,
+            service_account,
+            not_after: SystemTime::UNIX_EPOCH,
+        })
+    }
+}

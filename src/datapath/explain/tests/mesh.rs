@@ -1,0 +1,300 @@
+//! Meshes that a seed draws, with everything that has a say in where a tunnel goes.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fastrand::Rng;
+use tokio::time::Instant;
+
+use crate::snapshot::builder::{Change, build};
+use crate::snapshot::mesh::{
+    Assignment, GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Waypoint, Workload,
+};
+use crate::snapshot::traffic::{Override, Position, Regions, Rule, Spill, Traffic};
+use crate::snapshot::{
+    Alias, Audience, Endpoint, Exposure, ExposureTable, InFlight, NameTable, Snapshot, TrustSet,
+};
+use crate::tls::Identity;
+use crate::wire::RegionPattern;
+
+use super::super::Question;
+
+const ECHO: &str = "echo.app.svc.cluster.local";
+const TWIN: &str = "twin.app.svc.cluster.local";
+const WAYPOINTS: [&str; 2] = ["one.edge.svc.cluster.local", "two.edge.svc.cluster.local"];
+const WORKLOADS_MAX: u8 = 24;
+const PEER: [&str; 3] = ["west.local", "shop", "checkout"];
+const PREFERENCES: [&[Scope]; 6] = [
+    &[],
+    &[Scope::Network, Scope::Region, Scope::Zone],
+    &[Scope::Network, Scope::Region],
+    &[Scope::Network],
+    &[Scope::Cluster, Scope::Node],
+    &[Scope::Region, Scope::Zone, Scope::Subzone],
+];
+
+/// A mesh, a question about it, and the tunnels that are open in it.
+pub(super) struct Generated {
+    pub(super) snapshot: Snapshot,
+    pub(super) question: Question,
+    _tunnels: Vec<InFlight>,
+}
+
+impl Generated {
+    pub(super) fn new(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let of_waypoints = rng.u8(..4) == 0;
+        let services = [
+            service(&mut rng, ECHO, of_waypoints),
+            service(&mut rng, TWIN, false),
+            service(&mut rng, WAYPOINTS[0], false),
+            service(&mut rng, WAYPOINTS[1], false),
+        ];
+        let count = rng.u8(1..WORKLOADS_MAX);
+        let workloads: Vec<_> = (1..=count).map(|at| workload(&mut rng, at)).collect();
+        let locality = locality(&mut rng);
+        let change = Change {
+            mesh: Some((Mesh::new(services, workloads), "east".into())),
+            trust: Some(TrustSet::new([
+                ("west.local", "west"),
+                ("east.local", "east"),
+            ])),
+            exposure: Some(exposure(&mut rng)),
+            names: Some(names(&mut rng)),
+            position: Some(Position {
+                cluster: "east".into(),
+                locality,
+            }),
+            traffic: Some(traffic(&mut rng)),
+            overrides: (rng.u8(..8) == 0).then(|| Override::Evacuate(pattern(&mut rng))),
+            ..Change::default()
+        };
+        let snapshot = build(&Snapshot::default(), change);
+        let tunnels = lived(&mut rng, &snapshot);
+        let [domain, namespace, account] = PEER;
+        Self {
+            question: Question {
+                from: Some(format!("spiffe://{domain}/ns/{namespace}/sa/{account}")),
+                to: Some(target(&mut rng, count)),
+                all: true,
+                ..Question::default()
+            },
+            snapshot,
+            _tunnels: tunnels,
+        }
+    }
+
+    pub(super) fn to(&self) -> &str {
+        self.question.to.as_deref().expect("a target")
+    }
+
+    pub(super) fn identity(&self) -> Identity {
+        let [trust_domain, namespace, service_account] = PEER.map(Arc::from);
+        Identity {
+            uri: self.question.from.as_deref().expect("a peer").into(),
+            trust_domain,
+            namespace,
+            service_account,
+            not_after: SystemTime::UNIX_EPOCH,
+        }
+    }
+}
+
+fn one_in(rng: &mut Rng, of: u8) -> bool {
+    rng.u8(..of) == 0
+}
+
+fn target(rng: &mut Rng, count: u8) -> String {
+    match rng.u8(..12) {
+        0 => "echo.app.global:80".to_owned(),
+        1 => "exposed.example:80".to_owned(),
+        2 => "plain.example:80".to_owned(),
+        3 => "both.example:80".to_owned(),
+        4 => "regional.example:80".to_owned(),
+        5 => "240.0.0.1:80".to_owned(),
+        6 => format!("10.0.0.{}:8080", rng.u8(1..=count)),
+        _ => format!("{ECHO}:80"),
+    }
+}
+
+fn service(rng: &mut Rng, hostname: &str, of_waypoints: bool) -> Service {
+    let mut parts = hostname.split('.');
+    let mut part = || parts.next().unwrap_or_default();
+    let (name, namespace) = (part(), part());
+    let waypoint = |(place, weight): (&str, u32)| Waypoint {
+        gateway: GatewayAddress {
+            place: Place::Name(format!("edge/{place}")),
+            port: 15008,
+        },
+        weight,
+    };
+    let weights = WAYPOINTS.map(|place| (place, rng.u32(..4)));
+    let localities = (0..6).map(|_| (rng.u32(..3), locality(rng), rng.u32(..4)));
+    let localities = localities.collect();
+    let assignment = Assignment {
+        overprovisioning: *rng.choice(&[100, 140, 200]).expect("a factor"),
+        by_locality: rng.bool(),
+        localities,
+        drops: Vec::new(),
+    };
+    Service {
+        name: name.into(),
+        namespace: namespace.into(),
+        hostname: hostname.into(),
+        vips: match hostname {
+            ECHO => vec![("east".to_owned(), [240, 0, 0, 1].into())],
+            _ => Vec::new(),
+        },
+        ports: [(80, 8080), (15008, 15008)].into(),
+        waypoints: match of_waypoints {
+            true => weights.into_iter().map(waypoint).collect(),
+            false => Vec::new(),
+        },
+        preferences: rng.choice(PREFERENCES).expect("preferences").into(),
+        strict: one_in(rng, 8),
+        allow_unhealthy: one_in(rng, 8),
+        assignments: one_in(rng, 4)
+            .then(|| (80, Arc::new(assignment)))
+            .into_iter()
+            .collect(),
+        ..Service::default()
+    }
+}
+
+fn workload(rng: &mut Rng, at: u8) -> Workload {
+    let weights = [0, 1, 1, 1, 2, 3, 10, 1_000, u32::MAX];
+    let mut served = vec![match rng.u8(..4) {
+        0 => *rng.choice(&WAYPOINTS).expect("a waypoint"),
+        1 => TWIN,
+        _ => ECHO,
+    }];
+    served.extend(one_in(rng, 4).then_some(TWIN));
+    let is_waypoint = WAYPOINTS.contains(&served[0]);
+    let key = |hostname: &str| {
+        let namespace = hostname.split('.').nth(1).unwrap_or_default();
+        format!("{namespace}/{hostname}").as_str().into()
+    };
+    let ports = || [(80, 8080), (15008, 15008)].into();
+    let plain = !is_waypoint && one_in(rng, 3);
+    Workload {
+        uid: format!("uid-{at:02}").into(),
+        namespace: "app".into(),
+        addresses: [[10, 0, 0, at].into()].into(),
+        cluster: if rng.bool() { "east" } else { "other" }.into(),
+        network: if one_in(rng, 8) { "west" } else { "east" }.into(),
+        locality: locality(rng).into(),
+        protocol: if plain {
+            Protocol::Tcp
+        } else {
+            Protocol::Hbone
+        },
+        healthy: !one_in(rng, 5),
+        capacity: *rng.choice(&weights).expect("a weight"),
+        priority: rng.u32(..3),
+        services: served.into_iter().map(|of| (key(of), ports())).collect(),
+        ..Workload::default()
+    }
+}
+
+fn locality(rng: &mut Rng) -> Locality {
+    let region = *rng.choice(&["r1", "r1", "r2", "r3", ""]).expect("a region");
+    let zone = *rng.choice(&["a", "b"]).expect("a zone");
+    Locality {
+        region: region.into(),
+        zone: if region.is_empty() { "" } else { zone }.into(),
+        subzone: Arc::default(),
+    }
+}
+
+fn pattern(rng: &mut Rng) -> RegionPattern {
+    let text = *rng
+        .choice(&["r1", "r2", "r3/*", "r1/a"])
+        .expect("a pattern");
+    RegionPattern::parse(text).expect("a pattern")
+}
+
+fn traffic(rng: &mut Rng) -> Traffic {
+    let rule = |rng: &mut Rng| {
+        let every = (RegionPattern::parse("*").expect("a pattern"), rng.u32(..3));
+        let mut regions = vec![every];
+        regions.extend((0..rng.u8(..3)).map(|_| (pattern(rng), rng.u32(..5))));
+        Rule {
+            preferences: one_in(rng, 4).then(|| *rng.choice(&PREFERENCES).expect("some")),
+            spill: one_in(rng, 3).then(|| Spill::below(rng.u8(1..=100))),
+            regions: match one_in(rng, 4) {
+                true => Regions::new(regions),
+                false => Regions::default(),
+            },
+            latency: one_in(rng, 4).then_some(true),
+        }
+    };
+    let services = ["both.example", ECHO, WAYPOINTS[0]];
+    let services: Vec<_> = services.map(|host| (host.into(), rule(rng))).into();
+    let services = services.into_iter().filter(|_| rng.bool());
+    let services: Vec<_> = services.collect();
+    Traffic::new(services, rule(rng))
+}
+
+fn exposure(rng: &mut Rng) -> ExposureTable {
+    let mut table = ExposureTable::new(rng.bool());
+    let to = vec![Audience {
+        cluster: Some("west".into()),
+        ..Audience::default()
+    }];
+    let entry = |index| Exposure {
+        index,
+        to: to.clone(),
+        workloads: true,
+        ..Exposure::default()
+    };
+    table.expose(ECHO, &entry(0), [("exposed.example", None)]);
+    table.expose(TWIN, &entry(1), []);
+    table
+}
+
+fn names(rng: &mut Rng) -> NameTable {
+    let both = || vec![(ECHO.into(), None), (TWIN.into(), Some(80))];
+    let consumers = || Some(vec!["west".into()]);
+    let region = (*rng.choice(&["r1", "r2"]).expect("a region")).into();
+    let plain = Alias::new(
+        ("plain.example", None),
+        vec![(ECHO.into(), None)],
+        None,
+        None,
+    );
+    let several = Alias::new(("both.example", Some(80)), both(), consumers(), None);
+    let regional = Alias::new(("regional.example", None), both(), None, Some(region));
+    NameTable::new(
+        ["svc.cluster.local", "global"],
+        [
+            ("plain.example", plain),
+            ("both.example", several),
+            ("regional.example", regional),
+        ],
+    )
+}
+
+/// What has happened to the endpoints: tunnels that are open, dials, ejections.
+fn lived(rng: &mut Rng, snapshot: &Snapshot) -> Vec<InFlight> {
+    let mut services: Vec<_> = snapshot.services.iter().collect();
+    services.sort_by_key(|(hostname, _)| Arc::clone(hostname));
+    let sets = services
+        .iter()
+        .flat_map(|(_, service)| service.ports.get(&80));
+    let endpoints: Vec<&Arc<Endpoint>> = sets.flat_map(|set| &set.endpoints).collect();
+    let (is_busy, now) = (rng.bool(), Instant::now());
+    let mut tunnels = Vec::new();
+    for endpoint in endpoints {
+        let state = &endpoint.state;
+        let open = if is_busy { rng.u8(..6) } else { 0 };
+        tunnels.extend((0..open).map(|_| InFlight::new(state)));
+        state.dialled(Duration::from_millis(rng.u64(1..50)));
+        if one_in(rng, 6) {
+            // For minutes, so that no ejection ends while picks are counted.
+            for _ in 0..8 {
+                state.eject(now);
+            }
+        }
+    }
+    tunnels
+}

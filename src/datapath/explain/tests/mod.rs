@@ -1,0 +1,163 @@
+//! Odds against picks: for meshes that a seed draws, what is said of each endpoint and how often
+//! the balancer picks it (Pearson's chi-square).
+
+mod chi_square;
+mod mesh;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::time::Instant;
+
+use super::super::balance::choose;
+use super::super::dial::DenyList;
+use super::*;
+use crate::snapshot::Endpoint;
+
+use chi_square::p_value;
+use mesh::Generated;
+
+const MESHES: u64 = 1_000;
+const PICKS: u32 = 10_000;
+/// One of a million samples of the right odds is rejected: one run of a thousand would be, and the
+/// seeds are fixed.
+const P_MIN: f64 = 1e-6;
+
+/// What is wrong with an explainer.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Nothing,
+    /// Every endpoint has the same odds.
+    Even,
+    /// Shares go by weight alone, whatever the tier.
+    ByWeight,
+    /// The likeliest and the least likely endpoint are taken for each other.
+    Swapped,
+}
+
+fn explained(of: &Generated, now: Instant) -> Answer {
+    let deny = DenyList::new(Vec::new(), Vec::new());
+    let listeners = [("cross-network".to_owned(), Listener::default())];
+    let world = World {
+        snapshot: &of.snapshot,
+        deny: &deny,
+        listeners: &listeners,
+        has_room: true,
+        now,
+    };
+    run(&world, &of.question).expect("a good question")
+}
+
+fn distort(answer: &mut Answer, fault: Fault) {
+    let rows = &mut answer.endpoints;
+    let count = f64::from(u32::try_from(rows.len()).expect("few"));
+    let sum: f64 = rows.iter().map(|row| f64::from(row.weight)).sum();
+    match fault {
+        Fault::Nothing => {}
+        Fault::Even => rows.iter_mut().for_each(|row| row.odds = 1.0 / count),
+        Fault::ByWeight => {
+            let weight = |row: &EndpointRow| f64::from(row.weight);
+            rows.iter_mut().for_each(|row| row.odds = weight(row) / sum);
+        }
+        Fault::Swapped => {
+            if let [first, .., last] = &mut rows[..] {
+                std::mem::swap(&mut first.odds, &mut last.odds);
+            }
+        }
+    }
+}
+
+/// How often each endpoint is picked, by its workload and address.
+fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
+    let identity = of.identity();
+    let peer = Peer::known(identity, ([0; 4], 0).into(), &of.snapshot).expect("one of the set");
+    let route = || {
+        let authority = Authority::parse(of.to()).expect("an authority");
+        let origin = of.question.origin().expect("an origin");
+        route::run(&of.snapshot, &peer, Target { authority, origin })
+    };
+    let mut counts: HashMap<*const Endpoint, (Arc<Endpoint>, u32)> = HashMap::new();
+    let Ok(mut kept) = route() else {
+        return HashMap::new();
+    };
+    for _ in 0..PICKS {
+        if kept.is_by_waypoint() {
+            kept = route().expect("a route");
+        }
+        if let Some(endpoint) = choose(kept.endpoints(), &[]) {
+            let key = Arc::as_ptr(endpoint);
+            counts
+                .entry(key)
+                .or_insert_with(|| (Arc::clone(endpoint), 0))
+                .1 += 1;
+        }
+    }
+    let counts = counts.into_values();
+    let key = |endpoint: &Endpoint| (Arc::clone(endpoint.uid()), endpoint.address.to_string());
+    counts
+        .map(|(endpoint, count)| (key(&endpoint), count))
+        .collect()
+}
+
+/// How well the odds of a mesh fit its picks; none where nothing is picked.
+fn fit(seed: u64, fault: Fault) -> Option<f64> {
+    let of = Generated::new(seed);
+    let mut answer = explained(&of, Instant::now());
+    fastrand::seed(seed);
+    let counts = picked(&of);
+    if answer.endpoints.is_empty() {
+        assert!(counts.is_empty(), "seed {seed}: {answer:?}");
+        return None;
+    }
+    let sum: f64 = answer.endpoints.iter().map(|row| row.odds).sum();
+    assert!((sum - 1.0).abs() < 1e-9, "seed {seed}: {sum}");
+    distort(&mut answer, fault);
+    let bins = answer.endpoints.iter().map(|row| {
+        let key = (Arc::clone(&row.workload), row.address.clone());
+        let count = counts.get(&key).copied().unwrap_or(0);
+        (row.odds * f64::from(PICKS), f64::from(count))
+    });
+    let bins: Vec<_> = bins.collect();
+    let told: f64 = bins.iter().map(|(_, count)| count).sum();
+    assert_eq!(
+        told,
+        f64::from(PICKS),
+        "seed {seed}: one was picked that is not told"
+    );
+    Some(p_value(&bins))
+}
+
+#[test]
+fn the_odds_fit_the_picks_of_a_thousand_meshes() {
+    let (next, tested) = (AtomicU64::new(0), AtomicU64::new(0));
+    let work = || {
+        while tested.load(Ordering::Relaxed) < MESHES {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if let Some(p) = fit(seed, Fault::Nothing) {
+                assert!(p > P_MIN, "seed {seed}: p is {p}");
+                tested.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    };
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(work);
+        }
+    });
+    let drawn = next.load(Ordering::Relaxed);
+    assert!(
+        drawn < 2 * MESHES,
+        "too many meshes without endpoint: {drawn}"
+    );
+}
+
+#[test]
+fn odds_that_are_wrong_are_caught() {
+    for fault in [Fault::Even, Fault::ByWeight, Fault::Swapped] {
+        let caught = (0..20).filter_map(|seed| fit(seed, fault));
+        let caught = caught.filter(|p| *p <= P_MIN).count();
+        assert!(caught >= 5, "{fault:?} is caught in {caught} of 20 meshes");
+    }
+}

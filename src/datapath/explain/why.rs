@@ -1,0 +1,459 @@
+//! Why, in words: what matched, what allows or refuses, and what to write so that it would not.
+
+use crate::reason::Reason;
+use crate::snapshot::{Alias, Enforcement, Exposure, Means, Service, Snapshot, Verdict};
+use crate::tls::Identity;
+use crate::wire::{Authority, Host};
+
+use super::super::hello::Hello;
+use super::super::identity::Peer;
+use super::super::route::{self, Route};
+use super::super::tunnel::Origin;
+use super::answer::{EntryRow, Leg, PeerRow, RouteRow, RuleRow};
+
+/// What is done about Istio's policies.
+pub(super) fn enforcement(snapshot: &Snapshot) -> &'static str {
+    match snapshot.enforcement {
+        Enforcement::Off => "off",
+        Enforcement::Audit => "audit",
+        Enforcement::Enforce => "enforce",
+    }
+}
+
+/// A peer of whom nothing is known.
+pub(super) fn peer(peer: &Peer) -> PeerRow {
+    let address = peer.source.address.ip();
+    let from = match address.is_unspecified() {
+        true => String::new(),
+        false => format!(" at {address}"),
+    };
+    PeerRow {
+        said: format!("a peer{from} without an identity, as everybody is on a TLS listener"),
+        ..PeerRow::default()
+    }
+}
+
+/// A peer whose identity was verified, in the cluster that its trust domain stands for.
+pub(super) fn identity(identity: &Identity, cluster: Option<&str>) -> PeerRow {
+    let domain = &identity.trust_domain;
+    let said = match cluster {
+        Some(cluster) => format!("of cluster {cluster}, by its trust domain {domain}"),
+        None => format!(
+            "refused in the handshake: trust domain {domain} is not in the trust set; write \
+             {{name: {domain}, cluster: NAME}} into `trust.domains`"
+        ),
+    };
+    PeerRow {
+        identity: Some(identity.uri.to_string()),
+        cluster: cluster.map(ToOwned::to_owned),
+        said,
+    }
+}
+
+/// An authority that is none.
+pub(super) fn no_authority(asked: &str) -> Leg {
+    Leg {
+        asked: asked.to_owned(),
+        rule: RuleRow {
+            said: "it is no authority of the form host:port or ip:port".to_owned(),
+            change: Some("write HOST:PORT, such as echo.app.svc.cluster.local:80".to_owned()),
+            ..RuleRow::default()
+        },
+        ..Leg::default()
+    }
+}
+
+/// A hello that nothing is routed by.
+pub(super) fn unrouted(hello: &Hello, from: String, reason: Reason) -> Leg {
+    let asked = hello.sni.as_deref().unwrap_or("no server name");
+    let (said, change) = match reason {
+        Reason::NoIstioAlpn => (
+            "the hello offers none of Istio's protocols by ALPN",
+            "the client has to offer one, such as `istio`",
+        ),
+        _ => (
+            "nothing is routed by this server name",
+            "the client has to send outbound_.PORT_._.HOST on a listener of Istio's names (its \
+             subsets are not known here), and elsewhere a name that a route has",
+        ),
+    };
+    Leg {
+        asked: asked.to_owned(),
+        from: Some(from),
+        rule: RuleRow {
+            said: said.to_owned(),
+            change: Some(change.to_owned()),
+            ..RuleRow::default()
+        },
+        ..Leg::default()
+    }
+}
+
+/// The target of a listener's own route.
+pub(super) fn granted() -> RuleRow {
+    RuleRow {
+        allowed: true,
+        said: "the listener's own route opens it to whoever reaches the listener".to_owned(),
+        ..RuleRow::default()
+    }
+}
+
+/// A route that was found, and why it does or does not go to a waypoint.
+pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow {
+    let service = route.service();
+    let (by, said) = matched(snapshot, route);
+    RouteRow {
+        service: format!("{}/{}", service.namespace, service.hostname),
+        port: route.port(),
+        by: by.to_owned(),
+        said,
+        by_waypoint: route.is_by_waypoint(),
+        waypoint: waypoint(snapshot, peer, route),
+        route_by: match route.is_direct() {
+            true => "sni".to_owned(),
+            false => "authority".to_owned(),
+        },
+    }
+}
+
+/// What leads from what was asked for to the service.
+fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
+    let hostname = &route.service().hostname;
+    match (route.means(), &route.asked().host) {
+        (Means::Service, Host::Name(name)) if **name == **hostname => {
+            ("hostname", "its hostname".to_owned())
+        }
+        (Means::Service, Host::Name(_)) => {
+            let said = "a name of the same family, by `names.suffixes`";
+            ("family", said.to_owned())
+        }
+        (Means::Service, Host::Ip(_)) => {
+            ("vip", format!("its VIP in network {}", snapshot.network()))
+        }
+        (Means::Exposed, _) => ("exposedName", "a name that `exposure` gives it".to_owned()),
+        (Means::Alias(alias), _) => ("alias", said_of(alias)),
+        (Means::Workload(workload), _) => (
+            "workload",
+            format!("an address of workload {}", workload.uid),
+        ),
+    }
+}
+
+/// An alias as people read it.
+fn said_of(alias: &Alias) -> String {
+    let consumers = match alias.consumers() {
+        None => "for every peer".to_owned(),
+        Some(consumers) => format!("for peers of {}", consumers.join(", ")),
+    };
+    let targets = alias.targets().iter().map(|(host, port)| match port {
+        Some(port) => format!("{host}:{port}"),
+        None => host.to_string(),
+    });
+    let to = targets.collect::<Vec<_>>().join(", ");
+    let region = alias.region();
+    let region = region.map_or_else(String::new, |region| format!(", in region {region}"));
+    format!("an alias of `names` {consumers}, to {to}{region}")
+}
+
+fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
+    let definition = &route.service().definition;
+    if definition.waypoints.is_empty() {
+        return None;
+    }
+    let names = definition.waypoint_names();
+    let origin = match route.origin() {
+        Origin::Workload => "no x-istio-source",
+        Origin::Waypoint => "x-istio-source: waypoint",
+        Origin::Gateway => "x-istio-source: gateway",
+    };
+    if route.is_past_waypoints() {
+        return Some(format!(
+            "past its waypoint {names}: the peer says {origin}, and is believed"
+        ));
+    }
+    let why = match route.origin() {
+        _ if route.is_direct() => "nobody on a TLS listener is believed to come from it".to_owned(),
+        Origin::Workload => format!("the peer says {origin}"),
+        Origin::Gateway if definition.ingress_use_waypoint => {
+            format!("the peer says {origin}, and the service sends gateways to its waypoint too")
+        }
+        Origin::Waypoint | Origin::Gateway => format!(
+            "the peer says {origin}, and is not believed: {} is neither an identity of a waypoint \
+             nor in `trust.waypoints`",
+            peer.source.principal
+        ),
+    };
+    let there = match route::waypoints(snapshot, definition).next() {
+        Some(_) if !route.is_direct() => "",
+        Some(_) => ", and it has no endpoint there",
+        None => ", which is unknown or has no HBONE endpoint",
+    };
+    Some(format!("to its waypoint {names}{there}: {why}"))
+}
+
+/// Why nothing was found.
+pub(super) fn unknown(snapshot: &Snapshot, peer: &Peer, asked: &Authority) -> RuleRow {
+    let (said, change) = match &asked.host {
+        Host::Name(name) => unknown_name(snapshot, peer, asked, name),
+        Host::Ip(ip) => match snapshot.by_vip(*ip) {
+            Some(service) => without_port(service, asked.port),
+            None => (
+                format!(
+                    "no service has this VIP in network {}, and no entry of `exposure` with \
+                     `workloads: true` opens a workload at this address and target port",
+                    snapshot.network()
+                ),
+                "write the hostname of a service, a VIP of one in this network, or `workloads: \
+                 true` into its entry of `exposure.services`"
+                    .to_owned(),
+            ),
+        },
+    };
+    RuleRow {
+        said,
+        change: Some(change),
+        ..RuleRow::default()
+    }
+}
+
+fn unknown_name(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    asked: &Authority,
+    name: &str,
+) -> (String, String) {
+    let cluster = snapshot.trust.cluster(&peer.source.trust_domain);
+    let alias = snapshot.names.alias(asked, cluster.map(|name| &**name));
+    let others = snapshot.names.called(name);
+    if let Some(service) = snapshot.called(name) {
+        without_port(service, asked.port)
+    } else if let Some((host, port)) = snapshot.exposure.alias(asked) {
+        match snapshot.called(host) {
+            Some(service) => without_port(service, port),
+            None => (
+                format!("`exposure` gives the name to {host}, which the mesh does not have"),
+                "wait for the service, or write the name into the entry of one that is there"
+                    .to_owned(),
+            ),
+        }
+    } else if let Some(alias) = alias {
+        (
+            format!("it is {}: nothing with this port is there", said_of(alias)),
+            "write a service and a port that the mesh has into its `to`".to_owned(),
+        )
+    } else if let Some(other) = others.first() {
+        let port = other.asked().map(|port| format!(" at port {port}"));
+        let port = port.unwrap_or_default();
+        (
+            format!(
+                "it is, but not for this peer and port, {}{port}",
+                said_of(other)
+            ),
+            "write the peer's cluster into `consumers` of the alias, or ask for its port"
+                .to_owned(),
+        )
+    } else {
+        (
+            "no service has this hostname, neither `exposure` nor `names` gives one the name, and \
+             no family of `names.suffixes` has it"
+                .to_owned(),
+            "write a hostname that the mesh has (`strait status --all`), or this one into `names` \
+             of an entry of `exposure.services`"
+                .to_owned(),
+        )
+    }
+}
+
+fn without_port(service: &Service, port: u16) -> (String, String) {
+    let ports = service.ports.keys().map(ToString::to_string);
+    let mut ports: Vec<_> = ports.collect();
+    ports.sort_unstable();
+    let ports = match ports.is_empty() {
+        true => "none".to_owned(),
+        false => ports.join(", "),
+    };
+    (
+        format!("{} has no port {port}; it has {ports}", service.hostname),
+        format!("write a port of {}", service.hostname),
+    )
+}
+
+/// What is judged, kept while the route goes to the judge.
+pub(super) struct Judge<'a> {
+    snapshot: &'a Snapshot,
+    peer: &'a Peer,
+    /// The services that have to be exposed: of an alias all that are behind it.
+    subjects: Vec<Subject<'a>>,
+    is_workload: bool,
+}
+
+/// A service port that has to be exposed.
+struct Subject<'a> {
+    host: String,
+    port: u16,
+    /// The entries that count for how it was asked for.
+    entries: Vec<&'a Exposure>,
+    /// Whether the service has any entry at all.
+    has_entry: bool,
+    verdict: Verdict,
+}
+
+impl<'a> Judge<'a> {
+    pub(super) fn of(snapshot: &'a Snapshot, peer: &'a Peer, route: &Route) -> Self {
+        let (asked, means) = (route.asked(), route.means());
+        let hosts: Vec<_> = match means {
+            Means::Alias(alias) => snapshot.behind(alias, asked.port).collect(),
+            _ => vec![(&*route.service().hostname, route.port())],
+        };
+        let each = match means {
+            Means::Alias(_) => &Means::Service,
+            own => own,
+        };
+        let subject = |(host, port): (&str, u16)| Subject {
+            host: host.to_owned(),
+            port,
+            entries: entries(snapshot, asked, (host, port), each),
+            has_entry: snapshot.exposure.has_entry(&snapshot.entry_of(host)),
+            verdict: snapshot.judge(peer.caller(), asked, (host, port), each),
+        };
+        Self {
+            snapshot,
+            peer,
+            subjects: hosts.into_iter().map(subject).collect(),
+            is_workload: matches!(means, Means::Workload(_)),
+        }
+    }
+
+    /// Says what allowed it, or what refused it for a reason.
+    pub(super) fn rule(&self, refused: Option<Reason>) -> RuleRow {
+        let mut subjects = self.subjects.iter();
+        match refused {
+            None => self.allowed(),
+            Some(Reason::NotLinked) => self.not_linked(),
+            Some(reason) => {
+                let found = subjects.find(|subject| subject.verdict != Verdict::Allowed);
+                found.map_or_else(
+                    || RuleRow {
+                        said: format!("a rule refuses it ({reason})"),
+                        ..RuleRow::default()
+                    },
+                    |subject| self.refused(subject),
+                )
+            }
+        }
+    }
+
+    fn allowed(&self) -> RuleRow {
+        let (caller, trust) = (self.peer.caller(), &self.snapshot.trust);
+        let mut rule = RuleRow {
+            allowed: true,
+            ..RuleRow::default()
+        };
+        let said = self.subjects.iter().map(|subject| {
+            let admits = |entry: &&&Exposure| entry.to.iter().any(|to| to.admits(caller, trust));
+            let what = match subject.entries.iter().find(admits) {
+                Some(entry) => {
+                    rule.entries.push(row(entry));
+                    format!("exposure.services[{}] admits the peer", entry.index)
+                }
+                None if self.snapshot.is_exported(&subject.host, subject.port) => {
+                    "it is exported to the trust set, by the control plane or an object of its own"
+                        .to_owned()
+                }
+                None => "`exposure.default: all` exposes it to the trust set".to_owned(),
+            };
+            match self.subjects.len() {
+                1 => what,
+                _ => format!("{}: {what}", subject.host),
+            }
+        });
+        rule.said = said.collect::<Vec<_>>().join("; ");
+        rule
+    }
+
+    fn not_linked(&self) -> RuleRow {
+        let from = &self.peer.source.cluster;
+        RuleRow {
+            said: format!("no link leads here from cluster {from}"),
+            change: Some(format!(
+                "write {{from: {from}, to: THIS_CLUSTER}} into `links`"
+            )),
+            ..RuleRow::default()
+        }
+    }
+
+    fn refused(&self, subject: &Subject<'_>) -> RuleRow {
+        let Subject { host, port, .. } = subject;
+        let who = self.audience();
+        let behind = match self.subjects.len() {
+            1 => String::new(),
+            _ => format!("{host} is behind it, and has to be exposed too: "),
+        };
+        let workloads = match self.is_workload {
+            true => ", workloads: true",
+            false => "",
+        };
+        let entry = format!("{{service: \"{host}:{port}\", to: [{who}]{workloads}}}");
+        let (said, change) = match (subject.verdict, subject.entries.last()) {
+            (Verdict::NotForPeer, Some(last)) => (
+                "its entries of `exposure` admit others, and not this peer",
+                format!("write {who} into `to` of exposure.services[{}]", last.index),
+            ),
+            _ if self.snapshot.is_kept(host) => (
+                "an object of its own keeps it to its cluster, whatever `exposure` says",
+                "take the label or annotation of the Service, or of its namespace, away".to_owned(),
+            ),
+            _ if subject.has_entry => (
+                "its entries of `exposure` admit nobody this way and at this port",
+                format!("write {entry} into `exposure.services`"),
+            ),
+            _ => (
+                "it is exposed to nobody: it has no entry in `exposure`, neither the control plane \
+                 nor an object of its own exports it, and `exposure.default` does not help this peer",
+                format!("write {entry} into `exposure.services`"),
+            ),
+        };
+        RuleRow {
+            allowed: false,
+            said: format!("{behind}{said}"),
+            entries: subject.entries.iter().map(|entry| row(entry)).collect(),
+            change: Some(change),
+        }
+    }
+
+    /// The peer as an entry of `to` describes it.
+    fn audience(&self) -> String {
+        let source = &self.peer.source;
+        match self.peer.is_unknown() {
+            true => "{anyone: true}".to_owned(),
+            false => format!(
+                "{{cluster: {}, namespaces: [{}]}}",
+                source.cluster, source.namespace
+            ),
+        }
+    }
+}
+
+/// The entries that count for a service port that is asked for so.
+fn entries<'a>(
+    snapshot: &'a Snapshot,
+    asked: &Authority,
+    (host, port): (&str, u16),
+    means: &Means,
+) -> Vec<&'a Exposure> {
+    if *means == Means::Exposed {
+        return snapshot.exposure.entries_called(asked).collect();
+    }
+    let entries = snapshot.exposure.entries(&snapshot.entry_of(host)).iter();
+    let of_port = entries.filter(|entry| entry.is_about(port));
+    let opens = |entry: &&Exposure| entry.workloads || !matches!(means, Means::Workload(_));
+    of_port.filter(opens).collect()
+}
+
+fn row(entry: &Exposure) -> EntryRow {
+    EntryRow {
+        index: entry.index,
+        line: None,
+        to: entry.to.iter().map(ToString::to_string).collect(),
+    }
+}

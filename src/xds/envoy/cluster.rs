@@ -1,0 +1,163 @@
+//! From CDS to where the endpoints of a cluster come from, and how they are balanced.
+//!
+//! Passed over is what says how Envoy connects (timeouts, circuit breakers, health checks of its
+//! own, outlier detection) and how it draws (`lb_policy`, subsets, hashing): the gateway draws by
+//! weight and load. What bytes are wrapped into is passed over too, and said: they go on as they
+//! come.
+
+use prost_types::Any;
+
+use super::endpoints::{self, Endpoints};
+use crate::grpc::cluster as proto;
+use crate::grpc::cluster::cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig};
+use crate::grpc::core::config_source::ConfigSourceSpecifier;
+use crate::xds::unknown::fields;
+use crate::xds::wds::shown;
+use crate::xds::words::Words;
+
+/// The transport socket that leaves bytes as they are.
+const RAW: &str = "envoy.transport_sockets.raw_buffer";
+/// Where the settings of kinds of balancing have what they say of localities, and there the
+/// field that says that these have weights.
+const LOCALITIES: [(&str, u32); 3] = [
+    ("round_robin.v3.RoundRobin", 2),
+    ("least_request.v3.LeastRequest", 4),
+    ("random.v3.Random", 1),
+];
+const LOCALITIES_PREFIX: &str = "type.googleapis.com/envoy.extensions.load_balancing_policies.";
+const WEIGHTED: u32 = 2;
+/// A kind of balancing that is by weights of localities, whatever it is around.
+const WRR_LOCALITY: &str = "wrr_locality.v3.WrrLocality";
+
+/// What we know of a cluster that serves.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    /// Where its endpoints come from.
+    pub(super) source: Source,
+    /// Whether the weights of localities count.
+    pub(super) by_locality: bool,
+    /// What is not done as it says, for people.
+    pub(super) notes: Vec<String>,
+}
+
+/// Where the endpoints of a cluster come from.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// From EDS, by this name.
+    Eds(String),
+    /// From the cluster itself.
+    Own(Endpoints),
+    /// From nowhere that we know.
+    Unknown,
+}
+
+/// Reads a cluster.
+pub(super) fn cluster(from: proto::Cluster, words: &mut Words) -> Result<Cluster, String> {
+    let mut notes = Vec::new();
+    let sockets = from.transport_socket_matches.into_iter();
+    let sockets = sockets.filter_map(|one| one.transport_socket);
+    let mut sockets = from.transport_socket.into_iter().chain(sockets);
+    if let Some(socket) = sockets.find(|socket| socket.name != RAW) {
+        let name = shown(&socket.name);
+        notes.push(format!(
+            "the transport socket {name} is not used: bytes go on as they come"
+        ));
+    }
+    let by_locality = match from.load_balancing_policy {
+        Some(policies) => extension(&policies).unwrap_or_else(|| {
+            notes.push(
+                "no policy of its load_balancing_policy is understood: endpoints are drawn by \
+                 weight and load, without weights of localities"
+                    .to_owned(),
+            );
+            false
+        }),
+        None => from
+            .common_lb_config
+            .is_some_and(|common| common.locality_weighted_lb_config.is_some()),
+    };
+    let own = |words| {
+        let of = from.load_assignment.unwrap_or_default();
+        endpoints::endpoints(of, words).map_err(|why| format!("cluster.load_assignment.{why}"))
+    };
+    let source = match from.cluster_discovery_type {
+        Some(ClusterDiscoveryType::ClusterType(custom)) => {
+            let name = shown(&custom.name);
+            notes.push(format!(
+                "its type {name} is not understood: it has no endpoint"
+            ));
+            Source::Unknown
+        }
+        Some(ClusterDiscoveryType::Type(of)) => match DiscoveryType::try_from(of) {
+            Ok(DiscoveryType::Eds) => Source::Eds(eds(&from.name, from.eds_cluster_config)?),
+            Ok(DiscoveryType::Static | DiscoveryType::StrictDns | DiscoveryType::LogicalDns) => {
+                Source::Own(own(words)?)
+            }
+            Ok(DiscoveryType::OriginalDst) => {
+                notes.push("its endpoints are those of each connection: it has none".to_owned());
+                Source::Unknown
+            }
+            Err(_) => return Err(format!("cluster.type: {of} is not understood")),
+        },
+        // STATIC is the default.
+        None => Source::Own(own(words)?),
+    };
+    Ok(Cluster {
+        source,
+        by_locality,
+        notes,
+    })
+}
+
+/// The name that EDS is asked for. Whoever else could be asked is not.
+fn eds(cluster: &str, from: Option<EdsClusterConfig>) -> Result<String, String> {
+    let EdsClusterConfig {
+        eds_config,
+        service_name,
+    } = from.unwrap_or_default();
+    let source = eds_config.and_then(|config| config.config_source_specifier);
+    let other = match source {
+        None | Some(ConfigSourceSpecifier::Ads(_) | ConfigSourceSpecifier::Self_(_)) => None,
+        Some(ConfigSourceSpecifier::ApiConfigSource(_)) => Some("api_config_source"),
+        Some(ConfigSourceSpecifier::Path(_) | ConfigSourceSpecifier::PathConfigSource(_)) => {
+            Some("a file")
+        }
+    };
+    if let Some(other) = other {
+        return Err(format!(
+            "cluster.eds_cluster_config.eds_config: {other}, want `ads` or `self`"
+        ));
+    }
+    Ok(match service_name.is_empty() {
+        true => cluster.to_owned(),
+        false => service_name,
+    })
+}
+
+/// Whether the first kind of balancing that we know has weights of localities; none if we know
+/// none.
+fn extension(from: &proto::LoadBalancingPolicy) -> Option<bool> {
+    let policies = from.policies.iter();
+    let configs = policies.filter_map(|one| one.typed_extension_config.as_ref());
+    configs
+        .filter_map(|one| one.typed_config.as_ref())
+        .find_map(has_weights)
+}
+
+fn has_weights(Any { type_url, value }: &Any) -> Option<bool> {
+    let kind = type_url.strip_prefix(LOCALITIES_PREFIX)?;
+    if kind == WRR_LOCALITY {
+        return Some(true);
+    }
+    let (_, own) = LOCALITIES.into_iter().find(|(known, _)| *known == kind)?;
+    let mut weighted = false;
+    // What is no message says nothing.
+    let _ = fields(value, |number, _, inner| match number == own {
+        true => fields(inner, |number, _, _| {
+            weighted |= number == WEIGHTED;
+            Ok(())
+        }),
+        false => Ok(()),
+    });
+    Some(weighted)
+}

@@ -1,0 +1,383 @@
+//! From an assignment of EDS, or of a cluster itself, to workloads and how they are balanced.
+//!
+//! What is wrong in an assignment rejects all of it. An endpoint that cannot be dialled by anybody
+//! outside Envoy (a unix socket, a listener inside Envoy, UDP, a port by name, a resolver) is left
+//! out and said to be. Passed over are `named_endpoints` (only what names one is rejected),
+//! `additional_addresses`, `proximity`, `endpoint_stale_after` and the settings of health checks.
+//!
+//! UNKNOWN and HEALTHY endpoints are ready, DEGRADED ones where nothing else is, others are not. An
+//! endpoint without weight has 1, a locality without weight none. Of metadata these count:
+//! `envoy.transport_socket_match: {tunnel: http}` is HBONE, and so is a listener inside Envoy with
+//! `envoy.filters.listener.original_dst: {local: IP:PORT}`, as Istio has it; and
+//! `istio: {workload: name;namespace;canonical name;revision;cluster}` is who it is.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use prost_types::value::Kind;
+
+use crate::grpc::core::address::Address;
+use crate::grpc::core::socket_address::{PortSpecifier, Protocol as Transport};
+use crate::grpc::core::{self, HealthStatus, Metadata};
+use crate::grpc::endpoint as proto;
+use crate::grpc::endpoint::cluster_load_assignment::{Policy, policy::DropOverload};
+use crate::grpc::endpoint::lb_endpoint::HostIdentifier;
+use crate::grpc::endpoint::locality_lb_endpoints::LbConfig;
+use crate::grpc::number::fractional_percent::DenominatorType;
+use crate::snapshot::mesh::{Locality, Protocol, Workload};
+use crate::wire::{Authority, Host};
+use crate::xds::wds::{number, shown};
+use crate::xds::words::Words;
+
+/// Localities of an assignment, at all its priorities.
+pub(super) const LOCALITIES_MAX: usize = 10_000;
+/// Endpoints of an assignment. Each is a few bytes on the wire and some 500 in memory.
+pub(super) const ENDPOINTS_MAX: usize = 100_000;
+/// Reasons for which a part of the tunnels is refused.
+const DROPS_MAX: usize = 64;
+/// The highest priority that Envoy takes.
+const PRIORITY_MAX: u32 = 128;
+/// Envoy's default.
+const OVERPROVISIONING: u32 = 140;
+/// What the parts of drop overloads are of.
+const MILLION: u32 = 1_000_000;
+/// What is not used of an assignment, of which people are told each.
+const UNUSED_KEPT: usize = 20;
+
+/// The endpoints of a cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Endpoints {
+    /// Each with its target port, by its address. They have no uid, and no service yet.
+    pub(super) list: Vec<(String, Workload, u16)>,
+    /// The weight of each locality that has one, by priority.
+    pub(super) localities: BTreeMap<(u32, Arc<Locality>), u32>,
+    /// In percent.
+    pub(super) overprovisioning: u32,
+    /// What is refused, and how many of a million of what the ones before have left.
+    pub(super) drops: Vec<(Arc<str>, u32)>,
+    /// What is not used of it, and why: the first of all.
+    pub(super) unused: Vec<String>,
+    /// How much that is.
+    pub(super) unused_count: usize,
+}
+
+impl Default for Endpoints {
+    fn default() -> Self {
+        Self {
+            list: Vec::new(),
+            localities: BTreeMap::new(),
+            overprovisioning: OVERPROVISIONING,
+            drops: Vec::new(),
+            unused: Vec::new(),
+            unused_count: 0,
+        }
+    }
+}
+
+/// Where an endpoint is dialled.
+enum Place {
+    At(IpAddr),
+    Named(Box<str>),
+}
+
+/// Reads an assignment.
+pub(super) fn endpoints(
+    from: proto::ClusterLoadAssignment,
+    words: &mut Words,
+) -> Result<Endpoints, String> {
+    let mut read =
+        policy(from.policy.unwrap_or_default()).map_err(|why| format!("policy.{why}"))?;
+    let mut seen = HashSet::new();
+    let mut sums = HashMap::<u32, u32>::new();
+    for (index, group) in from.endpoints.into_iter().enumerate() {
+        let at = |why| format!("endpoints[{index}].{why}");
+        read.add_locality(group, &mut seen, &mut sums, words)
+            .map_err(at)?;
+    }
+    Ok(read)
+}
+
+fn policy(from: Policy) -> Result<Endpoints, String> {
+    let overprovisioning = from.overprovisioning_factor.unwrap_or(OVERPROVISIONING);
+    if overprovisioning == 0 {
+        return Err("overprovisioning_factor: 0, want at least 1".to_owned());
+    }
+    let count = from.drop_overloads.len();
+    if count > DROPS_MAX {
+        return Err(format!(
+            "drop_overloads: {count} entries, and at most {DROPS_MAX} are taken"
+        ));
+    }
+    let mut drops = Vec::with_capacity(count);
+    for (index, one) in from.drop_overloads.into_iter().enumerate() {
+        drops.push(dropped(one).map_err(|why| format!("drop_overloads[{index}].{why}"))?);
+    }
+    let mut read = Endpoints {
+        overprovisioning,
+        drops,
+        ..Endpoints::default()
+    };
+    if from.weighted_priority_health {
+        read.leave_out("weighted_priority_health: all endpoints count alike".to_owned());
+    }
+    Ok(read)
+}
+
+/// A category, and the parts of a million of it: never more than all.
+fn dropped(from: DropOverload) -> Result<(Arc<str>, u32), String> {
+    if from.category.is_empty() {
+        return Err("category: empty".to_owned());
+    }
+    let of = from.drop_percentage.unwrap_or_default();
+    let scale = match DenominatorType::try_from(of.denominator) {
+        Ok(DenominatorType::Hundred) => MILLION / 100,
+        Ok(DenominatorType::TenThousand) => MILLION / 10_000,
+        Ok(DenominatorType::Million) => 1,
+        Err(_) => {
+            let denominator = of.denominator;
+            return Err(format!(
+                "drop_percentage.denominator: {denominator} is not understood"
+            ));
+        }
+    };
+    let parts = of.numerator.saturating_mul(scale).min(MILLION);
+    Ok((from.category.into(), parts))
+}
+
+impl Endpoints {
+    fn add_locality(
+        &mut self,
+        from: proto::LocalityLbEndpoints,
+        seen: &mut HashSet<String>,
+        sums: &mut HashMap<u32, u32>,
+        words: &mut Words,
+    ) -> Result<(), String> {
+        match from.lb_config {
+            Some(LbConfig::LoadBalancerEndpoints(_)) => {
+                return Err("load_balancer_endpoints: not understood, want lb_endpoints".to_owned());
+            }
+            Some(LbConfig::LedsClusterLocalityConfig(_)) => {
+                return Err(
+                    "leds_cluster_locality_config: not understood, want lb_endpoints".to_owned(),
+                );
+            }
+            None => {}
+        }
+        let priority = from.priority;
+        if priority > PRIORITY_MAX {
+            return Err(format!("priority: {priority}, want at most {PRIORITY_MAX}"));
+        }
+        let locality = locality(&from.locality.unwrap_or_default(), words);
+        if let Some(weight) = from.load_balancing_weight {
+            self.weigh((priority, Arc::clone(&locality)), weight, sums)
+                .map_err(|why| format!("load_balancing_weight: {why}"))?;
+        }
+        let mut sum = 0_u32;
+        for (index, one) in from.lb_endpoints.into_iter().enumerate() {
+            let at = |why| format!("lb_endpoints[{index}].{why}");
+            let weight = one.load_balancing_weight.unwrap_or(1);
+            let added = sum.checked_add(weight).filter(|_| weight > 0);
+            sum = added.ok_or_else(|| {
+                let what = match weight {
+                    0 => "0, want at least 1".to_owned(),
+                    _ => format!("{weight}, and the sum of its locality is over {}", u32::MAX),
+                };
+                at(format!("load_balancing_weight: {what}"))
+            })?;
+            let mut workload = Workload {
+                capacity: weight,
+                priority,
+                locality: Arc::clone(&locality),
+                ..Workload::default()
+            };
+            health(one.health_status, &mut workload);
+            let metadata = one.metadata.unwrap_or_default();
+            named(&metadata, &mut workload, words);
+            self.add(one.host_identifier, &metadata, workload, seen)
+                .map_err(at)?;
+        }
+        Ok(())
+    }
+
+    /// Notes the weight of a locality. As with Envoy, the last one counts of those that one has.
+    fn weigh(
+        &mut self,
+        of: (u32, Arc<Locality>),
+        weight: u32,
+        sums: &mut HashMap<u32, u32>,
+    ) -> Result<(), String> {
+        if weight == 0 {
+            return Err("0, want at least 1".to_owned());
+        }
+        let sum = sums.entry(of.0).or_default();
+        *sum = sum
+            .checked_add(weight)
+            .ok_or_else(|| format!("{weight}, and the sum of its priority is over {}", u32::MAX))?;
+        self.localities.insert(of, weight);
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        from: Option<HostIdentifier>,
+        metadata: &Metadata,
+        mut workload: Workload,
+        seen: &mut HashSet<String>,
+    ) -> Result<(), String> {
+        let endpoint = match from {
+            Some(HostIdentifier::Endpoint(endpoint)) => endpoint,
+            Some(HostIdentifier::EndpointName(_)) => {
+                return Err("endpoint_name: not understood, want endpoint".to_owned());
+            }
+            None => return Err("endpoint: missing".to_owned()),
+        };
+        let address = endpoint.address.and_then(|address| address.address);
+        let address = address.ok_or("endpoint.address: missing, or of a form not understood")?;
+        let placed = place(address, metadata).map_err(|why| format!("endpoint.address.{why}"))?;
+        let (place, port, protocol) = match placed {
+            Ok(placed) => placed,
+            Err(why) => {
+                self.leave_out(why);
+                return Ok(());
+            }
+        };
+        workload.protocol = protocol;
+        if said(metadata, "envoy.transport_socket_match", "tunnel") == Some("http") {
+            workload.protocol = Protocol::Hbone;
+        }
+        let address = match place {
+            Place::At(ip) => {
+                workload.addresses = [ip].into();
+                SocketAddr::new(ip, port).to_string()
+            }
+            Place::Named(name) => {
+                let address = format!("{name}:{port}");
+                workload.hostname = (*name).into();
+                address
+            }
+        };
+        if workload.name.is_empty() {
+            workload.name = address.as_str().into();
+        }
+        if !seen.insert(address.clone()) {
+            self.leave_out(format!("{address} is there twice"));
+            return Ok(());
+        }
+        self.list.push((address, workload, port));
+        Ok(())
+    }
+
+    fn leave_out(&mut self, why: String) {
+        self.unused_count += 1;
+        if self.unused.len() < UNUSED_KEPT {
+            self.unused.push(why);
+        }
+    }
+}
+
+/// Where an endpoint is dialled, at which port and how.
+type Placed = (Place, u16, Protocol);
+
+/// Where an address is; the inner error is why nobody could dial it.
+fn place(from: Address, metadata: &Metadata) -> Result<Result<Placed, String>, String> {
+    Ok(match from {
+        Address::SocketAddress(at) => {
+            let read = socket(at).map_err(|why| format!("socket_address.{why}"))?;
+            read.map(|(place, port)| (place, port, Protocol::Tcp))
+        }
+        Address::Pipe(pipe) => Err(format!("{} is a unix socket", shown(&pipe.path))),
+        Address::EnvoyInternalAddress(internal) => {
+            let at = original_destination(metadata);
+            let at = at.map(|at| {
+                (
+                    Place::At(at.ip().to_canonical()),
+                    at.port(),
+                    Protocol::Hbone,
+                )
+            });
+            at.ok_or_else(|| {
+                let id = shown(&internal.endpoint_id);
+                format!("{id} is a listener inside Envoy")
+            })
+        }
+    })
+}
+
+/// The same of a socket.
+fn socket(from: core::SocketAddress) -> Result<Result<(Place, u16), String>, String> {
+    let address = shown(&from.address);
+    if from.protocol != i32::from(Transport::Tcp) {
+        return Ok(Err(format!("{address} is not TCP")));
+    }
+    if !from.resolver_name.is_empty() {
+        let resolver = shown(&from.resolver_name);
+        return Ok(Err(format!("{address} is for the resolver {resolver}")));
+    }
+    let port = match from.port_specifier {
+        Some(PortSpecifier::PortValue(port)) => port,
+        Some(PortSpecifier::NamedPort(name)) => {
+            let name = shown(&name);
+            return Ok(Err(format!("{address} has a port by its name, {name}")));
+        }
+        None => 0,
+    };
+    let port = number(port, 1).map_err(|why| format!("port_value: {why}"))?;
+    if let Ok(ip) = from.address.parse::<IpAddr>() {
+        return Ok(Ok((Place::At(ip.to_canonical()), port)));
+    }
+    match Authority::parse(&format!("{}:{port}", from.address)).map(|read| read.host) {
+        Ok(Host::Name(name)) => Ok(Ok((Place::Named(name), port))),
+        _ => Err(format!(
+            "address: {address} is neither an address nor a host name"
+        )),
+    }
+}
+
+/// Whether an endpoint is used. A status that is newer than we are is none that we could trust.
+fn health(status: i32, workload: &mut Workload) {
+    match HealthStatus::try_from(status) {
+        Ok(HealthStatus::Unknown | HealthStatus::Healthy) => workload.healthy = true,
+        Ok(HealthStatus::Degraded) => {
+            (workload.healthy, workload.degraded) = (true, true);
+        }
+        _ => workload.healthy = false,
+    }
+}
+
+/// What the metadata of a filter has under a key.
+fn said<'a>(metadata: &'a Metadata, filter: &str, key: &str) -> Option<&'a str> {
+    let value = metadata.filter_metadata.get(filter)?.fields.get(key)?;
+    match value.kind.as_ref()? {
+        Kind::StringValue(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// Where Istio wants the tunnel of a listener inside Envoy to end.
+fn original_destination(metadata: &Metadata) -> Option<SocketAddr> {
+    let local = said(metadata, "envoy.filters.listener.original_dst", "local")?;
+    local.parse().ok().filter(|at: &SocketAddr| at.port() != 0)
+}
+
+/// Who Istio says that it is; the rest is what WDS has for who is not known.
+fn named(metadata: &Metadata, workload: &mut Workload, words: &mut Words) {
+    let text = said(metadata, "istio", "workload").unwrap_or_default();
+    let mut parts = text.split(';').map(|part| words.share(part));
+    let mut next = || parts.next().unwrap_or_default();
+    workload.workload_name = next();
+    workload.namespace = next();
+    workload.canonical_name = next();
+    workload.canonical_revision = next();
+    workload.cluster = next();
+    workload.name = Arc::clone(&workload.workload_name);
+}
+
+fn locality(from: &core::Locality, words: &mut Words) -> Arc<Locality> {
+    let locality = Locality {
+        region: words.share(&from.region),
+        zone: words.share(&from.zone),
+        subzone: words.share(&from.sub_zone),
+    };
+    words.share_locality(locality)
+}

@@ -1,0 +1,114 @@
+//! Which service a cluster is, by its name or by what the configuration says of it.
+
+use std::collections::BTreeMap;
+
+use crate::wire::{Authority, Host};
+
+/// A service's port as peers ask for it: the host, and the port.
+pub(super) type Target = (String, u16);
+
+/// What a cluster's name says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// It has the endpoints of a service. What the configuration says goes before what names say.
+    Serves { target: Target, is_said: bool },
+    /// It is one of Istio's subsets, which no peer can ask for.
+    Subset,
+    /// Nobody knows.
+    Nothing,
+}
+
+/// What the cluster of this name is for: by `said`, which has names of clusters, or else by
+/// Istio's forms (contract 2.5), `outbound|PORT||HOST` and `inbound-vip|PORT|tcp|HOST`, or by
+/// `HOST:PORT`.
+pub(super) fn meaning(name: &str, said: &BTreeMap<String, Target>) -> Meaning {
+    if let Some(target) = said.get(name) {
+        let target = target.clone();
+        return Meaning::Serves {
+            target,
+            is_said: true,
+        };
+    }
+    let parts: Vec<_> = name.splitn(5, '|').collect();
+    let target = match parts[..] {
+        ["outbound", port, "", host] | ["inbound-vip", port, "tcp", host] => {
+            target(&format!("{host}:{port}"))
+        }
+        ["outbound", _, _, _] => return Meaning::Subset,
+        [name] => target(name),
+        _ => None,
+    };
+    target.map_or(Meaning::Nothing, |target| Meaning::Serves {
+        target,
+        is_said: false,
+    })
+}
+
+/// A target as the authorities of peers are read. An address is no service's name.
+fn target(text: &str) -> Option<Target> {
+    let Authority { host, port } = Authority::parse(text).ok()?;
+    match host {
+        Host::Name(name) => Some((name.into(), port)),
+        Host::Ip(_) => None,
+    }
+}
+
+/// The namespace and the name of the service of a host: those of Kubernetes for
+/// `name.namespace.svc.…`, and else the host in a namespace that nobody has.
+pub(super) fn service_of(host: &str) -> (&str, &str) {
+    let mut labels = host.split('.');
+    match (labels.next(), labels.next(), labels.next(), labels.next()) {
+        (Some(name), Some(namespace), Some("svc"), Some(_)) => (namespace, name),
+        _ => ("unknown", host),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_is_the_service_that_its_name_or_the_configuration_says() {
+        let said = [("legacy".to_owned(), ("old.app".to_owned(), 70))].into();
+        for (name, want) in [
+            (
+                "outbound|80||echo.app.svc.cluster.local",
+                Some(("echo.app.svc.cluster.local", 80)),
+            ),
+            ("outbound|80||Echo.App.", Some(("echo.app", 80))),
+            ("inbound-vip|81|tcp|echo.app", Some(("echo.app", 81))),
+            ("echo.app:82", Some(("echo.app", 82))),
+            ("echo:82", Some(("echo", 82))),
+            ("legacy", Some(("old.app", 70))),
+            ("outbound|0||echo.app", None),
+            ("outbound|80||*.app", None),
+            ("outbound|80||10.0.0.1", None),
+            ("inbound-vip|80|http|echo.app", None),
+            ("inbound|80||", None),
+            ("outbound|80||echo.app|more", None),
+            ("outbound_.80_._.echo.app", None),
+            ("10.0.0.1:80", None),
+            ("[::1]:80", None),
+            ("PassthroughCluster", None),
+            ("", None),
+        ] {
+            let want = want.map_or(Meaning::Nothing, |(host, port)| Meaning::Serves {
+                target: (host.to_owned(), port),
+                is_said: name == "legacy",
+            });
+            assert_eq!(meaning(name, &said), want, "{name}");
+        }
+        assert_eq!(meaning("outbound|80|v1|echo.app", &said), Meaning::Subset);
+    }
+
+    #[test]
+    fn a_service_of_kubernetes_has_its_namespace() {
+        for (host, want) in [
+            ("echo.app.svc.cluster.local", ("app", "echo")),
+            ("echo.app.svc", ("unknown", "echo.app.svc")),
+            ("api.example.com", ("unknown", "api.example.com")),
+        ] {
+            assert_eq!(service_of(host), want);
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Whose resources a stream has, and what they become: Istio's mesh, or that of any Envoy control
+//! plane.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::client::{Client, Mode, Resource, Resources, Subscription};
+use super::envoy::{Clusters, ENDPOINT};
+use super::node;
+use super::store::{ADDRESS, AUTHORIZATION, CLUSTER, Store};
+use crate::config::pod::Pod;
+use crate::config::{Locality, NamedCluster, NodeNames};
+use crate::grpc::core::Node;
+use crate::snapshot::mesh::Mesh;
+use crate::snapshot::{ExportSet, Policies};
+use crate::status::Unused;
+
+/// The types that we know, and what people call them.
+const TYPES: [(&str, &str); 4] = [
+    (ADDRESS, "addresses"),
+    (AUTHORIZATION, "authorizations"),
+    (CLUSTER, "clusters"),
+    (ENDPOINT, "endpoints"),
+];
+
+/// Whose resources a stream has.
+#[derive(Debug)]
+pub enum Kind {
+    /// Istio's: addresses, policies and the names of clusters.
+    Istio {
+        /// Whether only those addresses are asked for that are exposed or exported.
+        on_demand: bool,
+    },
+    /// Envoy's: clusters and their endpoints.
+    Envoy {
+        /// Who asks, as far as the configuration says it.
+        node: NodeNames,
+        /// Where we run.
+        locality: Locality,
+        /// The clusters whose own names do not say which service they are.
+        clusters: Vec<NamedCluster>,
+    },
+}
+
+impl Kind {
+    /// A machine that has been told nothing, and where its resources go.
+    pub(super) fn start(&self) -> (Client, Source) {
+        let (types, source) = match self {
+            Self::Istio { on_demand } => {
+                let addresses = match on_demand {
+                    true => Mode::OnDemand,
+                    false => Mode::Wildcard,
+                };
+                let types = vec![
+                    (ADDRESS, addresses),
+                    (AUTHORIZATION, Mode::Wildcard),
+                    (CLUSTER, Mode::Wildcard),
+                ];
+                (types, Source::default())
+            }
+            Self::Envoy { clusters, .. } => {
+                let said = clusters
+                    .iter()
+                    .filter_map(|NamedCluster { cluster, service }| {
+                        Some((cluster.clone(), (service.host.clone(), service.port?)))
+                    });
+                let types = vec![(CLUSTER, Mode::Wildcard), (ENDPOINT, Mode::OnDemand)];
+                (types, Source::Envoy(Box::new(Clusters::new(said))))
+            }
+        };
+        let types = types.into_iter();
+        let types = types.map(|(type_url, mode)| Subscription { type_url, mode });
+        (Client::new(types.collect()), source)
+    }
+
+    /// Who asks.
+    pub(super) fn node(&self, pod: &Pod) -> Node {
+        match self {
+            Self::Istio { .. } => node::istio(pod),
+            Self::Envoy { node, locality, .. } => node::envoy(node, locality, pod),
+        }
+    }
+}
+
+/// What people call a type.
+pub(super) fn name_of(type_url: &str) -> &'static str {
+    let known = TYPES.iter().find(|(known, _)| *known == type_url);
+    known.map_or("others", |(_, name)| name)
+}
+
+/// The type as a metric knows it: types that nobody asked for are one.
+pub(super) fn label_of(type_url: &str) -> &'static str {
+    let known = TYPES.iter().find(|(known, _)| *known == type_url);
+    known.map_or("other", |(known, _)| known)
+}
+
+/// Where accepted resources go, and what is made of them.
+#[derive(Debug)]
+pub enum Source {
+    /// Services, workloads, policies and the names of clusters.
+    Istio(Box<Store>),
+    /// Clusters and their endpoints.
+    Envoy(Box<Clusters>),
+}
+
+impl Source {
+    /// The mesh, if it has changed since this was called last.
+    pub fn take_change(&mut self) -> Option<Mesh> {
+        match self {
+            Self::Istio(store) => store.take_change(),
+            Self::Envoy(clusters) => clusters.take_change(),
+        }
+    }
+
+    /// The export set, if it has changed since this was called last.
+    pub fn take_exports(&mut self) -> Option<ExportSet> {
+        match self {
+            Self::Istio(store) => store.take_exports(),
+            Self::Envoy(clusters) => clusters.take_exports(),
+        }
+    }
+
+    /// The policies, if they were told and have changed since this was called last.
+    pub fn take_policies(&mut self) -> Option<Policies> {
+        match self {
+            Self::Istio(store) => store.take_policies(),
+            Self::Envoy(_) => None,
+        }
+    }
+
+    /// The control plane has told its policies, if it has such a thing.
+    pub fn told_policies(&mut self) {
+        if let Self::Istio(store) = self {
+            store.told_policies();
+        }
+    }
+
+    /// Whether a service has changed since this was called last.
+    pub(super) fn take_services_changed(&mut self) -> bool {
+        match self {
+            Self::Istio(store) => store.take_services_changed(),
+            Self::Envoy(_) => false,
+        }
+    }
+
+    /// The names that EDS is asked for, if they may have changed since this was called last.
+    pub(super) fn take_wanted(&mut self) -> Option<BTreeSet<String>> {
+        match self {
+            Self::Istio(_) => None,
+            Self::Envoy(clusters) => clusters.take_wanted(),
+        }
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> Mesh {
+        match self {
+            Self::Istio(store) => store.mesh(),
+            Self::Envoy(clusters) => clusters.mesh(),
+        }
+    }
+
+    /// Whether what is known by this name only stands in for a policy that cannot be read.
+    pub fn has_stand_in(&self, type_url: &str, name: &str) -> bool {
+        match self {
+            Self::Istio(store) => store.has_stand_in(type_url, name),
+            Self::Envoy(_) => false,
+        }
+    }
+
+    /// Whether anybody reads the bodies of this type. Those of clusters are large.
+    pub(super) fn reads(&self, type_url: &str) -> bool {
+        match self {
+            Self::Istio(_) => type_url != CLUSTER,
+            Self::Envoy(_) => true,
+        }
+    }
+
+    /// What of a type is held and not used: how much that is, and the first of it.
+    pub(super) fn unused(&self, type_url: &str) -> (usize, Vec<Unused>) {
+        match self {
+            Self::Istio(_) => (0, Vec::new()),
+            Self::Envoy(clusters) => clusters.unused(type_url),
+        }
+    }
+
+    fn resources(&mut self) -> &mut dyn Resources {
+        match self {
+            Self::Istio(store) => &mut **store,
+            Self::Envoy(clusters) => &mut **clusters,
+        }
+    }
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self::Istio(Box::default())
+    }
+}
+
+impl Resources for Source {
+    fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
+        self.resources().upsert(type_url, resource)
+    }
+
+    fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
+        self.resources().rejected(type_url, name)
+    }
+
+    fn members_of(&self, type_url: &'static str, name: &str) -> Vec<Arc<str>> {
+        match self {
+            Self::Istio(store) => store.members_of(type_url, name),
+            Self::Envoy(_) => Vec::new(),
+        }
+    }
+
+    fn remove(&mut self, type_url: &'static str, name: &str) {
+        self.resources().remove(type_url, name);
+    }
+}
