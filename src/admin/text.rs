@@ -23,6 +23,7 @@ pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
     text.summary(page);
     if !one {
         text.problems(page);
+        text.orders(page);
         text.source(page);
         text.certificates(page);
         text.files(page);
@@ -105,6 +106,22 @@ impl Text {
         self.line(&heading);
         for problem in &page.problems {
             self.line(&format!("  {}", plain(problem)));
+        }
+    }
+
+    /// What an operator has ordered.
+    fn orders(&mut self, page: &Page) {
+        if page.evacuated.is_empty() {
+            return;
+        }
+        self.heading("Operator", "until a restart");
+        for region in &page.evacuated {
+            let undo = format!("`strait drain region {region} --undo` puts it back");
+            self.line(&format!(
+                "  {} is evacuated; {}",
+                plain(region),
+                plain(&undo)
+            ));
         }
     }
 
@@ -500,6 +517,7 @@ mod tests {
                 place: "istiod:15012".into(),
                 stream: Some(stream()),
             },
+            evacuated: vec!["us-east-2".into()],
             certificates: vec![CertificateRow {
                 identity: "spiffe://east.local/ns/a/sa/b".into(),
                 state: "Available".into(),
@@ -536,6 +554,9 @@ cluster east, network net; snapshot 7: 60 services, 2 workloads, 0 policies
 
 Problems
   11 of addresses are rejected
+
+Operator  until a restart
+  us-east-2 is evacuated; `strait drain region us-east-2 --undo` puts it back
 
 Discovery  istio istiod:15012
   not connected since 2026-01-01T01:00:00Z (1m ago)

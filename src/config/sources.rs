@@ -360,7 +360,8 @@ exposure: {default: all}
         let (read, said) = envoy(
             "address: \"xds:18000\", roots: SYSTEM, token: Cargo.toml, san: a.b, \
              headers: {x-a: b}, cache: state, node: {id: gw, cluster: edge}, \
-             clusters: [{cluster: a, service: \"Echo.app:80\"}, {cluster: b, service: \"echo.app:81\"}]",
+             clusters: [{cluster: a, service: \"Echo.app:80\"}, \
+             {cluster: b, service: \"echo.app:81\"}]",
         );
         assert_eq!(said, "");
         let Some(Discovery::Envoy {
