@@ -102,6 +102,9 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<
         return Err("the name does not stand for the service any more");
     }
     judge(snapshot, peer, asked, of, means).map_err(Reason::label)?;
+    let endpoint = &right.endpoint.definition;
+    let gone = snapshot.judge_gone(peer.caller(), asked, means, endpoint);
+    reason(gone).map_err(Reason::label)?;
     match right.past_waypoints {
         Some(origin) if !route::may_go_past(snapshot, peer, host, origin) => {
             Err("the peer's x-istio-source is not believed any more")
@@ -136,7 +139,11 @@ fn judge(
     if !snapshot.is_linked(peer.caller()) {
         return Err(Reason::NotLinked);
     }
-    match snapshot.judge(peer.caller(), asked, of, means) {
+    reason(snapshot.judge(peer.caller(), asked, of, means))
+}
+
+fn reason(verdict: Verdict) -> Result<(), Reason> {
+    match verdict {
         Verdict::Allowed => Ok(()),
         Verdict::NotForPeer => Err(Reason::NotForPeer),
         Verdict::NotExposed => Err(Reason::NotExposed),

@@ -63,8 +63,10 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         || (&next.trust, &next.exports, &next.scope) != (&old.trust, &old.exports, &old.scope)
         || !Arc::ptr_eq(&next.policies, &old.policies)
         || next.enforcement != old.enforcement;
-    let balancing = (change.position, change.traffic, change.overrides);
-    next.balancing = replaced(&old.balancing, Some(old.balancing.changed(balancing)));
+    next.balancing = match (change.position, change.traffic, change.overrides) {
+        (None, None, None) => Arc::clone(&old.balancing),
+        said => replaced(&old.balancing, Some(old.balancing.changed(said))),
+    };
     if change.mesh.is_some() || !change.answers.is_empty() {
         let (told, network) = change.mesh.unzip();
         let network = network.unwrap_or_else(|| old.network().into());

@@ -1,5 +1,6 @@
 //! What stands for an alias of several services, or of a region, as a service does for its name.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::tiers::Ranking;
@@ -19,30 +20,22 @@ impl Snapshot {
             return;
         };
         let all = || behind.iter().map(|(service, _)| service);
-        let asked = |(service, port): &(Arc<mesh::Service>, Option<u16>)| {
-            let (ports, meant) = (service.ports.keys().copied(), port.or(alias.asked()));
-            let is_meant = |own: &u16| meant.is_none_or(|port| port == *own);
-            let ports: Vec<_> = ports.filter(is_meant).collect();
-            ports
-                .into_iter()
-                .map(|own| (alias.asked().unwrap_or(own), own))
-        };
-        // Their places are those of one service.
-        let only = behind.iter().filter(|_| behind.len() == 1);
-        let assignments = only.flat_map(|one| asked(one).map(move |(port, own)| (port, own, one)));
-        let assignments = assignments.filter_map(|(port, own, (service, _))| {
-            Some((port, Arc::clone(service.assignments.get(&own)?)))
+        let asked = behind.iter().flat_map(|(service, port)| {
+            let (ports, meant) = (service.ports.keys(), port.or(alias.asked()));
+            let meant = ports.filter(move |own| meant.is_none_or(|port| port == **own));
+            meant.map(|own| alias.asked().unwrap_or(*own))
+        });
+        let ports: BTreeMap<_, _> = asked.map(|port| (port, 0)).collect();
+        let assignments = ports.keys().filter_map(|port| {
+            let assignment = assignment(&behind, *port)?;
+            Some((*port, assignment))
         });
         let definition = Arc::new(mesh::Service {
             name: Arc::clone(alias.label()),
             hostname: Arc::clone(alias.label()),
             vips: Vec::new(),
             assignments: assignments.collect(),
-            ports: behind
-                .iter()
-                .flat_map(asked)
-                .map(|(port, _)| (port, 0))
-                .collect(),
+            ports,
             waypoints: all()
                 .flat_map(|service| service.waypoints.clone())
                 .collect(),
@@ -65,4 +58,25 @@ impl Snapshot {
             self.derive(alias);
         }
     }
+}
+
+/// How the endpoints of a port are balanced, where an Envoy control plane says so. Of several
+/// services it is by the priorities alone: each has its own places and its own drop overloads.
+fn assignment(
+    behind: &[(Arc<mesh::Service>, Option<u16>)],
+    asked: u16,
+) -> Option<Arc<mesh::Assignment>> {
+    let first = behind.iter().find_map(|(service, port)| {
+        let port = port.unwrap_or(asked);
+        service.assignments.get(&port)
+    })?;
+    if behind.len() == 1 {
+        return Some(Arc::clone(first));
+    }
+    Some(Arc::new(mesh::Assignment {
+        overprovisioning: first.overprovisioning,
+        by_locality: false,
+        localities: Vec::new(),
+        drops: Vec::new(),
+    }))
 }

@@ -267,6 +267,8 @@ pub struct Workload {
     pub canonical_revision: Arc<str>,
     /// Whether it shares its node's address.
     pub host_network: bool,
+    /// Whether traffic to its own address has to go through a waypoint.
+    pub has_waypoint: bool,
     /// The gateway of another network through which it is reached.
     pub network_gateway: Option<Box<GatewayAddress>>,
     /// The names, `namespace/name`, of the policies that select it.

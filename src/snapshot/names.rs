@@ -102,6 +102,12 @@ impl Alias {
         &self.label
     }
 
+    /// Whether it still leads where an earlier one did, be it to more services than then.
+    pub(super) fn stands_for(&self, earlier: &Self) -> bool {
+        let is_there = |target: &Target| self.to.contains(target);
+        self.label == earlier.label && earlier.to.iter().all(is_there)
+    }
+
     fn is_for(&self, cluster: Option<&str>) -> bool {
         self.consumers.as_ref().is_some_and(|consumers| {
             cluster.is_some_and(|cluster| consumers.iter().any(|one| **one == *cluster))
@@ -158,9 +164,10 @@ impl NameTable {
         targets.map(|(host, _)| &**host)
     }
 
-    /// All aliases that have a service of their own; one may come several times.
+    /// All aliases that have a service of their own.
     pub(super) fn all_derived(&self) -> impl Iterator<Item = &Arc<Alias>> {
-        self.derived.values().flatten()
+        let aliases = self.aliases.values().flatten();
+        aliases.filter(|alias| alias.plain().is_none())
     }
 
     /// The aliases whose own service has to do with a hostname.

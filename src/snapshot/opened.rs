@@ -82,6 +82,8 @@ impl Snapshot {
         let members = name.map(|name| self.index.members_of(&name));
         let members = members.into_iter().flatten();
         let workloads = members.filter_map(|member| member.workload());
+        // Nobody says which waypoint stands for an address: what has one is not gone past.
+        let workloads = workloads.filter(|workload| !workload.has_waypoint);
         let new: BTreeSet<Place> = workloads
             .flat_map(|workload| {
                 let addresses = workload.addresses.iter().map(IpAddr::to_canonical);

@@ -198,6 +198,36 @@ impl Snapshot {
         refusals.next().unwrap_or(Verdict::Allowed)
     }
 
+    /// Judges an open tunnel by the service behind an alias whose endpoint it has, if the mesh has
+    /// that no more: [`Self::judge`] looks at those that are there.
+    pub fn judge_gone(
+        &self,
+        caller: Caller<'_>,
+        asked: &Authority,
+        means: &Means,
+        endpoint: &Workload,
+    ) -> Verdict {
+        let Means::Alias(alias) = means else {
+            return Verdict::Allowed;
+        };
+        let is_its = |target: &str| {
+            let mut served = endpoint.services.keys();
+            served.any(|name| {
+                let host = name.split_once('/').map_or("", |(_, host)| host);
+                self.names.is_same(host, target)
+            })
+        };
+        let mut verdicts = alias.targets().iter().filter_map(|(target, port)| {
+            let (service, port) = (self.called(target), port.unwrap_or(asked.port));
+            let is_there = service.is_some_and(|service| service.ports.contains_key(&port));
+            let host = service.map_or(&**target, |service| &service.hostname);
+            let is_gone = !is_there && is_its(target);
+            is_gone.then(|| self.judge_service(caller, host, port))
+        });
+        let refusal = verdicts.find(|verdict| *verdict != Verdict::Allowed);
+        refusal.unwrap_or(Verdict::Allowed)
+    }
+
     /// The services behind an alias that are there, with the port that is asked for.
     pub fn behind(&self, alias: &Alias, asked: u16) -> impl Iterator<Item = (&str, u16)> {
         alias.targets().iter().filter_map(move |(host, port)| {
@@ -242,7 +272,7 @@ impl Snapshot {
             }
             Means::Alias(alias) => {
                 let now = self.names.alias(asked, self.cluster(caller));
-                exposed().is_none() && now == Some(alias)
+                exposed().is_none() && now.is_some_and(|now| now.stands_for(alias))
             }
             Means::Workload(_) => false,
         }
@@ -261,38 +291,40 @@ impl Snapshot {
             return Cow::Borrowed(host);
         }
         let has_entry = |name: &String| self.exposure.has_entry(name);
-        let exported = self.scope.exported.get(host).into_iter();
-        let stem = exported.filter_map(|host| self.names.stem(host));
-        let all = stem.flat_map(|stem| self.names.family(stem));
-        let found = self.other_names(host).chain(all).find(has_entry);
+        let with_entry = || self.family_of(host).filter(has_entry);
+        let own = with_entry().find(|name| self.is_other_name(name, host));
+        let is_exported = || self.scope.exported.contains(host);
+        let found = own.or_else(|| with_entry().next().filter(|_| is_exported()));
         found.map_or(Cow::Borrowed(host), Cow::Owned)
     }
 
     /// Whether an object of its own exports a service, or the control plane a port of it, by its
     /// hostname or by another name of its family.
     pub fn is_exported(&self, host: &str, port: u16) -> bool {
-        let mut family = self.other_names(host);
+        let is_its =
+            |name: &str| self.exports.contains(name, port) && self.is_other_name(name, host);
         self.scope.exported.contains(host)
             || self.exports.contains(host, port)
-            || family.any(|name| self.exports.contains(&name, port))
+            || self.family_of(host).any(|name| is_its(&name))
     }
 
-    /// The other names of its family that stand for a service.
-    fn other_names(&self, host: &str) -> impl Iterator<Item = String> {
-        let stem = self.names.stem(host);
-        let names = stem.into_iter().flat_map(|stem| self.names.family(stem));
-        names.filter(move |name| {
-            let is_other = **name != *host && !self.services.contains_key(&**name);
-            let called = || self.called(name);
-            is_other && called().is_none_or(|service| *service.hostname == *host)
-        })
+    /// All names of the family that a name is of, if it is of one.
+    fn family_of(&self, host: &str) -> impl Iterator<Item = String> {
+        let stem = self.names.stem(host).into_iter();
+        stem.flat_map(|stem| self.names.family(stem))
+    }
+
+    /// Whether another name of its family stands for a service.
+    fn is_other_name(&self, name: &str, host: &str) -> bool {
+        let is_other = *name != *host && !self.services.contains_key(name);
+        let called = || self.called(name);
+        is_other && called().is_none_or(|service| *service.hostname == *host)
     }
 
     /// Whether rules of a family may hold for another service of it than before when the one of
     /// this hostname comes or goes.
     pub(super) fn shares_rules(&self, host: &str) -> bool {
-        let stem = self.names.stem(host);
-        let names: Vec<_> = stem.map_or_else(Vec::new, |stem| self.names.family(stem).collect());
+        let names: Vec<_> = self.family_of(host).collect();
         let has_rules = |name: &String| self.exposure.has_entry(name) || self.exports.has(name);
         let is_other = |name: &&String| ***name != *host;
         let mut others = names.iter().filter(is_other);

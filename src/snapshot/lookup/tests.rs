@@ -257,6 +257,7 @@ fn an_entry_holds_for_all_names_of_its_service() {
 
 const WEST2: &str = "foo.uswest2.svc.cluster.local";
 const EAST2: &str = "foo.useast2.svc.cluster.local";
+const EAST_80: &str = "foo.useast2.svc.cluster.local:80";
 
 fn payments() -> Mesh {
     let workloads = [
@@ -371,6 +372,8 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     (there.uid, there.network) = ("uid-there".into(), "west".into());
     let mut sick = workload(2, "", &[(echo, 80, 8080)]);
     sick.healthy = false;
+    let mut behind = workload(5, "", &[(echo, 80, 8080)]);
+    behind.has_waypoint = true;
     let mut plain = workload(3, "", &[(echo, 80, 8080), (echo, 81, 8081)]);
     plain.protocol = Protocol::Tcp;
     let closed = workload(4, "", &[("closed.app.svc.cluster.local", 80, 8080)]);
@@ -379,7 +382,7 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
         service(other, &[80]),
         service("closed.app.svc.cluster.local", &[80]),
     ];
-    let mesh = Mesh::new(services, [here, there, sick, plain, closed]);
+    let mesh = Mesh::new(services, [here, there, sick, plain, closed, behind]);
     let mut exposure = ExposureTable::new(false);
     let of_port = Exposure {
         port: Some(80),
@@ -399,6 +402,8 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
         ("10.0.0.3:8081", nobody),
         ("10.0.0.3:80", [None; 3]),
         ("10.0.0.4:8080", [None; 3]),
+        // Its own waypoint is not gone past.
+        ("10.0.0.5:8080", [None; 3]),
     ] {
         assert_eq!(allowed(text), want, "{text}");
     }
@@ -457,6 +462,10 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
         ("a.global", &[other], None, ""),
         ("b.global", &[echo], None, ""),
     ];
+    let more: &[Given<'_>] = &[
+        ("a.global", &[echo, other], None, ""),
+        ("b.global", &["new.app.global", other, echo], None, ""),
+    ];
     let hidden: &[Given<'_>] = &[("a.global", &[echo], Some(&["north"]), "")];
     let later = [
         ("the same", with(aliases, Some("given.global"))),
@@ -466,6 +475,7 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
         ),
         ("other targets", with(moved, Some("other.global"))),
         ("hidden", with(hidden, Some("given.global"))),
+        ("more targets", with(more, Some("given.global"))),
         (
             "no services",
             built(Mesh::default(), names(aliases), table(Some("given.global"))),
@@ -475,12 +485,12 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
     for (text, want) in [
         (
             "echo.app.svc.cluster.local:80",
-            [true, true, true, true, true],
+            [true, true, true, true, true, true],
         ),
-        ("echo.app.global:80", [true, false, true, true, true]),
-        ("given.global:80", [true, false, false, true, true]),
-        ("a.global:80", [true, false, false, false, true]),
-        ("b.global:80", [true, false, false, false, true]),
+        ("echo.app.global:80", [true, false, true, true, true, true]),
+        ("given.global:80", [true, false, false, true, true, true]),
+        ("a.global:80", [true, false, false, false, true, true]),
+        ("b.global:80", [true, false, false, false, true, true]),
     ] {
         let asked = asked(text);
         let west = caller("west.local");
@@ -495,4 +505,77 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
             later.each_ref().map(|(what, _)| what)
         );
     }
+}
+
+#[test]
+fn a_service_that_goes_from_behind_an_alias_leaves_its_tunnels_under_its_rules() {
+    let names = names(&[("foo.global:80", &[WEST2, EAST2], None, "")]);
+    let table = |to| {
+        let mut exposure = ExposureTable::new(false);
+        exposure.expose("foo.uswest2.global", &exposed(to, false), []);
+        exposure.expose(EAST2, &exposed("west", false), []);
+        exposure
+    };
+    let mut mesh = payments();
+    let west = Arc::clone(mesh.workloads.get("uid-1").expect("a workload"));
+    let east = Arc::clone(mesh.workloads.get("uid-2").expect("a workload"));
+    mesh.services
+        .remove("uswest2/foo.uswest2.svc.cluster.local");
+    let old = built(mesh, names, table("west"));
+    let change = Change {
+        exposure: Some(table("north")),
+        ..Change::default()
+    };
+    let next = build(&old, change);
+    let (caller, asked) = (caller("west.local"), asked("foo.global:80"));
+    let judged = |snapshot: &Snapshot, workload: &Workload| {
+        let means = snapshot.find(caller, &asked).expect("the alias").means;
+        snapshot.judge_gone(caller, &asked, &means, workload)
+    };
+    assert_eq!(judged(&old, &west), Verdict::Allowed);
+    assert_eq!(judged(&next, &west), Verdict::NotForPeer);
+    assert_eq!(judged(&next, &east), Verdict::Allowed);
+}
+
+#[test]
+fn an_alias_keeps_the_priorities_of_what_is_behind_it() {
+    let mut mesh = payments();
+    let assignment = Arc::new(mesh::Assignment {
+        overprovisioning: 140,
+        by_locality: true,
+        localities: Vec::new(),
+        drops: Vec::new(),
+    });
+    for host in [WEST2, EAST2] {
+        let mut assigned = service(host, &[80]);
+        assigned.assignments.insert(80, Arc::clone(&assignment));
+        let name = format!("{}/{host}", assigned.namespace);
+        mesh.services
+            .insert(name.as_str().into(), Arc::new(assigned));
+    }
+    let mut last = Workload::clone(mesh.workloads.get("uid-2").expect("a workload"));
+    last.priority = 1;
+    mesh.workloads.insert("uid-2".into(), Arc::new(last));
+    let names = names(&[
+        (
+            "foo.global:8080",
+            &["foo.uswest2.global:80", EAST_80],
+            None,
+            "",
+        ),
+        ("foo-east.global:80", &[WEST2, EAST2], None, "us-east-2"),
+    ]);
+    let snapshot = built(mesh, names, ExposureTable::new(true));
+    let shares = |text| -> Vec<_> {
+        let found = snapshot.find(caller("west.local"), &asked(text));
+        let set = snapshot.endpoints(&found.expect("the alias"), false);
+        let groups = set.groups().expect("several groups").list();
+        groups
+            .iter()
+            .map(|group| (group.ready, group.share))
+            .collect()
+    };
+    assert_eq!(shares("foo.global:8080"), [(2, 1.0), (1, 0.0)]);
+    // In that region there is no better one.
+    assert_eq!(shares("foo-east.global:80"), [(1, 1.0)]);
 }

@@ -151,6 +151,7 @@ fn workload_fields(
         canonical_name: canonical_name?,
         canonical_revision: canonical_revision?,
         host_network: host_network?,
+        has_waypoint: fields.get("waypoint").is_some(),
         network_gateway: gateway?.map(Box::new),
         policies: policies?.into(),
         services: services?,

@@ -178,7 +178,7 @@ pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workl
         from.map(|from| gateway(from).map_err(|why| format!("workload.{field}.{why}")))
             .transpose()
     };
-    gateway("waypoint", from.waypoint)?;
+    let has_waypoint = gateway("waypoint", from.waypoint)?.is_some();
     if let Some(tunnel) = from.application_tunnel {
         number(tunnel.port, 0).map_err(|why| format!("workload.application_tunnel.port: {why}"))?;
     }
@@ -206,6 +206,7 @@ pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workl
         workload_type: or(workload_type(from.workload_type), ""),
         canonical_name: or(&from.canonical_name, ""),
         canonical_revision: or(&from.canonical_revision, ""),
+        has_waypoint,
         host_network: from.network_mode != i32::from(proto::NetworkMode::Standard),
         network_gateway: network_gateway.map(Box::new),
         policies: from
