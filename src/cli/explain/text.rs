@@ -106,7 +106,10 @@ impl Page {
                 group
                     .weight
                     .map_or_else(|| "-".to_owned(), |weight| weight.to_string()),
-                format!("{} of {}", group.ready, group.all),
+                match group.all {
+                    Some(all) => format!("{} of {all}", group.ready),
+                    None => group.ready.to_string(),
+                },
             ]
         });
         self.table(
