@@ -5,6 +5,7 @@
 //! read it, and nothing in the data path waits for either.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -234,6 +235,33 @@ impl Discovery {
     }
 }
 
+/// What is known of a hostname that discovery tells instead of addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Host {
+    /// The hostname.
+    pub name: String,
+    /// The addresses that are used: those of the last good answer.
+    pub addresses: Vec<IpAddr>,
+    /// How many more it has than are used.
+    pub more: usize,
+    /// When that answer came.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub answered: Option<SystemTime>,
+    /// Why the last lookup failed, if it did.
+    pub error: Option<String>,
+}
+
+/// All hostnames that discovery tells instead of addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hosts {
+    /// Each that is looked up, by its name.
+    pub list: Vec<Host>,
+    /// How many are not, as there are too many.
+    pub left_out: usize,
+}
+
 /// What the process knows of itself; share it in an `Arc`.
 #[derive(Debug)]
 pub struct Status {
@@ -241,6 +269,7 @@ pub struct Status {
     discovery: Mutex<Option<Discovery>>,
     certificates: Mutex<BTreeMap<String, Certificate>>,
     reloads: Mutex<BTreeMap<What, Reload>>,
+    hosts: Mutex<(BTreeMap<String, Host>, usize)>,
 }
 
 impl Status {
@@ -251,6 +280,7 @@ impl Status {
             discovery: Mutex::default(),
             certificates: Mutex::default(),
             reloads: Mutex::default(),
+            hosts: Mutex::default(),
         }
     }
 
@@ -319,6 +349,35 @@ impl Status {
             error,
         };
         lock(&self.reloads).insert(what, reload);
+    }
+
+    /// Changes what is known of a hostname; returns what the change does.
+    pub fn set_host<T>(&self, name: &str, change: impl FnOnce(&mut Host) -> T) -> T {
+        let mut hosts = lock(&self.hosts);
+        let new = || Host {
+            name: name.to_owned(),
+            ..Host::default()
+        };
+        change(hosts.0.entry(name.to_owned()).or_insert_with(new))
+    }
+
+    /// Forgets a hostname that nobody wants any more.
+    pub fn forget_host(&self, name: &str) {
+        lock(&self.hosts).0.remove(name);
+    }
+
+    /// Says how many hostnames are not looked up.
+    pub fn set_hosts_left_out(&self, count: usize) {
+        lock(&self.hosts).1 = count;
+    }
+
+    /// What is known of the hostnames.
+    pub fn hosts(&self) -> Hosts {
+        let hosts = lock(&self.hosts);
+        Hosts {
+            list: hosts.0.values().cloned().collect(),
+            left_out: hosts.1,
+        }
     }
 
     /// The last reload of each source that was read at least once.

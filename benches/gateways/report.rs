@@ -86,12 +86,12 @@ its end, divided by what the load reports to have done in {SECONDS} s. So it inc
 closing the load's connections and tunnels: some milliseconds in a row that is not about them. The
 gateways stay up for these rows, and each row begins with a short load that is not counted.
 
-A turn is Strait, Envoy, Envoy, Strait, and with more peers likewise; its ratio is that of the means. A round has {TURNS} turns of
-each row, or one where latency is measured. It is void if the second sample of one gateway differs
-from its first one by more than 7 % (latencies: by more than half), in the median of the turns, or
-if more than {foreign:.0} % of the machine's time went to other processes. The table has medians of
-the turns of all rounds that count, and the 95 % interval of the ratio by the bootstrap. A row of
-which fewer than half of the rounds count is void.
+A turn is Strait, Envoy, Envoy, Strait, and with more peers likewise; its ratio is that of the
+means. A round has {TURNS} turns of each row, or one where latency is measured. It is void if the
+second sample of one gateway differs from its first one by more than 7 % (latencies: by more than
+half), in the median of the turns, or if more than {foreign:.0} % of the machine's time went to
+other processes. The table has medians of the turns of all rounds that count, and the 95 % interval
+of the ratio by the bootstrap. A row of which fewer than half of the rounds count is void.
 
 Churn and handshakes go to eight endpoints, as one would be out of ports.
 

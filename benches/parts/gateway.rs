@@ -9,6 +9,7 @@ use rustls::ServerConfig;
 use strait::datapath::accept::{self, Worker};
 use strait::datapath::admission::Admission;
 use strait::datapath::budget::Budget;
+use strait::datapath::listener::Listener;
 use strait::datapath::{Gateway, dial, serve};
 use strait::lifecycle::Lifecycle;
 use strait::snapshot::Publisher;
@@ -29,11 +30,14 @@ const BUFFERS: usize = 64 << 20;
 
 /// A running gateway.
 pub struct Running {
-    pub address: SocketAddr,
+    pub addresses: Vec<SocketAddr>,
     gateway: Arc<Gateway>,
     questions: mpsc::Sender<oneshot::Sender<Usage>>,
     _publisher: Publisher,
 }
+
+/// A listening socket, and what becomes of its connections.
+type Bound = (TcpListener, Arc<Listener>);
 
 /// An endpoint's ways of answering, each a port of the service.
 #[derive(Clone, Copy)]
@@ -77,17 +81,28 @@ pub fn runtime() -> Runtime {
 impl Running {
     /// Starts a gateway with one worker, and the endpoints behind it.
     pub fn start(tls: Arc<ServerConfig>) -> Self {
-        let publisher = Publisher::new();
         let mut exposure = ExposureTable::new(false);
         exposure.expose("endpoint.app", &mesh::to_west(), []);
-        publisher.update(Change {
+        let change = Change {
             mesh: Some((endpoints(), mesh::NETWORK.into())),
             trust: Some(TrustSet::new([("west.local", "west")])),
             exposure: Some(exposure),
             ..Change::default()
-        });
-        let socket = accept::bind(([127, 0, 0, 1], 0).into()).expect("a port");
-        let address = socket.local_addr().expect("an address");
+        };
+        Self::with(tls, change, vec![Listener::default()])
+    }
+
+    /// Starts a gateway with one worker and these listeners.
+    pub fn with(tls: Arc<ServerConfig>, change: Change, listeners: Vec<Listener>) -> Self {
+        let publisher = Publisher::new();
+        publisher.update(change);
+        let bound = |listener| {
+            let socket = accept::bind(([127, 0, 0, 1], 0).into()).expect("a port");
+            (socket, Arc::new(listener))
+        };
+        let sockets: Vec<_> = listeners.into_iter().map(bound).collect();
+        let address = |(socket, _): &Bound| socket.local_addr().expect("an address");
+        let addresses: Vec<_> = sockets.iter().map(address).collect();
         let loopback = "127.0.0.0/8".parse().expect("a network");
         let metrics = Arc::new(Metrics::new());
         let gateway = Arc::new(Gateway {
@@ -97,13 +112,13 @@ impl Running {
             metrics,
             lifecycle: Lifecycle::new(),
             admission: Admission::new(1024),
-            deny: dial::DenyList::new(vec![loopback], vec![address]),
+            deny: dial::DenyList::new(vec![loopback], addresses.clone()),
         });
         let (questions, asked) = mpsc::channel(1);
         let running = Arc::clone(&gateway);
-        thread::spawn(move || runtime().block_on(serve(running, socket, asked)));
+        thread::spawn(move || runtime().block_on(serve(running, sockets, asked)));
         Self {
-            address,
+            addresses,
             gateway,
             questions,
             _publisher: publisher,
@@ -125,13 +140,17 @@ impl Running {
 
 async fn serve(
     gateway: Arc<Gateway>,
-    socket: TcpListener,
+    sockets: Vec<Bound>,
     mut asked: mpsc::Receiver<oneshot::Sender<Usage>>,
 ) {
     let (worker, queue) = Worker::new();
     tokio::spawn(serve::worker(Arc::clone(&gateway), queue));
-    let socket = tokio::net::TcpListener::from_std(socket).expect("a listener");
-    tokio::spawn(async move { accept::run(&gateway, socket, Arc::default(), vec![worker]).await });
+    for (socket, listener) in sockets {
+        let socket = accept::registered(socket).expect("a listener");
+        let (gateway, worker) = (Arc::clone(&gateway), worker.clone());
+        let accepting = async move { accept::run(&gateway, socket, listener, vec![worker]).await };
+        tokio::spawn(accepting);
+    }
     while let Some(answer) = asked.recv().await {
         let _ = answer.send(Usage::of_this_thread());
     }

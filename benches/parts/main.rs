@@ -2,7 +2,8 @@
 //!
 //! First a table of what the gateway's thread allocates, and how long it works, for a connection, a
 //! tunnel and a mebibyte; then criterion's benches of each piece. `-- NAME` runs the benches whose
-//! names have NAME in them; `-- allocations` prints the table alone.
+//! names have NAME in them; `-- allocations` prints the table alone, and `-- alike` how long
+//! refusals take that a peer must not be able to tell from each other.
 
 // As in tests/it: cargo builds a bench as a test, and what is marked so may end by `expect`.
 #![expect(
@@ -10,6 +11,8 @@
     reason = "a bench exports nothing, and plain `pub` reads better"
 )]
 
+#[cfg(test)]
+mod alike;
 #[cfg(test)]
 mod allocations;
 #[cfg(test)]
@@ -28,17 +31,24 @@ mod table;
 static ALLOCATOR: allocations::Counting = allocations::Counting;
 
 #[cfg(test)]
-fn main() {
+use std::process::ExitCode;
+
+#[cfg(test)]
+fn main() -> ExitCode {
     // cargo itself adds `--bench`.
     let filter = std::env::args().skip(1).find(|word| !word.starts_with('-'));
+    if filter.as_deref() == Some("alike") {
+        return alike::print();
+    }
     if filter.as_deref().is_none_or(|name| name == "allocations") {
         table::print();
     }
     if filter.as_deref() == Some("allocations") {
-        return;
+        return ExitCode::SUCCESS;
     }
     let mut criterion = criterion::Criterion::default().configure_from_args();
     pieces::run(&mut criterion);
     handshake::run(&mut criterion);
     criterion.final_summary();
+    ExitCode::SUCCESS
 }

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion};
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use strait::datapath::balance;
 use strait::datapath::dial::DenyList;
+use strait::datapath::hello::HelloReader;
 use strait::reason::Reason;
 use strait::snapshot::builder::{Change, build};
 use strait::snapshot::{Caller, ExposureTable, Means};
@@ -17,6 +19,7 @@ use crate::mesh;
 
 pub fn run(criterion: &mut Criterion) {
     authority(criterion);
+    hello(criterion);
     route_and_policy(criterion);
     pick(criterion);
     deny(criterion);
@@ -35,6 +38,22 @@ fn authority(criterion: &mut Criterion) {
         group.bench_function(name, |b| b.iter(|| Authority::parse(black_box(text))));
     }
     group.finish();
+}
+
+/// Reading a hello with a post-quantum share, and its server name and protocols.
+fn hello(criterion: &mut Criterion) {
+    let mut config = ClientConfig::builder()
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"istio".to_vec()];
+    let name = "outbound_.80_._.service-7.app.svc.cluster.local";
+    let name = name.try_into().expect("a name");
+    let mut client = ClientConnection::new(Arc::new(config), name).expect("a client");
+    let mut bytes = Vec::new();
+    client.write_tls(&mut bytes).expect("a hello");
+    criterion.bench_function("hello", |b| {
+        b.iter(|| HelloReader::default().push(black_box(&bytes)));
+    });
 }
 
 const WEST: Caller<'_> = Caller {

@@ -57,7 +57,7 @@ async fn rows() -> Vec<Row> {
 }
 
 async fn connect(gateway: &Running, client: &Arc<ClientConfig>) -> Client {
-    let connected = Client::connect(gateway.address, client).await;
+    let connected = Client::connect(gateway.addresses[0], client).await;
     connected.expect("a connection")
 }
 

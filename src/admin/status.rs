@@ -86,6 +86,8 @@ pub(super) struct Page {
     pub(super) source: Source,
     pub(super) certificates: Vec<CertificateRow>,
     pub(super) reloads: Vec<ReloadRow>,
+    /// The hostnames that discovery tells instead of addresses.
+    pub(super) hosts: status::Hosts,
     pub(super) services: Services,
 }
 
@@ -205,6 +207,7 @@ impl Page {
                 .map(CertificateRow::of)
                 .collect(),
             reloads: Vec::new(),
+            hosts: state.status.hosts(),
             services: Services::of(&view, wanted, limit),
         };
         for (what, reload) in state.status.reloads() {
@@ -249,6 +252,7 @@ fn problems(page: &Page) -> Vec<String> {
             problems.extend(lines.map(|line| format!("{}: {line}", reload.what)));
         }
     }
+    problems.extend(names(&page.hosts));
     for certificate in &page.certificates {
         let expires = humantime::parse_rfc3339(&certificate.expires);
         if expires.is_ok_and(|expires| expires <= page.at) {
@@ -262,6 +266,27 @@ fn problems(page: &Page) -> Vec<String> {
             } = certificate;
             problems.push(format!("the certificate of {identity}: {state}"));
         }
+    }
+    problems
+}
+
+/// Hostnames that have no address or keep an old one.
+fn names(hosts: &status::Hosts) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut failing = hosts.list.iter().filter(|host| host.error.is_some());
+    if let Some(first) = failing.next() {
+        let others = match failing.count() {
+            0 => String::new(),
+            others => format!("; so do those of {others} more"),
+        };
+        let why = first.error.as_deref().unwrap_or_default();
+        problems.push(format!("lookups of {} fail: {why}{others}", first.name));
+    }
+    if hosts.left_out > 0 {
+        let count = hosts.left_out;
+        problems.push(format!(
+            "{count} hostnames are not looked up: there are too many"
+        ));
     }
     problems
 }
@@ -413,6 +438,9 @@ impl EndpointRow {
 /// Who may reach a service, and by which rule.
 pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> {
     let host = &*service.hostname;
+    if snapshot.scope.local.contains(host) {
+        return vec!["nobody, as it stays in its cluster".to_owned()];
+    }
     let entries = snapshot.exposure.entries(&snapshot.entry_of(host));
     if !entries.is_empty() {
         let mut said: Vec<_> = entries.iter().flat_map(of_entry).collect();
@@ -425,7 +453,9 @@ pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> 
     let ports = service.ports.keys();
     let exported = ports.filter(|port| snapshot.is_exported(host, **port));
     let exported: Vec<_> = exported.map(ToString::to_string).collect();
-    if !exported.is_empty() {
+    if snapshot.scope.exported.contains(host) {
+        said.push("the trust set (exported)".to_owned());
+    } else if !exported.is_empty() {
         let ports = exported.join(", ");
         said.push(format!("the trust set on port {ports} (export set)"));
     }

@@ -209,7 +209,7 @@ async fn every_endpoint_of_the_index_exists() {
             count += 1;
         }
     }
-    assert_eq!(count, 7);
+    assert_eq!(count, 8);
 }
 
 #[tokio::test]

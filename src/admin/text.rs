@@ -11,6 +11,8 @@ use crate::status::{Discovery, Rejection, Unused};
 
 /// Rejected resources of each type that are shown; the dump has more of them.
 const REJECTIONS_SHOWN: usize = 10;
+/// Hostnames that are shown.
+const HOSTS_SHOWN: usize = 50;
 
 /// The page; `one` is whether services were asked for by name.
 pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
@@ -24,6 +26,7 @@ pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
         text.source(page);
         text.certificates(page);
         text.files(page);
+        text.hosts(page);
     }
     text.services(page, one);
     text.out
@@ -236,6 +239,34 @@ impl Text {
         self.table("  ", ["SOURCE", "READ", "RESULT"], rows.collect());
     }
 
+    /// The hostnames, those that fail first.
+    fn hosts(&mut self, page: &Page) {
+        let hosts = &page.hosts;
+        if hosts.list.is_empty() {
+            return;
+        }
+        self.heading("Hostnames", "");
+        let mut list: Vec<_> = hosts.list.iter().collect();
+        list.sort_by_key(|host| host.error.is_none());
+        let rows = list.into_iter().take(HOSTS_SHOWN).map(|host| {
+            let addresses: Vec<_> = host.addresses.iter().map(ToString::to_string).collect();
+            let more = if host.more > 0 { " and more" } else { "" };
+            let answered = host.answered.map(|at| ago(page.at, at));
+            [
+                host.name.clone(),
+                answered.unwrap_or_else(|| "never".to_owned()),
+                host.error.clone().unwrap_or_else(|| "-".to_owned()),
+                addresses.join(",") + more,
+            ]
+        });
+        let header = ["NAME", "ANSWERED", "LAST ERROR", "ADDRESSES"];
+        self.table("  ", header, rows.collect());
+        let more = hosts.list.len().saturating_sub(HOSTS_SHOWN);
+        if more > 0 {
+            self.line(&format!("  and {more} more, see `strait status --json`"));
+        }
+    }
+
     fn services(&mut self, page: &Page, one: bool) {
         if one {
             for service in &page.services.list {
@@ -370,7 +401,7 @@ mod tests {
 
     use super::super::status::{CertificateRow, EndpointRow, ReloadRow, Services, Source};
     use super::*;
-    use crate::status::ResourceType;
+    use crate::status::{Host, Hosts, ResourceType};
 
     fn at(seconds: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600 + seconds)
@@ -442,6 +473,16 @@ mod tests {
         }
     }
 
+    fn host(name: &str, error: Option<&str>) -> Host {
+        Host {
+            name: name.into(),
+            addresses: vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()],
+            more: usize::from(error.is_none()),
+            answered: error.is_some().then(|| at(3600)),
+            error: error.map(Into::into),
+        }
+    }
+
     fn page() -> Page {
         Page {
             version: "0.1.0",
@@ -473,6 +514,13 @@ mod tests {
                 at: at(0),
                 error: Some("line 3".into()),
             }],
+            hosts: Hosts {
+                list: vec![
+                    host("a.example", None),
+                    host("db.example", Some("timed out")),
+                ],
+                left_out: 0,
+            },
             services: Services {
                 total: 60,
                 list: vec![service()],
@@ -510,6 +558,11 @@ Certificates
 Changes read
   SOURCE  READ       RESULT
   config  1h 1m ago  refused, see Problems; what was read before is in use
+
+Hostnames
+  NAME        ANSWERED  LAST ERROR  ADDRESSES
+  db.example  1m ago    timed out   10.0.0.1,10.0.0.2
+  a.example   never     -           10.0.0.1,10.0.0.2 and more
 
 Services
   SERVICE       PORTS  ENDPOINTS USED  TUNNELS  EXPOSED TO

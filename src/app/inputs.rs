@@ -16,8 +16,8 @@ use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::{Locality, Mesh};
 use crate::snapshot::traffic::Position;
 use crate::snapshot::{
-    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope, Snapshot,
-    TrustSet,
+    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope, Service,
+    Snapshot, TrustSet,
 };
 use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds::{self, objects::Objects};
@@ -89,6 +89,7 @@ impl Inputs {
             enforcement: Some(enforcement(&self.config)),
             scope: Some(self.scope.clone()),
             exports: None,
+            answers: Vec::new(),
             direct: Some(self.config.listeners.iter().any(Listener::is_tls)),
             position: Some(position(&self.config)),
             traffic: None,
@@ -413,6 +414,8 @@ impl Report {
                 (Some(port), _) if !service.ports.contains_key(port) => {
                     format!("has no port {port}; write one that it has")
                 }
+                // Whether its names have addresses shows while the gateway runs.
+                (_, None) if is_by_name(&snapshot.mesh, service) => continue,
                 (_, None) => format!("has no endpoint in network {network} that can be dialled"),
                 (_, Some(Some(rule))) => {
                     format!("has an endpoint at {rule}, which is never dialled; see dial.allow")
@@ -424,6 +427,16 @@ impl Report {
                 .push(format!("{file}:{line}: warning: {host} {wrong}"));
         }
     }
+}
+
+/// Whether a workload of the service is known by a hostname.
+fn is_by_name(mesh: &Mesh, service: &Service) -> bool {
+    let key = format!("{}/{}", service.namespace, service.hostname);
+    let mut workloads = mesh.workloads.values();
+    workloads.any(|one| {
+        let by_name = one.addresses.is_empty() && !one.hostname.is_empty();
+        by_name && one.services.get(key.as_str()).is_some()
+    })
 }
 
 /// A mistake in a certificate's file, at the place that names the file, such as a line of `path`.

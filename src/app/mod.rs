@@ -39,6 +39,7 @@ use crate::snapshot::Publisher;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, Material, TrustedDomain};
+use crate::xds::dns::{self, Dns};
 use crate::xds::stream::{self, Feed, Kind};
 
 use certificates::{Certificates, Shared};
@@ -167,6 +168,7 @@ impl App {
         }
         tokio::spawn(async move { budget.run().await });
         app.discover(source, &publisher)?;
+        app.look_up(&publisher)?;
         let read = (inputs.told, inputs.warnings, seen);
         let reloader =
             reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log);
@@ -241,6 +243,16 @@ impl App {
         spawn_thread("strait-discovery", discovery)
     }
 
+    /// Starts to look up what the mesh knows by a hostname, whatever its source.
+    fn look_up(&self, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
+        let names = dns::run(Dns {
+            publisher: Arc::clone(publisher),
+            status: Arc::clone(&self.status),
+            servers: self.config.load().dns.servers.clone(),
+        });
+        spawn_thread("strait-dns", names)
+    }
+
     /// Opens the data path, waits for a signal or `/quitquitquit`, and leads the drain to its end.
     async fn until_stopped(self, mut signals: Signals, data: DataPath) -> anyhow::Result<()> {
         let lifecycle = self.gateway.lifecycle.clone();
@@ -271,9 +283,8 @@ impl App {
         data.certificate.await?;
         let config = self.config.load();
         let listeners = config.listeners.iter().map(listener::Listener::new);
-        let opened = listen(data.sockets)?.into_iter();
-        let opened = opened.zip(listeners.map(Arc::new));
-        serve_data(&self.gateway, opened.collect(), config.workers)?;
+        let opened = listen(data.sockets, listeners.map(Arc::new))?;
+        serve_data(&self.gateway, opened, config.workers)?;
         self.status.ready(LISTENERS);
         let binds = config.listeners.iter();
         let binds = binds.map(|listener| listener.bind.to_string());
@@ -389,10 +400,16 @@ fn reserve(key: &str, address: SocketAddr) -> anyhow::Result<Reserved> {
 }
 
 /// Lets peers connect. Another gateway that also waited for its certificate may have been first.
-fn listen(sockets: Vec<Reserved>) -> anyhow::Result<Vec<TcpListener>> {
-    let sockets = sockets.into_iter();
-    let listening = sockets
-        .map(|(address, socket)| explained(accept::listen(socket), "listeners[].bind", address));
+fn listen(
+    sockets: Vec<Reserved>,
+    listeners: impl Iterator<Item = Arc<listener::Listener>>,
+) -> anyhow::Result<Vec<Opened>> {
+    let listening = sockets.into_iter().zip(listeners);
+    let listening = listening.map(|((address, socket), listener)| {
+        let opened = accept::listen(socket, &listener);
+        let opened = explained(opened, "listeners[].bind", address)?;
+        Ok((opened, listener))
+    });
     listening.collect()
 }
 
@@ -437,7 +454,7 @@ fn spawn_worker(
         for ((socket, listener), workers) in acceptors {
             let gateway = Arc::clone(&gateway);
             tokio::spawn(async move {
-                match tokio::net::TcpListener::from_std(socket) {
+                match accept::registered(socket) {
                     Ok(socket) => accept::run(&gateway, socket, listener, workers).await,
                     Err(error) => error!(%error, "cannot listen"),
                 }
@@ -555,8 +572,9 @@ mod tests {
         let (_, first) = reserve("a", ([127, 0, 0, 1], 0).into()).unwrap();
         let address = first.local_addr().unwrap().as_socket().unwrap();
         let second = reserve("b", address).unwrap();
-        let _first = listen(vec![(address, first)]).unwrap();
-        let error = listen(vec![second]).unwrap_err();
+        let listener = || std::iter::once(Arc::default());
+        let _first = listen(vec![(address, first)], listener()).unwrap();
+        let error = listen(vec![second], listener()).unwrap_err();
         let want = format!("cannot listen on {address} (listeners[].bind); is another gateway");
         assert!(format!("{error:#}").starts_with(&want), "{error:#}");
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::fields::Value;
 use super::findings::Report;
-use super::{Listener, Trust};
+use super::{Bind, Listener, Trust};
 
 /// An address that is served besides the listeners.
 #[derive(Debug)]
@@ -16,6 +16,12 @@ pub(super) struct Opened<'a> {
     pub address: SocketAddr,
     /// Where it is given; none for a default.
     pub given: Option<Value<'a>>,
+}
+
+impl Opened<'_> {
+    pub(super) fn to_bind(&self) -> Bind {
+        Bind { bind: self.address }
+    }
 }
 
 /// The clusters that the trust domains stand for.

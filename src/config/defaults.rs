@@ -61,6 +61,7 @@ fn all(root: &Node) -> Vec<Section> {
             vec![("default", plain("none")), ("services", plain("[]"))],
         ),
         ("policy", vec![("istio", quoted(&"off"))]),
+        ("dns", vec![("servers", plain("[]"))]),
         ("dial", vec![("allow", plain("[]"))]),
         ("workers", vec![("", plain("0"))]),
         ("admin", vec![("bind", quoted(&ADMIN))]),

@@ -96,6 +96,8 @@ pub struct Config {
     pub names: Names,
     /// What is done about authorization policies. By default nothing.
     pub policy: Policy,
+    /// Who is asked for the addresses of hostnames. By default the system's.
+    pub dns: Dns,
     /// Which addresses may be dialled in spite of the deny list. By default none.
     pub dial: Dial,
     /// How much of this host strangers and slow readers may take. By default by the host's size.
@@ -415,6 +417,14 @@ pub enum PolicyMode {
     Enforce,
 }
 
+/// Who is asked for the addresses of workloads that discovery knows by a hostname.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Dns {
+    /// The servers, of which any may be asked. Default: none, which is those of
+    /// `/etc/resolv.conf`.
+    pub servers: Vec<SocketAddr>,
+}
+
 /// Which addresses may be dialled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Dial {
@@ -513,6 +523,7 @@ impl Config {
             ("identity", self.identity != new.identity),
             ("listeners", self.listeners != new.listeners),
             ("discovery", self.discovery != new.discovery),
+            ("dns", self.dns != new.dns),
             ("dial", self.dial != new.dial),
             ("limits", self.limits != new.limits),
             ("workers", self.workers != new.workers),

@@ -18,9 +18,9 @@ use super::listeners::{self, network, socket_address};
 use super::sources;
 use super::yaml::Document;
 use super::{
-    ADMIN, Bind, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure,
-    Gateway, Limits, Link, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode, READINESS,
-    Trust, TrustDomain,
+    ADMIN, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure, Gateway,
+    Limits, Link, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode, READINESS, Trust,
+    TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -76,6 +76,7 @@ fn sections(
     let own = gateway.as_ref().map(|own| own.cluster.as_str());
     let (exposure, names, links) = services(&mut top, clusters.as_ref(), own);
     let policy = section(&mut top, "policy", policy);
+    let dns = section(&mut top, "dns", sources::dns);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
     let workers = top
@@ -93,9 +94,6 @@ fn sections(
     examined.trust.clone_from(&trust);
     examined.discovery.clone_from(&discovery);
     examined.objects = exposure.iter().flat_map(|one| one.files.clone()).collect();
-    let bind = |opened: &Opened<'_>| Bind {
-        bind: opened.address,
-    };
     Some(Config {
         file: document.file.clone(),
         gateway: gateway?,
@@ -110,12 +108,13 @@ fn sections(
         links: links?,
         names: names?,
         policy: policy?,
+        dns: dns?,
         dial: dial?,
         limits: limits?,
         workers: workers?.into(),
-        admin: bind(&admin),
-        metrics: bind(&metrics),
-        readiness: bind(&readiness),
+        admin: admin.to_bind(),
+        metrics: metrics.to_bind(),
+        readiness: readiness.to_bind(),
         drain: drain?,
         log: log?,
     })

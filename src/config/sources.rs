@@ -10,10 +10,11 @@ use spiffe::SpiffeId;
 
 use super::fields::{Fields, Value};
 use super::headers;
+use super::listeners::socket_address;
 use super::read::trust_domain_name;
 use super::{
-    CERTIFICATE_TTL, ControlPlane, Discovery, HostPort, Identity, IdentityFiles, IstioCa, Roots,
-    TRUST_DOMAIN,
+    CERTIFICATE_TTL, ControlPlane, Discovery, Dns, HostPort, Identity, IdentityFiles, IstioCa,
+    Roots, TRUST_DOMAIN,
 };
 
 pub(super) const IDENTITY_EXAMPLE: &str =
@@ -44,6 +45,21 @@ pub struct NamedCluster {
     pub cluster: String,
     /// The host and port that peers ask for. Required.
     pub service: HostPort,
+}
+
+/// Who is asked for the addresses of hostnames.
+pub(super) fn dns(value: Value<'_>) -> Option<Dns> {
+    let mut fields = value.fields("dns")?;
+    let servers: Option<Vec<_>> = match fields.get("servers") {
+        // Collected before it is turned around, so that every entry reports its findings.
+        Some(list) => {
+            let read: Vec<_> = list.items().map(socket_address).collect();
+            read.into_iter().collect()
+        }
+        None => Some(Vec::new()),
+    };
+    fields.finish();
+    Some(Dns { servers: servers? })
 }
 
 pub(super) fn identity(value: Value<'_>) -> Option<Identity> {

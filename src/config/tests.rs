@@ -252,10 +252,6 @@ fn what_is_not_built_yet_is_told_from_what_is_unknown() {
         "9: error: `listeners[].protocol: tcp` is not built yet; write `hbone` or `tls`"
     );
     assert_eq!(
-        instead("route_by: authority", "route_by: sni"),
-        "9: error: `listeners[].route_by: sni` is not built yet; write `authority`"
-    );
-    assert_eq!(
         with("limits: {peers: 1}"),
         "11: error: unknown key `peers` in `limits`; write `buffers`"
     );
@@ -467,6 +463,14 @@ fn values_of_the_wrong_kind_say_what_is_wanted() {
         (
             "drain: {lag: 2h}",
             "`drain.lag` is `2h`; write a duration of at most 1h, such as",
+        ),
+        (
+            "dns: {servers: [10.0.0.1]}",
+            "`dns.servers[]` is `10.0.0.1`; write an address and a port",
+        ),
+        (
+            "dns: {servers: \"10.0.0.1:53\"}",
+            "`dns.servers` is `10.0.0.1:53`; write a list",
         ),
         (
             "dial: {allow: [10.0.0.1]}",

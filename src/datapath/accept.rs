@@ -1,15 +1,17 @@
 //! Stage 1: listening sockets, and the hand-over of each accepted socket to a worker.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use rustix::io::Errno;
+use rustix::net::{SocketFlags, acceptfrom_with};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
-use tokio::net::TcpListener;
+use tokio::io::Interest;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::{debug, warn};
@@ -25,7 +27,7 @@ use super::listener::Listener;
 #[derive(Debug)]
 pub struct Accepted {
     /// The socket, with its options set.
-    pub stream: std::net::TcpStream,
+    pub stream: TcpStream,
     /// The peer's address, v4-mapped v6 already turned into v4.
     pub address: SocketAddr,
     /// The connection's place among the handshakes, until its own is done.
@@ -110,8 +112,8 @@ impl Worker {
 ///
 /// # Errors
 /// The address is in use or is not ours.
-pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    listen(reserve(address)?)
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    listen(reserve(address)?, &Listener::default())
 }
 
 /// Takes an address for a listening socket; connections are refused until [`listen`].
@@ -157,19 +159,43 @@ fn reserve_exactly(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Lets peers connect.
+/// Lets peers connect. Their sockets have the options of this one from the first moment, which
+/// saves six system calls for each.
 ///
 /// # Errors
 /// The address is in use.
-pub fn listen(socket: Socket) -> io::Result<std::net::TcpListener> {
+pub fn listen(socket: Socket, listener: &Listener) -> io::Result<TcpListener> {
+    let keepalive = match listener.is_tls() {
+        true => {
+            // A tunnel that breaks in any way, our own crash included, ends by RST.
+            socket.set_linger(Some(Duration::ZERO))?;
+            &TLS_KEEPALIVE
+        }
+        false => &HBONE_KEEPALIVE,
+    };
+    set_options(SockRef::from(&socket), keepalive)?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
+}
+
+/// A listening socket whose readiness this runtime knows. tokio's own listener would register what
+/// it accepts too, in vain, as that goes to a worker's runtime; its stream waits for any socket.
+#[derive(Debug)]
+pub struct Registered(tokio::net::TcpStream);
+
+/// Registers a listening socket with this runtime.
+///
+/// # Errors
+/// There is no memory or no descriptor for it.
+pub fn registered(socket: TcpListener) -> io::Result<Registered> {
+    let socket = TcpStream::from(OwnedFd::from(socket));
+    tokio::net::TcpStream::from_std(socket).map(Registered)
 }
 
 /// Accepts until the drain begins, handing each socket to the worker with the least load.
 pub async fn run(
     gateway: &Gateway,
-    socket: TcpListener,
+    socket: Registered,
     listener: Arc<Listener>,
     workers: Vec<Worker>,
 ) {
@@ -186,13 +212,14 @@ pub async fn run(
                 gateway.metrics.accept_paused();
                 sleep(FULL_PAUSE).await;
             }
-            socket.accept().await
+            let accept = || accept(&socket.0);
+            socket.0.async_io(Interest::READABLE, accept).await
         };
         let accepted = tokio::select! {
             accepted = accept => accepted,
             () = reached(&mut phases, Phase::Draining) => return,
         };
-        match accepted.and_then(|(stream, address)| Ok((stream.into_std()?, address))) {
+        match accepted {
             Ok((stream, address)) => {
                 delays = backoff.build();
                 hand_over(gateway, &listener, &workers, stream, address);
@@ -209,6 +236,14 @@ pub async fn run(
             }
         }
     }
+}
+
+/// Accepts one socket.
+fn accept(socket: &tokio::net::TcpStream) -> io::Result<(TcpStream, SocketAddr)> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (stream, address) = acceptfrom_with(socket, flags)?;
+    let address = address.ok_or(Errno::AFNOSUPPORT)?.try_into()?;
+    Ok((stream.into(), address))
 }
 
 /// Whether an accept error is about one connection and the next may well succeed (`accept(2)`:
@@ -232,13 +267,9 @@ fn hand_over(
     gateway: &Gateway,
     listener: &Arc<Listener>,
     workers: &[Worker],
-    stream: std::net::TcpStream,
+    stream: TcpStream,
     address: SocketAddr,
 ) {
-    if let Err(error) = set_options(SockRef::from(&stream), &DOWNSTREAM_KEEPALIVE) {
-        debug!(%error, "a connection ended before its options were set");
-        return;
-    }
     let address = SocketAddr::new(address.ip().to_canonical(), address.port());
     if !listener.admits(address.ip()) {
         return turn_away(gateway, &stream, "not_in_sources");
@@ -267,7 +298,7 @@ fn hand_over(
 }
 
 /// Closes by RST: whoever is turned away shall not leave us a socket in TIME_WAIT.
-fn turn_away(gateway: &Gateway, stream: &std::net::TcpStream, limit: &'static str) {
+fn turn_away(gateway: &Gateway, stream: &TcpStream, limit: &'static str) {
     gateway.metrics.connection_shed(limit);
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
@@ -283,14 +314,22 @@ pub struct Keepalive {
     pub retries: u32,
 }
 
-/// Peers have HTTP/2 PINGs, so TCP's probes are the second line: 180 s, 180 s, 9 as in ztunnel.
-const DOWNSTREAM_KEEPALIVE: Keepalive = Keepalive {
+/// HBONE has HTTP/2 PINGs, so TCP's probes are the second line: 180 s, 180 s, 9 as in ztunnel.
+const HBONE_KEEPALIVE: Keepalive = Keepalive {
     time: Duration::from_secs(180),
     interval: Duration::from_secs(180),
     retries: 9,
 };
 
-/// Sets what every socket of the data path has: no Nagle delay, and keepalive.
+/// A peer of a TLS listener that has gone without a word is noticed within a minute: there is no
+/// PING.
+const TLS_KEEPALIVE: Keepalive = Keepalive {
+    time: Duration::from_secs(30),
+    interval: Duration::from_secs(10),
+    retries: 3,
+};
+
+/// Sets what every socket of the data path has, or inherits: no Nagle delay, and keepalive.
 ///
 /// # Errors
 /// The socket is already dead.
@@ -334,6 +373,6 @@ mod tests {
     fn the_wildcard_takes_ipv4_on_every_host() {
         let listener = bind((Ipv6Addr::UNSPECIFIED, 0).into()).unwrap();
         let port = listener.local_addr().unwrap().port();
-        std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     }
 }

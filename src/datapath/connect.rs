@@ -17,7 +17,6 @@ use crate::lifecycle::{Phase, reached};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::Record;
 use crate::wire::Authority;
-use crate::wire::sni::RouteBy;
 
 use super::accept::Held;
 use super::forward::{self, Asked};
@@ -70,15 +69,9 @@ fn settings() -> Builder {
 
 /// Serves CONNECTs until the session ends. Each is forwarded in a task of its own.
 ///
-/// The peer comes with what its listener routes tunnels by.
-///
 /// # Errors
 /// The HTTP/2 preface did not come, or not in time.
-pub async fn run(
-    gateway: &Arc<Gateway>,
-    session: Session,
-    peer: (Arc<Peer>, RouteBy),
-) -> Result<(), Refused> {
+pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> Result<(), Refused> {
     let stream = http2(gateway, session.stream, &session.held, peer).await?;
     if let Some(stream) = stream {
         linger::close(stream.into_inner().0.into_inner(), linger::PEER).await;
@@ -91,7 +84,7 @@ pub async fn http2<S>(
     gateway: &Arc<Gateway>,
     stream: S,
     held: &Held,
-    (peer, route_by): (Arc<Peer>, RouteBy),
+    peer: Arc<Peer>,
 ) -> Result<Option<S>, Refused>
 where
     S: AsyncRead + Seal,
@@ -106,7 +99,6 @@ where
     let server = Server {
         gateway,
         peer,
-        route_by,
         held,
         window: Arc::default(),
         owner: &owner,
@@ -155,7 +147,6 @@ async fn retry(settled: bool) {
 struct Server<'a, S> {
     gateway: &'a Arc<Gateway>,
     peer: Arc<Peer>,
-    route_by: RouteBy,
     held: &'a Held,
     window: Arc<StreamWindow>,
     owner: &'a Owner<S>,
@@ -273,7 +264,6 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
             gateway: Arc::clone(self.gateway),
             peer: Arc::clone(&self.peer),
             window: Arc::clone(&self.window),
-            route_by: self.route_by,
             requested: Requested::new(request.into_body(), respond, account),
             record: Record::new(&self.gateway.metrics, &self.peer.source, &authority),
             counted: (self.held.load.also(), self.window.open()),

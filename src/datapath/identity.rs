@@ -8,6 +8,7 @@ use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Caller, Snapshot};
 use crate::telemetry::Source;
 use crate::tls::{Identity, leaf_identity};
+use crate::wire::sni::RouteBy;
 
 use super::handshake::Session;
 
@@ -18,6 +19,8 @@ pub struct Peer {
     pub source: Arc<Source>,
     /// When its certificate expires; long ago where there is none.
     pub not_after: SystemTime,
+    /// By what its tunnels are routed, unless the service that they ask for says so itself.
+    pub route_by: RouteBy,
 }
 
 impl Peer {
@@ -34,10 +37,11 @@ impl Peer {
                 cluster: nothing,
             }),
             not_after: SystemTime::UNIX_EPOCH,
+            route_by: RouteBy::default(),
         }
     }
 
-    /// Somebody whose identity was verified.
+    /// Somebody whose identity was verified, through a listener that routes by authority.
     ///
     /// # Errors
     /// The trust domain is not in the set.
@@ -61,6 +65,7 @@ impl Peer {
         Ok(Self {
             source: Arc::new(source),
             not_after: identity.not_after,
+            route_by: RouteBy::default(),
         })
     }
 
@@ -79,13 +84,14 @@ impl Peer {
     }
 }
 
-/// Reads the peer's identity from its certificate, by the same strict parse as the verifier.
+/// Reads the peer's identity from its certificate, by the same strict parse as the verifier. It
+/// comes from an address, through a listener that routes its tunnels in some way.
 ///
 /// # Errors
 /// The certificate is not what the verifier let pass, or its trust domain has just left the set.
 pub fn run(
     session: &Session,
-    address: SocketAddr,
+    (address, route_by): (SocketAddr, RouteBy),
     snapshot: &Snapshot,
 ) -> Result<Peer, HandshakeRefusal> {
     let certificates = session.stream.get_ref().1.peer_certificates();
@@ -93,5 +99,6 @@ pub fn run(
         .and_then(|certificates| certificates.first())
         .ok_or(HandshakeRefusal::NoCertificate)?;
     let identity = leaf_identity(leaf)?;
-    Peer::known(identity, address, snapshot)
+    let peer = Peer::known(identity, address, snapshot)?;
+    Ok(Peer { route_by, ..peer })
 }

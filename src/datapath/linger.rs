@@ -3,8 +3,10 @@
 //! TCP answers data that nobody reads by a reset, and a reset makes the peer's kernel drop what
 //! it has not delivered yet: an alert, a GOAWAY, the last bytes of a tunnel.
 
+use std::io;
 use std::time::Duration;
 
+use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -29,6 +31,12 @@ pub const ENDPOINT: Patience = Patience {
     time: Duration::from_secs(30),
     bytes_max: 64 * 1024 * 1024,
 };
+
+/// Lets a socket that was to close by RST close by FIN, and deliver what was written before.
+pub fn gently(stream: &TcpStream) {
+    // It fails only for a socket that is gone.
+    let _: io::Result<()> = SockRef::from(stream).set_linger(None);
+}
 
 /// Sends FIN, then reads and drops what the other side sends until it closes too, or patience ends.
 pub async fn close(mut stream: TcpStream, patience: Patience) {

@@ -282,7 +282,7 @@ mod tests {
         };
         let open = listener(hbone.clone(), &[]);
         assert!(open.admits(ip("192.0.2.1")) && open.admits(ip("::1")) && !open.is_tls());
-        let narrow = listener(hbone.clone(), &["10.0.0.0/8", "2001:db8::/32"]);
+        let narrow = listener(hbone, &["10.0.0.0/8", "2001:db8::/32"]);
         assert!(narrow.admits(ip("10.1.2.3")) && narrow.admits(ip("2001:db8::1")));
         assert!(!narrow.admits(ip("192.0.2.1")) && !narrow.admits(ip("2001:db9::1")));
     }

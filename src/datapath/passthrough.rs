@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -11,7 +10,7 @@ use tokio::time::timeout;
 use crate::reason::HandshakeRefusal;
 use crate::telemetry::{Record, handshake_refused};
 
-use super::accept::{Accepted, Held, Keepalive, set_options};
+use super::accept::{Accepted, Held};
 use super::admission::Handshake;
 use super::forward::raw::{self, Arrived};
 use super::hello::{self, NoHello};
@@ -19,12 +18,6 @@ use super::identity::Peer;
 use super::tunnel::{Origin, Target};
 use super::{Gateway, linger};
 
-/// A peer that has gone without a word is noticed within a minute: there is no PING here.
-const KEEPALIVE: Keepalive = Keepalive {
-    time: Duration::from_secs(30),
-    interval: Duration::from_secs(10),
-    retries: 3,
-};
 /// The time for an alert to leave.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -44,10 +37,9 @@ async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived
         handshake_refused(&gateway.metrics, accepted.address, refusal, detail);
     };
     let failed = |error| NoHello::new(HandshakeRefusal::Other, &error);
-    let stream = TcpStream::from_std(accepted.stream)
-        .and_then(|stream| set_options(SockRef::from(&stream), &KEEPALIVE).map(|()| stream));
-    let stream = stream.map_err(failed).inspect_err(refused).ok()?;
-    let hello = match read(&stream, &accepted.handshake).await {
+    let stream = TcpStream::from_std(accepted.stream).map_err(failed);
+    let mut stream = stream.inspect_err(refused).ok()?;
+    let hello = match read(&mut stream, &accepted.handshake).await {
         Ok(hello) => hello,
         Err(error) => {
             refused(&error);
@@ -75,7 +67,7 @@ async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived
     }))
 }
 
-async fn read(stream: &TcpStream, slot: &Handshake) -> Result<hello::Hello, NoHello> {
+async fn read(stream: &mut TcpStream, slot: &Handshake) -> Result<hello::Hello, NoHello> {
     tokio::select! {
         hello = hello::read(stream) => hello,
         () = slot.evicted() => Err(NoHello::new(
@@ -87,6 +79,7 @@ async fn read(stream: &TcpStream, slot: &Handshake) -> Result<hello::Hello, NoHe
 
 /// Sends an alert, and closes once the peer has read it.
 async fn tell(mut stream: TcpStream, alert: &[u8], _held: (Handshake, Held)) {
+    linger::gently(&stream);
     if alert.is_empty() {
         return;
     }

@@ -64,6 +64,7 @@ fn peer(not_after: SystemTime) -> Arc<Peer> {
     Arc::new(Peer {
         source: Arc::new(source),
         not_after,
+        route_by: RouteBy::default(),
     })
 }
 
@@ -82,12 +83,7 @@ fn serve_by(
             load: Load::default().add(),
             descriptor: gateway.admission.connection(),
         };
-        let served = connect::http2(
-            &gateway,
-            Plain::new(ours),
-            &held,
-            (peer(not_after), RouteBy::Authority),
-        );
+        let served = connect::http2(&gateway, Plain::new(ours), &held, peer(not_after));
         served.await.map(|_| ())
     });
     (served, theirs)

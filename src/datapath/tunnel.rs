@@ -93,13 +93,14 @@ impl Incoming {
         self.receive.flow_control().release_capacity(bytes)
     }
 
-    /// Takes in what the peer sends before it is answered, until that is too much.
-    fn poll_early(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
+    /// Takes in what the peer sends before there is an endpoint, until that is more than `most`
+    /// bytes.
+    fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Reason> {
         // Its end and its errors are found again once the stream is a tunnel.
         while let Poll::Ready(Ok(Some(bytes))) = self.poll(cx) {
             self.early.push_back(bytes);
             compact(&mut self.early);
-            if self.unreleased > EARLY_BYTES_MAX {
+            if self.unreleased > most {
                 return Poll::Ready(Reason::EarlyData);
             }
         }
@@ -195,7 +196,7 @@ impl Requested {
                     Err(error) => reason_of(&error),
                 });
             }
-            self.incoming.poll_early(cx)
+            self.incoming.poll_early(cx, EARLY_BYTES_MAX)
         })
         .await
     }
@@ -253,13 +254,14 @@ impl Tunnel {
         }
     }
 
-    /// As [`Requested::cancelled`], for a tunnel whose endpoint is not there yet.
+    /// As [`Requested::cancelled`], for a tunnel whose endpoint is not there yet. It may send as
+    /// much as its window lets it: that was promised by 200, and is on its account.
     pub async fn cancelled(&mut self) -> Reason {
         poll_fn(|cx| {
             if let Poll::Ready(reason) = self.poll_reset(cx) {
                 return Poll::Ready(reason);
             }
-            self.incoming.poll_early(cx)
+            self.incoming.poll_early(cx, usize::MAX)
         })
         .await
     }

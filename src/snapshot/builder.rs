@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::hosts::Answer;
 use super::index;
 use super::mesh::Mesh;
 use super::traffic::{Override, Position, Traffic};
@@ -17,6 +18,8 @@ pub const HBONE_PORT: u16 = 15008;
 pub struct Change {
     /// The mesh, and the network whose endpoints are local.
     pub mesh: Option<(Mesh, Arc<str>)>,
+    /// Hostnames of workloads, each with all its addresses.
+    pub answers: Vec<Answer>,
     /// The trust set.
     pub trust: Option<TrustSet>,
     /// The exposure table.
@@ -62,7 +65,10 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         || next.enforcement != old.enforcement;
     let balancing = (change.position, change.traffic, change.overrides);
     next.balancing = replaced(&old.balancing, Some(old.balancing.changed(balancing)));
-    if let Some((mesh, network)) = change.mesh {
+    if change.mesh.is_some() || !change.answers.is_empty() {
+        let (told, network) = change.mesh.unzip();
+        let network = network.unwrap_or_else(|| old.network().into());
+        let mesh = next.hosts.follow(&old.mesh, told, change.answers);
         moved |= index::apply(&mut next, mesh, network);
     }
     index::rebalance(&mut next, &old.balancing);

@@ -18,6 +18,7 @@ mod derived;
 mod endpoint;
 mod endpoints;
 mod exposure;
+mod hosts;
 mod index;
 mod lookup;
 mod lots;
@@ -40,6 +41,7 @@ mod waypoints;
 pub use endpoint::{Endpoint, EndpointState, InFlight};
 pub use endpoints::{Candidate, EndpointSet, Group, Groups, Part, Tier};
 pub use exposure::{Audience, Caller, ExportSet, Exposure, ExposureTable, Verdict};
+pub use hosts::{Answer, Doubts, Host, Hosts};
 pub use lookup::{Found, Means};
 pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable, Target};
@@ -79,8 +81,11 @@ pub struct Snapshot {
     pub enforcement: Enforcement,
     /// What decides beside the mesh which endpoints are picked.
     pub balancing: Arc<Balancing>,
-    /// The mesh as the source told it, for the builder and the admin pages.
+    /// The mesh as the source told it, for the builder and the admin pages. Workloads that it
+    /// knows by a hostname stand there once for each address.
     pub mesh: mesh::Mesh,
+    /// Those hostnames.
+    pub hosts: Hosts,
     /// Services by hostname.
     pub services: Shards<Arc<str>, Arc<Service>>,
     /// What stands in the place of a service for aliases of several, or of a region, by what it is
@@ -141,6 +146,7 @@ pub struct Service {
 pub struct Reader {
     current: Arc<ArcSwap<Snapshot>>,
     generation: watch::Receiver<u64>,
+    doubts: Arc<Doubts>,
 }
 
 impl Reader {
@@ -152,6 +158,14 @@ impl Reader {
     /// The current snapshot, for as long as it is wanted.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.current.load_full()
+    }
+
+    /// Asks to look the hostname up again that `endpoint` has its address from, if it has: the
+    /// address does not answer.
+    pub fn doubt(&self, endpoint: &Endpoint) {
+        if !endpoint.definition.hostname.is_empty() {
+            self.doubts.note(&endpoint.definition.hostname);
+        }
     }
 
     /// A receiver that changes whenever the generation does from now on.
@@ -167,6 +181,8 @@ impl Reader {
 pub struct Publisher {
     current: Arc<ArcSwap<Snapshot>>,
     generation: watch::Sender<u64>,
+    hosts: watch::Sender<u64>,
+    doubts: Arc<Doubts>,
     /// Of two changes at once the second is built upon the first. What the data path still reads
     /// stays here, so that it never falls to a tunnel to free what only an old snapshot had.
     old: Mutex<Vec<Arc<Snapshot>>>,
@@ -178,6 +194,8 @@ impl Publisher {
         Self {
             current: Arc::new(ArcSwap::from_pointee(Snapshot::default())),
             generation: watch::Sender::new(0),
+            hosts: watch::Sender::new(0),
+            doubts: Arc::default(),
             old: Mutex::default(),
         }
     }
@@ -187,7 +205,18 @@ impl Publisher {
         Reader {
             current: Arc::clone(&self.current),
             generation: self.generation.subscribe(),
+            doubts: Arc::clone(&self.doubts),
         }
+    }
+
+    /// A receiver that changes whenever there are other hostnames to look up.
+    pub fn hosts(&self) -> watch::Receiver<u64> {
+        self.hosts.subscribe()
+    }
+
+    /// The hostnames that are to be looked up again.
+    pub fn doubts(&self) -> &Doubts {
+        &self.doubts
     }
 
     /// Builds the next snapshot from the current one and swaps it in.
@@ -196,13 +225,11 @@ impl Publisher {
     pub fn update(&self, change: builder::Change) {
         let mut old = self.old.lock().unwrap_or_else(PoisonError::into_inner);
         let next = builder::build(&self.current.load(), change);
-        let generation = next.generation;
+        let (generation, hosts) = (next.generation, next.hosts.version);
         old.push(self.current.swap(Arc::new(next)));
-        self.generation.send_if_modified(|seen| {
-            let moved = *seen != generation;
-            *seen = generation;
-            moved
-        });
+        for (told, now) in [(&self.generation, generation), (&self.hosts, hosts)] {
+            told.send_if_modified(|seen| std::mem::replace(seen, now) != now);
+        }
         old.retain(|snapshot| Arc::strong_count(snapshot) > 1);
     }
 }

@@ -29,7 +29,8 @@ pub struct Record {
     sent: u64,
     start: Instant,
     reason: Option<Reason>,
-    detail: Option<Box<str>>,
+    /// Boxed twice: few tunnels have one, and all would have room for its length.
+    detail: Option<Box<Box<str>>>,
 }
 
 /// What a tunnel was asked for by, as its peer wrote it.
@@ -177,7 +178,7 @@ impl Record {
 
     /// Explains the end to the operator, in the log's `error` field.
     pub fn detail(&mut self, text: String) {
-        self.detail = Some(text.into());
+        self.detail = Some(Box::new(text.into()));
     }
 
     /// The `error` field, if something went wrong and there is more to say than the reason.

@@ -41,8 +41,8 @@ pub(super) struct Handles {
 }
 
 /// A source, service and workload, and their counters. To look these up takes four hashes of a
-/// dozen texts; to see that the three are the same ones as before takes their addresses, which stay
-/// theirs for as long as they are kept here.
+/// dozen texts; to see that the three are the same ones as before takes the addresses of what their
+/// labels are made of, which stay theirs for as long as they are kept here.
 #[derive(Debug)]
 struct Lately {
     source: Arc<Source>,
@@ -134,7 +134,10 @@ impl Tcp {
 impl Lately {
     fn is_of(&self, facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> bool {
         let (own, other) = (&self.service, facts.service);
-        Arc::ptr_eq(&self.source, facts.source)
+        // What the labels have of a source, so that all peers without identity share theirs.
+        Arc::ptr_eq(&self.source.principal, &facts.source.principal)
+            && Arc::ptr_eq(&self.source.namespace, &facts.source.namespace)
+            && Arc::ptr_eq(&self.source.cluster, &facts.source.cluster)
             && Arc::ptr_eq(&self.workload, workload)
             && Arc::ptr_eq(&own.hostname, &other.hostname)
             && Arc::ptr_eq(&own.name, &other.name)
@@ -145,7 +148,7 @@ impl Lately {
 /// A place below [`PLACES`], by three addresses.
 fn place_of(facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> usize {
     let addresses = [
-        Arc::as_ptr(facts.source).addr(),
+        Arc::as_ptr(&facts.source.principal).addr(),
         Arc::as_ptr(workload).addr(),
         Arc::as_ptr(&facts.service.hostname).addr(),
     ];
@@ -222,6 +225,25 @@ mod tests {
             assert_eq!(sets.count(), MAX_LABEL_SETS + 1, "{name}");
             assert_eq!(value(&text, &name, &[others]), 3 * each, "{name}");
         }
+    }
+
+    #[test]
+    fn peers_without_identity_share_what_was_looked_up() {
+        let (tcp, _registry) = registered();
+        let (service, workload) = (DestinationService::default(), Arc::default());
+        let opened = |port| {
+            let mut source = source();
+            source.address.set_port(port);
+            for text in [
+                &mut source.principal,
+                &mut source.namespace,
+                &mut source.cluster,
+            ] {
+                *text = Arc::default();
+            }
+            tcp.opened(Facts::new(&Arc::new(source), &service, None), &workload)
+        };
+        assert!(Arc::ptr_eq(&opened(1), &opened(2)));
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod cache;
 pub mod client;
 mod count;
 pub mod demand;
+pub mod dns;
 mod entries;
 pub mod envoy;
 mod exports;

@@ -435,6 +435,46 @@ fn a_waypoint_that_is_no_service_is_a_warning_at_the_line_of_what_is_behind_it()
 }
 
 #[test]
+fn objects_are_checked_with_the_other_files() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        let config = GOOD.replace("exposure:\n", "exposure:\n  files: [objects]\n");
+        write(folder.path(), "strait.yaml", &config);
+        write(
+            folder.path(),
+            "mesh.yaml",
+            &planted(GOOD_MESH, &[(6, "ports", "prots")]),
+        );
+        std::fs::create_dir(folder.path().join("objects")).expect("a folder");
+        let objects = "apiVersion: multicluster.x-k8s.io/v1alpha1\nkind: ServiceExport\n\
+                       metadata: {name: nobody, namespace: app}\n";
+        write(folder.path(), "objects/a.yaml", objects);
+        write(
+            folder.path(),
+            "objects/b.json",
+            "{\"apiVersion\": \"v1\",\n\"kind\": [1]}",
+        );
+        let checked = check(folder.path()).await;
+        let places = places(&checked);
+        assert_eq!(
+            places.last().map(String::as_str),
+            Some("objects/b.json:2"),
+            "{checked:?}"
+        );
+        assert!(
+            places.iter().any(|place| place.starts_with("mesh.yaml:")),
+            "{checked:?}"
+        );
+        std::fs::remove_file(folder.path().join("objects/b.json")).expect("no bad file");
+        write(folder.path(), "mesh.yaml", GOOD_MESH);
+        let checked = check(folder.path()).await;
+        let wanted = "objects/a.yaml:1: warning: the export of app/nobody is of no Service";
+        assert!(checked.stderr.contains(wanted), "{checked:?}");
+        assert_eq!(checked.code, Some(0), "{checked:?}");
+    });
+}
+
+#[test]
 fn a_trust_set_without_our_own_domain_is_a_warning() {
     run(async {
         let folder = folder_with_certificates().await;

@@ -189,7 +189,7 @@ fn what_is_rejected_is_named_and_its_last_good_version_stays() {
         let rejections = async || control.rejections();
         let rejections = until("a NACK", rejections, |rejections| !rejections.is_empty()).await;
         let want = format!("{CLUSTER_NAME}: endpoints[0].priority: 500, want at most 128");
-        assert_eq!(rejections, [want.clone()]);
+        assert_eq!(rejections, [want.as_str()]);
         let shown = async || status(&gateway).await;
         let is_named = |shown: &String| shown.contains(&format!("rejected of endpoints: {want}"));
         until("the status", shown, is_named).await;

@@ -9,6 +9,8 @@
 mod support;
 
 #[cfg(test)]
+mod alike;
+#[cfg(test)]
 mod authority;
 #[cfg(test)]
 mod balance;
@@ -18,6 +20,8 @@ mod budget;
 mod certificates;
 #[cfg(test)]
 mod clusters;
+#[cfg(test)]
+mod dns;
 #[cfg(test)]
 mod drain;
 #[cfg(test)]

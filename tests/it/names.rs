@@ -60,7 +60,8 @@ workloads:
     namespace: app
     scope: Namespace
     action: Deny
-    rules: [[[{principals: [{Exact: north.local/ns/shop/sa/reports}], destinationIps: [\"IP\"]}]]]\n"
+    rules: [[[{principals: [{Exact: north.local/ns/shop/sa/reports}],
+      destinationIps: [\"IP\"]}]]]\n"
         .replace("IP", &format!("{}/32", net.ip(13)))
         .as_str()
 }
@@ -68,7 +69,8 @@ workloads:
 const NAMES: &str = "names:
   aliases:
     - {name: \"foo.global:80\", to: [foo.uswest2.global, foo.useast2.mesh.internal]}
-    - {name: \"foo-west.global:80\", to: [foo.uswest2.global, foo.useast2.global], region: us-west-2}
+    - {name: \"foo-west.global:80\", to: [foo.uswest2.global, foo.useast2.global],
+       region: us-west-2}
     - {name: \"orders.global:80\", to: foo.uswest2.global, consumers: [west]}
     - {name: \"orders.global:80\", to: foo.useast2.global, consumers: [north]}
     - {name: \"hidden.global:80\", to: foo.uswest2.global, consumers: [west]}

@@ -281,13 +281,13 @@ fn a_strict_tunnel_waits_for_a_name_of_its_service_and_sends_nothing_before() {
     run(async {
         let net = Net::new();
         let gateway = Gateway::start(&settings(net)).await;
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (tell, mut told) = tokio::sync::mpsc::channel(16);
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
             let tell = tell.clone();
             async move {
                 let mut got = Vec::new();
                 let end = stream.read_to_end(&mut got).await;
-                let _ = tell.send((got.len(), end.is_ok()));
+                let _ = tell.send((got.len(), end.is_ok())).await;
                 let _ = stream.write_all(&got).await;
             }
         });

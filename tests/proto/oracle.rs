@@ -330,12 +330,9 @@ fn other_places_for_endpoints_are_told_from_none() {
 }
 
 #[test]
-#[expect(deprecated, reason = "what is old is told from what is not there, too")]
 fn a_cluster_is_read_alike() {
     use cluster::cluster::ClusterDiscoveryType as Ours;
-    use core::config_source::ConfigSourceSpecifier as OurSource;
     use their_cluster::cluster as theirs;
-    use their_core::config_source::ConfigSourceSpecifier as TheirSource;
     let socket = || their_core::TransportSocket {
         name: "tls".into(),
         ..their_core::TransportSocket::default()
@@ -401,6 +398,14 @@ fn a_cluster_is_read_alike() {
     };
     let ours: cluster::Cluster = crosses(&custom);
     assert!(matches!(ours.cluster_discovery_type, Some(Ours::ClusterType(of)) if of.name == "x"));
+}
+
+#[test]
+#[expect(deprecated, reason = "what is old is told from what is not there, too")]
+fn where_endpoints_come_from_is_read_alike() {
+    use core::config_source::ConfigSourceSpecifier as OurSource;
+    use their_cluster::cluster as theirs;
+    use their_core::config_source::ConfigSourceSpecifier as TheirSource;
     type Is = fn(&OurSource) -> bool;
     let sources: [(TheirSource, Is); 5] = [
         (TheirSource::Path("p".into()), |ours| {

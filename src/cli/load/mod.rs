@@ -2,7 +2,8 @@
 //!
 //! `args` become a plan. `drive` opens what the plan asks for, lets a `slot` for each stream work
 //! until the time is over, and makes a `report` of what the `tally` counted; `pace` says when an
-//! operation is due; a `flow` is what bytes go through. All of it is one thread, so that what the load costs stays on one processor.
+//! operation is due; a `flow` is what bytes go through. All of it is one thread, so that what the
+//! load costs stays on one processor.
 
 mod args;
 mod drive;

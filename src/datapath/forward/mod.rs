@@ -46,8 +46,6 @@ pub struct Asked {
     pub peer: Arc<Peer>,
     /// The window of the connection's streams.
     pub window: Arc<StreamWindow>,
-    /// By what it is routed, unless the service that it asks for says so itself.
-    pub route_by: RouteBy,
     /// The stream, to be answered.
     pub requested: Requested,
     /// What is said of it later.
@@ -78,7 +76,6 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
         gateway,
         peer,
         window,
-        route_by,
         requested,
         mut record,
         counted,
@@ -86,7 +83,7 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
     let generation = gateway.reader.generation();
     let opened = match permit(&gateway, &peer, target, &mut record) {
         Err(reason) => Err(requested.refuse(reason)),
-        Ok((permit, own)) => match own.unwrap_or(route_by) {
+        Ok((permit, own)) => match own.unwrap_or(peer.route_by) {
             RouteBy::Authority => dial(&gateway, &peer, requested, permit, &mut record).await,
             // Boxed: to read a hello takes far more room than to dial.
             RouteBy::Sni => {
@@ -213,6 +210,7 @@ async fn connect(
             break;
         }
         if reason != Reason::DialDenied {
+            gateway.reader.doubt(&failed.endpoint);
             balance::failed(
                 failed.permit.route().endpoints(),
                 &failed.endpoint,

@@ -1,12 +1,10 @@
 //! Stages 5 to 10 for a connection of a TLS listener, which is one tunnel.
 
 use std::future::poll_fn;
-use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::SockRef;
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -70,11 +68,6 @@ async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
         held,
         ..
     } = *arrived;
-    // A tunnel that breaks in any way, our own crash included, ends by RST on both sides.
-    let reached = reached.and_then(|upstream| {
-        let set = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
-        set.map(|()| upstream).map_err(|_| Reason::DownstreamLost)
-    });
     let upstream = match reached {
         Ok(upstream) => upstream,
         Err(reason) => {
@@ -133,6 +126,7 @@ async fn reach(arrived: &mut Arrived) -> Result<Upstream, Reason> {
 
 /// Refuses by an alert, and closes once the peer has read it.
 async fn refuse(mut stream: TcpStream, reason: Reason, _held: (Held, ConnectionGuard)) {
+    linger::gently(&stream);
     let alert = hello::alert(reason.alert());
     if let Ok(Ok(())) = timeout(ALERT_DEADLINE, stream.write_all(&alert)).await {
         linger::close(stream, linger::PEER).await;
@@ -198,7 +192,7 @@ impl Open {
         record.finish(match outcome.ended {
             Ok(()) => {
                 // Each side has sent FIN and has been sent it: what is left is the kernel's.
-                let _: io::Result<()> = SockRef::from(&stream).set_linger(None);
+                linger::gently(&stream);
                 Reason::Completed
             }
             Err(reason) => reason,

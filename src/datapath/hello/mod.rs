@@ -4,10 +4,14 @@
 //! rustls reads it, as a server that has to choose its certificate would. Nothing here does I/O but
 //! [`read`], so that every slicing of a hello can be tested.
 
+use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use rustls::server::Acceptor;
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -140,25 +144,25 @@ impl HelloReader {
 ///
 /// # Errors
 /// It did not come, not in time, or is none.
-pub async fn read(stream: &TcpStream) -> Result<Hello, NoHello> {
+pub async fn read(stream: &mut TcpStream) -> Result<Hello, NoHello> {
     let mut reader = HelloReader::default();
-    let read = async {
+    let read = poll_fn(|cx| {
         loop {
             let failed = |error| NoHello::new(HandshakeRefusal::Other, &error);
-            stream.readable().await.map_err(failed)?;
+            // No buffer is touched for a socket that has nothing.
+            ready!(stream.poll_read_ready(cx)).map_err(failed)?;
             let mut buffer = Buffer::borrow();
-            let room = reader.room();
-            let count = match stream.try_read(&mut buffer.bytes()[..room]) {
-                Ok(0) => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                Err(error) => return Err(failed(error)),
-            };
-            if let Some(hello) = reader.push(&buffer.bytes()[..count])? {
-                return Ok(hello);
+            // By `poll_read`, as it knows from a short read that there is no more for now.
+            let mut room = ReadBuf::new(&mut buffer.bytes()[..reader.room()]);
+            ready!(Pin::new(&mut *stream).poll_read(cx, &mut room)).map_err(failed)?;
+            if room.filled().is_empty() {
+                return Poll::Ready(Err(failed(io::ErrorKind::UnexpectedEof.into())));
+            }
+            if let Some(hello) = reader.push(room.filled())? {
+                return Poll::Ready(Ok(hello));
             }
         }
-    };
+    });
     match timeout(HELLO_DEADLINE, read).await {
         Ok(read) => read,
         Err(_) => {

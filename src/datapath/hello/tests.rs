@@ -304,9 +304,9 @@ async fn a_hello_that_does_not_come_is_given_up_after_five_seconds() {
         .expect("a listener");
     let address = listener.local_addr().expect("an address");
     let _client = TcpStream::connect(address).await.expect("a client");
-    let (stream, _) = listener.accept().await.expect("a connection");
+    let (mut stream, _) = listener.accept().await.expect("a connection");
     let start = tokio::time::Instant::now();
-    let refused = read(&stream).await.expect_err("no hello");
+    let refused = read(&mut stream).await.expect_err("no hello");
     assert_eq!(refused.refusal, HandshakeRefusal::Timeout);
     assert_eq!(start.elapsed(), HELLO_DEADLINE);
 }

@@ -104,10 +104,11 @@ fn workload_fields(
     let service_account = text("serviceAccount", "default");
     let trust_domain = text("trustDomain", "cluster.local");
     let cluster = text("clusterId", "Kubernetes");
-    let (network, node, hostname) = (text("network", ""), text("node", ""), text("hostname", ""));
+    let (network, node) = (text("network", ""), text("node", ""));
     let (workload_name, workload_type) = (text("workloadName", ""), text("workloadType", ""));
     let canonical_name = text("canonicalName", "");
     let canonical_revision = text("canonicalRevision", "");
+    let hostname = hostname_or_none(fields);
     let words = [("TCP", Protocol::Tcp), ("HBONE", Protocol::Hbone)];
     let protocol = choice_or(fields, "protocol", Protocol::Tcp, &words);
     let words = [("Standard", false), ("HostNetwork", true)];
@@ -137,7 +138,7 @@ fn workload_fields(
         cluster: cluster?,
         network: network?,
         node: node?,
-        hostname: hostname?,
+        hostname: hostname?.into(),
         addresses: addresses?.into(),
         protocol: protocol?,
         healthy: healthy?,
@@ -386,6 +387,14 @@ fn hostname(value: Value<'_>) -> Option<String> {
         "a host name, such as `echo.app.svc.cluster.local`",
         normal_hostname,
     )
+}
+
+/// The hostname that a workload is known by; empty where it has none.
+fn hostname_or_none(fields: &mut Fields<'_>) -> Option<String> {
+    match fields.get("hostname") {
+        Some(value) if value.text_or_empty() != Some("") => hostname(value),
+        _ => Some(String::new()),
+    }
 }
 
 /// What a service is called, also when the rest of it cannot be read.

@@ -272,6 +272,28 @@ fn two_workloads_with_one_uid_are_refused() {
 }
 
 #[test]
+fn a_workload_may_have_a_name_in_place_of_addresses() {
+    let named = |host: &str| {
+        let entry = format!("{{uid: u, workloadIps: [], namespace: a, services: {{}}, {host}}}");
+        read(&format!("workloads:\n- {entry}\n"))
+    };
+    for (host, want) in [
+        ("hostname: DB.Example.", "db.example"),
+        ("hostname: ''", ""),
+        ("name: w", ""),
+    ] {
+        let mesh = named(host).unwrap();
+        assert_eq!(&*mesh.workloads.sorted()[0].hostname, want, "{host}");
+    }
+    let entry = "{uid: u, workloadIps: [], namespace: a, services: {}, hostname: 'a b'}";
+    let refused = refusal(&format!("workloads:\n- {entry}\n"));
+    assert!(
+        refused.contains("`workloads[].hostname` is `a b`; write a host name"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn of_two_services_with_one_hostname_the_canonical_one_wins() {
     let entry = |namespace: &str, port: u16, canonical: bool| {
         format!(
@@ -423,8 +445,8 @@ fn ten_planted_mistakes_in_two_files_are_found_with_their_lines() {
             format!(
                 "{m}:12: error: unknown key `capacitty` in `workloads[]`; write one of \
                  `services`, `uid`, `workloadIps`, `namespace`, `name`, `serviceAccount`, \
-                 `trustDomain`, `clusterId`, `network`, `node`, `hostname`, `workloadName`, \
-                 `workloadType`, `canonicalName`, `canonicalRevision`, `protocol`, `networkMode`, \
+                 `trustDomain`, `clusterId`, `network`, `node`, `workloadName`, `workloadType`, \
+                 `canonicalName`, `canonicalRevision`, `hostname`, `protocol`, `networkMode`, \
                  `status`, `capacity`, `locality`, `networkGateway`, `waypoint`, `nativeTunnel`, \
                  `authorizationPolicies`, `applicationTunnel`"
             ),

@@ -15,7 +15,8 @@ use super::ports::{Ports, warning};
 use super::service::{Declared, Service};
 use super::view::{Key, View};
 use crate::config::{Config, Discovery, Finding, Findings};
-use crate::snapshot::mesh::{self, Mesh, Protocol, Scope};
+use crate::snapshot::builder::HBONE_PORT;
+use crate::snapshot::mesh::{self, GatewayAddress, Mesh, Place, Protocol, Scope, Waypoint};
 
 /// Warnings that are kept. Nobody reads more than a screen of them.
 const WARNINGS_MAX: usize = 200;
@@ -221,7 +222,7 @@ impl<'a> Joining<'a> {
     /// Adds a service, or what it has besides to one that is there.
     fn add_service(
         &mut self,
-        key: Key<'_>,
+        key: Key<'a>,
         suffix: &str,
         ports: &Ports<'_>,
         preferences: Vec<Scope>,
@@ -239,6 +240,7 @@ impl<'a> Joining<'a> {
             name: key.1.into(),
             namespace: key.0.into(),
             hostname: Arc::clone(&hostname),
+            waypoints: self.waypoint(key, suffix).into_iter().collect(),
             preferences,
             ..mesh::Service::default()
         });
@@ -257,6 +259,19 @@ impl<'a> Joining<'a> {
             }
         }
         self.mesh.services.insert(name, Arc::new(service));
+    }
+
+    /// The waypoint of a service that has endpoints of this cluster.
+    fn waypoint(&self, key: Key<'a>, suffix: &str) -> Option<Waypoint> {
+        let is_here = suffix == OWN || self.exported.contains(&*host(key, OWN));
+        let service = self.view.service(key, self.view.own())?;
+        let (namespace, name) = self.view.waypoint(service).filter(|_| is_here)?;
+        let place = Place::Name(self::name((namespace, name), OWN).to_string());
+        let gateway = GatewayAddress {
+            place,
+            port: HBONE_PORT,
+        };
+        Some(Waypoint { gateway, weight: 1 })
     }
 
     /// Adds the endpoints of some clusters to services.

@@ -14,6 +14,15 @@ const CLUSTER: &str = "topology.istio.io/cluster";
 const NETWORK: &str = "topology.istio.io/network";
 /// Whether pods speak HBONE (`ambient`).
 const DATAPLANE: &str = "istio.io/dataplane-mode";
+/// Who manages a gateway; a waypoint, which speaks HBONE whatever its namespace is, has
+/// [`WAYPOINTS`].
+const MANAGED: &str = "gateway.istio.io/managed";
+/// The controller of waypoints.
+const WAYPOINTS: &str = "istio.io-mesh-controller";
+/// The waypoint that traffic to a Service, or to all of a namespace, has to go through.
+const WAYPOINT: &str = "istio.io/use-waypoint";
+/// Its namespace, where it is another one.
+const WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
 /// The namespace whose label names the network of its cluster.
 const ROOT_NAMESPACE: &str = "istio-system";
 
@@ -60,7 +69,20 @@ impl Meta {
 
     /// Whether its pods speak HBONE, if it says so or not.
     pub(super) fn is_ambient(&self) -> Option<bool> {
-        self.labels.get(DATAPLANE).map(|mode| **mode == *"ambient")
+        let is_waypoint = self
+            .labels
+            .get(MANAGED)
+            .is_some_and(|by| **by == *WAYPOINTS);
+        let said = self.labels.get(DATAPLANE).map(|mode| **mode == *"ambient");
+        if is_waypoint { Some(true) } else { said }
+    }
+
+    /// The namespace and name of the waypoint that it names. `none` is none, and no other is asked.
+    pub(super) fn waypoint(&self) -> Option<Option<(&str, &str)>> {
+        let label = |key| self.labels.get(key).map(|value| &**value);
+        let name = label(WAYPOINT).filter(|name| !name.is_empty())?;
+        let namespace = label(WAYPOINT_NAMESPACE).unwrap_or(&self.namespace);
+        Some((name != "none").then_some((namespace, name)))
     }
 
     /// Whether it was copied from another cluster.

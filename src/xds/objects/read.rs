@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::meta::{self, Meta, label_name};
 use super::{Export, Import, Objects, ports, service, slice};
@@ -21,7 +22,7 @@ pub(super) fn file(path: &Path, objects: &mut Objects) -> Findings {
     all(path, Document::load_all(path), objects)
 }
 
-/// As [`file`], of a text that would stand there.
+/// As [`file()`], of a text that would stand there.
 pub(super) fn text(path: &Path, text: &str, objects: &mut Objects) -> Findings {
     all(path, Document::parse_all(path, text), objects)
 }
@@ -88,7 +89,10 @@ fn known<'a>(kind: &str, top: &mut Fields<'a>, value: Value<'a>, objects: &mut O
         return;
     };
     match kind {
-        "Namespace" => objects.namespaces.push(meta),
+        "Namespace" => objects.namespaces.push(Meta {
+            namespace: Arc::clone(&meta.name),
+            ..meta
+        }),
         "Service" => objects.services.extend(service::read(top, value, meta)),
         "ServiceExport" => objects.exports.extend(export(meta, value)),
         _ => objects.imports.extend(import(top, meta)),

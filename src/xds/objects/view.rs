@@ -180,6 +180,14 @@ impl<'a> View<'a> {
         rule.exports(of_namespace, of_service)
     }
 
+    /// The namespace and name of the waypoint of a Service of our cluster, by its own label or by
+    /// that of its namespace.
+    pub(super) fn waypoint(&self, service: &'a Service) -> Option<(&'a str, &'a str)> {
+        let namespace = self.namespaces.get(&(self.own(), &*service.meta.namespace));
+        let of_namespace = || namespace.and_then(|meta| meta.waypoint());
+        service.meta.waypoint().or_else(of_namespace)?
+    }
+
     /// The network of a slice's endpoints: that of the slice, or of its cluster, which is by
     /// default called as the cluster.
     pub(super) fn network(&self, cluster: &'a str, slice: &'a Slice) -> &'a str {

@@ -108,15 +108,7 @@ fn serve(gateway: &Arc<Gateway>, stream: DuplexStream, peer: Arc<Peer>) -> JoinH
             descriptor: gateway.admission.connection(),
         };
         // A refusal is as good an end as any other.
-        drop(
-            connect::http2(
-                &gateway,
-                Plain::new(stream),
-                &held,
-                (peer, RouteBy::Authority),
-            )
-            .await,
-        );
+        drop(connect::http2(&gateway, Plain::new(stream), &held, peer).await);
     })
 }
 
@@ -260,6 +252,7 @@ fn peer(has_expired: bool) -> Arc<Peer> {
         } else {
             now + 24 * hour
         },
+        route_by: RouteBy::default(),
     })
 }
 

@@ -2,6 +2,7 @@
 
 pub mod bytes;
 pub mod ca;
+pub mod dns;
 pub mod eds;
 mod endpoint;
 mod gateway;

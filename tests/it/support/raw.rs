@@ -55,6 +55,7 @@ pub fn headers(stream: u32, fields: &[(&str, &[u8])]) -> Vec<u8> {
 #[derive(Debug)]
 pub struct Frame {
     pub kind: u8,
+    pub flags: u8,
     pub stream: u32,
     pub payload: Vec<u8>,
 }
@@ -178,11 +179,12 @@ impl<S: AsyncRead + Unpin> RawPeer<S> {
     pub async fn next(&mut self) -> Option<Frame> {
         let mut head = [0; 9];
         self.stream.read_exact(&mut head).await.ok()?;
-        let [high, middle, low, kind, _, stream @ ..] = head;
+        let [high, middle, low, kind, flags, stream @ ..] = head;
         let mut payload = vec![0; u32::from_be_bytes([0, high, middle, low]) as usize];
         self.stream.read_exact(&mut payload).await.ok()?;
         Some(Frame {
             kind,
+            flags,
             stream: u32::from_be_bytes(stream),
             payload,
         })

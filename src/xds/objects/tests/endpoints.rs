@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::snapshot::mesh::{Protocol, Scope};
+use crate::snapshot::mesh::{GatewayAddress, Place, Protocol, Scope};
 use crate::xds::file;
 
 /// What `text` makes of a mesh file in which one workload serves the service.
@@ -329,4 +329,49 @@ fn traffic_distribution_becomes_preferences() {
         let own = joined.mesh.services.values().next().unwrap();
         assert_eq!(own.preferences, want, "{field} {annotation}");
     }
+}
+
+#[test]
+fn a_waypoint_is_that_of_the_service_or_of_its_namespace() {
+    let namespace = "---\napiVersion: v1\nkind: Namespace\n\
+                     metadata: {name: app, labels: {istio.io/use-waypoint: all}}\n";
+    let other = "istio.io/use-waypoint: own, istio.io/use-waypoint-namespace: gateways";
+    for (namespace, label, want) in [
+        ("", "", None),
+        (namespace, "", Some("app/all.app.svc.cluster.local")),
+        (
+            namespace,
+            "istio.io/use-waypoint: own",
+            Some("app/own.app.svc.cluster.local"),
+        ),
+        (namespace, "istio.io/use-waypoint: none", None),
+        ("", other, Some("gateways/own.gateways.svc.cluster.local")),
+    ] {
+        let joined = joined(&(namespace.to_owned() + &service("east", label)));
+        let service = joined.mesh.services.values().next().unwrap();
+        let gateway = service.waypoints.first().map(|one| one.gateway.clone());
+        let want = want.map(|name| GatewayAddress {
+            place: Place::Name(name.to_owned()),
+            port: 15008,
+        });
+        assert_eq!(gateway, want, "{label}");
+    }
+    let managed = "gateway.istio.io/managed: istio.io-mesh-controller";
+    let joined = joined(&(service("east", "") + &slice("east", managed, &at("10.0.0.1"))));
+    let workload = joined.mesh.workloads.values().next().unwrap();
+    assert_eq!(workload.protocol, Protocol::Hbone);
+}
+
+#[test]
+fn an_address_of_another_service_is_not_taken() {
+    let with_ip = |name: &str| {
+        let text = service("east", "").replace("name: hello", &format!("name: {name}"));
+        text.replace("spec: {", "spec: {clusterIPs: [10.9.0.1, None], ")
+    };
+    let joined = joined(&(with_ip("hello") + &with_ip("other")));
+    let of = |name: &str| {
+        let name = format!("app/{name}.app.svc.cluster.local");
+        joined.mesh.services.get(&*name).unwrap().vips.len()
+    };
+    assert_eq!((of("hello"), of("other")), (1, 0));
 }

@@ -7,7 +7,11 @@ use super::*;
 use crate::config::{Config, SUFFIXES};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{NameTable, Service as Built, Snapshot};
+use crate::snapshot::{
+    Audience, Caller, Exposure, ExposureTable, NameTable, Service as Built, Snapshot, TrustSet,
+    Verdict,
+};
+use crate::wire::Authority;
 
 mod endpoints;
 
@@ -185,6 +189,56 @@ fn a_global_only_service_has_the_endpoints_of_all_under_its_own_name() {
     assert_eq!(dialled(&joined, OWN), Some(both));
     assert_eq!(joined.mesh.services.len(), 1);
     assert!(joined.exported.contains(OWN) && joined.exported.contains(GLOBAL));
+}
+
+#[test]
+fn an_entry_narrows_an_export_under_all_its_names() {
+    let mut text = service("east", "istio.io/global: \"true\"");
+    text += &slice("east", "", &at("10.0.0.1"));
+    text += &service("west", "istio.io/global: \"true\"");
+    text += &slice("west", "topology.istio.io/network: east", &at("10.0.0.2"));
+    let exported = snapshot(&joined(&text));
+    for entry in [None, Some(OWN), Some(GLOBAL)] {
+        let mut table = ExposureTable::new(false);
+        if let Some(host) = entry {
+            let to = vec![Audience {
+                namespaces: vec!["shop".into()],
+                ..Audience::default()
+            }];
+            let exposure = Exposure {
+                to,
+                ..Exposure::default()
+            };
+            table.expose(host, &exposure, []);
+        }
+        let change = Change {
+            exposure: Some(table),
+            trust: Some(TrustSet::new([("west.local", "west")])),
+            ..Change::default()
+        };
+        let snapshot = build(&exported, change);
+        for (namespace, host) in [
+            ("shop", OWN),
+            ("shop", GLOBAL),
+            ("bank", OWN),
+            ("bank", GLOBAL),
+        ] {
+            let caller = Caller {
+                trust_domain: "west.local",
+                namespace,
+                service_account: "a",
+            };
+            let asked = Authority::parse(&format!("{host}:80")).unwrap();
+            let found = snapshot.find(caller, &asked).unwrap();
+            assert_eq!(&*found.service.hostname, host);
+            let verdict = snapshot.judge(caller, &asked, (host, 80), &found.means);
+            let want = match entry.is_none() || namespace == "shop" {
+                true => Verdict::Allowed,
+                false => Verdict::NotForPeer,
+            };
+            assert_eq!(verdict, want, "{entry:?}: {namespace} asks for {host}");
+        }
+    }
 }
 
 #[test]

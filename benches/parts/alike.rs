@@ -1,0 +1,215 @@
+//! How long refusals take that a peer must not be able to tell from each other: what is unknown,
+//! what is exposed to nobody, and what is exposed to others, by turns.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use strait::config::{self, HostPort, Line, ListenerProtocol, TlsRouting};
+use strait::datapath::listener::Listener;
+use strait::hbone::Client;
+use strait::snapshot::builder::Change;
+use strait::snapshot::mesh::{Mesh, Service};
+use strait::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
+use strait::wire::sni::{RouteBy, SniPattern};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::gateway::{Running, runtime};
+use crate::handshake::Identities;
+use crate::mesh;
+
+/// Refusals of each kind.
+const EACH: usize = 5_000;
+/// How far apart the medians of one form may be.
+const BAR: Duration = Duration::from_micros(50);
+
+const UNKNOWN: &str = "nowhere.app";
+const NOT_EXPOSED: &str = "secret.app";
+const NOT_FOR_PEER: &str = "north.app";
+/// A service whose tunnels are routed by the name inside them.
+const DOOR: &str = "door.app:80";
+
+/// Prints the table; fails if medians are too far apart.
+#[expect(clippy::print_stdout, reason = "this is what it is run for")]
+pub fn print() -> ExitCode {
+    let forms = runtime().block_on(forms());
+    println!("refusals, {EACH} of each by turns               median µs    p99 µs");
+    let mut apart = false;
+    for (form, kinds) in forms {
+        let mut medians = Vec::new();
+        for (kind, mut times) in kinds {
+            times.sort_unstable();
+            let at = |part: usize| times[times.len() * part / 100];
+            let micros = |time: Duration| time.as_secs_f64() * 1e6;
+            medians.push(at(50));
+            let what = format!("{form}: {kind}");
+            println!("{what:<44} {:>9.1} {:>9.1}", micros(at(50)), micros(at(99)));
+        }
+        let spread = medians.iter().max().zip(medians.iter().min());
+        let spread = spread.map_or(Duration::ZERO, |(most, least)| *most - *least);
+        let verdict = if spread <= BAR { "ok" } else { "MISS" };
+        apart |= spread > BAR;
+        println!(
+            "{:<44} {:>9.1} {verdict:>9}",
+            "  apart",
+            spread.as_secs_f64() * 1e6
+        );
+    }
+    match apart {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    }
+}
+
+type Times = Vec<(&'static str, Vec<Duration>)>;
+
+async fn forms() -> Vec<(&'static str, Times)> {
+    let identities = Identities::new();
+    let gateway = Running::with(identities.server(), change(), listeners());
+    let client = Client::connect(gateway.addresses[0], &identities.client()).await;
+    let client = &client.expect("a connection");
+    let named = [
+        ("unknown", UNKNOWN),
+        ("not exposed", NOT_EXPOSED),
+        ("not for this peer", NOT_FOR_PEER),
+    ];
+    let authority = named.map(|(kind, host)| (kind, format!("{host}:80")));
+    let inside = named.map(|(kind, host)| (kind, hello(host)));
+    let istio = named.map(|(kind, host)| (kind, hello(&format!("outbound_.80_._.{host}"))));
+    let routes = [
+        ("no route", hello("nowhere.example")),
+        ("a route to what is unknown", hello("gone.example")),
+    ];
+    vec![
+        (
+            "HBONE",
+            by_turns(&authority, async |authority| {
+                let refused = client.tunnel(authority).await;
+                assert!(refused.is_err(), "{authority} is open");
+            })
+            .await,
+        ),
+        (
+            "HBONE, by the name inside",
+            by_turns(&inside, async |hello| {
+                let mut tunnel = client.tunnel(DOOR).await.expect("a tunnel");
+                tunnel.write_all(hello).await.expect("a hello");
+                let refused = tunnel.read_u8().await;
+                assert!(refused.is_err(), "it is open");
+            })
+            .await,
+        ),
+        (
+            "TLS, Istio's names",
+            by_turns(&istio, async |hello| {
+                alert(&gateway, 1, hello).await;
+            })
+            .await,
+        ),
+        (
+            "TLS, routes",
+            by_turns(&routes, async |hello| alert(&gateway, 2, hello).await).await,
+        ),
+    ]
+}
+
+/// Refuses each kind in turn, beginning with another one each time; the first rounds do not count.
+async fn by_turns<T>(kinds: &[(&'static str, T)], refuse: impl AsyncFn(&T)) -> Times {
+    const WARM: usize = 100;
+    let mut times: Times = kinds.iter().map(|(kind, _)| (*kind, Vec::new())).collect();
+    for round in 0..WARM + EACH {
+        for turn in 0..kinds.len() {
+            let kind = (round + turn) % kinds.len();
+            let begun = Instant::now();
+            refuse(&kinds[kind].1).await;
+            if round >= WARM {
+                times[kind].1.push(begun.elapsed());
+            }
+        }
+    }
+    times
+}
+
+/// A connection on which this hello is answered by an alert.
+async fn alert(gateway: &Running, listener: usize, hello: &[u8]) {
+    let stream = TcpStream::connect(gateway.addresses[listener]).await;
+    let mut stream = stream.expect("a connection");
+    stream.write_all(hello).await.expect("a hello");
+    let mut alert = Vec::new();
+    stream.read_to_end(&mut alert).await.expect("a clean end");
+    assert_eq!(alert, [21, 3, 3, 0, 2, 2, 112], "unrecognized_name");
+}
+
+fn hello(name: &str) -> Vec<u8> {
+    let mut config = ClientConfig::builder()
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"istio".to_vec()];
+    let name = name.to_owned().try_into().expect("a name");
+    let mut client = ClientConnection::new(Arc::new(config), name).expect("a client");
+    let mut bytes = Vec::new();
+    client.write_tls(&mut bytes).expect("a hello");
+    bytes
+}
+
+fn change() -> Change {
+    let service = |host: &str| Service {
+        name: host.into(),
+        namespace: "app".into(),
+        hostname: host.into(),
+        ports: [(80, 8080)].into(),
+        ..Service::default()
+    };
+    let hosts = [NOT_EXPOSED, NOT_FOR_PEER, "door.app"];
+    let mut table = ExposureTable::new(false);
+    let to = |cluster: &str| Exposure {
+        to: vec![Audience {
+            cluster: Some(cluster.into()),
+            ..Audience::default()
+        }],
+        ..Exposure::default()
+    };
+    table.expose(NOT_FOR_PEER, &to("north"), []);
+    let door = Exposure {
+        route_by: Some(RouteBy::Sni),
+        ..to("west")
+    };
+    table.expose("door.app", &door, []);
+    Change {
+        mesh: Some((Mesh::new(hosts.map(service), []), mesh::NETWORK.into())),
+        trust: Some(TrustSet::new([
+            ("west.local", "west"),
+            ("north.local", "north"),
+        ])),
+        exposure: Some(table),
+        direct: Some(true),
+        ..Change::default()
+    }
+}
+
+/// One of HBONE, and both forms of TLS.
+fn listeners() -> Vec<Listener> {
+    let tls = |routing| {
+        Listener::new(&config::Listener {
+            name: "tls".into(),
+            bind: ([127, 0, 0, 1], 0).into(),
+            line: Line(1),
+            sources: Vec::new(),
+            protocol: ListenerProtocol::Tls(routing),
+        })
+    };
+    let route = config::SniRoute {
+        sni: vec![SniPattern::Exact("gone.example".into())],
+        to: HostPort::parse("gone.app:80").expect("a target"),
+        line: Line(1),
+    };
+    vec![
+        Listener::default(),
+        tls(TlsRouting::Istio { routing: "istio" }),
+        tls(TlsRouting::Routes {
+            routes: vec![route],
+        }),
+    ]
+}

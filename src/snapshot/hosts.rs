@@ -1,0 +1,460 @@
+//! Workloads that a source knows by a hostname and no address: in the mesh they stand once for each
+//! address of it, so that weight, health and tunnels in flight are each address's own.
+//!
+//! Which addresses a hostname has is told from outside; nothing here looks anything up. As for the
+//! rest of a snapshot, a change costs what it touches.
+
+use std::collections::{BTreeSet, HashSet};
+use std::mem;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Notify;
+
+use super::Shards;
+use super::mesh::{Mesh, Workload};
+
+/// The hostnames that workloads are known by, with their addresses as far as they are known.
+#[derive(Clone, Debug, Default)]
+pub struct Hosts {
+    /// Moves when there are other hostnames.
+    pub version: u64,
+    /// Each of them.
+    pub known: Shards<Arc<str>, Arc<Host>>,
+    /// The mesh as the source told it.
+    told: Mesh,
+}
+
+/// A hostname.
+#[derive(Clone, Debug, Default)]
+pub struct Host {
+    /// The uids of the workloads that have it.
+    workloads: BTreeSet<Arc<str>>,
+    /// Its addresses; none before the first answer.
+    addresses: Arc<[IpAddr]>,
+}
+
+/// A hostname and all its addresses.
+pub type Answer = (Arc<str>, Arc<[IpAddr]>);
+
+impl Hosts {
+    /// Takes in what the source tells, if it does, and answers. `shown` is what was returned last;
+    /// returns the mesh in which each workload has its addresses.
+    pub(super) fn follow(
+        &mut self,
+        shown: &Mesh,
+        told: Option<Mesh>,
+        answers: Vec<Answer>,
+    ) -> Mesh {
+        let old = self.told.clone();
+        let told = told.unwrap_or_else(|| old.clone());
+        self.told = told.clone();
+        // As long as there is no hostname both are one.
+        let is_plain = self.known.is_empty();
+        let mut mesh = told.clone();
+        if !is_plain {
+            mesh.workloads = shown.workloads.clone();
+        }
+        let mut left = HashSet::new();
+        for (uid, before, after) in told.workloads.changes(&old.workloads, Arc::ptr_eq) {
+            let (from, to) = (before.and_then(host_of), after.and_then(host_of));
+            if is_plain && from.is_none() && to.is_none() {
+                continue;
+            }
+            if let Some(before) = before {
+                self.hide(&mut mesh, before);
+            }
+            if from != to {
+                left.extend(from.map(|host| self.leave(host, uid)));
+                to.inspect(|host| self.join(host, uid));
+            }
+            if let Some(after) = after {
+                self.show(&mut mesh, after);
+            }
+        }
+        for host in left {
+            let is_left = |host: &Arc<Host>| host.workloads.is_empty();
+            if self.known.get(&host).is_some_and(is_left) {
+                self.known.remove(&host);
+                self.version += 1;
+            }
+        }
+        for answer in answers {
+            self.answer(&mut mesh, answer);
+        }
+        if self.known.is_empty() {
+            mesh.workloads = told.workloads;
+        }
+        mesh
+    }
+
+    fn join(&mut self, name: &Arc<str>, uid: &Arc<str>) {
+        let mut host = self.host(name);
+        host.workloads.insert(Arc::clone(uid));
+        if self
+            .known
+            .insert(Arc::clone(name), Arc::new(host))
+            .is_none()
+        {
+            self.version += 1;
+        }
+    }
+
+    fn leave(&mut self, name: &Arc<str>, uid: &Arc<str>) -> Arc<str> {
+        let mut host = self.host(name);
+        host.workloads.remove(uid);
+        self.known.insert(Arc::clone(name), Arc::new(host));
+        Arc::clone(name)
+    }
+
+    fn host(&self, name: &str) -> Host {
+        let host = self.known.get(name);
+        host.map(|host| Host::clone(host)).unwrap_or_default()
+    }
+
+    fn answer(&mut self, mesh: &mut Mesh, (name, addresses): Answer) {
+        // A late answer to what nobody asks any more.
+        if !self.known.contains_key(&name) {
+            return;
+        }
+        let mut host = self.host(&name);
+        let told = host.workloads.iter();
+        let told = told.filter_map(|uid| self.told.workloads.get(uid).cloned());
+        let told: Vec<_> = told.collect();
+        for workload in &told {
+            self.hide(mesh, workload);
+        }
+        host.addresses = addresses;
+        self.known.insert(name, Arc::new(host));
+        for workload in &told {
+            self.show(mesh, workload);
+        }
+    }
+
+    /// Takes out what a workload of the source stands for.
+    fn hide(&self, mesh: &mut Mesh, workload: &Arc<Workload>) {
+        for address in self.addresses(workload) {
+            let uid = uid_at(&workload.uid, *address);
+            // What the source itself calls so stays.
+            if !self.told.workloads.contains_key(&*uid) {
+                mesh.workloads.remove(&*uid);
+            }
+        }
+        mesh.workloads.remove(&workload.uid);
+    }
+
+    /// Puts in what a workload of the source stands for: itself, as long as it has no address.
+    fn show(&self, mesh: &mut Mesh, workload: &Arc<Workload>) {
+        let addresses = self.addresses(workload);
+        if addresses.is_empty() {
+            let uid = Arc::clone(&workload.uid);
+            mesh.workloads.insert(uid, Arc::clone(workload));
+        }
+        for address in addresses {
+            let uid = uid_at(&workload.uid, *address);
+            if self.told.workloads.contains_key(&*uid) {
+                continue;
+            }
+            let at = Workload {
+                uid: Arc::clone(&uid),
+                addresses: [*address].into(),
+                ..Workload::clone(workload)
+            };
+            mesh.workloads.insert(uid, Arc::new(at));
+        }
+    }
+
+    fn addresses(&self, workload: &Arc<Workload>) -> &[IpAddr] {
+        let host = host_of(workload).and_then(|name| self.known.get(name));
+        host.map_or(&[], |host| &host.addresses)
+    }
+}
+
+/// The hostname that a workload is known by, if it has no address.
+fn host_of(workload: &Arc<Workload>) -> Option<&Arc<str>> {
+    let is_by_name = workload.addresses.is_empty() && !workload.hostname.is_empty();
+    is_by_name.then_some(&workload.hostname)
+}
+
+fn uid_at(uid: &str, address: IpAddr) -> Arc<str> {
+    format!("{uid}/{address}").into()
+}
+
+/// Hostnames of which an address could not be dialled.
+#[derive(Debug, Default)]
+pub struct Doubts {
+    names: Mutex<HashSet<Arc<str>>>,
+    noted: Notify,
+}
+
+/// Hostnames in doubt at the same time. More are looked up when their time has come.
+const DOUBTS_MAX: usize = 1024;
+
+impl Doubts {
+    /// Notes a hostname.
+    pub fn note(&self, name: &Arc<str>) {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        if names.len() < DOUBTS_MAX && names.insert(Arc::clone(name)) {
+            self.noted.notify_one();
+        }
+    }
+
+    /// Waits for hostnames, and takes all that there are.
+    pub async fn taken(&self) -> HashSet<Arc<str>> {
+        loop {
+            self.noted.notified().await;
+            let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+            if !names.is_empty() {
+                return mem::take(&mut *names);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn workload(uid: &str, host: &str, weight: u32) -> Workload {
+        Workload {
+            uid: uid.into(),
+            hostname: host.into(),
+            capacity: weight,
+            ..Workload::default()
+        }
+    }
+
+    fn at(uid: &str, last: u8) -> Workload {
+        Workload {
+            addresses: [ip(last)].into(),
+            ..workload(uid, "", 1)
+        }
+    }
+
+    fn ip(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    fn answer(host: &str, last: &[u8]) -> Answer {
+        (host.into(), last.iter().map(|last| ip(*last)).collect())
+    }
+
+    /// Hosts, and the mesh that they show.
+    #[derive(Default)]
+    struct Followed(Hosts, Mesh);
+
+    impl Followed {
+        fn tell(&mut self, workloads: Vec<Workload>) {
+            let mut told = self.0.told.clone();
+            told.workloads = Mesh::new([], workloads).workloads;
+            self.1 = self.0.follow(&self.1, Some(told), Vec::new());
+        }
+
+        fn change(&mut self, uid: &str, workload: Option<Workload>) {
+            let mut told = self.0.told.clone();
+            match workload {
+                Some(one) => drop(told.workloads.insert(uid.into(), Arc::new(one))),
+                None => drop(told.workloads.remove(uid)),
+            }
+            self.1 = self.0.follow(&self.1, Some(told), Vec::new());
+        }
+
+        fn answer(&mut self, host: &str, last: &[u8]) {
+            self.1 = self.0.follow(&self.1, None, vec![answer(host, last)]);
+        }
+
+        /// What is shown: uids with their weights.
+        fn shown(&self) -> Vec<String> {
+            let shown = self.1.workloads.sorted().into_iter();
+            shown
+                .map(|one| format!("{}={}", one.uid, one.capacity))
+                .collect()
+        }
+
+        fn names(&self) -> Vec<&str> {
+            let mut names: Vec<_> = self.0.known.keys().map(|name| &**name).collect();
+            names.sort_unstable();
+            names
+        }
+    }
+
+    #[test]
+    fn a_workload_by_name_stands_once_for_each_address_of_it() {
+        let mut mesh = Followed::default();
+        mesh.tell(vec![
+            at("p", 9),
+            workload("a", "db", 2),
+            workload("b", "db", 3),
+        ]);
+        assert_eq!(mesh.shown(), ["a=2", "b=3", "p=1"], "no answer yet");
+        assert_eq!((mesh.names(), mesh.0.version), (vec!["db"], 1));
+        mesh.answer("db", &[1, 2]);
+        let both = [
+            "a/10.0.0.1=2",
+            "a/10.0.0.2=2",
+            "b/10.0.0.1=3",
+            "b/10.0.0.2=3",
+            "p=1",
+        ];
+        assert_eq!(mesh.shown(), both);
+        // All replaced at once.
+        mesh.answer("db", &[3]);
+        assert_eq!(
+            mesh.shown(),
+            ["a/10.0.0.3=3", "b/10.0.0.3=3", "p=1"]
+                .map(|one| { one.replace("a/10.0.0.3=3", "a/10.0.0.3=2") })
+        );
+        mesh.answer("other", &[4]);
+        assert_eq!(mesh.shown().len(), 3, "nobody asked");
+        mesh.change("a", None);
+        mesh.change("b", None);
+        assert_eq!(
+            (mesh.shown(), mesh.names()),
+            (vec!["p=1".to_owned()], vec![])
+        );
+        assert_eq!(mesh.0.version, 2);
+    }
+
+    #[test]
+    fn what_is_told_anew_keeps_its_addresses_and_takes_the_rest() {
+        let mut mesh = Followed::default();
+        mesh.tell(vec![workload("a", "db", 1)]);
+        mesh.answer("db", &[1]);
+        // As a file that was read again: nothing of it is shared.
+        mesh.tell(vec![workload("a", "db", 5), at("p", 9)]);
+        assert_eq!(mesh.shown(), ["a/10.0.0.1=5", "p=1"]);
+        // The hostname moves to another workload in one change.
+        mesh.tell(vec![workload("b", "db", 1), at("p", 9)]);
+        assert_eq!(mesh.shown(), ["b/10.0.0.1=1", "p=1"]);
+        mesh.change("b", Some(workload("b", "new", 1)));
+        assert_eq!(
+            (mesh.shown(), mesh.names()),
+            (vec!["b=1".into(), "p=1".into()], vec!["new"])
+        );
+        // With an address of its own it needs no name.
+        mesh.change("b", Some(at("b", 7)));
+        assert_eq!(
+            (mesh.shown(), mesh.names()),
+            (vec!["b=1".into(), "p=1".into()], vec![])
+        );
+        mesh.change("p", None);
+        assert_eq!(mesh.shown(), ["b=1"]);
+    }
+
+    #[test]
+    fn what_the_source_itself_calls_so_is_never_replaced() {
+        let mut mesh = Followed::default();
+        mesh.tell(vec![
+            workload("a", "db", 1),
+            Workload {
+                capacity: 7,
+                ..at("a/10.0.0.1", 8)
+            },
+        ]);
+        mesh.answer("db", &[1, 2]);
+        assert_eq!(mesh.shown(), ["a/10.0.0.1=7", "a/10.0.0.2=1"]);
+        mesh.answer("db", &[3]);
+        assert_eq!(mesh.shown(), ["a/10.0.0.1=7", "a/10.0.0.3=1"]);
+    }
+
+    #[test]
+    fn a_mesh_without_names_is_shared_as_it_was_told() {
+        let mut mesh = Followed::default();
+        let many = (0..100).map(|last| at(&format!("w{last}"), last));
+        mesh.tell(many.collect());
+        let shared = |mesh: &Followed| {
+            let changes = mesh
+                .1
+                .workloads
+                .changes(&mesh.0.told.workloads, |_, _| false);
+            changes.is_empty()
+        };
+        assert!(shared(&mesh));
+        mesh.change("by-name", Some(workload("by-name", "db", 1)));
+        mesh.answer("db", &[1]);
+        assert!(!shared(&mesh));
+        mesh.change("by-name", None);
+        assert!(shared(&mesh));
+    }
+
+    /// What is shown where nothing is known but what was told last and the answers to it.
+    fn plainly(told: &[Workload], answers: &HashMap<String, Vec<u8>>) -> Vec<String> {
+        let mut shown = Vec::new();
+        for one in told {
+            let none = Vec::new();
+            let known = answers.get(&*one.hostname).unwrap_or(&none);
+            let weight = one.capacity;
+            if known.is_empty() || !one.addresses.is_empty() {
+                shown.push(format!("{}={weight}", one.uid));
+                continue;
+            }
+            let at = |last: &u8| format!("{}/{}={weight}", one.uid, ip(*last));
+            shown.extend(known.iter().map(at));
+        }
+        shown.sort_unstable();
+        shown
+    }
+
+    #[test]
+    fn any_row_of_changes_shows_what_a_plain_reading_does() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut mesh = Followed::default();
+        let mut answers: HashMap<String, Vec<u8>> = HashMap::new();
+        let mut told: Vec<Workload> = Vec::new();
+        for step in 0..20_000 {
+            for _ in 0..random.u8(0..3) {
+                let uid = format!("w{}", random.u8(0..6));
+                told.retain(|one| *one.uid != *uid);
+                let weight = random.u32(1..3);
+                match random.u8(0..4) {
+                    0 => {}
+                    1 => told.push(at(&uid, 200)),
+                    host => told.push(workload(&uid, &format!("h{host}"), weight)),
+                }
+            }
+            // At times all of it is new, as in a file that was read again.
+            let mut next = mesh.0.told.clone();
+            let fresh = Mesh::new([], told.clone()).workloads;
+            if random.u8(0..4) == 0 {
+                next.workloads = fresh;
+            } else {
+                for (uid, _, after) in fresh.changes(&mesh.0.told.workloads, |a, b| a == b) {
+                    match after {
+                        Some(after) => drop(next.workloads.insert(Arc::clone(uid), after.clone())),
+                        None => drop(next.workloads.remove(&**uid)),
+                    }
+                }
+            }
+            let host = format!("h{}", random.u8(2..5));
+            let mut last: Vec<_> = (0..random.u8(1..4)).map(|_| random.u8(0..5)).collect();
+            last.sort_unstable();
+            last.dedup();
+            let said = random.bool().then(|| answer(&host, &last));
+            answers.retain(|host, _| told.iter().any(|one| *one.hostname == **host));
+            if said.is_some() && told.iter().any(|one| *one.hostname == *host) {
+                answers.insert(host, last);
+            }
+            mesh.1 = mesh
+                .0
+                .follow(&mesh.1, Some(next), said.into_iter().collect());
+            assert_eq!(mesh.shown(), plainly(&told, &answers), "step {step}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn doubts_are_told_once_and_are_bounded() {
+        let doubts = Doubts::default();
+        for name in ["db", "db", "cache"] {
+            doubts.note(&name.into());
+        }
+        assert_eq!(doubts.taken().await.len(), 2);
+        for name in 0..2 * DOUBTS_MAX {
+            doubts.note(&name.to_string().into());
+        }
+        assert_eq!(doubts.taken().await.len(), DOUBTS_MAX);
+        let more = tokio::time::timeout(std::time::Duration::from_secs(1), doubts.taken());
+        assert!(more.await.is_err(), "there is none");
+    }
+}

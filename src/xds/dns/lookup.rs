@@ -1,0 +1,112 @@
+//! Lookups by hickory, which knows how to talk to DNS servers. Its cache is not used: when a name
+//! is looked up again is decided by the schedule.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use hickory_resolver::config::{NameServerConfig, ResolverConfig};
+use hickory_resolver::net::NetError;
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::proto::rr::{Name, RecordType};
+use hickory_resolver::{ResolverBuilder, TokioResolver};
+use tokio::join;
+use tokio::time::{Instant, timeout};
+
+use super::schedule::{Answers, Found};
+
+/// The longest wait for an answer, all servers and tries together.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// The longest wait for one server: another one is asked while there is still time.
+const SERVER_DEADLINE: Duration = Duration::from_secs(2);
+/// How long a resolver is used: what `/etc/resolv.conf` says may change.
+const RESOLVER_STANDS: Duration = Duration::from_secs(60);
+
+/// Whom to ask.
+pub(super) struct Lookups {
+    servers: Vec<SocketAddr>,
+    resolver: Option<(Instant, TokioResolver)>,
+}
+
+impl Lookups {
+    /// Asks these servers; where there is none, those of the system.
+    pub(super) fn new(servers: Vec<SocketAddr>) -> Self {
+        Self {
+            servers,
+            resolver: None,
+        }
+    }
+
+    /// Looks a name up: all its IPv4 and IPv6 addresses. Never by the system's search list: a
+    /// hostname of a mesh is whole.
+    pub(super) fn look_up(&mut self, name: &str) -> impl Future<Output = Answers> + use<> {
+        let name = Name::from_ascii(name).map(|mut name| {
+            name.set_fqdn(true);
+            name
+        });
+        let name = name.map_err(|error| error.to_string());
+        let asked = name.and_then(|name| Ok((self.resolver()?, name)));
+        async move {
+            match asked {
+                Ok((resolver, name)) => {
+                    let v4 = one(&resolver, name.clone(), RecordType::A);
+                    let v6 = one(&resolver, name, RecordType::AAAA);
+                    join!(v4, v6).into()
+                }
+                Err(error) => [Err(error.clone()), Err(error)],
+            }
+        }
+    }
+
+    fn resolver(&mut self) -> Result<TokioResolver, String> {
+        if let Some((since, resolver)) = &self.resolver
+            && since.elapsed() < RESOLVER_STANDS
+        {
+            return Ok(resolver.clone());
+        }
+        let built = self.builder().and_then(|mut builder| {
+            let options = builder.options_mut();
+            options.timeout = options.timeout.min(SERVER_DEADLINE);
+            builder.build()
+        });
+        let resolver = built.map_err(|error| error.to_string())?;
+        self.resolver = Some((Instant::now(), resolver.clone()));
+        Ok(resolver)
+    }
+
+    fn builder(&self) -> Result<ResolverBuilder<TokioRuntimeProvider>, NetError> {
+        if self.servers.is_empty() {
+            return TokioResolver::builder_tokio();
+        }
+        let server = |address: &SocketAddr| {
+            let mut server = NameServerConfig::udp_and_tcp(address.ip());
+            for connection in &mut server.connections {
+                connection.port = address.port();
+            }
+            server
+        };
+        let servers = self.servers.iter().map(server).collect();
+        let config = ResolverConfig::from_parts(None, Vec::new(), servers);
+        let provider = TokioRuntimeProvider::default();
+        Ok(TokioResolver::builder_with_config(config, provider))
+    }
+}
+
+/// The addresses of one family. That there is none is an answer.
+async fn one(resolver: &TokioResolver, name: Name, kind: RecordType) -> Result<Found, String> {
+    resolver.clear_lookup_cache(name.clone(), kind);
+    let looked_up = timeout(DEADLINE, resolver.lookup(name, kind)).await;
+    let lookup = match looked_up {
+        Err(_) => return Err("no answer within 10 s".to_owned()),
+        Ok(Err(error)) if error.is_no_records_found() => return Ok(Found::default()),
+        Ok(Err(error)) => return Err(error.to_string()),
+        Ok(Ok(lookup)) => lookup,
+    };
+    let answers = lookup.answers();
+    // Of a chain of aliases each link has a TTL.
+    let ttl = answers.iter().map(|record| record.ttl).min();
+    let addresses = answers.iter().filter_map(|record| record.data.ip_addr());
+    Ok(Found {
+        addresses: addresses.map(|ip| ip.to_canonical()).collect(),
+        ttl: Duration::from_secs(ttl.unwrap_or_default().into()),
+    })
+}

@@ -1,0 +1,126 @@
+//! The addresses of workloads that a source knows by a hostname: looked up while the gateway runs,
+//! for every source alike. What a peer asks for is never looked up.
+
+mod lookup;
+mod schedule;
+
+use std::future::pending;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tracing::{info, warn};
+
+use self::lookup::Lookups;
+use self::schedule::{Answers, Schedule};
+use crate::snapshot::builder::Change;
+use crate::snapshot::{Hosts, Publisher};
+use crate::status::Status;
+
+/// Lookups at the same time. Each takes two queries.
+const LOOKUPS_MAX: usize = 64;
+
+/// Everything that looking names up needs, and where it tells what it learns.
+#[derive(Debug)]
+pub struct Dns {
+    /// Which hostnames are wanted, and where their addresses go.
+    pub publisher: Arc<Publisher>,
+    /// Where people look.
+    pub status: Arc<Status>,
+    /// Who is asked; none are the servers of `/etc/resolv.conf`.
+    pub servers: Vec<SocketAddr>,
+}
+
+/// Keeps the addresses of all hostnames that are wanted. Runs for ever, on a thread of its own:
+/// with each answer that is new it builds a snapshot.
+pub async fn run(dns: Dns) {
+    let (mut schedule, mut known) = (Schedule::default(), Hosts::default());
+    let mut lookups = Lookups::new(dns.servers.clone());
+    let mut running = JoinSet::new();
+    let mut wanted = dns.publisher.hosts();
+    loop {
+        dns.follow(&mut schedule, &mut known);
+        while running.len() < LOOKUPS_MAX
+            && let Some(name) = schedule.begin(Instant::now())
+        {
+            let look_up = lookups.look_up(&name);
+            running.spawn(async move { (name, look_up.await) });
+        }
+        let next = schedule.next().filter(|_| running.len() < LOOKUPS_MAX);
+        tokio::select! {
+            changed = wanted.changed() => if changed.is_err() {
+                return;
+            },
+            doubts = dns.publisher.doubts().taken() => {
+                for name in doubts {
+                    schedule.doubt(&name, Instant::now());
+                }
+            }
+            Some(Ok((name, answers))) = running.join_next() => {
+                dns.answered(&mut schedule, &name, answers);
+            }
+            () = at(next) => {}
+        }
+    }
+}
+
+async fn at(next: Option<Instant>) {
+    match next {
+        Some(next) => sleep_until(next).await,
+        None => pending().await,
+    }
+}
+
+impl Dns {
+    /// Wants what the snapshot has now, and nothing else.
+    fn follow(&self, schedule: &mut Schedule, known: &mut Hosts) {
+        let hosts = self.publisher.reader().load().hosts.clone();
+        if hosts.version == known.version {
+            return;
+        }
+        let now = Instant::now();
+        for (name, before, after) in hosts.known.changes(&known.known, |_, _| true) {
+            match (before, after) {
+                (None, Some(_)) => schedule.want(name, now),
+                (Some(_), None) => {
+                    schedule.forget(name, now);
+                    self.status.forget_host(name);
+                }
+                _ => {}
+            }
+        }
+        self.status.set_hosts_left_out(schedule.left_out());
+        *known = hosts;
+    }
+
+    fn answered(&self, schedule: &mut Schedule, name: &Arc<str>, answers: Answers) {
+        let Some(outcome) = schedule.answered(name, answers, Instant::now()) else {
+            return;
+        };
+        let is_new = self.status.set_host(name, |host| {
+            let is_new = outcome.error.is_some() && host.error.is_none();
+            if let Some(addresses) = &outcome.changed {
+                host.addresses = addresses.to_vec();
+            }
+            host.more = outcome.more;
+            host.error.clone_from(&outcome.error);
+            if outcome.error.is_none() {
+                host.answered = Some(SystemTime::now());
+            }
+            is_new
+        });
+        // The first failure of each row: a server that is away fails all names again and again.
+        if let Some(why) = outcome.error.filter(|_| is_new) {
+            warn!(%name, %why, "a hostname cannot be looked up; what is known of it stays");
+        }
+        if let Some(addresses) = outcome.changed {
+            info!(%name, ?addresses, "a hostname has other addresses");
+            self.publisher.update(Change {
+                answers: vec![(Arc::clone(name), addresses)],
+                ..Change::default()
+            });
+        }
+    }
+}

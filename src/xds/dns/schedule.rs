@@ -1,0 +1,398 @@
+//! When which hostname is looked up, and what is made of the answers. It does no I/O and knows no
+//! clock but what it is told.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The most hostnames that are looked up: some 300 lookups a second at a TTL of half a minute.
+pub(super) const NAMES_MAX: usize = 10_000;
+/// The most addresses of a hostname that are used: what DNS over UDP has room for, twice.
+pub(super) const ADDRESSES_MAX: usize = 64;
+/// A TTL counts for at least and at most so long.
+const TTL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5 * 60));
+/// After a failure it is tried again after so long, which doubles up to a minute.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// A lookup that said nothing for so long is begun anew: its task is gone.
+const LOST: Duration = Duration::from_secs(60);
+
+/// What a lookup found of one family of addresses, which may be nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) ttl: Duration,
+}
+
+/// The answers to one lookup: IPv4's and IPv6's.
+pub(super) type Answers = [Result<Found, String>; 2];
+
+/// What has become of a hostname by a lookup.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Outcome {
+    /// All its addresses, if they are others than before.
+    pub(super) changed: Option<Arc<[IpAddr]>>,
+    /// How many more it has than are used.
+    pub(super) more: usize,
+    /// What went wrong; what was known then stays.
+    pub(super) error: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Name {
+    /// The last good answer of each family.
+    families: [Vec<IpAddr>; 2],
+    addresses: Arc<[IpAddr]>,
+    begun: Option<Instant>,
+    failures: u32,
+    next: Option<Instant>,
+}
+
+/// All hostnames, by when they are due.
+#[derive(Debug, Default)]
+pub(super) struct Schedule {
+    names: HashMap<Arc<str>, Name>,
+    due: BTreeSet<(Instant, Arc<str>)>,
+    left_out: BTreeSet<Arc<str>>,
+}
+
+impl Schedule {
+    /// A hostname is wanted from now on.
+    pub(super) fn want(&mut self, name: &Arc<str>, now: Instant) {
+        if self.names.len() >= NAMES_MAX {
+            self.left_out.insert(Arc::clone(name));
+            return;
+        }
+        self.names.entry(Arc::clone(name)).or_default();
+        self.at(name, now);
+    }
+
+    /// A hostname is wanted no more. One that was left out takes its place.
+    pub(super) fn forget(&mut self, name: &Arc<str>, now: Instant) {
+        if self.left_out.remove(name) {
+            return;
+        }
+        if let Some(old) = self.names.remove(name)
+            && let Some(next) = old.next
+        {
+            self.due.remove(&(next, Arc::clone(name)));
+        }
+        if let Some(next) = self.left_out.pop_first() {
+            self.want(&next, now);
+        }
+    }
+
+    /// How many hostnames are not looked up, as there are too many.
+    pub(super) fn left_out(&self) -> usize {
+        self.left_out.len()
+    }
+
+    /// When the next one is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// A hostname that is due, of which a lookup begins now.
+    pub(super) fn begin(&mut self, now: Instant) -> Option<Arc<str>> {
+        let (at, name) = self.due.first()?;
+        if *at > now {
+            return None;
+        }
+        let name = Arc::clone(name);
+        self.names.get_mut(&name)?.begun = Some(now);
+        self.at(&name, now + LOST);
+        Some(name)
+    }
+
+    /// An address of a hostname does not answer: it is looked up again at once, but not more than
+    /// once within the shortest TTL.
+    pub(super) fn doubt(&mut self, name: &Arc<str>, now: Instant) {
+        let Some(known) = self.names.get(name) else {
+            return;
+        };
+        let soon = known.begun.map_or(now, |begun| now.max(begun + TTL.0));
+        if known.next.is_none_or(|next| soon < next) {
+            self.at(name, soon);
+        }
+    }
+
+    /// Takes the answers in. None if the hostname is wanted no more.
+    pub(super) fn answered(
+        &mut self,
+        name: &Arc<str>,
+        answers: Answers,
+        now: Instant,
+    ) -> Option<Outcome> {
+        let known = self.names.get_mut(name)?;
+        let (outcome, ttl) = known.take(answers);
+        let wait = match &outcome.error {
+            None => ttl.clamp(TTL.0, TTL.1),
+            Some(_) => {
+                let doubled = BACKOFF.0 * 2_u32.saturating_pow(known.failures.saturating_sub(1));
+                doubled.min(BACKOFF.1)
+            }
+        };
+        // A doubt that came meanwhile may be older than the answer, or not: it waits no longer.
+        let begun = known.begun.unwrap_or(now);
+        let doubted = known.next.filter(|next| *next < begun + LOST);
+        let next = doubted.map_or(now + wait, |doubted| doubted.min(now + wait));
+        self.at(name, next);
+        Some(outcome)
+    }
+
+    fn at(&mut self, name: &Arc<str>, at: Instant) {
+        if let Some(known) = self.names.get_mut(name) {
+            if let Some(old) = known.next.replace(at) {
+                self.due.remove(&(old, Arc::clone(name)));
+            }
+            self.due.insert((at, Arc::clone(name)));
+        }
+    }
+}
+
+impl Name {
+    /// Each family that was answered is replaced; one that failed stays as it was, and so do both
+    /// where there would be no address at all.
+    fn take(&mut self, answers: Answers) -> (Outcome, Duration) {
+        let mut families = self.families.clone();
+        let (mut ttl, mut errors) = (TTL.1, Vec::new());
+        for (family, answer) in families.iter_mut().zip(answers) {
+            match answer {
+                Ok(found) => {
+                    if !found.addresses.is_empty() {
+                        ttl = ttl.min(found.ttl);
+                    }
+                    *family = found.addresses;
+                }
+                Err(error) if errors.contains(&error) => {}
+                Err(error) => errors.push(error),
+            }
+        }
+        if errors.is_empty() && families.iter().all(Vec::is_empty) {
+            errors.push("it has no address".to_owned());
+        }
+        let error = (!errors.is_empty()).then(|| errors.join("; "));
+        self.failures = match error {
+            Some(_) => self.failures.saturating_add(1),
+            None => 0,
+        };
+        if families.iter().all(Vec::is_empty) {
+            families = self.families.clone();
+        }
+        self.families = families;
+        // In one order, as servers turn their answers round: of many the same ones are used.
+        let addresses: BTreeSet<_> = self.families.iter().flatten().copied().collect();
+        let more = addresses.len().saturating_sub(ADDRESSES_MAX);
+        let addresses: Arc<[IpAddr]> = addresses.into_iter().take(ADDRESSES_MAX).collect();
+        let changed = (addresses != self.addresses).then(|| Arc::clone(&addresses));
+        self.addresses = addresses;
+        let outcome = Outcome {
+            changed,
+            more,
+            error,
+        };
+        (outcome, ttl)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    fn v6(last: u16) -> IpAddr {
+        [0xfd00, 0, 0, 0, 0, 0, 0, last].into()
+    }
+
+    fn found(addresses: &[IpAddr], seconds: u64) -> Result<Found, String> {
+        Ok(Found {
+            addresses: addresses.to_vec(),
+            ttl: Duration::from_secs(seconds),
+        })
+    }
+
+    fn failed() -> Result<Found, String> {
+        Err("timed out".to_owned())
+    }
+
+    /// A schedule with one name, and its clock.
+    struct One {
+        schedule: Schedule,
+        name: Arc<str>,
+        now: Instant,
+    }
+
+    impl One {
+        fn new() -> Self {
+            let (mut schedule, name, now) = (Schedule::default(), "db".into(), Instant::now());
+            schedule.want(&name, now);
+            Self {
+                schedule,
+                name,
+                now,
+            }
+        }
+
+        /// Looks it up now, which it must be due for; says what came of it, and when it is due
+        /// again, in milliseconds.
+        fn look_up(&mut self, answers: Answers) -> (Outcome, u128) {
+            assert_eq!(self.schedule.begin(self.now).as_ref(), Some(&self.name));
+            let outcome = self.schedule.answered(&self.name, answers, self.now);
+            let next = self.schedule.next().expect("a time");
+            (
+                outcome.expect("it is wanted"),
+                (next - self.now).as_millis(),
+            )
+        }
+
+        fn wait(&mut self, milliseconds: u64) {
+            self.now += Duration::from_millis(milliseconds);
+        }
+
+        fn is_due(&self) -> bool {
+            self.schedule.next().is_some_and(|next| next <= self.now)
+        }
+    }
+
+    #[test]
+    fn a_ttl_counts_from_one_second_to_five_minutes() {
+        let mut one = One::new();
+        let rows = [(0, 1_000), (1, 1_000), (30, 30_000), (86_400, 300_000)];
+        for (ttl, want) in rows {
+            let (_, next) = one.look_up([found(&[ip(1)], ttl), found(&[], 0)]);
+            assert_eq!(next, want, "a TTL of {ttl} s");
+            one.wait(u64::try_from(want).expect("short") - 1);
+            assert!(!one.is_due());
+            one.wait(1);
+            assert!(one.is_due());
+        }
+        // Of two families the shorter one counts.
+        assert_eq!(
+            one.look_up([found(&[ip(1)], 20), found(&[v6(1)], 7)]).1,
+            7_000
+        );
+    }
+
+    #[test]
+    fn all_addresses_of_both_families_are_used_and_only_a_change_is_told() {
+        let mut one = One::new();
+        let both = [found(&[ip(2), ip(1), ip(2)], 1), found(&[v6(1)], 1)];
+        let (outcome, _) = one.look_up(both);
+        assert_eq!(outcome.changed.as_deref(), Some(&[ip(1), ip(2), v6(1)][..]));
+        one.wait(1_000);
+        let turned = [found(&[ip(1), ip(2)], 1), found(&[v6(1)], 1)];
+        assert_eq!(one.look_up(turned).0, Outcome::default());
+        one.wait(1_000);
+        let (outcome, _) = one.look_up([found(&[ip(9)], 1), found(&[], 1)]);
+        assert_eq!(
+            outcome.changed.as_deref(),
+            Some(&[ip(9)][..]),
+            "replaced at once"
+        );
+        one.wait(1_000);
+        let many: Vec<_> = (0..100).rev().map(ip).collect();
+        let (outcome, _) = one.look_up([found(&many, 1), found(&[], 1)]);
+        let changed = outcome.changed.expect("a change");
+        assert_eq!((changed.len(), outcome.more), (ADDRESSES_MAX, 36));
+        assert_eq!(changed[0], ip(0), "of many always the same ones");
+    }
+
+    #[test]
+    fn a_failure_keeps_what_was_known_and_is_backed_off_from() {
+        let mut one = One::new();
+        one.look_up([found(&[ip(1)], 5), found(&[v6(1)], 5)]);
+        one.wait(5_000);
+        for want in [1, 2, 4, 8, 16, 32, 60, 60] {
+            let (outcome, next) = one.look_up([failed(), failed()]);
+            assert_eq!(outcome.changed, None);
+            assert_eq!(outcome.error.as_deref(), Some("timed out"));
+            assert_eq!(next, want * 1_000);
+            one.wait(u64::try_from(next).expect("short"));
+        }
+        // Of one family that failed the old answer stays beside the new one of the other.
+        let (outcome, next) = one.look_up([found(&[ip(2)], 5), failed()]);
+        assert_eq!(outcome.changed.as_deref(), Some(&[ip(2), v6(1)][..]));
+        assert_eq!(
+            (outcome.error.as_deref(), next),
+            (Some("timed out"), 60_000)
+        );
+        one.wait(60_000);
+        // An answer without any address is none.
+        let (outcome, _) = one.look_up([found(&[], 5), found(&[], 5)]);
+        let error = outcome.error.as_deref();
+        assert_eq!((outcome.changed, error), (None, Some("it has no address")));
+        one.wait(60_000);
+        let (outcome, next) = one.look_up([found(&[ip(2)], 5), found(&[], 5)]);
+        assert_eq!(outcome.changed.as_deref(), Some(&[ip(2)][..]));
+        assert_eq!((outcome.error, next), (None, 5_000));
+        one.wait(5_000);
+        assert_eq!(
+            one.look_up([failed(), failed()]).1,
+            1_000,
+            "from the beginning again"
+        );
+    }
+
+    #[test]
+    fn a_doubt_is_looked_up_at_once_and_once_a_second_at_most() {
+        let mut one = One::new();
+        one.look_up([found(&[ip(1)], 300), found(&[], 0)]);
+        one.wait(400);
+        for _ in 0..3 {
+            one.schedule.doubt(&one.name, one.now);
+        }
+        assert!(!one.is_due());
+        one.wait(600);
+        one.look_up([found(&[ip(1)], 300), found(&[], 0)]);
+        one.wait(100_000);
+        one.schedule.doubt(&one.name, one.now);
+        one.schedule.doubt(&"else".into(), one.now);
+        assert!(one.is_due());
+        // One that comes while the answer is on its way is kept, and waits its second.
+        assert!(one.schedule.begin(one.now).is_some());
+        one.wait(100);
+        one.schedule.doubt(&one.name, one.now);
+        let answers = [found(&[ip(2)], 300), found(&[], 0)];
+        let outcome = one.schedule.answered(&one.name, answers, one.now);
+        assert!(outcome.expect("it is wanted").changed.is_some());
+        let next = one.schedule.next().expect("a time");
+        assert_eq!((next - one.now).as_millis(), 900);
+    }
+
+    #[test]
+    fn a_lookup_that_says_nothing_is_begun_anew() {
+        let mut one = One::new();
+        assert!(one.schedule.begin(one.now).is_some());
+        one.wait(59_999);
+        assert!(!one.is_due());
+        one.wait(1);
+        assert!(one.schedule.begin(one.now).is_some());
+        one.schedule.forget(&one.name, one.now);
+        assert_eq!(one.schedule.next(), None);
+        assert_eq!(
+            one.schedule
+                .answered(&one.name, [failed(), failed()], one.now),
+            None
+        );
+    }
+
+    #[test]
+    fn names_are_bounded_and_who_was_left_out_comes_when_there_is_room() {
+        let (mut schedule, now) = (Schedule::default(), Instant::now());
+        let name = |number: usize| Arc::<str>::from(format!("{number:05}"));
+        for number in 0..NAMES_MAX + 2 {
+            schedule.want(&name(number), now);
+        }
+        assert_eq!((schedule.names.len(), schedule.left_out()), (NAMES_MAX, 2));
+        schedule.forget(&name(NAMES_MAX), now);
+        schedule.forget(&name(7), now);
+        assert_eq!((schedule.names.len(), schedule.left_out()), (NAMES_MAX, 0));
+        assert!(schedule.names.contains_key(&name(NAMES_MAX + 1)));
+        assert_eq!(schedule.due.len(), NAMES_MAX);
+    }
+}

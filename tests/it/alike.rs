@@ -1,0 +1,119 @@
+//! What a peer may not learn looks alike: unknown, not exposed, and exposed to others.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::passthrough::hello;
+use crate::support::raw::{DATA, HEADERS, PING, RST_STREAM, RawPeer, frame, headers};
+use crate::support::{Endpoint, Gateway, Net, Settings, identities, run};
+
+/// A frame of a stream: its type, its flags and its payload.
+type Frame = (u8, u8, Vec<u8>);
+
+const ISTIO: u16 = 15443;
+const ROUTES: u16 = 15012;
+/// A service whose tunnels are routed by the name inside them.
+const DOOR: &str = "door.app.svc.cluster.local:80";
+
+/// The services that are asked for, and the reason that the operator sees.
+const KINDS: [(&str, &str); 3] = [
+    ("nowhere.app.svc.cluster.local", "unknown_service"),
+    ("secret.app.svc.cluster.local", "not_exposed"),
+    ("echo.app.svc.cluster.local", "not_for_peer"),
+];
+
+async fn gateway(net: Net) -> Gateway {
+    let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
+    let door = "  - {name: door, namespace: app, hostname: door.app.svc.cluster.local, vips: [],
+     ports: {80: 9000}}\npolicies:";
+    settings.mesh = settings.mesh.replace("policies:", door);
+    settings.exposure = format!(
+        "    - {{service: \"echo.app.svc.cluster.local:80\", to: [{{cluster: east}}]}}
+    - {{service: \"{DOOR}\", to: [{{cluster: west}}], route_by: sni}}\n"
+    );
+    let ip = net.ip(1);
+    settings.listeners = format!(
+        "  - {{name: istio, bind: \"{ip}:{ISTIO}\", protocol: tls, routing: istio}}
+  - name: routes
+    bind: \"{ip}:{ROUTES}\"
+    protocol: tls
+    routes: [{{sni: [\"gone.example\"], to: \"gone.app.svc.cluster.local:80\"}}]\n"
+    );
+    Gateway::start(&settings).await
+}
+
+/// All frames of the first stream, on a connection of its own: the encoder of the headers begins
+/// anew. What came after the first one is there once a PING was answered.
+async fn frames(gateway: &Gateway, authority: &str, inside: Option<&str>) -> Vec<Frame> {
+    let mut peer = RawPeer::connect(gateway).await;
+    let fields: [(&str, &[u8]); 2] = [
+        (":method", b"CONNECT"),
+        (":authority", authority.as_bytes()),
+    ];
+    peer.write(&headers(1, &fields)).await;
+    let mut frames = Vec::new();
+    let mut last = HEADERS;
+    if let Some(name) = inside {
+        peer.write(&frame(DATA, 0, 1, &hello(name, &["h2"]))).await;
+        last = RST_STREAM;
+    }
+    let mut pinged = false;
+    loop {
+        let next = peer.next().await.expect("an open connection");
+        if next.stream == 1 {
+            if next.kind == last && !pinged {
+                pinged = true;
+                peer.write(&frame(PING, 0, 0, b"are done")).await;
+            }
+            frames.push((next.kind, next.flags, next.payload));
+        } else if next.kind == PING && next.payload == b"are done" {
+            return frames;
+        }
+    }
+}
+
+/// All that a TLS listener answers, to its clean end.
+async fn answer(net: Net, port: u16, hello: &[u8]) -> Vec<u8> {
+    let stream = TcpStream::connect(net.address(1, port)).await;
+    let mut stream = stream.expect("a connection");
+    stream.write_all(hello).await.expect("a hello");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.expect("a clean end");
+    answer
+}
+
+#[test]
+fn unknown_unexposed_and_not_for_you_are_the_same_bytes() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let mut by_authority = Vec::new();
+        let mut by_name = Vec::new();
+        let mut by_istio = Vec::new();
+        for (count, (host, reason)) in (1..).zip(KINDS) {
+            by_authority.push(frames(&gateway, &format!("{host}:80"), None).await);
+            by_name.push(frames(&gateway, DOOR, Some(host)).await);
+            let name = format!("outbound_.80_._.{host}");
+            by_istio.push(answer(net, ISTIO, &hello(&name, &["istio"])).await);
+            let refused = gateway.tunnels(reason).await;
+            assert_eq!(refused, 3.0, "{reason}, of kind {count}");
+        }
+        for (form, answers) in [("authority", &by_authority), ("name", &by_name)] {
+            assert!(!answers[0].is_empty(), "{form}");
+            assert!(
+                answers.iter().all(|one| *one == answers[0]),
+                "{form}: {answers:?}"
+            );
+        }
+        assert!(
+            by_istio.iter().all(|one| *one == by_istio[0]),
+            "{by_istio:?}"
+        );
+        // A route that leads nowhere is as none.
+        let none = answer(net, ROUTES, &hello("nowhere.example", &[])).await;
+        let lost = answer(net, ROUTES, &hello("gone.example", &[])).await;
+        assert_eq!((&none, &lost), (&by_istio[0], &by_istio[0]));
+        assert_eq!(endpoint.accepted(), 0);
+    });
+}
