@@ -207,7 +207,7 @@ pub struct Outcome {
     /// The same, in words.
     pub said: String,
     /// What may come instead, where draws decide.
-    pub or: Vec<Outcome>,
+    pub or: Vec<Self>,
 }
 
 /// How a refusal reaches the peer.
