@@ -17,6 +17,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::status::evacuated;
 use super::view::{Member, View, key_of};
 use super::{AdminState, policies, stream};
 use crate::snapshot::Protocol;
@@ -84,6 +85,7 @@ fn ours(state: &AdminState, view: &View<'_>) -> Value {
         "snapshot": view.snapshot.version,
         "generation": view.snapshot.generation,
         "network": view.snapshot.network(),
+        "evacuated": evacuated(view.snapshot).collect::<Vec<_>>(),
         "pending": state.status.list_pending(),
         "discovery": state.status.discovery(),
         "reloads": reloads,

@@ -9,6 +9,7 @@ mod explain;
 mod guard;
 mod levels;
 mod policies;
+mod regions;
 mod server;
 mod status;
 mod stream;
@@ -27,7 +28,7 @@ use axum::routing::{MethodRouter, get, post};
 
 use crate::config::Config;
 use crate::lifecycle::{Lifecycle, Phase};
-use crate::snapshot::Reader;
+use crate::snapshot::{Publisher, Reader};
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics};
 
@@ -40,6 +41,8 @@ pub use view::Denies;
 pub struct AdminState {
     /// The snapshot that the data path reads.
     pub reader: Reader,
+    /// To change it by an operator's order.
+    pub publisher: Arc<Publisher>,
     /// Readiness, certificates, reloads.
     pub status: Arc<Status>,
     /// All metrics.
@@ -66,6 +69,7 @@ GET  /explain           what would become of a tunnel, as JSON: see `strait expl
 GET  /ready             readiness, as on the readiness port
 GET  /status            sources, certificates, services; ?service=NAME, ?all, ?format=json
 GET  /stats/prometheus  metrics, as on the metrics port
+POST /drain/region      evacuates ?region=REGION until a restart; ?undo puts it back
 POST /logging           the log level; ?level=LEVEL[,TARGET=LEVEL...] changes it, ?reset undoes
 POST /quitquitquit      starts the drain; a second one stops now
 ";
@@ -91,6 +95,7 @@ pub fn admin_router(state: AdminState) -> Router {
         .route("/config_dump", get(dump::config_dump))
         .route("/explain", get(explain::explain))
         .route("/status", get(status::status))
+        .route("/drain/region", post(regions::drain))
         .route("/logging", post(levels::logging))
         .route("/quitquitquit", post(quit))
         .route(

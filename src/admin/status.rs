@@ -84,6 +84,8 @@ pub(super) struct Page {
     /// How much the mesh has.
     pub(super) mesh: Counts,
     pub(super) source: Source,
+    /// The regions that an operator has evacuated.
+    pub(super) evacuated: Vec<String>,
     pub(super) certificates: Vec<CertificateRow>,
     pub(super) reloads: Vec<ReloadRow>,
     /// The hostnames that discovery tells instead of addresses.
@@ -200,6 +202,7 @@ impl Page {
                 policies: snapshot.policies.len(),
             },
             source: Source::of(&config, state.status.discovery()),
+            evacuated: evacuated(&snapshot).collect(),
             certificates: state
                 .status
                 .certificates()
@@ -224,6 +227,12 @@ impl Page {
         page.problems.extend(dead_ends(&snapshot));
         page
     }
+}
+
+/// The regions that an operator has evacuated, as people write them.
+pub(super) fn evacuated(snapshot: &Snapshot) -> impl Iterator<Item = String> {
+    let regions = snapshot.balancing.evacuated.iter();
+    regions.map(ToString::to_string)
 }
 
 /// How many resources of a type are rejected.

@@ -19,7 +19,7 @@ use crate::telemetry::logging;
 /// Everything that the routers need; the log lives as long as its subscriber.
 pub(super) struct Fixture {
     pub(super) state: AdminState,
-    pub(super) publisher: Publisher,
+    pub(super) publisher: Arc<Publisher>,
     pub(super) _log: Box<dyn Subscriber>,
 }
 
@@ -45,9 +45,10 @@ pub(super) fn fixture() -> Fixture {
         format: LogFormat::Text,
     };
     let (subscriber, log) = logging::build(&log, std::io::sink, false, None).expect("a log");
-    let publisher = Publisher::new();
+    let publisher = Arc::new(Publisher::new());
     let state = AdminState {
         reader: publisher.reader(),
+        publisher: Arc::clone(&publisher),
         status: Arc::new(Status::new(&["certificates", "mesh"])),
         metrics: Arc::new(Metrics::new()),
         lifecycle: Lifecycle::new(),
@@ -186,7 +187,11 @@ async fn a_wrong_level_is_answered_with_the_right_words() {
 #[tokio::test]
 async fn what_changes_something_is_never_a_get() {
     let Fixture { state, .. } = fixture();
-    for uri in ["/logging?level=debug", "/quitquitquit"] {
+    for uri in [
+        "/logging?level=debug",
+        "/quitquitquit",
+        "/drain/region?region=x",
+    ] {
         let (status, _) = ask(admin_router(state.clone()), "GET", uri).await;
         assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED, "{uri}");
     }

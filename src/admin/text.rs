@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::time::SystemTime;
 
 use super::status::{Counts, Page, ServiceRow, how_many};
-use crate::status::{Discovery, Rejection, Unused};
+use crate::status::{Discovery, Unused};
 
 /// Rejected resources of each type that are shown; the dump has more of them.
 const REJECTIONS_SHOWN: usize = 10;
@@ -23,6 +23,7 @@ pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
     text.summary(page);
     if !one {
         text.problems(page);
+        text.orders(page);
         text.source(page);
         text.certificates(page);
         text.files(page);
@@ -108,6 +109,22 @@ impl Text {
         }
     }
 
+    /// What an operator has ordered.
+    fn orders(&mut self, page: &Page) {
+        if page.evacuated.is_empty() {
+            return;
+        }
+        self.heading("Operator", "until a restart");
+        for region in &page.evacuated {
+            let undo = format!("`strait drain region {region} --undo` puts it back");
+            self.line(&format!(
+                "  {} is evacuated; {}",
+                plain(region),
+                plain(&undo)
+            ));
+        }
+    }
+
     fn source(&mut self, page: &Page) {
         let source = &page.source;
         self.heading("Discovery", &format!("{} {}", source.kind, source.place));
@@ -179,9 +196,7 @@ impl Text {
                     "" => "(no name)",
                     name => name,
                 };
-                let Rejection {
-                    reason, version, ..
-                } = rejection;
+                let (reason, version) = (&rejection.reason, &rejection.version);
                 let since = ago(now, rejection.since);
                 let version = match version.as_str() {
                     "" => String::new(),
@@ -201,8 +216,7 @@ impl Text {
     }
 
     fn more(&mut self, all: usize) {
-        let more = all.saturating_sub(REJECTIONS_SHOWN);
-        if more > 0 {
+        if let more @ 1.. = all.saturating_sub(REJECTIONS_SHOWN) {
             self.line(&format!("  and {more} more, see `strait dump`"));
         }
     }
@@ -408,7 +422,7 @@ mod tests {
     }
 
     fn stream() -> Discovery {
-        let rejection = Rejection {
+        let rejection = crate::status::Rejection {
             name: "east//Pod/app/bad".into(),
             reason: "workload.addresses[0]: 5 bytes\u{1b}[2J".into(),
             version: "7".into(),
@@ -503,6 +517,7 @@ mod tests {
                 place: "istiod:15012".into(),
                 stream: Some(stream()),
             },
+            evacuated: vec!["us-east-2".into()],
             certificates: vec![CertificateRow {
                 identity: "spiffe://east.local/ns/a/sa/b".into(),
                 state: "Available".into(),
@@ -539,6 +554,9 @@ cluster east, network net; snapshot 7: 60 services, 2 workloads, 0 policies
 
 Problems
   11 of addresses are rejected
+
+Operator  until a restart
+  us-east-2 is evacuated; `strait drain region us-east-2 --undo` puts it back
 
 Discovery  istio istiod:15012
   not connected since 2026-01-01T01:00:00Z (1m ago)

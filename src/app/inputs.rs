@@ -13,8 +13,7 @@ use crate::config::{
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
 use crate::snapshot::builder::{self, Change};
-use crate::snapshot::mesh::{Locality, Mesh};
-use crate::snapshot::traffic::Position;
+use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
     Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope, Service,
     Snapshot, TrustSet,
@@ -23,7 +22,7 @@ use crate::tls::{self, Material, TlsError, TrustedDomain};
 use crate::xds::{self, objects::Objects};
 
 use super::told::Told;
-use super::{names, routes};
+use super::{names, routes, traffic};
 
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
@@ -91,8 +90,8 @@ impl Inputs {
             exports: None,
             answers: Vec::new(),
             direct: Some(self.config.listeners.iter().any(Listener::is_tls)),
-            position: Some(position(&self.config)),
-            traffic: None,
+            position: Some(traffic::position(&self.config)),
+            traffic: Some(traffic::table(&self.config)),
             overrides: None,
         }
     }
@@ -339,6 +338,7 @@ impl Report {
                 ));
             }
         }
+        self.warnings.extend(traffic::unknown(config, mesh));
         self.warn_of_dead_ends(config, &snapshot);
         self.warnings.extend(routes::dead_ends(config, &snapshot));
         let (errors, warnings) = names::findings(config, &snapshot);
@@ -522,19 +522,6 @@ pub(super) fn name_table(config: &Config) -> NameTable {
         (alias.name.host.as_str(), named)
     });
     NameTable::new(config.names.suffixes.iter().map(String::as_str), aliases)
-}
-
-/// Where the configuration says that this gateway is.
-pub(super) fn position(config: &Config) -> Position {
-    let locality = &config.gateway.locality;
-    Position {
-        cluster: config.gateway.cluster.as_str().into(),
-        locality: Locality {
-            region: locality.region.as_str().into(),
-            zone: locality.zone.as_str().into(),
-            subzone: locality.subzone.as_str().into(),
-        },
-    }
 }
 
 /// The exposure table that the configuration describes.

@@ -11,6 +11,7 @@ mod names;
 mod reload;
 mod routes;
 mod told;
+mod traffic;
 
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
@@ -120,6 +121,7 @@ struct App {
     config: Arc<ArcSwap<Config>>,
     gateway: Arc<Gateway>,
     status: Arc<Status>,
+    publisher: Arc<Publisher>,
 }
 
 impl App {
@@ -159,6 +161,7 @@ impl App {
             config,
             gateway,
             status,
+            publisher,
         };
         let sockets = sockets.serve(&app, &log)?;
         let (first, certificate) = oneshot::channel();
@@ -167,11 +170,10 @@ impl App {
             warn!("{warning}");
         }
         tokio::spawn(async move { budget.run().await });
-        app.discover(source, &publisher)?;
-        app.look_up(&publisher)?;
+        app.discover(source)?;
+        app.look_up()?;
         let read = (inputs.told, inputs.warnings, seen);
-        let reloader =
-            reload::Reloader::new(source.clone(), &app, read, publisher, certificates, log);
+        let reloader = reload::Reloader::new(source.clone(), &app, read, certificates, log);
         spawn_thread("strait-files", reloader.run())?;
         let data = DataPath {
             sockets,
@@ -204,7 +206,7 @@ impl App {
     /// Starts to learn the mesh from a control plane, where that is where it comes from: on a
     /// thread of its own, as 100,000 workloads at once take their time, and signals, readiness and
     /// the budget do not wait.
-    fn discover(&self, source: &Source, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
+    fn discover(&self, source: &Source) -> anyhow::Result<()> {
         let config = self.config.load();
         let (plane, cache, kind) = match &config.discovery {
             Discovery::File { .. } => return Ok(()),
@@ -235,7 +237,7 @@ impl App {
             kind,
             cache: cache.clone(),
             pod: source.who(&config),
-            publisher: Arc::clone(publisher),
+            publisher: Arc::clone(&self.publisher),
             status: Arc::clone(&self.status),
             metrics: Arc::clone(&self.gateway.metrics),
             pending: DISCOVERY,
@@ -244,9 +246,9 @@ impl App {
     }
 
     /// Starts to look up what the mesh knows by a hostname, whatever its source.
-    fn look_up(&self, publisher: &Arc<Publisher>) -> anyhow::Result<()> {
+    fn look_up(&self) -> anyhow::Result<()> {
         let names = dns::run(Dns {
-            publisher: Arc::clone(publisher),
+            publisher: Arc::clone(&self.publisher),
             status: Arc::clone(&self.status),
             servers: self.config.load().dns.servers.clone(),
         });
@@ -372,6 +374,7 @@ impl Sockets {
         let gateway = &app.gateway;
         let state = AdminState {
             reader: gateway.reader.clone(),
+            publisher: Arc::clone(&app.publisher),
             status: Arc::clone(&app.status),
             metrics: Arc::clone(&gateway.metrics),
             lifecycle: gateway.lifecycle.clone(),

@@ -26,6 +26,7 @@ use super::App;
 use super::certificates::Shared;
 use super::inputs::{self, Report};
 use super::told::{Joined, Told};
+use super::traffic;
 
 /// What was in each file when it was last read. Taken before the reading, so that a change
 /// meanwhile is found afterwards.
@@ -57,7 +58,6 @@ impl Reloader {
         source: Source,
         app: &App,
         (told, warnings, seen): (Told, Vec<String>, Seen),
-        publisher: Arc<Publisher>,
         certificates: Shared,
         log: LogHandle,
     ) -> Self {
@@ -72,7 +72,7 @@ impl Reloader {
             config: Arc::clone(&app.config),
             gateway: Arc::clone(&app.gateway),
             status: Arc::clone(&app.status),
-            publisher,
+            publisher: Arc::clone(&app.publisher),
             log,
             certificates,
             seen,
@@ -227,6 +227,7 @@ impl Reloader {
             exposure: Some(inputs::exposure_table(&new)),
             names: Some(inputs::name_table(&new)),
             enforcement: Some(inputs::enforcement(&new)),
+            traffic: Some(traffic::table(&new)),
             ..self.change(&new, joined)
         });
         self.told = told;
@@ -334,6 +335,7 @@ fn in_force(old: &Config, new: Config) -> Config {
         links: new.links,
         names: new.names,
         policy: new.policy,
+        traffic: new.traffic,
         log: Log {
             level: new.log.level,
             ..old.log.clone()

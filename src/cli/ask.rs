@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use axum::body::{Body, BodyDataStream, Bytes};
 use clap::Args;
-use http::{Request, StatusCode};
+use http::{Method, Request, StatusCode};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -69,18 +69,13 @@ pub(super) fn status(args: &StatusArgs) -> ExitCode {
     query.extend((color && !args.json).then(|| "color".to_owned()));
     let path = format!("/status?{}", query.join("&"));
     answered(async {
-        let mut page = ask(&args.admin.admin, &path).await?;
-        // Ours says which service it does not have; what says nothing is another port's.
-        if page.status == StatusCode::NOT_FOUND
-            && args.service.is_some()
-            && let Some(piece) = page.piece().await?
-        {
-            std::io::stderr().write_all(&piece)?;
-            page.print(&mut std::io::stderr()).await?;
-            return Ok(ExitCode::FAILURE);
+        let page = args.admin.ask(Method::GET, &path).await?;
+        // Ours says which service it does not have.
+        if page.status == StatusCode::NOT_FOUND && args.service.is_some() {
+            return page.refused().await;
         }
         page.printed().await?;
-        let ready = ask(&args.admin.admin, "/ready").await?;
+        let ready = args.admin.ask(Method::GET, "/ready").await?;
         Ok(match ready.status {
             StatusCode::OK => ExitCode::SUCCESS,
             _ => ExitCode::FAILURE,
@@ -91,7 +86,7 @@ pub(super) fn status(args: &StatusArgs) -> ExitCode {
 /// Prints the dump.
 pub(super) fn dump(args: &DumpArgs) -> ExitCode {
     answered(async {
-        let dump = ask(&args.admin.admin, "/config_dump").await?;
+        let dump = args.admin.ask(Method::GET, "/config_dump").await?;
         dump.printed().await?;
         Ok(ExitCode::SUCCESS)
     })
@@ -104,7 +99,7 @@ pub(super) fn whole(
     done: impl FnOnce(Result<Vec<u8>, String>) -> anyhow::Result<ExitCode>,
 ) -> ExitCode {
     answered(async {
-        let answer = ask(&admin.admin, path).await?;
+        let answer = admin.ask(Method::GET, path).await?;
         let status = answer.status;
         match status {
             StatusCode::OK => done(Ok(answer.read().await?)),
@@ -118,7 +113,7 @@ pub(super) fn whole(
 }
 
 /// Runs it; that nobody answers, or not as a gateway does, is 2 and an error for people.
-fn answered(asking: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
+pub(super) fn answered(asking: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -132,36 +127,42 @@ fn answered(asking: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode 
 }
 
 /// An answer that is still coming.
-struct Answer {
-    status: StatusCode,
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
     body: BodyDataStream,
 }
 
-/// Asks by GET.
-async fn ask(admin: &str, path: &str) -> anyhow::Result<Answer> {
-    let asking = async {
-        let stream = TcpStream::connect(admin).await?;
-        // The port answers to addresses and to nobody who only knows a name for one.
-        let host = stream.peer_addr()?.to_string();
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(connection);
-        let request = Request::get(path).header("host", host);
-        let answer = sender.send_request(request.body(Body::empty())?).await?;
-        anyhow::Ok(answer)
-    };
-    let asked = timeout(DEADLINE, asking).await;
-    let asked = asked.unwrap_or_else(|_| Err(anyhow!("no answer within {DEADLINE:?}")));
-    let answer = asked.with_context(|| {
+impl Admin {
+    /// Asks the gateway.
+    pub(super) async fn ask(&self, method: Method, path: &str) -> anyhow::Result<Answer> {
+        let admin = self.admin.as_str();
+        let asking = async {
+            let stream = TcpStream::connect(admin).await?;
+            // The port answers to addresses and to nobody who only knows a name for one.
+            let host = stream.peer_addr()?.to_string();
+            let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+            tokio::spawn(connection);
+            let request = Request::builder()
+                .method(method)
+                .uri(path)
+                .header("host", host);
+            let answer = sender.send_request(request.body(Body::empty())?).await?;
+            anyhow::Ok(answer)
+        };
+        let asked = timeout(DEADLINE, asking).await;
+        let asked = asked.unwrap_or_else(|_| Err(anyhow!("no answer within {DEADLINE:?}")));
+        let answer = asked.with_context(|| {
         format!(
             "cannot ask a gateway at {admin}; does one run there? --admin names another place, as \
              its `admin.bind` does"
         )
     })?;
-    let (head, body) = answer.into_parts();
-    Ok(Answer {
-        status: head.status,
-        body: Body::new(body).into_data_stream(),
-    })
+        let (head, body) = answer.into_parts();
+        Ok(Answer {
+            status: head.status,
+            body: Body::new(body).into_data_stream(),
+        })
+    }
 }
 
 fn stranger(status: StatusCode) -> anyhow::Error {
@@ -173,11 +174,22 @@ fn stranger(status: StatusCode) -> anyhow::Error {
 
 impl Answer {
     /// Prints a good answer to stdout.
-    async fn printed(self) -> anyhow::Result<()> {
+    pub(super) async fn printed(self) -> anyhow::Result<()> {
         match self.status {
             StatusCode::OK => self.print(&mut std::io::stdout()).await,
             status => Err(stranger(status)),
         }
+    }
+
+    /// Prints to stderr what the gateway refuses and why: the exit code is 1. What says nothing
+    /// is another port's.
+    pub(super) async fn refused(mut self) -> anyhow::Result<ExitCode> {
+        let Some(piece) = self.piece().await? else {
+            return self.printed().await.map(|()| ExitCode::FAILURE);
+        };
+        std::io::stderr().write_all(&piece)?;
+        self.print(&mut std::io::stderr()).await?;
+        Ok(ExitCode::FAILURE)
     }
 
     /// All of the answer.

@@ -12,6 +12,7 @@ mod ask;
 pub mod certs;
 mod check;
 pub mod demo;
+mod drain;
 mod explain;
 pub mod load;
 mod proxy;
@@ -85,6 +86,9 @@ enum Command {
                             istioctl ztunnel-config workload --file dump.json\n  \
                             strait dump | jq .strait")]
     Dump(ask::DumpArgs),
+    /// Takes a part of the mesh out of the running gateway, until it is put back or a restart.
+    #[command(subcommand)]
+    Drain(drain::Command),
     Explain(explain::Args),
     /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
     Certs(certs::Args),
@@ -127,6 +131,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Certs(args) => certs::run(&args),
         Command::Status(args) => return ask::status(&args),
         Command::Dump(args) => return ask::dump(&args),
+        Command::Drain(command) => return drain::run(&command),
         Command::Explain(args) => return explain::run(&args),
         Command::Load(args) => return exit(load::run(&args)),
     };

@@ -23,6 +23,7 @@ mod read;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod traffic;
 pub mod yaml;
 
 use std::fmt;
@@ -45,6 +46,7 @@ pub use links::Link;
 pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 pub use sources::{NamedCluster, NodeNames, unix_socket};
+pub use traffic::{Distribution, RegionWeight, Traffic};
 
 /// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be
 /// reachable from other hosts.
@@ -96,6 +98,8 @@ pub struct Config {
     pub names: Names,
     /// What is done about authorization policies. By default nothing.
     pub policy: Policy,
+    /// Which endpoints are preferred. Default: what the services themselves say.
+    pub traffic: Vec<Traffic>,
     /// Who is asked for the addresses of hostnames. By default the system's.
     pub dns: Dns,
     /// Which addresses may be dialled in spite of the deny list. By default none.
@@ -144,7 +148,7 @@ pub struct Gateway {
     pub cluster: String,
     /// The network's name. Default: the cluster's name, as one network per cluster is the rule.
     pub network: String,
-    /// Where it runs. Default: unknown, which is nobody's locality.
+    /// Where it runs. Default: unknown; near are then endpoints of which it is unknown too.
     pub locality: Locality,
 }
 

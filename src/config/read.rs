@@ -16,11 +16,12 @@ use super::identity::parse_identity;
 use super::links;
 use super::listeners::{self, network, socket_address};
 use super::sources;
+use super::traffic;
 use super::yaml::Document;
 use super::{
     ADMIN, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure, Gateway,
-    Limits, Link, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode, READINESS, Trust,
-    TrustDomain,
+    Limits, Link, Listener, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode,
+    READINESS, Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -33,7 +34,7 @@ const BUFFERS_MIN: usize = 1 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Keys that the design names and that later work brings.
-const LATER: &[&str] = &["networks", "traffic", "tracing"];
+const LATER: &[&str] = &["networks", "tracing"];
 
 /// Reads the whole document. There is a configuration exactly when no finding is an error.
 pub(super) fn config(document: &Document) -> Examined {
@@ -76,17 +77,15 @@ fn sections(
     let own = gateway.as_ref().map(|own| own.cluster.as_str());
     let (exposure, names, links) = services(&mut top, clusters.as_ref(), own);
     let policy = section(&mut top, "policy", policy);
+    let locality = gateway.as_ref().map(|gateway| &gateway.locality);
+    let traffic = section(&mut top, "traffic", |value| traffic::read(value, locality));
     let dns = section(&mut top, "dns", sources::dns);
     let dial = section(&mut top, "dial", dial);
     let limits = section(&mut top, "limits", limits);
     let workers = top
         .get("workers")
         .map_or(Some(0), |value| value.number(0, WORKERS_MAX));
-    let admin = bind(&mut top, "admin", ADMIN);
-    let metrics = bind(&mut top, "metrics", METRICS);
-    let readiness = bind(&mut top, "readiness", READINESS);
-    checks::overlaps(report, &listeners, [&admin, &metrics, &readiness]);
-    checks::admin_is_local(&admin);
+    let [admin, metrics, readiness] = binds(report, &mut top, &listeners);
     let drain = section(&mut top, "drain", drain);
     let log = section(&mut top, "log", log);
     top.finish();
@@ -108,6 +107,7 @@ fn sections(
         links: links?,
         names: names?,
         policy: policy?,
+        traffic: traffic?,
         dns: dns?,
         dial: dial?,
         limits: limits?,
@@ -308,6 +308,20 @@ fn size(value: Value<'_>) -> Option<usize> {
         let bytes = usize::try_from(bytes.as_u64()).ok()?;
         (bytes >= BUFFERS_MIN).then_some(bytes)
     })
+}
+
+/// The addresses of `admin`, `metrics` and `readiness`.
+fn binds<'a>(
+    report: &Report,
+    top: &mut Fields<'a>,
+    listeners: &[(Listener, u64)],
+) -> [Opened<'a>; 3] {
+    let admin = bind(top, "admin", ADMIN);
+    let metrics = bind(top, "metrics", METRICS);
+    let readiness = bind(top, "readiness", READINESS);
+    checks::overlaps(report, listeners, [&admin, &metrics, &readiness]);
+    checks::admin_is_local(&admin);
+    [admin, metrics, readiness]
 }
 
 fn bind<'a>(top: &mut Fields<'a>, key: &'static str, default: SocketAddr) -> Opened<'a> {

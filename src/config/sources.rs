@@ -359,8 +359,9 @@ exposure: {default: all}
     fn a_control_plane_of_envoys_may_name_clusters_and_our_node() {
         let (read, said) = envoy(
             "address: \"xds:18000\", roots: SYSTEM, token: Cargo.toml, san: a.b, \
-             headers: {x-a: b}, cache: state, node: {id: gw, cluster: edge}, clusters: [{cluster: a, service: \
-             \"Echo.app:80\"}, {cluster: b, service: \"echo.app:81\"}]",
+             headers: {x-a: b}, cache: state, node: {id: gw, cluster: edge}, \
+             clusters: [{cluster: a, service: \"Echo.app:80\"}, \
+             {cluster: b, service: \"echo.app:81\"}]",
         );
         assert_eq!(said, "");
         let Some(Discovery::Envoy {

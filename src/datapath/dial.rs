@@ -68,6 +68,7 @@ pub async fn run(
 ) -> Result<Upstream, Failed> {
     let pick = authorized.into_pick();
     let address = pick.endpoint().address;
+    let started = Instant::now();
     let connected = match gateway.admission.upstream() {
         Some(descriptor) => {
             let connected = connect(address, &gateway.deny, deadline).await;
@@ -81,6 +82,9 @@ pub async fn run(
     match connected {
         Ok((stream, descriptor)) => {
             let (permit, endpoint, in_flight) = pick.into_parts();
+            let time = started.elapsed();
+            endpoint.state.dialled(time);
+            gateway.metrics.dialled(time);
             let siblings = Arc::clone(permit.route().endpoints());
             Ok(Upstream {
                 stream,

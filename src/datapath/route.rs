@@ -63,10 +63,16 @@ impl Route {
 
     /// What an operator has to know where there is no endpoint, if the reason does not say it all.
     pub fn detail(&self) -> Option<String> {
-        let names = self.service.definition.waypoint_names();
-        self.by_waypoint.then(|| {
-            format!("it is behind the waypoint {names}, which is unknown or has no HBONE endpoint")
-        })
+        if self.by_waypoint {
+            let names = self.service.definition.waypoint_names();
+            return Some(format!(
+                "it is behind the waypoint {names}, which is unknown or has no HBONE endpoint"
+            ));
+        }
+        let left_out = self.endpoints.left_out();
+        let left_out: Vec<_> = left_out.iter().map(ToString::to_string).collect();
+        let why = || format!("no endpoint is left: {}", left_out.join("; "));
+        (!left_out.is_empty()).then(why)
     }
 
     /// What the peer says of where it comes from.

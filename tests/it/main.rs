@@ -57,6 +57,8 @@ mod pod;
 #[cfg(test)]
 mod policy;
 #[cfg(test)]
+mod regions;
+#[cfg(test)]
 mod reload;
 #[cfg(test)]
 mod reload_under_load;

@@ -195,12 +195,8 @@ async fn connect(
                 continue;
             }
         };
-        let started = Instant::now();
         let failed = match dial::run(authorized, gateway, deadline).await {
-            Ok(upstream) => {
-                gateway.metrics.dialled(started.elapsed());
-                return Ok(upstream);
-            }
+            Ok(upstream) => return Ok(upstream),
             Err(failed) => failed,
         };
         reason = failed.reason;

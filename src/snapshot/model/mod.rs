@@ -7,9 +7,14 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 
+mod groups;
+
 use super::builder::{Change, HBONE_PORT, build};
 use super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Waypoint, Workload};
+use super::traffic::Override;
 use super::{EndpointState, Snapshot};
+use crate::wire::RegionPattern;
+use groups::{PLACES, Said};
 
 const SEEDS: u64 = 128;
 const STEPS: usize = 60;
@@ -27,6 +32,10 @@ enum Fault {
     MissesWorkloads,
     /// A change of a service that has the name already is passed over.
     MissesServices,
+    /// What the configuration says of balancing is looked at only when a mesh comes with it.
+    MissesTraffic,
+    /// Evacuations are forgotten with the next change.
+    ForgetsOrders,
 }
 
 /// Hostname to namespace and, by port, what is dialled: uid, address and weight.
@@ -35,7 +44,7 @@ type Services = BTreeMap<String, (String, BTreeMap<u16, Vec<(String, SocketAddr,
 type States = HashMap<(String, SocketAddr), Arc<EndpointState>>;
 
 /// What a mesh means, in the plainest way.
-fn meaning(mesh: &Mesh) -> (Services, BTreeMap<IpAddr, String>) {
+fn meaning(mesh: &Mesh, said: &Said) -> (Services, BTreeMap<IpAddr, String>) {
     let mut answering: BTreeMap<&str, &Arc<Service>> = BTreeMap::new();
     for service in mesh.services.sorted() {
         if service.canonical || !answering.contains_key(&*service.hostname) {
@@ -49,17 +58,28 @@ fn meaning(mesh: &Mesh) -> (Services, BTreeMap<IpAddr, String>) {
                 vips.entry(*vip).or_insert_with(|| hostname.to_owned());
             }
         }
-        let sets = service
-            .ports
-            .keys()
-            .map(|port| (*port, endpoints(mesh, service, *port)));
+        let sets = service.ports.keys().map(|port| {
+            let ready = members(mesh, service, *port).into_iter();
+            let ready = ready.filter(|(workload, ..)| is_ready(service, workload));
+            let ready = ready.filter(|(workload, ..)| said.uses(service, workload));
+            let endpoint = |(workload, address): (&Workload, SocketAddr)| {
+                (workload.uid.to_string(), address, workload.capacity)
+            };
+            (*port, ready.map(endpoint).collect())
+        });
         let named = (service.namespace.to_string(), sets.collect());
         services.insert(hostname.to_owned(), named);
     }
     (services, vips)
 }
 
-fn endpoints(mesh: &Mesh, service: &Service, port: u16) -> Vec<(String, SocketAddr, u32)> {
+fn is_ready(service: &Service, workload: &Workload) -> bool {
+    workload.healthy || service.allow_unhealthy
+}
+
+/// The workloads that are endpoints once they are ready and nobody leaves them out, and where they
+/// are dialled.
+fn members<'a>(mesh: &'a Mesh, service: &Service, port: u16) -> Vec<(&'a Workload, SocketAddr)> {
     let name = format!("{}/{}", service.namespace, service.hostname);
     let mut found = Vec::new();
     if service.passthrough {
@@ -75,15 +95,13 @@ fn endpoints(mesh: &Mesh, service: &Service, port: u16) -> Vec<(String, SocketAd
         };
         let is_here = workload.network.is_empty() || &*workload.network == NETWORK;
         let is_spoken = !mesh.hbone_only || workload.protocol == Protocol::Hbone;
-        let serves = workload.healthy || service.allow_unhealthy;
         let direct = workload.network_gateway.is_none();
-        if is_here && is_spoken && serves && direct && workload.capacity > 0 {
+        if is_here && is_spoken && direct && workload.capacity > 0 {
             let port = match workload.protocol {
                 Protocol::Hbone => HBONE_PORT,
                 Protocol::Tcp => target,
             };
-            let address = SocketAddr::new(*ip, port);
-            found.push((workload.uid.to_string(), address, workload.capacity));
+            found.push((&**workload, SocketAddr::new(*ip, port)));
         }
     }
     found
@@ -110,6 +128,7 @@ fn contents(snapshot: &Snapshot) -> (Services, BTreeMap<IpAddr, String>, States)
                 );
                 found.push((key.0, key.1, endpoint.weight));
             }
+            found.sort();
             ports.insert(*port, found);
         }
         services.insert(hostname.to_string(), (service.namespace.to_string(), ports));
@@ -136,7 +155,7 @@ fn service(rng: &mut Rng, (namespace, hostname): (&str, &str)) -> Service {
         let network = *rng.choice(&["", NETWORK, "west"]).expect("a network");
         (network.to_owned(), IpAddr::from([240, 0, 0, rng.u8(..6)]))
     };
-    Service {
+    let mut service = Service {
         name: hostname.into(),
         namespace: namespace.into(),
         hostname: hostname.into(),
@@ -147,7 +166,9 @@ fn service(rng: &mut Rng, (namespace, hostname): (&str, &str)) -> Service {
         canonical: rng.u8(..3) == 0,
         allow_unhealthy: rng.bool(),
         ..Service::default()
-    }
+    };
+    groups::balance(rng, &mut service);
+    service
 }
 
 fn workload(rng: &mut Rng, uid: &str) -> Workload {
@@ -164,7 +185,7 @@ fn workload(rng: &mut Rng, uid: &str) -> Workload {
         )
     };
     let words = ["", NETWORK, NETWORK, NETWORK, "west"];
-    Workload {
+    let mut workload = Workload {
         uid: uid.into(),
         workload_name: format!("deployment-{}", rng.u8(..2)).into(),
         network: (*rng.choice(&words).expect("a network")).into(),
@@ -181,7 +202,9 @@ fn workload(rng: &mut Rng, uid: &str) -> Workload {
         network_gateway: (rng.u8(..12) == 0).then_some(gateway),
         services: (0..rng.u8(..4)).map(|_| named(rng)).collect(),
         ..Workload::default()
-    }
+    };
+    groups::locate(rng, &mut workload);
+    workload
 }
 
 /// Draws some changes of a mesh.
@@ -214,6 +237,31 @@ fn change(rng: &mut Rng, mesh: &mut Mesh) {
     }
 }
 
+/// Draws a change of what decides beside the mesh. Returns what an operator orders.
+fn say(rng: &mut Rng, said: &mut Said) -> Option<Override> {
+    let host = match rng.u8(..4) {
+        0 => "*".to_owned(),
+        _ => hostname(rng),
+    };
+    match rng.u8(..6) {
+        0 => drop(said.traffic.insert(host, groups::entry(rng))),
+        1 => drop(said.traffic.remove(&host)),
+        2 => {
+            let place = rng.choice(&PLACES[1..]).expect("a place");
+            let pattern = RegionPattern::parse(place).expect("a pattern");
+            return Some(match said.evacuated.remove(place) {
+                true => Override::Return(pattern),
+                false => {
+                    said.evacuated.insert(place);
+                    Override::Evacuate(pattern)
+                }
+            });
+        }
+        _ => {}
+    }
+    None
+}
+
 /// What a wrong builder makes of a mesh.
 fn spoilt(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
     let mut mesh = mesh.clone();
@@ -224,7 +272,7 @@ fn spoilt(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
             .collect::<Vec<_>>()
     };
     match fault {
-        Fault::Nothing | Fault::LosesStates => {}
+        Fault::Nothing | Fault::LosesStates | Fault::MissesTraffic | Fault::ForgetsOrders => {}
         Fault::MissesRemovals => {
             for (uid, workload) in gone(&mesh) {
                 mesh.workloads.insert(uid, workload);
@@ -241,6 +289,26 @@ fn spoilt(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
     mesh
 }
 
+/// Whether each service of the snapshot is shared out as it should be.
+///
+/// # Errors
+/// Which one is not.
+fn shared_out(snapshot: &Snapshot, mesh: &Mesh, said: &Said) -> Result<(), String> {
+    for (hostname, service) in snapshot.services.iter() {
+        let definition = &service.definition;
+        for (port, set) in &service.ports {
+            let all = members(mesh, definition, *port).into_iter();
+            let all = all.map(|(workload, _)| (workload, is_ready(definition, workload)));
+            let want = groups::groups(definition, said, &all.collect::<Vec<_>>());
+            if !groups::is_like(set, &want) {
+                let groups = set.groups();
+                return Err(format!("{hostname}:{port}: {groups:?} instead of {want:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Runs one schedule.
 ///
 /// # Errors
@@ -251,25 +319,37 @@ fn run(seed: u64, fault: Fault) -> Result<(), String> {
         hbone_only: rng.bool(),
         ..Mesh::default()
     };
-    let mut snapshot = Snapshot::default();
+    let (mut snapshot, mut said) = (Snapshot::default(), Said::default());
     for step in 0..STEPS {
-        change(&mut rng, &mut mesh);
+        let order = say(&mut rng, &mut said);
+        // Sometimes nothing else changes.
+        let has_mesh = rng.u8(..4) > 0 || fault == Fault::LosesStates;
+        if has_mesh {
+            change(&mut rng, &mut mesh);
+        }
         let old = match fault {
-            Fault::LosesStates => &Snapshot::default(),
+            Fault::LosesStates => &Snapshot {
+                balancing: Arc::clone(&snapshot.balancing),
+                ..Snapshot::default()
+            },
             _ => &snapshot,
         };
         let mesh_of_fault = spoilt(fault, old, &mesh);
         let change = Change {
-            mesh: Some((mesh_of_fault, NETWORK.into())),
+            mesh: has_mesh.then(|| (mesh_of_fault, NETWORK.into())),
+            traffic: (has_mesh || fault != Fault::MissesTraffic).then(|| said.traffic()),
+            position: Some(groups::position()),
+            overrides: order.filter(|_| fault != Fault::ForgetsOrders),
             ..Change::default()
         };
         let next = build(old, change);
         let (services, vips, states) = contents(&next);
-        let (want, want_vips) = meaning(&mesh);
+        let (want, want_vips) = meaning(&mesh, &said);
         let at = format!("seed {seed}, step {step}");
         if services != want {
             return Err(format!("{at}: {services:?} instead of {want:?}"));
         }
+        shared_out(&next, &mesh, &said).map_err(|error| format!("{at}: {error}"))?;
         if vips != want_vips {
             return Err(format!("{at}: {vips:?} instead of {want_vips:?}"));
         }
@@ -297,6 +377,47 @@ fn any_row_of_changes_makes_the_snapshot_that_the_mesh_says() {
     }
 }
 
+/// Few endpoints of a schedule are of one service. Here all are.
+#[test]
+fn any_service_is_shared_out_as_mesh_and_configuration_say() {
+    let mut several = 0;
+    for seed in 0..4_000 {
+        let mut rng = Rng::with_seed(seed);
+        let (hostname, mut said) = ("host-0", Said::default());
+        for host in [hostname, "*"] {
+            if rng.u8(..3) == 0 {
+                said.traffic
+                    .insert(host.to_owned(), groups::entry(&mut rng));
+            }
+        }
+        let evacuated = rng.choice(&PLACES[1..]).filter(|_| rng.u8(..4) == 0);
+        said.evacuated.extend(evacuated);
+        let pattern = evacuated.and_then(|place| RegionPattern::parse(place));
+        let mut of = service(&mut rng, ("ns-0", hostname));
+        (of.ports, of.passthrough) = ([(80, 0)].into(), false);
+        let workload = |at| {
+            let mut one = workload(&mut rng, &format!("uid-{at:02}"));
+            one.services = [("ns-0/host-0".into(), [(80, 8080)].into())].into();
+            one
+        };
+        let workloads: Vec<_> = (0..24).map(workload).collect();
+        let change = Change {
+            mesh: Some((Mesh::new([of], workloads), NETWORK.into())),
+            traffic: Some(said.traffic()),
+            position: Some(groups::position()),
+            overrides: pattern.map(Override::Evacuate),
+            ..Change::default()
+        };
+        let snapshot = build(&Snapshot::default(), change);
+        if let Err(error) = shared_out(&snapshot, &snapshot.mesh, &said) {
+            panic!("seed {seed}: {error}");
+        }
+        let set = &snapshot.services.get(hostname).expect("a service").ports[&80];
+        several += usize::from(set.groups().is_some_and(|groups| groups.list().len() > 1));
+    }
+    assert!(several > 1_000, "{several} have several groups");
+}
+
 #[test]
 fn each_wrong_builder_is_caught() {
     for fault in [
@@ -304,6 +425,8 @@ fn each_wrong_builder_is_caught() {
         Fault::LosesStates,
         Fault::MissesWorkloads,
         Fault::MissesServices,
+        Fault::MissesTraffic,
+        Fault::ForgetsOrders,
     ] {
         let caught = (0..SEEDS).any(|seed| run(seed, fault).is_err());
         assert!(caught, "{fault:?} passes for right");

@@ -1,0 +1,72 @@
+//! What the configuration says of balancing, for the snapshot and beside the mesh.
+
+use crate::config::{Config, Discovery, Distribution};
+use crate::snapshot::mesh::{Locality, Mesh, Scope};
+use crate::snapshot::traffic::{Position, Regions, Rule, Spill, Traffic};
+
+/// Where the configuration says that this gateway is.
+pub(super) fn position(config: &Config) -> Position {
+    let locality = &config.gateway.locality;
+    Position {
+        cluster: config.gateway.cluster.as_str().into(),
+        locality: Locality {
+            region: locality.region.as_str().into(),
+            zone: locality.zone.as_str().into(),
+            subzone: locality.subzone.as_str().into(),
+        },
+    }
+}
+
+/// What the configuration says of balancing.
+pub(super) fn table(config: &Config) -> Traffic {
+    let (mut services, mut every) = (Vec::new(), Rule::default());
+    for entry in &config.traffic {
+        let preferences: Option<&[Scope]> = entry.distribution.map(|named| match named {
+            Distribution::Close => &[Scope::Network, Scope::Region, Scope::Zone][..],
+            Distribution::Network => &[Scope::Network],
+            Distribution::Region => &[Scope::Network, Scope::Region],
+            Distribution::Any => &[],
+        });
+        let weights = entry.regions.iter();
+        let rule = Rule {
+            preferences,
+            spill: entry.spill_below.map(Spill::below),
+            regions: Regions::new(weights.map(|one| (one.region.clone(), one.weight))),
+            latency: entry.latency,
+        };
+        match &entry.service {
+            Some(service) => services.push((service.as_str().into(), rule)),
+            None => every = rule,
+        }
+    }
+    Traffic::new(services, every)
+}
+
+/// Warns of entries for services that the mesh file does not have.
+pub(super) fn unknown(config: &Config, mesh: &Mesh) -> Vec<String> {
+    let Discovery::File { path } = &config.discovery else {
+        return Vec::new();
+    };
+    let is_known = |host: &str| {
+        let mut services = mesh.services.values();
+        let mut aliases = config.names.aliases.iter();
+        services.any(|service| *service.hostname == *host)
+            // One that stands for several services, or for a region of one, is balanced by itself.
+            || aliases.any(|alias| {
+                alias.name.host == host && (alias.to.len() > 1 || alias.region.is_some())
+            })
+    };
+    let entries = config.traffic.iter();
+    let entries = entries.filter_map(|entry| Some((entry.line, entry.service.as_deref()?)));
+    let unknown = entries
+        .filter(|(_, host)| !is_known(host))
+        .map(|(line, host)| {
+            format!(
+                "{}:{line}: warning: `traffic` names {host}, which is no service of {}; write the \
+             hostname of one",
+                config.file.display(),
+                path.display()
+            )
+        });
+    unknown.collect()
+}

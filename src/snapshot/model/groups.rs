@@ -1,0 +1,327 @@
+//! What the mesh, the configuration and an operator mean for the groups of a service: a plain
+//! reading of the rules, by texts and fractions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use fastrand::Rng;
+
+use super::super::mesh::{Assignment, Locality, Scope, Service, Workload};
+use super::super::traffic::{Position, Regions, Rule, Spill, Traffic};
+use super::super::{Endpoint, EndpointSet};
+use crate::wire::RegionPattern;
+
+/// What is said of a service, or of every one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Entry {
+    preferences: Option<&'static [Scope]>,
+    spill: Option<u8>,
+    regions: Vec<(&'static str, u32)>,
+}
+
+/// All that decides beside the mesh.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Said {
+    /// By hostname; `*` is every service.
+    pub(super) traffic: BTreeMap<String, Entry>,
+    pub(super) evacuated: BTreeSet<&'static str>,
+}
+
+/// A group: its tier, its endpoints by uid, and its share.
+pub(super) type Group = (String, Vec<String>, f64);
+
+const PREFERENCES: [&[Scope]; 5] = [
+    &[],
+    &[Scope::Network],
+    &[Scope::Network, Scope::Region],
+    &[Scope::Network, Scope::Region, Scope::Zone],
+    &[Scope::Cluster, Scope::Node, Scope::Zone],
+];
+
+pub(super) const PLACES: [&str; 6] = ["*", "r1", "r2", "r1/z1", "r1/z2", "r2/z1"];
+
+/// Where the gateway of the model is.
+pub(super) fn position() -> Position {
+    Position {
+        cluster: "c1".into(),
+        locality: place("r1/z1"),
+    }
+}
+
+fn place(text: &str) -> Locality {
+    let (region, zone) = text.split_once('/').unwrap_or((text, ""));
+    Locality {
+        region: region.into(),
+        zone: zone.into(),
+        ..Locality::default()
+    }
+}
+
+/// Draws where a workload is.
+pub(super) fn locate(rng: &mut Rng, workload: &mut Workload) {
+    workload.locality = place(rng.choice(&PLACES[3..]).expect("a place")).into();
+    workload.cluster = (*rng.choice(&["c1", "c2"]).expect("a cluster")).into();
+    workload.priority = rng.u32(..2);
+}
+
+/// Draws how a service is balanced.
+pub(super) fn balance(rng: &mut Rng, service: &mut Service) {
+    match rng.u8(..4) {
+        0 => {
+            service.preferences = rng.choice(PREFERENCES).expect("some").into();
+            service.strict = rng.bool();
+        }
+        1 => {
+            let mut localities = Vec::new();
+            for priority in 0..2 {
+                for text in &PLACES[3..] {
+                    if rng.bool() {
+                        localities.push((priority, place(text), rng.u32(..3)));
+                    }
+                }
+            }
+            let assignment = Arc::new(Assignment {
+                overprovisioning: rng.u32(50..250),
+                by_locality: rng.bool(),
+                localities,
+                drops: Vec::new(),
+            });
+            // The same for each port that a service can have.
+            let ports = (80..83).map(|port| (port, Arc::clone(&assignment)));
+            service.assignments = ports.collect();
+        }
+        _ => {}
+    }
+}
+
+/// Draws what is said of a service.
+pub(super) fn entry(rng: &mut Rng) -> Entry {
+    let regions = PLACES.into_iter().map(|place| (place, rng.u32(..3)));
+    let regions: Vec<_> = regions.filter(|(place, _)| place.len() % 3 != 1).collect();
+    Entry {
+        preferences: rng.bool().then(|| rng.choice(PREFERENCES).expect("some")),
+        spill: rng.bool().then(|| rng.u8(1..=100)),
+        regions: if rng.u8(..3) == 0 {
+            regions
+        } else {
+            Vec::new()
+        },
+    }
+}
+
+impl Said {
+    /// Whether a ready workload is an endpoint.
+    pub(super) fn uses(&self, service: &Service, workload: &Workload) -> bool {
+        spot(service, self, workload).is_some_and(|(.., weight)| weight > 0)
+    }
+
+    /// The same for the builder.
+    pub(super) fn traffic(&self) -> Traffic {
+        let rule =
+            |entry: &Entry| Rule {
+                preferences: entry.preferences,
+                spill: entry.spill.map(Spill::below),
+                regions: Regions::new(entry.regions.iter().map(|(text, weight)| {
+                    (RegionPattern::parse(text).expect("a pattern"), *weight)
+                })),
+                latency: None,
+            };
+        let services = self.traffic.iter().filter(|(host, _)| *host != "*");
+        let services = services.map(|(host, entry)| (host.as_str().into(), rule(entry)));
+        let every = self.traffic.get("*").map(rule);
+        Traffic::new(services, every.unwrap_or_default())
+    }
+}
+
+fn text(locality: &Locality) -> String {
+    format!("{}/{}", locality.region, locality.zone)
+}
+
+fn is_in(place: &str, locality: &Locality) -> bool {
+    place == "*" || place == text(locality) || *place == *locality.region
+}
+
+/// Where an endpoint stands: its tier, the name of that, its place within, and the weight of it.
+type Spot = (usize, String, String, u32);
+
+/// None for an endpoint that is passed over and not counted.
+fn spot(service: &Service, said: &Said, workload: &Workload) -> Option<Spot> {
+    let at = &*workload.locality;
+    if said.evacuated.iter().any(|place| is_in(place, at)) {
+        return None;
+    }
+    let nothing = Entry::default();
+    let own = said.traffic.get(&*service.hostname).unwrap_or(&nothing);
+    let every = said.traffic.get("*").unwrap_or(&nothing);
+    let is_split = |entry: &Entry| entry.regions.iter().any(|(_, weight)| *weight > 0);
+    let by_own = own.preferences.is_some() || is_split(own);
+    let assignment = service.assignments.values().next().filter(|_| !by_own);
+    let (tier, name) = match assignment {
+        Some(_) => (
+            workload.priority as usize,
+            format!("priority {}", workload.priority),
+        ),
+        None => {
+            let preferences = if by_own {
+                own.preferences.unwrap_or_default()
+            } else if !service.preferences.is_empty() {
+                &service.preferences
+            } else {
+                every.preferences.unwrap_or_default()
+            };
+            by_preference(preferences, service.strict && !by_own, workload)?
+        }
+    };
+    let regions = if own.regions.is_empty() {
+        &every.regions
+    } else {
+        &own.regions
+    };
+    let matching = regions.iter().filter(|(place, _)| is_in(place, at));
+    let longest = matching.max_by_key(|(place, _)| if *place == "*" { 0 } else { place.len() });
+    let (place, weight) = match (longest, assignment) {
+        (Some((_, 0)), _) => return None,
+        (Some((place, weight)), _) => ((*place).to_owned(), *weight),
+        (None, _) if regions.iter().any(|(_, weight)| *weight > 0) => return None,
+        (None, Some(said)) if regions.is_empty() && said.by_locality => {
+            let of_tier = said
+                .localities
+                .iter()
+                .filter(|(of, ..)| *of == workload.priority);
+            let mut weighed = of_tier.filter(|(.., weight)| *weight > 0).peekable();
+            match weighed.peek() {
+                None => (String::new(), 1),
+                Some(_) => {
+                    let own = weighed.find(|(_, of, _)| of == at);
+                    (text(at), own.map_or(0, |(.., weight)| *weight))
+                }
+            }
+        }
+        (None, _) => (String::new(), 1),
+    };
+    Some((tier, name, place, weight))
+}
+
+fn by_preference(of: &[Scope], strict: bool, workload: &Workload) -> Option<(usize, String)> {
+    let own = position();
+    let at = &workload.locality;
+    let of: Vec<_> = of.iter().filter(|scope| **scope != Scope::Node).collect();
+    let matches = |scope: &&&Scope| match scope {
+        Scope::Region => at.region == own.locality.region,
+        Scope::Zone => at.zone == own.locality.zone,
+        Scope::Cluster => workload.cluster == own.cluster,
+        _ => true,
+    };
+    let matched = of.iter().take_while(matches).count();
+    if strict && matched < of.len() {
+        return None;
+    }
+    let name = match matched.checked_sub(1).map(|last| of[last]) {
+        Some(scope) => format!("same {scope}"),
+        None if of.is_empty() => "all".to_owned(),
+        None => "elsewhere".to_owned(),
+    };
+    Some((of.len() - matched, name))
+}
+
+/// The groups that have ready endpoints, of all endpoints with whether they are ready.
+pub(super) fn groups(service: &Service, said: &Said, all: &[(&Workload, bool)]) -> Vec<Group> {
+    /// Its ready ones by uid, and how many there are.
+    type Counted = (Vec<String>, usize);
+    let mut tiers: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
+    let mut spots: BTreeMap<(usize, String), (String, u32, Counted)> = BTreeMap::new();
+    for (workload, ready) in all {
+        let Some((tier, name, place, weight)) = spot(service, said, workload) else {
+            continue;
+        };
+        let counts = tiers.entry(tier).or_default();
+        *counts = (counts.0 + u64::from(*ready), counts.1 + 1);
+        let found = spots.entry((tier, place));
+        let (_, _, counted) = found.or_insert_with(|| (name, weight, Counted::default()));
+        counted.0.extend(ready.then(|| workload.uid.to_string()));
+        counted.1 += 1;
+    }
+    let (factor, of) = threshold(service, said);
+    let able = |(ready, all): &(u64, u64)| (100 * ready * factor / (all * of)).min(100);
+    let total = tiers.values().map(able).sum::<u64>().clamp(1, 100);
+    let mut left = 100;
+    let mut loads: BTreeMap<usize, u64> = BTreeMap::new();
+    for (tier, counts) in &tiers {
+        let load = left.min(able(counts) * 100 / total);
+        left -= load;
+        loads.insert(*tier, load);
+    }
+    let first = tiers.iter().find(|(_, counts)| able(counts) > 0);
+    if let Some((first, _)) = first {
+        *loads.get_mut(first).expect("a load") += left;
+    }
+    let ratio = |(ready, all): &Counted| {
+        let (ready, all) = (ready.len() as f64, *all as f64);
+        (ready * factor as f64 / (all * of as f64)).min(1.0)
+    };
+    let weight = |weight: u32, counted: &Counted| f64::from(weight) * ratio(counted);
+    let mut shares = Vec::new();
+    for ((tier, _), (name, own, counted)) in &spots {
+        let tiers = spots.iter().filter(|((of, _), _)| of == tier);
+        let sum: f64 = tiers.map(|(_, (_, one, of))| weight(*one, of)).sum();
+        let share = loads[tier] as f64 * weight(*own, counted) / sum.max(f64::MIN_POSITIVE);
+        if *own > 0 && !counted.0.is_empty() {
+            shares.push((name.clone(), counted.0.clone(), share));
+        }
+    }
+    let sum: f64 = shares.iter().map(|(.., share)| share).sum();
+    match shares.first_mut() {
+        Some((.., first)) if sum == 0.0 => *first = 1.0,
+        _ => shares.iter_mut().for_each(|(.., share)| *share /= sum),
+    }
+    shares
+}
+
+/// Whether a set is shared out like this.
+pub(super) fn is_like(set: &EndpointSet, want: &[Group]) -> bool {
+    let uids = |endpoints: &[Arc<Endpoint>]| -> Vec<_> {
+        let uids = endpoints.iter().map(|one| one.uid().to_string());
+        uids.collect()
+    };
+    let Some(groups) = set.groups() else {
+        let all = uids(&set.endpoints);
+        return match want {
+            [] => all.is_empty(),
+            [(_, want, _)] => all == *want,
+            _ => false,
+        };
+    };
+    let mut want = want.to_vec();
+    let groups = groups.list().iter().filter(|group| group.ready > 0);
+    let all_found = groups.clone().all(|group| {
+        let found = want.iter().position(|(tier, endpoints, share)| {
+            *tier == group.tier.to_string()
+                && *endpoints == uids(set.of(group))
+                && (share - group.share).abs() < 0.001
+        });
+        found.map(|place| want.remove(place)).is_some()
+    });
+    // Those that stand in first are of the first tiers, and of these those with most.
+    let order: Vec<_> = groups
+        .map(|group| (group.tier.to_string(), group.share))
+        .collect();
+    let is_falling = order
+        .windows(2)
+        .all(|two| two[0].0 != two[1].0 || two[0].1 >= two[1].1);
+    all_found && want.is_empty() && is_falling
+}
+
+/// A tier can take its ready part times the first by the second.
+fn threshold(service: &Service, said: &Said) -> (u64, u64) {
+    let own = said.traffic.get(&*service.hostname);
+    let by_own = own.is_some_and(|own| {
+        own.preferences.is_some() || own.regions.iter().any(|(_, weight)| *weight > 0)
+    });
+    let assigned = service.assignments.values().next().filter(|_| !by_own);
+    let every = said.traffic.get("*").and_then(|every| every.spill);
+    match (own.and_then(|own| own.spill), assigned, every) {
+        (Some(percent), ..) | (None, None, Some(percent)) => (100, percent.into()),
+        (None, Some(said), _) => (said.overprovisioning.into(), 100),
+        (None, None, None) => (100, 70),
+    }
+}

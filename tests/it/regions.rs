@@ -1,0 +1,142 @@
+//! Traffic by region: weights, a reload of them, and what an operator evacuates.
+
+use std::fs;
+
+use strait::hbone::{Client, Tunnel};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, replace, run, until};
+
+/// An endpoint that says its own name and then echoes.
+fn named(listener: tokio::net::TcpListener, name: u8) -> Endpoint {
+    Endpoint::new(listener, move |mut stream| async move {
+        let _ = stream.write_u8(name).await;
+        let (mut read, mut write) = stream.split();
+        let _ = tokio::io::copy(&mut read, &mut write).await;
+    })
+}
+
+/// Two endpoints, the first in us-east and the second in us-west, with weights for these.
+fn settings(net: Net, weights: &str) -> Settings<'static> {
+    let mut settings =
+        Settings::new(net, identities()).endpoints(&[(11, 1, "TCP"), (12, 1, "TCP")]);
+    let first =
+        settings
+            .mesh
+            .replacen("workloadIps", "locality: {region: us-east}, workloadIPs", 1);
+    let both = first.replacen("workloadIps", "locality: {region: us-west}, workloadIps", 1);
+    settings.mesh = both.replacen("workloadIPs", "workloadIps", 1);
+    settings.more +=
+        &format!("traffic: [{{service: echo.app.svc.cluster.local, regions: [{weights}]}}]\n");
+    settings
+}
+
+/// A tunnel, and which endpoint it reached.
+async fn tunnel(client: &Client) -> (u8, Tunnel) {
+    let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+    (tunnel.read_u8().await.expect("a name"), tunnel)
+}
+
+/// How many of 200 tunnels, one after the other, reach the first endpoint.
+async fn to_east(client: &Client) -> usize {
+    let mut count = 0;
+    for _ in 0..200 {
+        count += usize::from(tunnel(client).await.0 == 11);
+    }
+    count
+}
+
+async fn status(gateway: &Gateway) -> String {
+    let (code, text, _) = gateway.asked(&["status"]).await;
+    assert_eq!(code, 0, "{text}");
+    text
+}
+
+#[test]
+fn regions_share_by_weight_and_are_evacuated_by_a_reload_or_a_command() {
+    run(async {
+        let net = Net::new();
+        let weights = "{region: us-east/*, weight: 3}, {region: us-west, weight: 1}";
+        let gateway = Gateway::start(&settings(net, weights)).await;
+        let _east = named(net.listen(11, 9000).await, 11);
+        let _west = named(net.listen(12, 9000).await, 12);
+        let client = gateway.client(identities()).await;
+        // Five standard deviations of 150 of 200 are 31.
+        let east = to_east(&client).await;
+        assert!((119..=181).contains(&east), "{east} of 200");
+
+        // The last tunnel to the east stays open through all of it.
+        let mut old = until(
+            "a tunnel to the east",
+            async || tunnel(&client).await,
+            |(name, _)| *name == 11,
+        )
+        .await
+        .1;
+        let path = gateway.file("strait.yaml");
+        let text = fs::read_to_string(&path).expect("the file");
+        replace(&path, &text.replace("weight: 3", "weight: 0"));
+        until(
+            "the reload",
+            async || {
+                gateway
+                    .metric("strait_reload_total{what=\"config\",result=\"ok\"}")
+                    .await
+            },
+            |&count| count >= 1.0,
+        )
+        .await;
+        assert_eq!(to_east(&client).await, 0);
+
+        // Nothing is left then, and the operator is told why.
+        let order = ["drain", "region", "us-west"];
+        let (code, text, _) = gateway.asked(&order).await;
+        assert!(code == 0 && text.contains("no endpoint is left"), "{text}");
+        assert!(status(&gateway).await.contains("us-west is evacuated"));
+        assert!(client.tunnel(ECHO).await.is_err());
+        assert_eq!(gateway.tunnels("no_endpoint").await, 1.0);
+        gateway
+            .logged(
+                "no endpoint is left: region us-west is evacuated (`strait drain region`); region \
+                 us-east is evacuated (weight 0 in `traffic`)",
+            )
+            .await;
+
+        // A reload does not undo it, the opposite order does.
+        replace(&path, &text.replace("weight: 3", "weight: 2"));
+        until(
+            "the east again",
+            async || client.tunnel(ECHO).await.is_ok(),
+            |&is| is,
+        )
+        .await;
+        assert_eq!(to_east(&client).await, 200);
+        let undo = [&order[..], &["--undo"]].concat();
+        assert_eq!(gateway.asked(&undo).await.0, 0);
+        assert_eq!(
+            gateway.asked(&undo).await.0,
+            1,
+            "it is not evacuated any more"
+        );
+        let east = to_east(&client).await;
+        assert!((100..=166).contains(&east), "{east} of 200 by 2 to 1");
+        assert!(!status(&gateway).await.contains("is evacuated;"));
+        old.write_all(b"?").await.expect("an open tunnel");
+        assert_eq!(old.read_u8().await.expect("an open tunnel"), b'?');
+    });
+}
+
+#[test]
+fn a_region_that_nobody_can_mean_is_a_mistake_of_the_command() {
+    run(async {
+        let net = Net::new();
+        let gateway = Gateway::start(&settings(net, "{region: us-east, weight: 1}")).await;
+        for args in [
+            &["drain", "region", "*"][..],
+            &["drain", "region", "a//b"],
+            &["drain"],
+        ] {
+            assert_eq!(gateway.asked(args).await.0, 2, "{args:?}");
+        }
+    });
+}
