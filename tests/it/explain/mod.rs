@@ -258,7 +258,12 @@ async fn tunnelled(client: &Client, ask: &Ask) -> Seen {
 
 async fn passed_on(world: &World, ask: &Ask) -> Seen {
     let address = world.net.address(1, ask.listener.1);
-    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    let mut stream = match TcpStream::connect(address).await {
+        Ok(stream) => stream,
+        // Who is not wanted may be told so this early.
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => return Seen::nothing(),
+        Err(error) => panic!("{ask:?}: {error}"),
+    };
     let hello = hello(&ask.sni, ask.alpn.as_slice());
     let mut answer = Vec::new();
     let talk = async {
