@@ -19,6 +19,8 @@ mod budget;
 #[cfg(test)]
 mod certificates;
 #[cfg(test)]
+mod churn;
+#[cfg(test)]
 mod clusters;
 #[cfg(test)]
 mod dns;
