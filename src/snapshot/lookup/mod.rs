@@ -12,6 +12,8 @@ use super::names::Alias;
 use super::{Caller, EndpointSet, Service, Snapshot, Verdict};
 
 #[cfg(test)]
+mod behind;
+#[cfg(test)]
 mod model;
 #[cfg(test)]
 mod tests;
@@ -237,8 +239,8 @@ impl Snapshot {
         })
     }
 
-    /// By what tunnels are routed, where an entry of the service says so. Of several services
-    /// behind an alias the one that says most does.
+    /// By what tunnels are routed, where an entry of the service says so, or one that gives it the
+    /// name. Of several the one that says most does, as of several services behind an alias.
     pub fn route_by(
         &self,
         asked: &Authority,
@@ -248,6 +250,14 @@ impl Snapshot {
         let of = |(host, port)| self.exposure.route_by(&self.entry_of(host), port);
         match means {
             Means::Alias(alias) => self.behind(alias, asked.port).filter_map(of).max(),
+            Means::Exposed => {
+                let called = self.exposure.entries_called(asked);
+                called
+                    .map(|entry| entry.route_by)
+                    .max()
+                    .flatten()
+                    .max(of((host, port)))
+            }
             _ => of((host, port)),
         }
     }

@@ -9,7 +9,7 @@ use crate::snapshot::{Audience, ExportSet, Exposure, ExposureTable, NameTable, T
 
 pub(super) const SUFFIXES: [&str; 3] = ["svc.cluster.local", "mesh.internal", "global"];
 
-fn caller(domain: &str) -> Caller<'_> {
+pub(super) fn caller(domain: &str) -> Caller<'_> {
     Caller {
         trust_domain: domain,
         namespace: "shop",
@@ -17,7 +17,7 @@ fn caller(domain: &str) -> Caller<'_> {
     }
 }
 
-fn asked(text: &str) -> Authority {
+pub(super) fn asked(text: &str) -> Authority {
     Authority::parse(text).expect("an authority")
 }
 
@@ -255,11 +255,10 @@ fn an_entry_holds_for_all_names_of_its_service() {
     assert!(by_west.expect("the service").1);
 }
 
-const WEST2: &str = "foo.uswest2.svc.cluster.local";
-const EAST2: &str = "foo.useast2.svc.cluster.local";
-const EAST_80: &str = "foo.useast2.svc.cluster.local:80";
+pub(super) const WEST2: &str = "foo.uswest2.svc.cluster.local";
+pub(super) const EAST2: &str = "foo.useast2.svc.cluster.local";
 
-fn payments() -> Mesh {
+pub(super) fn payments() -> Mesh {
     let workloads = [
         workload(1, "us-west-2", &[(WEST2, 80, 8080)]),
         workload(2, "us-east-2", &[(EAST2, 80, 8080)]),
@@ -505,77 +504,4 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
             later.each_ref().map(|(what, _)| what)
         );
     }
-}
-
-#[test]
-fn a_service_that_goes_from_behind_an_alias_leaves_its_tunnels_under_its_rules() {
-    let names = names(&[("foo.global:80", &[WEST2, EAST2], None, "")]);
-    let table = |to| {
-        let mut exposure = ExposureTable::new(false);
-        exposure.expose("foo.uswest2.global", &exposed(to, false), []);
-        exposure.expose(EAST2, &exposed("west", false), []);
-        exposure
-    };
-    let mut mesh = payments();
-    let west = Arc::clone(mesh.workloads.get("uid-1").expect("a workload"));
-    let east = Arc::clone(mesh.workloads.get("uid-2").expect("a workload"));
-    mesh.services
-        .remove("uswest2/foo.uswest2.svc.cluster.local");
-    let old = built(mesh, names, table("west"));
-    let change = Change {
-        exposure: Some(table("north")),
-        ..Change::default()
-    };
-    let next = build(&old, change);
-    let (caller, asked) = (caller("west.local"), asked("foo.global:80"));
-    let judged = |snapshot: &Snapshot, workload: &Workload| {
-        let means = snapshot.find(caller, &asked).expect("the alias").means;
-        snapshot.judge_gone(caller, &asked, &means, workload)
-    };
-    assert_eq!(judged(&old, &west), Verdict::Allowed);
-    assert_eq!(judged(&next, &west), Verdict::NotForPeer);
-    assert_eq!(judged(&next, &east), Verdict::Allowed);
-}
-
-#[test]
-fn an_alias_keeps_the_priorities_of_what_is_behind_it() {
-    let mut mesh = payments();
-    let assignment = Arc::new(mesh::Assignment {
-        overprovisioning: 140,
-        by_locality: true,
-        localities: Vec::new(),
-        drops: Vec::new(),
-    });
-    for host in [WEST2, EAST2] {
-        let mut assigned = service(host, &[80]);
-        assigned.assignments.insert(80, Arc::clone(&assignment));
-        let name = format!("{}/{host}", assigned.namespace);
-        mesh.services
-            .insert(name.as_str().into(), Arc::new(assigned));
-    }
-    let mut last = Workload::clone(mesh.workloads.get("uid-2").expect("a workload"));
-    last.priority = 1;
-    mesh.workloads.insert("uid-2".into(), Arc::new(last));
-    let names = names(&[
-        (
-            "foo.global:8080",
-            &["foo.uswest2.global:80", EAST_80],
-            None,
-            "",
-        ),
-        ("foo-east.global:80", &[WEST2, EAST2], None, "us-east-2"),
-    ]);
-    let snapshot = built(mesh, names, ExposureTable::new(true));
-    let shares = |text| -> Vec<_> {
-        let found = snapshot.find(caller("west.local"), &asked(text));
-        let set = snapshot.endpoints(&found.expect("the alias"), false);
-        let groups = set.groups().expect("several groups").list();
-        groups
-            .iter()
-            .map(|group| (group.ready, group.share))
-            .collect()
-    };
-    assert_eq!(shares("foo.global:8080"), [(2, 1.0), (1, 0.0)]);
-    // In that region there is no better one.
-    assert_eq!(shares("foo-east.global:80"), [(1, 1.0)]);
 }
