@@ -128,7 +128,7 @@ fn workload_fields(
     let gateway = fields.get("networkGateway").map_or(Some(None), |v| {
         gateways::address(v, "workloads[].networkGateway").map(Some)
     });
-    let policies = policies_and_passed_over(fields);
+    let (policies, has_waypoint) = policies_and_passed_over(fields);
     Some(Workload {
         uid: uid?.into(),
         name: name?.into(),
@@ -151,17 +151,17 @@ fn workload_fields(
         canonical_name: canonical_name?,
         canonical_revision: canonical_revision?,
         host_network: host_network?,
-        has_waypoint: fields.get("waypoint").is_some(),
+        has_waypoint,
         network_gateway: gateway?.map(Box::new),
         policies: policies?.into(),
         services: services?,
     })
 }
 
-/// The policies that select a workload, among keys that must be well formed, but that a gateway
-/// has no use for.
-fn policies_and_passed_over(fields: &mut Fields<'_>) -> Option<Vec<Arc<str>>> {
-    fields
+/// The policies that select a workload and whether it has a waypoint, among keys that must be well
+/// formed, but that a gateway has no use for.
+fn policies_and_passed_over(fields: &mut Fields<'_>) -> (Option<Vec<Arc<str>>>, bool) {
+    let waypoint = fields
         .get("waypoint")
         .map(|v| gateways::address(v, "workloads[].waypoint"));
     fields.get("nativeTunnel").map(Value::flag);
@@ -180,7 +180,7 @@ fn policies_and_passed_over(fields: &mut Fields<'_>) -> Option<Vec<Arc<str>>> {
         tunnel.get("port").map(Value::port);
         tunnel.finish();
     }
-    policies
+    (policies, waypoint.is_some())
 }
 
 /// Reads `{"namespace/hostname": {servicePort: targetPort}}`.

@@ -124,7 +124,7 @@ fn every_key_of_the_shape_is_read() {
     );
     assert_eq!(workload.protocol, Protocol::Hbone);
     assert_eq!(&*workload.canonical_revision, "1.10");
-    assert!(workload.host_network && !workload.healthy);
+    assert!(workload.host_network && workload.has_waypoint && !workload.healthy);
     let gateway = |name: &str| GatewayAddress {
         place: Place::Name(name.to_owned()),
         port: 15008,

@@ -95,6 +95,7 @@ fn what_is_left_out_has_the_default_of_the_contract() {
 
 fn fill(from: &mut proto::Workload) {
     from.name = "echo-1".into();
+    from.waypoint = Some(by_name("app", "waypoint.app"));
     from.addresses.push(Bytes::from_static(&[0xfd; 16]));
     let mapped = b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\0\0\x02";
     from.addresses.push(Bytes::from_static(mapped));
@@ -154,6 +155,7 @@ fn every_field_of_a_workload_is_read() {
     assert_eq!((&*got.canonical_revision, &*got.hostname), ("v1", "h"));
     assert_eq!((&*got.policies[0], &*got.network), ("app/p", "east"));
     assert_eq!((got.host_network, &*got.locality.subzone), (true, "s"));
+    assert!(got.has_waypoint);
 }
 
 #[test]
