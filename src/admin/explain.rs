@@ -19,7 +19,9 @@ type Parameters = BTreeMap<String, String>;
 
 /// Answers the question of a query, or says what is wrong with it.
 #[derive(Clone)]
-pub struct Explains(Arc<dyn Fn(&Parameters) -> Result<Written, String> + Send + Sync>);
+pub struct Explains(Arc<Say>);
+
+type Say = dyn Fn(&Parameters) -> Result<Written, String> + Send + Sync;
 
 impl Explains {
     /// What this function says.

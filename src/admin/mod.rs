@@ -4,6 +4,7 @@
 //! network, the admin pages stop the process and are bound to loopback. `app` binds the
 //! listeners and hands each to [`serve`].
 
+pub mod columns;
 mod dump;
 mod explain;
 mod guard;

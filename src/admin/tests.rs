@@ -214,7 +214,7 @@ async fn every_endpoint_of_the_index_exists() {
             count += 1;
         }
     }
-    assert_eq!(count, 8);
+    assert_eq!(count, 9);
 }
 
 #[tokio::test]

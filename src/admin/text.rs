@@ -3,9 +3,9 @@
 //! Names and reasons come from control planes and files: what could move a terminal's cursor is
 //! shown as an escape.
 
-use std::fmt::Write;
 use std::time::SystemTime;
 
+use super::columns::{self, plain};
 use super::status::{Counts, Page, ServiceRow, how_many};
 use crate::status::{Discovery, Unused};
 
@@ -341,43 +341,16 @@ impl Text {
         }
     }
 
-    /// Columns as wide as their widest cell; the last one is not filled.
+    /// Columns as wide as their widest cell.
     fn table<const N: usize>(&mut self, indent: &str, header: [&str; N], rows: Vec<[String; N]>) {
         if rows.is_empty() {
             self.line(&format!("{indent}none"));
             return;
         }
-        let rows = rows.into_iter().map(|row| row.map(|cell| plain(&cell)));
-        let rows: Vec<_> = [header.map(ToOwned::to_owned)]
-            .into_iter()
-            .chain(rows)
-            .collect();
-        let width = |column: usize| {
-            let cells = rows.iter().map(|row| row[column].chars().count());
-            cells.max().unwrap_or(0)
-        };
-        let widths: [usize; N] = std::array::from_fn(width);
-        for row in &rows {
-            let mut line = indent.to_owned();
-            for (cell, width) in row.iter().zip(widths) {
-                // Writing to a string cannot fail.
-                let _ = write!(line, "{cell:width$}  ");
-            }
+        for line in columns::lines(indent, header, rows) {
             self.line(&line);
         }
     }
-}
-
-/// Without what a terminal takes for an order, line ends included.
-fn plain(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for char in text.chars() {
-        match char.is_control() {
-            true => out.extend(char.escape_default()),
-            false => out.push(char),
-        }
-    }
-    out
 }
 
 fn count(of: usize, one: &str, more: &str) -> String {

@@ -15,8 +15,8 @@
 //! | 10 | `copy` | tunnel and `Upstream` | [`Reason`](crate::reason::Reason) |
 //!
 //! [`serve`] is stages 1 to 4 and [`forward`] stages 5 to 10, each as one function. No other file
-//! calls stages, and a stage knows only the stages before it. The data path reads snapshots; it
-//! never knows where they come from.
+//! calls stages but [`explain`], which dials nobody, and a stage knows only the stages before it.
+//! The data path reads snapshots; it never knows where they come from.
 
 pub mod accept;
 pub mod admission;

@@ -109,7 +109,7 @@ fn assert_share(got: f64, want: f64, bound: f64) {
 }
 
 #[test]
-fn item_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
+fn acceptance_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
     fastrand::seed(1);
     let clusters = ["west", "west", "east", "east"];
     let workloads = clusters.iter().enumerate();
@@ -123,7 +123,7 @@ fn item_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
 }
 
 #[test]
-fn item_1_the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_first() {
+fn acceptance_1_the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_first() {
     fastrand::seed(1);
     let zones = [
         "us-west/a",
@@ -159,7 +159,7 @@ fn weights(weights: &[(&str, u32)]) -> Rule {
 }
 
 #[test]
-fn item_7_regional_weights_of_10_and_90_hold_within_1_percent() {
+fn acceptance_7_regional_weights_of_10_and_90_hold_within_1_percent() {
     fastrand::seed(7);
     // However many endpoints and zones a region has.
     let west = (0..8).map(|at| workload(at, "west", ["us-west-2/a", "us-west-2/b"][at % 2]));
@@ -175,7 +175,7 @@ fn item_7_regional_weights_of_10_and_90_hold_within_1_percent() {
 }
 
 #[test]
-fn item_7_a_weight_of_0_evacuates_a_region() {
+fn acceptance_7_a_weight_of_0_evacuates_a_region() {
     fastrand::seed(7);
     let places = ["us-west-2/a", "us-east-2/a", "us-east-2/b"];
     let workloads = || {
@@ -199,7 +199,7 @@ fn item_7_a_weight_of_0_evacuates_a_region() {
 /// The endpoints of the own zone, of another zone of the own region, of another region: of ten
 /// each, so many are ready. Then the shares of the three by each distribution.
 #[test]
-fn item_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
+fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
     const PLACES: [&str; 3] = [
         "us-west/us-west-a",
         "us-west/us-west-b",
@@ -253,7 +253,7 @@ fn item_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
 }
 
 #[test]
-fn item_14_a_service_has_the_same_odds_by_server_name_as_by_authority() {
+fn acceptance_14_a_service_has_the_same_odds_by_server_name_as_by_authority() {
     let places = [
         "us-west/us-west-a",
         "us-west/us-west-b",

@@ -26,6 +26,10 @@ const EARLY_BYTES_MAX: usize = 64 * 1024;
 /// frame's head.
 pub const RECORD_DATA_BYTES: usize = 16 * 1024 - 9;
 
+/// The code of a tunnel that was answered and leads nowhere, whatever the reason: what a peer may
+/// not learn looks alike (RFC 9113 section 8.5, contract 10).
+pub const NOWHERE: h2::Reason = h2::Reason::CONNECT_ERROR;
+
 /// What a tunnel asks for.
 #[derive(Debug)]
 pub struct Target {
@@ -262,10 +266,9 @@ impl Tunnel {
         .await
     }
 
-    /// Ends a tunnel that leads nowhere: by CONNECT_ERROR whatever the reason, so that what a peer
-    /// may not learn looks alike (RFC 9113 section 8.5, contract 10). Gives the reason back.
+    /// Ends a tunnel that leads nowhere: by [`NOWHERE`]. Gives the reason back.
     pub fn refuse(mut self, reason: Reason) -> Reason {
-        self.send.send_reset(h2::Reason::CONNECT_ERROR);
+        self.send.send_reset(NOWHERE);
         (self.sent_all, self.received_all) = (true, true);
         reason
     }

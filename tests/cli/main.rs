@@ -17,6 +17,8 @@ mod demo;
 #[cfg(test)]
 mod deploy;
 #[cfg(test)]
+mod explain;
+#[cfg(test)]
 mod proxy;
 #[cfg(test)]
 mod status;

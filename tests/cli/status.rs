@@ -14,7 +14,7 @@ fn where_nobody_answers_it_says_so_and_exits_with_2() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address").to_string();
         drop(listener);
-        for command in ["status", "dump"] {
+        for command in ["status", "dump", "explain"] {
             let asked = done(folder.path(), &[command, "--admin", &address]).await;
             assert_eq!((asked.code, &*asked.stdout), (Some(2), ""), "{command}");
             let said = format!("cannot ask a gateway at {address}");

@@ -69,7 +69,7 @@ async fn reached(client: &Client, hosts: [u8; 2]) -> Duration {
 }
 
 #[test]
-fn addresses_that_are_replaced_at_once_are_dialled_by_their_ttl() {
+fn acceptance_11_addresses_that_are_replaced_at_once_are_dialled_by_their_ttl() {
     run(async {
         let net = Net::new();
         let server = server(net, &[11, 12], 1).await;

@@ -90,8 +90,8 @@ fn regions_share_by_weight_and_are_evacuated_by_a_reload_or_a_command() {
 
         // Nothing is left then, and the operator is told why.
         let order = ["drain", "region", "us-west"];
-        let (code, text, _) = gateway.asked(&order).await;
-        assert!(code == 0 && text.contains("no endpoint is left"), "{text}");
+        let (code, said, _) = gateway.asked(&order).await;
+        assert!(code == 0 && said.contains("no endpoint is left"), "{said}");
         assert!(status(&gateway).await.contains("us-west is evacuated"));
         assert!(client.tunnel(ECHO).await.is_err());
         assert_eq!(gateway.tunnels("no_endpoint").await, 1.0);

@@ -21,6 +21,7 @@ const STAGES: &[&str] = &[
 ];
 
 /// These call the stages, so they may use any of them; the folder's own page names them all.
+/// `explain` dials nobody.
 const CALLERS: &[&str] = &["serve", "forward", "explain"];
 
 /// The two ways into `forward`.
@@ -65,7 +66,9 @@ fn objection(own: &str, target: &str, helpers: &BTreeSet<String>) -> Option<&'st
         (Some(own), Some(target)) if target < own => None,
         (Some(_), Some(_)) => Some("it comes later on the way of a tunnel"),
         (None, Some(_)) => Some("what all stages share knows no stage"),
-        (_, None) if CALLERS.contains(&target) => Some("only serve and forward call stages"),
+        (_, None) if CALLERS.contains(&target) => {
+            Some("only serve, forward and explain call stages")
+        }
         (_, None) => Some("name the module itself, so that the order can be checked"),
     }
 }

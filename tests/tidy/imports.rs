@@ -65,6 +65,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     (
         "admin",
         &[
+            "wire",
             "config",
             "snapshot",
             "telemetry",

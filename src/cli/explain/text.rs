@@ -1,7 +1,6 @@
 //! An answer as text for a terminal.
 
-use std::fmt::Write as _;
-
+use crate::admin::columns::{self, plain};
 use crate::datapath::explain::{Answer, EndpointRow, EntryRow, GroupRow, Leg};
 
 /// Odds below this are those of an endpoint that serves only when no other is left.
@@ -106,7 +105,10 @@ impl Page {
                 group
                     .weight
                     .map_or_else(|| "-".to_owned(), |weight| weight.to_string()),
-                format!("{} of {}", group.ready, group.all),
+                match group.all {
+                    Some(all) => format!("{} of {all}", group.ready),
+                    None => group.ready.to_string(),
+                },
             ]
         });
         self.table(
@@ -165,21 +167,8 @@ impl Page {
         }
     }
 
-    /// Columns as wide as their widest cell; the last one is not filled.
     fn table<const N: usize>(&mut self, header: [&str; N], rows: Vec<[String; N]>) {
-        let rows = rows.into_iter().map(|row| row.map(|cell| plain(&cell)));
-        let header = header.map(ToOwned::to_owned);
-        let rows: Vec<_> = std::iter::once(header).chain(rows).collect();
-        let widths: [usize; N] = std::array::from_fn(|column| {
-            let cells = rows.iter().map(|row| row[column].chars().count());
-            cells.max().unwrap_or(0)
-        });
-        for row in &rows {
-            let mut line = "  ".to_owned();
-            for (cell, width) in row.iter().zip(widths) {
-                // Writing to a string cannot fail.
-                let _ = write!(line, "{cell:width$}  ");
-            }
+        for line in columns::lines("  ", header, rows) {
             self.line(&line);
         }
     }
@@ -215,16 +204,4 @@ fn percent(part: f64) -> String {
         part if part < 0.0005 => "<0.1%".to_owned(),
         part => format!("{:.1}%", part * 100.0),
     }
-}
-
-/// Without what a terminal takes for an order, line ends included.
-fn plain(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for char in text.chars() {
-        match char.is_control() {
-            true => out.extend(char.escape_default()),
-            false => out.push(char),
-        }
-    }
-    out
 }

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::reason::{HandshakeRefusal, Reason};
 
+use super::super::tunnel::NOWHERE;
+
 /// What would become of a tunnel, and why.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -144,8 +146,8 @@ pub struct GroupRow {
     pub share: f64,
     /// How many of its endpoints are ready,
     pub ready: u32,
-    /// of how many that are not drained.
-    pub all: u32,
+    /// of how many that are not drained, where groups are told apart by it.
+    pub all: Option<u32>,
 }
 
 /// An endpoint that could be picked.
@@ -205,7 +207,7 @@ pub struct Outcome {
     /// The same, in words.
     pub said: String,
     /// What may come instead, where draws decide.
-    pub or: Vec<Outcome>,
+    pub or: Vec<Self>,
 }
 
 /// How a refusal reaches the peer.
@@ -247,7 +249,7 @@ impl Outcome {
                 format!("{status}")
             }
             Form::Reset => {
-                let code = format!("{:?}", reason.reset_code());
+                let code = format!("{:?}", NOWHERE);
                 outcome.status = Some(200);
                 outcome.reset = Some(code.clone());
                 format!("200, then RST_STREAM {code}")

@@ -155,7 +155,6 @@ fn groups(drawn: &Drawn) -> Vec<GroupRow> {
             tier: "all".to_owned(),
             share: *share,
             ready: count,
-            all: count,
             ..GroupRow::default()
         });
         return any.into_iter().collect();
@@ -167,7 +166,7 @@ fn groups(drawn: &Drawn) -> Vec<GroupRow> {
         weight: group.place.as_ref().map(|(_, weight)| *weight),
         share: share * group.share,
         ready: group.ready,
-        all: group.all,
+        all: Some(group.all),
     });
     rows.collect()
 }

@@ -142,7 +142,7 @@ impl Question {
     }
 
     fn address(&self) -> SocketAddr {
-        let ip = self.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        let ip = self.address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         SocketAddr::new(ip, 0)
     }
 

@@ -408,8 +408,9 @@ impl<'a> Judge<'a> {
                 format!("write {entry} into `exposure.services`"),
             ),
             _ => (
-                "it is exposed to nobody: it has no entry in `exposure`, neither the control plane \
-                 nor an object of its own exports it, and `exposure.default` does not help this peer",
+                "it is exposed to nobody: it has no entry in `exposure`, neither the control \
+                 plane nor an object of its own exports it, and `exposure.default` does not help \
+                 this peer",
                 format!("write {entry} into `exposure.services`"),
             ),
         };

@@ -5,6 +5,7 @@ mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
+use std::net::IpAddr;
 
 use fastrand::Rng;
 use http::{Method, Request};
@@ -87,10 +88,8 @@ fn asks(rng: &mut Rng, world: &World) -> Vec<Ask> {
                 _ => ("cross-network", 15008),
             };
             let origins = [None, None, Some("waypoint"), Some("gateway")];
-            let own = to.split(':').next().unwrap_or_default().to_lowercase();
             let other = rng.choice(&world.authorities).expect("an authority");
-            let other = other.split(':').next().unwrap_or_default().to_owned();
-            let sni = if rng.u8(..3) == 0 { other } else { own };
+            let sni = name_of(if rng.u8(..3) == 0 { other } else { to });
             asks.push(Ask {
                 listener,
                 from: Some(from),
@@ -110,17 +109,17 @@ fn asks(rng: &mut Rng, world: &World) -> Vec<Ask> {
         origin: None,
     };
     for authority in &world.authorities {
-        let Some((host, port)) = authority.rsplit_once(':') else {
+        let (host, port) = (
+            name_of(authority),
+            authority.rsplit(':').next().unwrap_or_default(),
+        );
+        if host.parse::<IpAddr>().is_ok() {
             continue;
-        };
+        }
         let subset = if rng.u8(..8) == 0 { "v1" } else { "" };
         let sni = format!("outbound_.{port}_.{subset}_.{host}");
         let alpn = (rng.u8(..5) > 0).then_some("istio");
-        asks.push(tls(
-            ("sidecars", ISTIO),
-            sni.trim_end_matches('.').to_owned(),
-            alpn,
-        ));
+        asks.push(tls(("sidecars", ISTIO), sni, alpn));
     }
     for sni in [
         "a.example",
@@ -142,6 +141,12 @@ fn asks(rng: &mut Rng, world: &World) -> Vec<Ask> {
         Some("istio"),
     ));
     asks
+}
+
+/// The host of an authority as clients write it for a server name.
+fn name_of(authority: &str) -> String {
+    let host = authority.split(':').next().unwrap_or_default();
+    host.trim_end_matches('.').to_lowercase()
 }
 
 async fn explained(world: &World, ask: &Ask) -> Answer {
@@ -253,7 +258,12 @@ async fn tunnelled(client: &Client, ask: &Ask) -> Seen {
 
 async fn passed_on(world: &World, ask: &Ask) -> Seen {
     let address = world.net.address(1, ask.listener.1);
-    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    let mut stream = match TcpStream::connect(address).await {
+        Ok(stream) => stream,
+        // Who is not wanted may be told so this early.
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => return Seen::nothing(),
+        Err(error) => panic!("{ask:?}: {error}"),
+    };
     let hello = hello(&ask.sni, ask.alpn.as_slice());
     let mut answer = Vec::new();
     let talk = async {
