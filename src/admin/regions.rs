@@ -16,7 +16,7 @@ use crate::wire::RegionPattern;
 /// Regions that can be evacuated at once. Each workload is compared with all of them.
 const EVACUATED_MAX: usize = 64;
 
-/// Services that are named in an answer.
+/// Services and regions that are named in an answer.
 const NAMED: usize = 5;
 
 /// `?region=REGION`, and `?undo`, which needs no value.
@@ -65,8 +65,12 @@ fn evacuate(state: &AdminState, region: RegionPattern) -> (StatusCode, String) {
     let there = workloads.filter(|one| locality(&one.locality)).count();
     let mut text = format!(
         "{region} is evacuated: new tunnels avoid it, open ones go on; it ends with --undo or a \
-         restart\n{there} of {} workloads are there\n",
-        snapshot.mesh.workloads.len()
+         restart\n{there} of {} workloads are there{}\n",
+        snapshot.mesh.workloads.len(),
+        match there {
+            0 => elsewhere(&snapshot),
+            _ => String::new(),
+        }
     );
     let lost = without_endpoints(&snapshot);
     if !lost.is_empty() {
@@ -77,11 +81,24 @@ fn evacuate(state: &AdminState, region: RegionPattern) -> (StatusCode, String) {
             more => format!(" and {more} more"),
         };
         text += &format!(
-            "no endpoint is left, and tunnels are refused: {}{more}\n",
+            "no endpoint is left by all evacuations, and tunnels are refused: {}{more}\n",
             named.join(", ")
         );
     }
     (StatusCode::OK, text)
+}
+
+/// The regions in which workloads are, for whoever named one in which none is.
+fn elsewhere(snapshot: &Snapshot) -> String {
+    let workloads = snapshot.mesh.workloads.values();
+    let regions = workloads.map(|one| &*one.locality.region);
+    let regions: BTreeSet<_> = regions.filter(|region| !region.is_empty()).collect();
+    let named: Vec<_> = regions.iter().take(NAMED).copied().collect();
+    match regions.len() {
+        0 => "; the mesh names no region".to_owned(),
+        count if count > NAMED => format!("; they are in {} and others", named.join(", ")),
+        _ => format!("; they are in {}", named.join(", ")),
+    }
 }
 
 fn put_back(state: &AdminState, region: RegionPattern) -> (StatusCode, String) {
@@ -155,8 +172,8 @@ mod tests {
         located(&fixture, "us-east-2");
         let (status, text) = asked(&fixture, "POST", "/drain/region?region=us-east-2/*").await;
         let want = "us-east-2 is evacuated: new tunnels avoid it, open ones go on; it ends with \
-                    --undo or a restart\n1 of 1 workloads are there\nno endpoint is left, and \
-                    tunnels are refused: app/echo.app\n";
+                    --undo or a restart\n1 of 1 workloads are there\nno endpoint is left by all \
+                    evacuations, and tunnels are refused: app/echo.app\n";
         assert_eq!((status, &*text), (StatusCode::OK, want));
         let (_, text) = asked(&fixture, "GET", "/status").await;
         assert!(text.contains("\n  us-east-2 is evacuated; "), "{text}");
@@ -180,6 +197,20 @@ mod tests {
         assert!(text.ends_with("by an operator; no region is\n"), "{text}");
         let (_, text) = asked(&fixture, "GET", "/status").await;
         assert!(!text.contains("evacuated"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn a_region_in_which_nothing_is_is_told_with_those_that_there_are() {
+        let fixture = fixture();
+        let (_, text) = asked(&fixture, "POST", "/drain/region?region=mars").await;
+        assert!(
+            text.contains("workloads are there; the mesh names no region\n"),
+            "{text}"
+        );
+        located(&fixture, "us-east-2");
+        let (_, text) = asked(&fixture, "POST", "/drain/region?region=mars").await;
+        let want = "0 of 1 workloads are there; they are in us-east-2\n";
+        assert!(text.contains(want), "{text}");
     }
 
     #[tokio::test]

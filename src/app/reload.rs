@@ -2,9 +2,11 @@
 //! is explained and counted, and the state of before stays.
 
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsStr;
+use std::fs::File;
 use std::hash::{Hash, Hasher};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,6 +14,7 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use tracing::{error, info, warn};
 
+use crate::config::yaml::FILE_BYTES_MAX;
 use crate::config::{Config, Discovery, Examined, Identity, Log, Source};
 use crate::datapath::Gateway;
 use crate::snapshot::Publisher;
@@ -50,7 +53,7 @@ pub(super) struct Reloader {
     /// The files that a refused configuration names: it may be good once one of them is.
     named: Vec<PathBuf>,
     /// The warnings that were given last.
-    warned: Vec<String>,
+    warned: HashSet<String>,
 }
 
 impl Reloader {
@@ -79,7 +82,7 @@ impl Reloader {
             told,
             failed: BTreeMap::new(),
             named: Vec::new(),
-            warned: warnings,
+            warned: warnings.into_iter().collect(),
         }
     }
 
@@ -305,7 +308,7 @@ impl Reloader {
                 warn!("{warning}");
             }
         }
-        self.warned = warnings;
+        self.warned = warnings.into_iter().collect();
     }
 
     fn reload_certificates(&self) -> anyhow::Result<()> {
@@ -389,12 +392,22 @@ pub(super) fn fingerprints(files: &[PathBuf]) -> Seen {
     files.iter().map(print).collect()
 }
 
+/// What of a file could be used at all: one that is larger is refused, and not read whole for it.
+fn beginning(file: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let opened = File::open(file)?;
+    opened
+        .take(FILE_BYTES_MAX as u64 + 1)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Tells whether contents have changed. It guards nothing, so a plain hash will do.
 fn fingerprint(file: &Path) -> u64 {
     let contents = file
         .metadata()
         .and_then(|metadata| match metadata.is_file() {
-            true => std::fs::read(file),
+            true => beginning(file),
             false if metadata.is_dir() => {
                 let names = contents(file)?.into_iter().map(PathBuf::into_os_string);
                 Ok(names

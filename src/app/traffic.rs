@@ -1,8 +1,12 @@
 //! What the configuration says of balancing, for the snapshot and beside the mesh.
 
+use std::collections::HashSet;
+use std::path::Path;
+
 use crate::config::{Config, Discovery, Distribution};
 use crate::snapshot::mesh::{Locality, Mesh, Scope};
 use crate::snapshot::traffic::{Position, Regions, Rule, Spill, Traffic};
+use crate::wire::RegionPattern;
 
 /// Where the configuration says that this gateway is.
 pub(super) fn position(config: &Config) -> Position {
@@ -42,11 +46,42 @@ pub(super) fn table(config: &Config) -> Traffic {
     Traffic::new(services, every)
 }
 
-/// Warns of entries for services that the mesh file does not have.
+/// Warns of entries for services and regions that the mesh file does not have.
 pub(super) fn unknown(config: &Config, mesh: &Mesh) -> Vec<String> {
     let Discovery::File { path } = &config.discovery else {
         return Vec::new();
     };
+    let mut warnings = services(config, mesh, path);
+    warnings.extend(regions(config, mesh, path));
+    warnings
+}
+
+/// Warns of weights for regions in which nothing is. Where these share out, what is elsewhere and
+/// in no other entry gets nothing: one wrong letter can leave a service without endpoints.
+fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
+    let known: HashSet<_> = mesh.workloads.values().map(|one| &one.locality).collect();
+    let is_known = |region: &RegionPattern| {
+        let mut known = known.iter();
+        known.any(|at| region.matches(&at.region, &at.zone, &at.subzone))
+    };
+    let entries = config.traffic.iter();
+    let weights = entries.flat_map(|entry| entry.regions.iter().map(|one| (entry.line, one)));
+    let unknown = weights
+        .filter(|(_, one)| one.weight > 0 && one.region.depth() > 0 && !is_known(&one.region))
+        .map(|(line, one)| {
+            format!(
+                "{}:{line}: warning: `traffic` names region {}, in which no workload of {} is; \
+                 write one that it names",
+                config.file.display(),
+                one.region,
+                path.display()
+            )
+        });
+    unknown.collect()
+}
+
+/// Warns of services that are none.
+fn services(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
     let is_known = |host: &str| {
         let mut services = mesh.services.values();
         let mut aliases = config.names.aliases.iter();

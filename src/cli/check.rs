@@ -1,5 +1,6 @@
 //! `strait check`: everything that `strait run` would trip over, before it does.
 
+use std::collections::HashSet;
 use std::process::ExitCode;
 
 use crate::app::{self, Inputs};
@@ -16,7 +17,8 @@ pub(super) fn run(source: &Source) -> ExitCode {
         eprintln!("{line}");
     }
     match (&report.inputs, report.errors.len()) {
-        (Some(Inputs { config, mesh, .. }), 0) => {
+        (Some(inputs), 0) => {
+            let Inputs { config, mesh, .. } = inputs;
             let source = match &config.discovery {
                 Discovery::File { .. } => format!(
                     "{} and {} in the mesh",
@@ -28,10 +30,11 @@ pub(super) fn run(source: &Source) -> ExitCode {
                 }
             };
             println!(
-                "{label}: ok: {}, {}, {}, {source}",
+                "{label}: ok: {}, {}, {}{}, {source}",
                 count(config.listeners.len(), "listener"),
                 count(config.trust.domains.len(), "trust domain"),
                 count(config.exposure.services.len(), "exposed service"),
+                by_objects(inputs),
             );
             ExitCode::SUCCESS
         }
@@ -40,6 +43,18 @@ pub(super) fn run(source: &Source) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// How many services objects export, where there are files of them. Each has several hostnames.
+fn by_objects(Inputs { config, scope, .. }: &Inputs) -> String {
+    if config.exposure.files.is_empty() {
+        return String::new();
+    }
+    let exported = scope.exported.iter();
+    let names: HashSet<Vec<_>> = exported
+        .map(|host| host.splitn(3, '.').take(2).collect())
+        .collect();
+    format!(", {} by objects", count(names.len(), "exported service"))
 }
 
 fn count(of: usize, what: &str) -> String {

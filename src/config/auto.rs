@@ -54,6 +54,11 @@ impl AutoExport {
 }
 
 impl Selector {
+    /// Whether it asks for no label but this one.
+    pub fn is_about(&self, label: &str) -> bool {
+        self.0.iter().all(|requirement| requirement.key == label)
+    }
+
     /// Whether labels fit, which `label` finds by their keys. As in Kubernetes, a label that is
     /// not there is in no list.
     fn matches<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {

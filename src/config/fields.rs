@@ -179,7 +179,7 @@ impl<'a> Value<'a> {
             node: &document.root,
             line: document.root.line,
             place: "",
-            key: "document",
+            key: "object",
             entry: false,
             is_secret: false,
         }

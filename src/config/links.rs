@@ -39,6 +39,11 @@ pub(super) fn read(
             item.warning(what, "the cluster of one");
         }
     }
+    let mut links = read.iter().flatten().map(|(link, _)| link);
+    if let Some(own) = own.filter(|own| !read.is_empty() && links.all(|link| link.to != *own)) {
+        let what = format!("has no link to `{own}`, so only peers of `{own}` may use this gateway");
+        value.warning(what, format!("`{{from: CLUSTER, to: {own}}}` into it"));
+    }
     read.into_iter().map(|read| Some(read?.0)).collect()
 }
 
@@ -62,8 +67,14 @@ mod tests {
         for (links, want) in [
             ("[]", ""),
             ("[{from: west, to: east}, {from: east, to: west}]", ""),
-            // Links between others are for their gateways.
-            ("[{from: a, to: b}]", ""),
+            // Links between others are for their gateways; a list without one to this gateway's
+            // cluster shuts out all but its own.
+            ("[{from: a, to: b}, {from: west, to: east}]", ""),
+            (
+                "[{from: west, to: eats}]",
+                "11: warning: `links` has no link to `east`, so only peers of `east` may use this \
+                 gateway; write `{from: CLUSTER, to: east}` into it",
+            ),
             ("{}", "11: error: `links` is a map; write a list"),
             (
                 "[{from: a}]",

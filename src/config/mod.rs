@@ -520,7 +520,7 @@ impl Config {
     }
 
     /// The keys in which `new` differs and that are only read at the start. Trust, exposure,
-    /// links, names, policy and the log's level apply live and are not among them.
+    /// links, names, policy, traffic and the log's level apply live and are not among them.
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let keys = [
             ("gateway", self.gateway != new.gateway),

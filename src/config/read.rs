@@ -19,9 +19,9 @@ use super::sources;
 use super::traffic;
 use super::yaml::Document;
 use super::{
-    ADMIN, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Drain, Examined, Exposure, Gateway,
-    Limits, Link, Listener, Locality, Log, LogFormat, METRICS, Names, Policy, PolicyMode,
-    READINESS, Trust, TrustDomain,
+    ADMIN, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery, Drain, Examined,
+    Exposure, Gateway, Limits, Link, Listener, Locality, Log, LogFormat, METRICS, Names, Policy,
+    PolicyMode, READINESS, Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -76,7 +76,9 @@ fn sections(
     let clusters = trust.as_ref().map(checks::clusters);
     let own = gateway.as_ref().map(|own| own.cluster.as_str());
     let (exposure, names, links) = services(&mut top, clusters.as_ref(), own);
-    let policy = section(&mut top, "policy", policy);
+    let policy = section(&mut top, "policy", |value| {
+        policy(value, discovery.as_ref())
+    });
     let locality = gateway.as_ref().map(|gateway| &gateway.locality);
     let traffic = section(&mut top, "traffic", |value| traffic::read(value, locality));
     let dns = section(&mut top, "dns", sources::dns);
@@ -260,7 +262,8 @@ pub(super) fn trust_domain_name(value: Value<'_>) -> Option<String> {
     })
 }
 
-fn policy(value: Value<'_>) -> Option<Policy> {
+/// Reads what is done about policies. Nobody may think that they hold where none are told.
+fn policy(value: Value<'_>, discovery: Option<&Discovery>) -> Option<Policy> {
     let mut fields = value.fields("policy")?;
     fields.later(&["files"]);
     let modes = [
@@ -268,11 +271,17 @@ fn policy(value: Value<'_>) -> Option<Policy> {
         ("audit", PolicyMode::Audit),
         ("enforce", PolicyMode::Enforce),
     ];
-    let istio = fields
-        .get("istio")
-        .map_or(Some(PolicyMode::Off), |mode| mode.choice(&modes));
+    let said = fields.get("istio");
+    let istio = said.map_or(Some(PolicyMode::Off), |mode| mode.choice(&modes));
     fields.finish();
-    Some(Policy { istio: istio? })
+    let policy = Policy { istio: istio? };
+    if let (Some(said), Some(Discovery::Envoy { .. })) = (said, discovery)
+        && policy.istio != PolicyMode::Off
+    {
+        let what = "asks for Istio's policies, which a control plane of Envoy's does not tell";
+        said.error(what, "`off`, and in `exposure` who may reach what");
+    }
+    Some(policy)
 }
 
 fn dial(value: Value<'_>) -> Option<Dial> {

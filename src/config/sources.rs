@@ -10,7 +10,6 @@ use spiffe::SpiffeId;
 
 use super::fields::{Fields, Value};
 use super::headers;
-use super::listeners::socket_address;
 use super::read::trust_domain_name;
 use super::{
     CERTIFICATE_TTL, ControlPlane, Discovery, Dns, HostPort, Identity, IdentityFiles, IstioCa,
@@ -53,7 +52,9 @@ pub(super) fn dns(value: Value<'_>) -> Option<Dns> {
     let servers: Option<Vec<_>> = match fields.get("servers") {
         // Collected before it is turned around, so that every entry reports its findings.
         Some(list) => {
-            let read: Vec<_> = list.items().map(socket_address).collect();
+            let wanted = "the address and the port of a DNS server, such as `\"10.96.0.10:53\"`";
+            let server = |item: Value<'_>| item.parsed(wanted, |text| text.parse().ok());
+            let read: Vec<_> = list.items().map(server).collect();
             read.into_iter().collect()
         }
         None => Some(Vec::new()),
@@ -408,6 +409,18 @@ exposure: {default: all}
             let name = key.split(':').next().expect("a key");
             let want = format!("error: `discovery.{name}` has no use with `tls: off`; write ");
             assert!(read.is_none() && said.contains(&want), "{said}");
+        }
+    }
+
+    #[test]
+    fn policies_are_not_asked_for_where_nobody_tells_any() {
+        for (mode, is_good) in [("off", true), ("audit", false), ("enforce", false)] {
+            let keys = "kind: envoy, address: \"xds:1\", roots: SYSTEM";
+            let text = format!("policy: {{istio: {mode}}}\ndiscovery: {{{keys}}}{BASE}");
+            let (config, findings) = Config::parse(Path::new("x.yaml"), &text);
+            assert_eq!(config.is_some(), is_good, "{findings}");
+            let want = "x.yaml:1: error: `policy.istio` asks for Istio's policies";
+            assert_eq!(findings.to_string().contains(want), !is_good, "{findings}");
         }
     }
 

@@ -466,7 +466,7 @@ fn values_of_the_wrong_kind_say_what_is_wanted() {
         ),
         (
             "dns: {servers: [10.0.0.1]}",
-            "`dns.servers[]` is `10.0.0.1`; write an address and a port",
+            "`dns.servers[]` is `10.0.0.1`; write the address and the port",
         ),
         (
             "dns: {servers: \"10.0.0.1:53\"}",

@@ -157,6 +157,9 @@ fn regions(list: Value<'_>) -> Option<Vec<RegionWeight>> {
     checks::repeated(named.iter().map(|(name, item)| (&**name, *item)));
     let read: Option<Vec<_>> = read.into_iter().map(|read| Some(read?.0)).collect();
     let read = read?;
+    if !list.is_list() {
+        return None;
+    }
     let is_left = |one: &RegionWeight| one.weight == 0;
     match read.iter().all(is_left) {
         true if list.is_vacant() => {

@@ -15,8 +15,8 @@ use serde_saphyr::{Location, MessageFormatter, Options, Spanned, UserMessageForm
 
 use super::findings::{Findings, Place};
 
-/// A mesh of 100,000 workloads is about 25 MB.
-const FILE_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// The most bytes of a file. A mesh of 100,000 workloads is about 25 MB.
+pub const FILE_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// 100,000 workloads of 40 keys and as many values each. A node costs about a hundred bytes, so
 /// this also bounds what a hostile file can make us allocate.

@@ -37,6 +37,13 @@ pub struct Host {
 /// A hostname and all its addresses.
 pub type Answer = (Arc<str>, Arc<[IpAddr]>);
 
+impl Host {
+    /// Whether any answer is in force.
+    pub fn has_addresses(&self) -> bool {
+        !self.addresses.is_empty()
+    }
+}
+
 impl Hosts {
     /// Takes in what the source tells, if it does, and answers. `shown` is what was returned last;
     /// returns the mesh in which each workload has its addresses.

@@ -4,9 +4,8 @@
 //! What a gateway needs is known without any request: the services that it exposes, those behind
 //! aliases, those that the control plane exports, and their waypoints; and what clusters name. So
 //! no tunnel waits for a name, and no peer can make us ask for one. The workloads of a service come
-//! with it. The other
-//! names of a family are asked for where the control plane has said that it does not know the one
-//! that the configuration says, so that no more is asked for than can be of use.
+//! with it. The other names of a family are asked for where the control plane has said that it does
+//! not know the one that the configuration says, so that no more is asked for than can be of use.
 
 use std::collections::BTreeSet;
 use std::future::pending;

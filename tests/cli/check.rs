@@ -500,3 +500,66 @@ fn a_file_without_its_option_is_told_how() {
         );
     });
 }
+
+#[test]
+fn weights_for_regions_where_nothing_is_are_told() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        let mesh = GOOD_MESH.replacen("  - uid:", "  - locality: {region: us-east}\n    uid:", 1);
+        assert_ne!(mesh, GOOD_MESH);
+        write(folder.path(), "mesh.yaml", &mesh);
+        let regions = [("us-east/*", 1), ("*", 1), ("us-esat", 1), ("us-west", 0)];
+        let regions =
+            regions.map(|(name, weight)| format!("{{region: {name:?}, weight: {weight}}}"));
+        let more = format!(
+            "traffic: [{{service: \"*\", regions: [{}]}}]\n",
+            regions.join(", ")
+        );
+        write(folder.path(), "strait.yaml", &format!("{GOOD}{more}"));
+        let checked = check(folder.path()).await;
+        assert_eq!(checked.code, Some(0), "{checked:?}");
+        let want = format!(
+            "strait.yaml:{}: warning: `traffic` names region us-esat, in which no workload of \
+             mesh.yaml is; write one that it names\n",
+            GOOD.lines().count() + 1
+        );
+        assert_eq!(checked.stderr, want);
+    });
+}
+
+#[test]
+fn what_objects_export_is_counted_and_endpoints_without_a_port_are_told() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        write(folder.path(), "mesh.yaml", GOOD_MESH);
+        let more = GOOD.replacen("exposure:\n", "exposure:\n  files: [objects.yaml]\n", 1);
+        assert_ne!(more, GOOD);
+        write(folder.path(), "strait.yaml", &more);
+        let objects = "apiVersion: v1
+kind: Service
+metadata: {name: shop, namespace: web, labels: {istio.io/global: \"true\"}}
+spec: {ports: [{name: http, port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: shop-1, namespace: web, labels: {kubernetes.io/service-name: shop}}
+addressType: IPv4
+ports: [{name: web, port: 8080}]
+endpoints: [{addresses: [10.0.0.9]}]
+";
+        write(folder.path(), "objects.yaml", objects);
+        let checked = check(folder.path()).await;
+        let want = "objects.yaml:6: warning: the endpoints of web/shop here are not used: none of \
+                    their ports has the name of one of its ports; write the Service's names into \
+                    `ports[].name`\n";
+        assert_eq!(checked.stderr, want);
+        let want = "1 exposed service, 1 exported service by objects, 2 services and";
+        assert!(checked.stdout.contains(want), "{}", checked.stdout);
+        write(
+            folder.path(),
+            "objects.yaml",
+            &objects.replace("name: web, port", "name: http, port"),
+        );
+        assert_eq!(check(folder.path()).await.stderr, "");
+    });
+}

@@ -80,19 +80,31 @@ impl Dns {
         if hosts.version == known.version {
             return;
         }
-        let now = Instant::now();
-        for (name, before, after) in hosts.known.changes(&known.known, |_, _| true) {
+        let (now, mut again) = (Instant::now(), Vec::new());
+        for (name, before, after) in hosts.known.changes(&known.known, Arc::ptr_eq) {
             match (before, after) {
                 (None, Some(_)) => schedule.want(name, now),
                 (Some(_), None) => {
                     schedule.forget(name, now);
                     self.status.forget_host(name);
                 }
+                // It went and came back before we looked: the snapshot has forgotten its addresses,
+                // and a lookup that finds the same ones would not tell them.
+                (Some(_), Some(host)) if !host.has_addresses() => {
+                    again.push((Arc::clone(name), schedule.addresses(name)));
+                }
                 _ => {}
             }
         }
+        again.retain(|(_, addresses)| !addresses.is_empty());
         self.status.set_hosts_left_out(schedule.left_out());
         *known = hosts;
+        if !again.is_empty() {
+            self.publisher.update(Change {
+                answers: again,
+                ..Change::default()
+            });
+        }
     }
 
     fn answered(&self, schedule: &mut Schedule, name: &Arc<str>, answers: Answers) {
@@ -122,5 +134,60 @@ impl Dns {
                 ..Change::default()
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::schedule::Found;
+    use super::*;
+    use crate::snapshot::mesh::{Mesh, Workload};
+
+    fn mesh(hosts: &[&str]) -> Mesh {
+        let workload = |host: &&str| Workload {
+            uid: format!("uid-of-{host}").into(),
+            hostname: (*host).into(),
+            ..Workload::default()
+        };
+        Mesh::new([], hosts.iter().map(workload))
+    }
+
+    #[tokio::test]
+    async fn a_hostname_that_goes_and_comes_back_unseen_keeps_its_addresses() {
+        let dns = Dns {
+            publisher: Arc::new(Publisher::new()),
+            status: Arc::new(Status::new(&[])),
+            servers: Vec::new(),
+        };
+        let tell = |hosts: &[&str]| {
+            dns.publisher.update(Change {
+                mesh: Some((mesh(hosts), "east".into())),
+                ..Change::default()
+            });
+        };
+        let shown = || {
+            let snapshot = dns.publisher.reader().snapshot();
+            let workloads = snapshot.mesh.workloads.sorted();
+            let uids = workloads.iter().map(|one| one.uid.to_string());
+            uids.collect::<Vec<_>>()
+        };
+        let (mut schedule, mut known) = (Schedule::default(), Hosts::default());
+        tell(&["db"]);
+        dns.follow(&mut schedule, &mut known);
+        let name = schedule.begin(Instant::now()).expect("a hostname");
+        let found = Found {
+            addresses: vec!["10.0.0.1".parse().expect("an address")],
+            ttl: Duration::from_secs(60),
+        };
+        dns.answered(&mut schedule, &name, [Ok(found), Ok(Found::default())]);
+        let want = ["uid-of-db/10.0.0.1"];
+        assert_eq!(shown(), want);
+        tell(&[]);
+        tell(&["db"]);
+        assert_eq!(shown(), ["uid-of-db"], "the snapshot starts anew");
+        dns.follow(&mut schedule, &mut known);
+        assert_eq!(shown(), want);
     }
 }

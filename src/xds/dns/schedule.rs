@@ -84,6 +84,12 @@ impl Schedule {
         }
     }
 
+    /// The addresses of a hostname as they were told last; none before the first answer.
+    pub(super) fn addresses(&self, name: &str) -> Arc<[IpAddr]> {
+        let known = self.names.get(name);
+        known.map_or_else(Arc::default, |known| Arc::clone(&known.addresses))
+    }
+
     /// How many hostnames are not looked up, as there are too many.
     pub(super) fn left_out(&self) -> usize {
         self.left_out.len()

@@ -40,6 +40,10 @@ pub const ENDPOINT: &str = "type.googleapis.com/envoy.config.endpoint.v3.Cluster
 const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Endpoints of all clusters together, of some 500 bytes each.
 const ALL_ENDPOINTS_MAX: usize = 1_000_000;
+/// Ports of a service, as of Istio's (contract 3.1): a service is made anew with each of them.
+const PORTS_MAX: usize = 1024;
+/// Clusters of one port: all of them are looked at with each change of one.
+const RANKS_MAX: usize = 64;
 /// What is not used, of which people are told each.
 const UNUSED_KEPT: usize = 100;
 
@@ -183,6 +187,7 @@ impl Clusters {
         let message = cds::Cluster::decode(body).map_err(|error| error.to_string())?;
         is_named(resource, "cluster.name", &message.name)?;
         let read = cluster::cluster(message, &mut self.words)?;
+        self.has_room(&target, &(!is_said, Arc::clone(name)))?;
         let old = self.serving.get(name);
         let (eds, endpoints) = match read.source {
             Source::Eds(eds) => {
@@ -277,6 +282,32 @@ impl Clusters {
         self.wanted_changed = true;
     }
 
+    /// Whether one more cluster of a port is taken, which costs by how many there are already.
+    fn has_room(&self, target: &Target, rank: &Rank) -> Result<(), String> {
+        let Some(ranks) = self.targets.get(target) else {
+            let (host, _) = target;
+            return match self.ports_of(host).count() {
+                PORTS_MAX.. => Err(format!(
+                    "cluster.name: {} has {PORTS_MAX} ports already, and no more are taken",
+                    shown(host)
+                )),
+                _ => Ok(()),
+            };
+        };
+        match ranks.len() {
+            RANKS_MAX.. if !ranks.contains(rank) => Err(format!(
+                "cluster.name: {RANKS_MAX} clusters are of this port already, and no more are taken"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The ports of a host, with the clusters of each.
+    fn ports_of(&self, host: &str) -> impl Iterator<Item = (&Target, &BTreeSet<Rank>)> {
+        let ports = (host.to_owned(), 0)..=(host.to_owned(), u16::MAX);
+        self.targets.range(ports)
+    }
+
     /// Notes how many endpoints there are in place of others.
     fn count(&mut self, before: usize, after: usize) -> Result<(), String> {
         let all = self.endpoints - before + after;
@@ -319,8 +350,7 @@ impl Clusters {
 
     /// Makes the mesh have the service of a host, with the ports of its clusters, or none.
     fn define(&mut self, host: &str) {
-        let ports = (host.to_owned(), 0)..=(host.to_owned(), u16::MAX);
-        let ports = self.targets.range(ports);
+        let ports = self.ports_of(host);
         let (mut numbers, mut assignments) = (BTreeMap::new(), BTreeMap::new());
         for ((_, port), ranks) in ports {
             numbers.insert(*port, 0);

@@ -11,7 +11,9 @@ const FILES_MAX: usize = 20_000;
 const BYTES_MAX: u64 = 256 * 1024 * 1024;
 
 /// The files that a path stands for: itself, or those of a directory that are YAML or JSON by
-/// their name, in the order of their names. Hidden ones, as `..data` of Kubernetes, are none.
+/// their name, in the order of their names. Hidden ones, as `..data` of Kubernetes, are none, and
+/// neither are pipes and the like, which nobody may ever write to. A link that leads nowhere is
+/// one, for whoever reads it to say so.
 pub fn contents(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -22,7 +24,8 @@ pub fn contents(path: &Path) -> std::io::Result<Vec<PathBuf>> {
         let name = file.file_name().map(|name| name.to_string_lossy());
         let is_hidden = name.is_none_or(|name| name.starts_with('.'));
         let extension = file.extension().and_then(|text| text.to_str());
-        if !is_hidden && matches!(extension, Some("yaml" | "yml" | "json")) && !file.is_dir() {
+        let is_file = file.metadata().map_or(true, |metadata| metadata.is_file());
+        if is_file && !is_hidden && matches!(extension, Some("yaml" | "yml" | "json")) {
             files.push(file);
         }
     }
@@ -68,5 +71,27 @@ fn refusal(path: &Path, what: String) -> Finding {
         severity: Severity::Error,
         what,
         how: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn of_a_directory_only_files_and_lost_links_are_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        for name in ["b.yaml", "a.json", "c.txt", ".hidden.yaml"] {
+            std::fs::write(path(name), "").expect("a file");
+        }
+        std::fs::create_dir(path("d.yaml")).expect("a folder");
+        std::os::unix::fs::symlink("nowhere", path("lost.yml")).expect("a link");
+        // As a pipe, it would be waited for.
+        let _socket = UnixListener::bind(path("socket.yaml")).expect("a socket");
+        let found = contents(folder.path()).expect("the names");
+        assert_eq!(found, ["a.json", "b.yaml", "lost.yml"].map(path));
     }
 }

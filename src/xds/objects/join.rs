@@ -13,6 +13,7 @@ use super::Objects;
 use super::members::{Members, Site};
 use super::ports::{Ports, warning};
 use super::service::{Declared, Service};
+use super::slice::Slice;
 use super::view::{Key, View};
 use crate::config::{Config, Discovery, Finding, Findings};
 use crate::snapshot::builder::HBONE_PORT;
@@ -219,6 +220,27 @@ impl<'a> Joining<'a> {
         }
     }
 
+    /// Warns of endpoints that serve no port of their service, once: it may have several names.
+    fn warn_of_other_ports(&mut self, (namespace, name): Key<'a>, slice: &Slice) {
+        let what = format!(
+            "the endpoints of {namespace}/{name} here are not used: none of their ports has the \
+             name of one of its ports"
+        );
+        let new = warning(
+            &slice.place,
+            what,
+            "the Service's names into `ports[].name`",
+        );
+        let is_told = self.warnings.len() >= WARNINGS_MAX
+            || self
+                .warnings
+                .iter()
+                .any(|told| (&told.place, &told.what) == (&new.place, &new.what));
+        if !is_told {
+            self.warnings.push(new);
+        }
+    }
+
     /// Adds a service, or what it has besides to one that is there.
     fn add_service(
         &mut self,
@@ -302,6 +324,9 @@ impl<'a> Joining<'a> {
                 },
             };
             let ports = ports.of_slice(&slice.ports);
+            if ports.is_empty() && !slice.ports.is_empty() && !slice.endpoints.is_empty() {
+                self.warn_of_other_ports(key, slice);
+            }
             for backend in &slice.endpoints {
                 self.members.add(site, backend, services, &ports);
             }

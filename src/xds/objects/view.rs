@@ -8,7 +8,7 @@ use super::ports::twice;
 use super::service::{Declared, Service};
 use super::slice::Slice;
 use super::{Export, Import, Objects};
-use crate::config::{Config, DefaultExposure, Finding};
+use crate::config::{Config, DefaultExposure, Finding, Selector};
 
 /// The namespace and name that a service has in every cluster: by these, Services of several
 /// clusters are one.
@@ -16,6 +16,9 @@ pub(super) type Key<'a> = (&'a str, &'a str);
 
 /// Something of a service by the cluster that it is in.
 type Clusters<'a, T> = BTreeMap<&'a str, &'a T>;
+
+/// The label that Kubernetes gives every namespace.
+const NAME: &str = "kubernetes.io/metadata.name";
 
 /// All objects. Of several that are one the first counts.
 pub(super) struct View<'a> {
@@ -169,9 +172,13 @@ impl<'a> View<'a> {
     ) -> bool {
         let name = &*service.meta.namespace;
         let namespace = self.namespaces.get(&(cluster, name));
-        // Kubernetes gives every namespace this label.
+        // What nobody has told of a namespace must not count as a label that it lacks.
+        let is_told = |selector: &Selector| namespace.is_some() || selector.is_about(NAME);
+        if !rule.namespaces.as_ref().is_none_or(is_told) {
+            return false;
+        }
         let of_namespace = |key: &str| match key {
-            "kubernetes.io/metadata.name" => Some(name),
+            NAME => Some(name),
             _ => namespace
                 .and_then(|meta| meta.labels.get(key))
                 .map(|value| &**value),

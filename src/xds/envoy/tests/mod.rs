@@ -405,3 +405,33 @@ fn what_is_not_used_of_clusters_is_counted_and_said() {
     clusters.remove(CLUSTER, "PassthroughCluster");
     assert_eq!(clusters.unused(CLUSTER).0, 3);
 }
+
+#[test]
+fn ports_of_a_service_and_clusters_of_a_port_are_bounded() {
+    let mut clusters = Clusters::new([]);
+    let mut add = |name: &str| put(&mut clusters, CLUSTER, name, &named_by_eds(name, "one"));
+    for port in 1..=PORTS_MAX {
+        assert_eq!(add(&format!("echo.app:{port}")), Ok(()));
+    }
+    let why = add("echo.app:60000").expect_err("one port more");
+    assert_eq!(
+        why,
+        "cluster.name: `echo.app` has 1024 ports already, and no more are taken"
+    );
+    assert_eq!(add("other.app:60000"), Ok(()), "of another service");
+    // Hosts have no case, so one port may have any number of clusters.
+    let cases = |bits: usize| {
+        let letter = |(at, letter): (usize, char)| match bits >> at & 1 {
+            1 => letter.to_ascii_uppercase(),
+            _ => letter,
+        };
+        let host: String = "abcdefgh".chars().enumerate().map(letter).collect();
+        format!("{host}.app:80")
+    };
+    for bits in 0..RANKS_MAX {
+        assert_eq!(add(&cases(bits)), Ok(()));
+    }
+    let why = add(&cases(RANKS_MAX)).expect_err("one cluster more");
+    assert!(why.starts_with("cluster.name: 64 clusters are of this port already"));
+    assert_eq!(add(&cases(0)), Ok(()), "one of them again");
+}

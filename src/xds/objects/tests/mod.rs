@@ -310,6 +310,28 @@ fn a_rule_and_the_default_export_what_does_not_opt_out() {
 }
 
 #[test]
+fn a_rule_about_labels_exports_nothing_of_a_namespace_that_nobody_has_told() {
+    let auto = |rule: &str| format!("{{files: [Cargo.toml], auto: [{{namespaces: {rule}}}]}}");
+    let expression = |text: &str| {
+        auto(&format!(
+            "{{matchExpressions: [{{key: env, operator: {text}}}]}}"
+        ))
+    };
+    let text = service("east", "");
+    let told = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: app}\n";
+    for rule in ["NotIn, values: [prod]", "DoesNotExist"] {
+        let exposure = expression(rule);
+        let untold = joined_with(&Mesh::default(), &text, &exposure);
+        assert!(untold.exported.is_empty(), "{rule}: it may be prod");
+        let joined = joined_with(&Mesh::default(), &format!("{told}{text}"), &exposure);
+        assert!(joined.exported.contains(OWN), "{rule}");
+    }
+    let by_name = auto("{matchLabels: {kubernetes.io/metadata.name: app}}");
+    let joined = joined_with(&Mesh::default(), &text, &by_name);
+    assert!(joined.exported.contains(OWN), "a name needs no object");
+}
+
+#[test]
 fn an_export_of_no_service_is_no_route_and_an_entry_for_a_local_one_is_pointed_at() {
     let joined = joined(&export("east", "null"));
     let said = joined.warnings.to_string();
@@ -342,7 +364,7 @@ fn slice_of(rest: &str) -> String {
 #[test]
 fn mistakes_are_found_at_their_lines() {
     for (text, want) in [
-        ("[1]", "1: error: `document` is a list; write a map"),
+        ("[1]", "1: error: `object` is a list; write a map"),
         ("a: b", "1: error: `object` has no `apiVersion`"),
         (
             &service_of("spec: {}"),
@@ -390,7 +412,7 @@ fn mistakes_are_found_at_their_lines() {
         ),
         (
             &export("east", "soon"),
-            "2: error: `document` has `soon` for its creationTimestamp",
+            "2: error: `object` has `soon` for its creationTimestamp",
         ),
     ] {
         let said = said(text);
