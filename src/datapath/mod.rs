@@ -77,6 +77,8 @@ pub struct Gateway {
 }
 
 #[cfg(test)]
+mod chi_square;
+#[cfg(test)]
 mod shares;
 #[cfg(test)]
 mod tests;

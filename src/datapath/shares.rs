@@ -14,6 +14,7 @@ use crate::snapshot::{EndpointSet, InFlight, Snapshot, odds};
 use crate::wire::RegionPattern;
 
 use super::balance::choose;
+use super::chi_square::p_value;
 
 const PICKS: u32 = 100_000;
 
@@ -290,36 +291,8 @@ fn acceptance_14_a_service_has_the_same_odds_by_server_name_as_by_authority() {
     }
 }
 
-/// Chi-square of what was picked against the odds. Cells of fewer than five picks are put
-/// together.
-fn chi_square(counts: &[u32], odds: &[f64]) -> (f64, usize) {
-    let (mut sum, mut cells) = (0.0, 0);
-    let (mut rest, mut rest_expected) = (0.0, 0.0);
-    for (count, odds) in counts.iter().zip(odds) {
-        let (count, expected) = (f64::from(*count), odds * f64::from(PICKS));
-        if expected < 5.0 {
-            rest += count;
-            rest_expected += expected;
-            continue;
-        }
-        sum += (count - expected).powi(2) / expected;
-        cells += 1;
-    }
-    if rest_expected >= 5.0 {
-        sum += (rest - rest_expected).powi(2) / rest_expected;
-        cells += 1;
-    } else {
-        assert!(rest < 40.0, "{rest} picks instead of {rest_expected}");
-    }
-    (sum, cells - 1)
-}
-
-/// What chi-square exceeds once in a thousand million, by Wilson's and Hilferty's approximation.
-fn critical(freedom: usize) -> f64 {
-    let freedom = u32::try_from(freedom).map_or(f64::MAX, f64::from);
-    let part = 2.0 / (9.0 * freedom.max(1.0));
-    freedom.max(1.0) * (1.0 - part + 6.0 * part.sqrt()).powi(3)
-}
+/// By chance counts are so far from the right odds once in a thousand million.
+const CHANCE: f64 = 1e-9;
 
 /// A mesh of any kind: preferences, an assignment, weights of regions, latency, unready workloads.
 fn drawn(rng: &mut Rng) -> Snapshot {
@@ -392,10 +365,12 @@ async fn the_odds_that_are_told_are_those_of_real_picks() {
         for (place, odds) in odds.iter().enumerate() {
             assert!(*odds > 0.0 || counts[place] == 0, "seed {seed}: {place}");
         }
-        let (sum, freedom) = chi_square(&counts, &odds);
+        let bins = odds.iter().zip(&counts);
+        let bins = bins.map(|(odds, count)| (odds * f64::from(PICKS), f64::from(*count)));
+        let chance = p_value(&bins.collect::<Vec<_>>());
         assert!(
-            sum < critical(freedom),
-            "seed {seed}: {sum} of {freedom}: {counts:?} {odds:?}"
+            chance > CHANCE,
+            "seed {seed}: {chance}: {counts:?} {odds:?}"
         );
         grouped += usize::from(set.groups().is_some_and(|groups| groups.list().len() > 1));
         compared += 1;

@@ -1,7 +1,6 @@
 //! Odds against picks: for meshes that a seed draws, what is said of each endpoint and how often
 //! the balancer picks it (Pearson's chi-square).
 
-mod chi_square;
 mod mesh;
 
 use std::collections::HashMap;
@@ -11,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 
 use super::super::balance::choose;
+use super::super::chi_square::p_value;
 use super::super::dial::DenyList;
 use super::*;
 use crate::snapshot::Endpoint;
 
-use chi_square::p_value;
 use mesh::Generated;
 
 const MESHES: u64 = 1_000;
