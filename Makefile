@@ -18,6 +18,8 @@ TARGET  ?= authority identity mesh_file objects strait_yaml http2 wds eds ca_ans
 
 # How often `make bench` measures each row
 ROUNDS ?= 11
+# Another build of strait to compare with, in place of the peers: make bench BEFORE=/tmp/strait
+BEFORE ?=
 
 # Not empty: `make floods` also measures silent peers, half a minute each
 FULL ?=
@@ -48,7 +50,8 @@ compare-identity: envoy ## print which certificates Strait and Envoy judge diffe
 	STRAIT_SHOW=1 cargo test --locked --test identity compare -- --nocapture
 
 bench: envoy ## measure Strait beside Envoy, HAProxy and nginx (ROUNDS=3, ARGS='--only sni')
-	cargo bench --locked --bench gateways -- --rounds $(ROUNDS) $(ARGS)
+	cargo bench --locked --bench gateways -- --rounds $(ROUNDS) \
+	  $(if $(BEFORE),--before '$(abspath $(BEFORE))') $(ARGS)
 
 floods: SECONDS = 3
 floods: envoy ## flood Strait and Envoy beside a victim, 8 minutes (SECONDS=3 each, FULL=1)

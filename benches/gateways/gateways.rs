@@ -10,8 +10,9 @@ use crate::command::{Load, Serve};
 use crate::common::machine::{CPU_OF_GATEWAYS, processors};
 use crate::common::process::Process;
 use crate::envoy::{self, Envoy};
+use crate::figures::Bar;
 use crate::peers::{self, Peer};
-use crate::rows::{Kind, Way};
+use crate::rows::{BESIDE_BEFORE, Kind, Way};
 use crate::support::{GATEWAY, Gateway, Net, Settings, endpoint_port, identities, until};
 
 /// Names of services.
@@ -45,6 +46,8 @@ const SPLICE: [&str; 2] = [
 /// The endpoints, and what is needed to start gateways before them.
 pub struct World {
     net: Net,
+    /// Another build of Strait, and the addresses that it has.
+    before: Option<(PathBuf, Net)>,
     envoy: PathBuf,
     peers: BTreeMap<Kind, PathBuf>,
     _endpoints: Vec<Serve>,
@@ -67,7 +70,7 @@ enum Program {
 }
 
 impl World {
-    pub async fn start(envoy: &Path) -> Self {
+    pub async fn start(envoy: &Path, before: Option<PathBuf>) -> Self {
         let net = Net::new();
         let (mut endpoints, mut processes) = (Vec::new(), Vec::new());
         let many = MANY.map(|host| ("echo", host));
@@ -85,6 +88,7 @@ impl World {
         let peers = Kind::ALL.into_iter();
         Self {
             net,
+            before: before.map(|program| (program, Net::new())),
             envoy: envoy.to_owned(),
             peers: peers
                 .filter_map(|kind| Some((kind, peers::program(kind)?)))
@@ -96,7 +100,16 @@ impl World {
 
     /// Whether there is such a gateway on this machine.
     pub fn has(&self, kind: Kind) -> bool {
-        matches!(kind, Kind::Strait | Kind::Envoy) || self.peers.contains_key(&kind)
+        match kind {
+            Kind::Strait | Kind::Envoy => true,
+            Kind::Before => self.before.is_some(),
+            _ => self.peers.contains_key(&kind),
+        }
+    }
+
+    /// Peers that take the place of those of every row.
+    pub fn beside(&self) -> Option<&'static [(Kind, Bar)]> {
+        self.before.as_ref().map(|_| &BESIDE_BEFORE[..])
     }
 
     /// `Envoy 1.40.0`, and so on.
@@ -173,15 +186,15 @@ impl World {
         filled.replace("@HOST@", &host)
     }
 
-    fn strait(&self) -> Settings<'static> {
-        let mut settings = Settings::new(self.net, identities());
+    fn strait(&self, net: Net) -> Settings<'static> {
+        let mut settings = Settings::new(net, identities());
         let exposed =
             |name| format!("    - {{service: \"{name}.bench:80\", to: [{{cluster: west}}]}}\n");
         settings.exposure = SERVICES.map(exposed).concat();
         let route = |name| format!("{{sni: [{name}.bench], to: \"{name}.bench:443\"}}");
         settings.listeners = format!(
             "  - {{name: sni, bind: \"{}\", protocol: tls,\n     routes: [{}]}}\n",
-            self.net.address(last_byte(Kind::Strait), SNI),
+            net.address(last_byte(Kind::Strait), SNI),
             SERVICES.map(route).join(",\n       ")
         );
         settings.mesh = self.mesh();
@@ -192,10 +205,16 @@ impl World {
 
     /// Starts a fresh gateway. There is one of each kind at a time.
     pub async fn gateway(&self, kind: Kind) -> Running {
-        let host = last_byte(kind);
+        let (mut net, host) = (self.net, last_byte(kind));
         let (program, text) = match kind {
-            Kind::Strait => {
-                let gateway = Gateway::start(&self.strait()).await;
+            Kind::Strait | Kind::Before => {
+                let mut settings = self.strait(net);
+                if let (Kind::Before, Some((program, other))) = (kind, &self.before) {
+                    net = *other;
+                    settings = self.strait(net);
+                    settings.program.clone_from(program);
+                }
+                let gateway = Gateway::start(&settings).await;
                 let folder = gateway.folder.path().display().to_string();
                 (Program::Strait(gateway), folder)
             }
@@ -225,15 +244,15 @@ impl World {
         Running {
             kind,
             process,
-            hbone: Load::new(self.net.address(host, HBONE)),
-            bare: Load::bare(self.net.address(host, SNI)),
+            hbone: Load::new(net.address(host, HBONE)),
+            bare: Load::bare(net.address(host, SNI)),
             program,
         }
     }
 
     fn text(&self, kind: Kind) -> String {
         match kind {
-            Kind::Strait => self.strait().mesh,
+            Kind::Strait | Kind::Before => self.mesh(),
             Kind::Envoy => self.envoy_yaml(),
             Kind::Haproxy | Kind::HaproxySplice => self.haproxy_cfg(kind),
             Kind::Nginx => self.nginx_conf(),
@@ -244,7 +263,7 @@ impl World {
 /// The last byte of a gateway's address.
 fn last_byte(kind: Kind) -> u8 {
     match kind {
-        Kind::Strait => 1,
+        Kind::Strait | Kind::Before => 1,
         Kind::Envoy => 2,
         Kind::Haproxy => 3,
         Kind::HaproxySplice => 4,

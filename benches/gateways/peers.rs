@@ -21,7 +21,7 @@ pub struct Peer {
 /// The program of a peer, or a line that says that it is missing and what to type.
 pub fn program(kind: Kind) -> Option<PathBuf> {
     let needed: &[&str] = match kind {
-        Kind::Strait | Kind::Envoy => return None,
+        Kind::Strait | Kind::Before | Kind::Envoy => return None,
         Kind::Haproxy | Kind::HaproxySplice => &["/usr/sbin/haproxy"],
         Kind::Nginx => &[
             "/usr/sbin/nginx",

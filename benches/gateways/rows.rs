@@ -7,6 +7,8 @@ use crate::outcome::Unit;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     Strait,
+    /// Another build, by `--before`.
+    Before,
     Envoy,
     /// As Debian ships it.
     Haproxy,
@@ -16,8 +18,9 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Strait,
+        Self::Before,
         Self::Envoy,
         Self::Haproxy,
         Self::HaproxySplice,
@@ -27,6 +30,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Strait => "Strait",
+            Self::Before => "Strait before",
             Self::Envoy => "Envoy",
             Self::Haproxy => "HAProxy",
             Self::HaproxySplice => "HAProxy with splice",
@@ -170,6 +174,9 @@ const SNI_MEMORY: [(Kind, Bar); 4] = [
     (Kind::HaproxySplice, Bar::Ratio(1.2)),
     (Kind::Nginx, Bar::None),
 ];
+
+/// Beside another build, in place of a row's own peers: no row may cost 3 % more.
+pub const BESIDE_BEFORE: [(Kind, Bar); 1] = [(Kind::Before, Bar::Ratio(1.03))];
 
 const BULK: &str = "0.66 to 0.81";
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -40,6 +41,9 @@ pub struct Options {
     /// Only rows whose names contain this, in any case; nothing is written then
     #[arg(long, value_name = "PART")]
     only: Option<String>,
+    /// Compare with this other build of strait, and with nothing else; nothing is written then
+    #[arg(long, value_name = "FILE")]
+    before: Option<PathBuf>,
     /// Cargo tells every bench that it is one
     #[arg(long, hide = true)]
     bench: bool,
@@ -59,7 +63,7 @@ pub fn run(options: &Options) -> ExitCode {
     let (done, report) = runtime.block_on(async {
         let pinned = pin_load();
         let begun = Instant::now();
-        let world = World::start(&program).await;
+        let world = World::start(&program, options.before.clone()).await;
         let versions = world.versions().await.join(", ");
         let (done, configurations) = measure(options, world).await;
         let heading = report::Heading {
@@ -136,7 +140,8 @@ async fn measure(options: &Options, world: World) -> (Vec<Done>, Vec<Configurati
 
 /// The row beside those of its peers that this machine has.
 fn group(world: &World, row: &'static Row) -> Group {
-    let beside = row.beside.iter().filter(|&&(peer, _)| world.has(peer));
+    let beside = world.beside().unwrap_or(row.beside);
+    let beside = beside.iter().filter(|&&(peer, _)| world.has(peer));
     beside
         .map(|&(peer, bar)| Done {
             row,

@@ -8,7 +8,7 @@ use crate::chart::{self, Entry, escaped};
 use crate::figures::{Bar, Interval, Judged, Round, Summary, Turn, Verdict, interval, median};
 use crate::outcome::{Outcome, Unit};
 use crate::readme;
-use crate::rows::{Kind, ROWS, Row, Way, What};
+use crate::rows::{BESIDE_BEFORE, Kind, ROWS, Way, What};
 
 /// A round of one turn.
 fn round(strait: &[f64], peer: &[f64]) -> Round {
@@ -218,7 +218,8 @@ fn each_peer_has_rows_and_a_name_of_its_own() {
     let names: BTreeSet<&str> = Kind::ALL.into_iter().map(Kind::name).collect();
     assert_eq!(names.len(), Kind::ALL.len());
     for kind in Kind::ALL {
-        let has = |row: &Row| row.beside.iter().any(|&(peer, _)| peer == kind);
-        assert_eq!(ROWS.iter().any(has), kind != Kind::Strait, "{kind:?}");
+        let mut beside = ROWS.iter().flat_map(|row| row.beside).chain(&BESIDE_BEFORE);
+        let has = beside.any(|&(peer, _)| peer == kind);
+        assert_eq!(has, kind != Kind::Strait, "{kind:?}");
     }
 }

@@ -31,6 +31,8 @@ pub struct Settings<'a> {
     pub more: String,
     /// `dial.allow`, as a YAML list.
     pub allow: &'static str,
+    /// The program: this build, or for comparisons another one.
+    pub program: PathBuf,
     /// How many files the process may open.
     pub descriptors: u32,
     /// The mesh file.
@@ -50,6 +52,7 @@ impl<'a> Settings<'a> {
             listeners: String::new(),
             more: "drain: {lag: 0s, deadline: 2s}\n".to_owned(),
             allow: "[\"127.0.0.0/8\"]",
+            program: env!("CARGO_BIN_EXE_strait").into(),
             descriptors: 4096,
             mesh: mesh(&[]),
         }
@@ -144,7 +147,7 @@ impl Gateway {
         let mut command = Command::new("prlimit");
         command
             .arg(format!("--nofile={0}:{0}", settings.descriptors))
-            .arg(env!("CARGO_BIN_EXE_strait"));
+            .arg(&settings.program);
         configure(&mut command);
         let process = command
             .current_dir(folder.path())
