@@ -56,6 +56,8 @@ pub struct Report {
     pub errors: Vec<String>,
     /// Warnings, each a line.
     pub warnings: Vec<String>,
+    /// The warning, also among the others, that certificates, keys or tokens do not exist here.
+    pub absent: Option<String>,
     /// What was read, if every file could be.
     pub inputs: Option<Inputs>,
 }
@@ -109,11 +111,7 @@ impl Inputs {
 
 /// Reads everything and reports all mistakes of all files at once: a mistake in one file hides
 /// none in the others, as long as the key that names them can be read.
-pub fn check(source: &Source) -> Report {
-    complete(source, source.examine())
-}
-
-fn complete(source: &Source, examined: Examined) -> Report {
+pub(super) fn complete(source: &Source, examined: Examined) -> Report {
     let mut report = Report::of(&examined.findings);
     let mesh = match &examined.discovery {
         Some(Discovery::File { path }) => {
@@ -166,7 +164,7 @@ impl Report {
         let mut report = Self::default();
         for finding in &findings.0 {
             match finding.severity {
-                Severity::Error => report.errors.push(finding.to_string()),
+                Severity::Error | Severity::Absent => report.errors.push(finding.to_string()),
                 Severity::Warning => report.warnings.push(finding.to_string()),
             }
         }
@@ -212,6 +210,10 @@ impl Report {
             }
             Identity::Spiffe { .. } => return Some((None, domains?)),
         };
+        let own = [&files.chain, &files.key, &files.roots];
+        if own.into_iter().any(|file| examined.is_absent(file)) {
+            return Some((None, domains?));
+        }
         let located = |error: TlsError| located(&error, path, Some(files), &examined.named);
         let material = self.keep(Material::load(files).map_err(located))?;
         self.private(path, &files.key, &examined.named);
@@ -233,7 +235,8 @@ impl Report {
             }
             _ => Vec::new(),
         };
-        for (file, error) in authority.into_iter().chain(source) {
+        let wrong = authority.into_iter().chain(source);
+        for (file, error) in wrong.filter(|(file, _)| !examined.is_absent(file)) {
             let place = place_of(&file, path, &examined.named);
             let line = format!("{place}: error: {error}; write the path of a file with one");
             if !self.errors.contains(&line) {
@@ -287,13 +290,19 @@ impl Report {
         }
     }
 
-    /// Loads the trust domains with their roots.
+    /// Loads the trust domains with their roots. One whose roots do not exist is left out, and
+    /// the findings have it.
     pub(super) fn domains(
         &mut self,
         path: &Path,
         examined: &Examined,
     ) -> Option<Vec<TrustedDomain>> {
-        let loaded = TrustedDomain::load_all(&examined.trust.as_ref()?.domains);
+        let mut domains = examined.trust.as_ref()?.domains.clone();
+        domains.retain(|domain| {
+            let mut roots = domain.roots.iter();
+            !roots.any(|file| examined.is_absent(file))
+        });
+        let loaded = TrustedDomain::load_all(&domains);
         self.keep(loaded.map_err(|error| located(&error, path, None, &examined.named)))
     }
 

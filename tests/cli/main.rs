@@ -9,6 +9,8 @@
 mod support;
 
 #[cfg(test)]
+mod absent;
+#[cfg(test)]
 mod certs;
 #[cfg(test)]
 mod check;
