@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use crate::config::{
-    Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    IstioCa, Listener, PolicyMode, Severity, Source, findings, parse_identity,
+    self, Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity,
+    IdentityFiles, IstioCa, Listener, PolicyMode, Severity, Source, findings, parse_identity,
 };
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
@@ -143,7 +143,7 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
         };
         let joined = told.joined(&config);
         report.warnings.extend(joined.warnings);
-        report.compare(&config, &joined.mesh, &told.policies);
+        report.compare(&config, (&joined.mesh, &joined.scope), &told.policies);
         let warnings = report.warnings.clone();
         report.inputs = Some(Inputs {
             config,
@@ -323,12 +323,18 @@ impl Report {
 
     /// What only the two files together show. A control plane's mesh comes and goes, and nobody
     /// could mend it here.
-    pub(super) fn compare(&mut self, config: &Config, mesh: &Mesh, policies: &Policies) {
+    pub(super) fn compare(
+        &mut self,
+        config: &Config,
+        (mesh, scope): (&Mesh, &Scope),
+        policies: &Policies,
+    ) {
+        let snapshot = snapshot_of(config, mesh, scope);
+        self.warnings.extend(names::out_of_reach(config, &snapshot));
         let Discovery::File { path: mesh_path } = &config.discovery else {
             self.warn_of_nameless(config);
             return;
         };
-        let snapshot = snapshot_of(config, mesh);
         for exposed in &config.exposure.services {
             let at = format!("{}:{}", config.file.display(), exposed.line);
             let host = &exposed.service.host;
@@ -504,12 +510,13 @@ pub(super) fn enforcement(config: &Config) -> Enforcement {
 }
 
 /// The mesh with what the configuration says of its services, for whoever only looks.
-fn snapshot_of(config: &Config, mesh: &Mesh) -> Snapshot {
+fn snapshot_of(config: &Config, mesh: &Mesh, scope: &Scope) -> Snapshot {
     let network = config.gateway.network.as_str().into();
     let change = Change {
         mesh: Some((mesh.clone(), network)),
         exposure: Some(exposure_table(config)),
         names: Some(name_table(config)),
+        scope: Some(scope.clone()),
         ..Change::default()
     };
     builder::build(&Snapshot::default(), change)
@@ -517,20 +524,23 @@ fn snapshot_of(config: &Config, mesh: &Mesh) -> Snapshot {
 
 /// The names that the configuration gives.
 pub(super) fn name_table(config: &Config) -> NameTable {
-    let aliases = config.names.aliases.iter().map(|alias| {
-        let to = alias.to.iter();
-        let consumers = alias.consumers.as_ref();
-        let consumers = consumers.map(|list| list.iter().map(|one| one.as_str().into()).collect());
-        let named = Alias::new(
-            (&alias.name.host, alias.name.port),
-            to.map(|target| (target.host.as_str().into(), target.port))
-                .collect(),
-            consumers,
-            alias.region.as_deref().map(Into::into),
-        );
-        (alias.name.host.as_str(), named)
-    });
+    let aliases = config.names.aliases.iter();
+    let aliases = aliases.map(|named| (named.name.host.as_str(), alias(named)));
     NameTable::new(config.names.suffixes.iter().map(String::as_str), aliases)
+}
+
+/// An alias as the configuration describes it.
+pub(super) fn alias(alias: &config::Alias) -> Alias {
+    let to = alias.to.iter();
+    let consumers = alias.consumers.as_ref();
+    let consumers = consumers.map(|list| list.iter().map(|one| one.as_str().into()).collect());
+    Alias::new(
+        (&alias.name.host, alias.name.port),
+        to.map(|target| (target.host.as_str().into(), target.port))
+            .collect(),
+        consumers,
+        alias.region.as_deref().map(Into::into),
+    )
 }
 
 /// The exposure table that the configuration describes.

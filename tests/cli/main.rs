@@ -23,4 +23,6 @@ mod explain;
 #[cfg(test)]
 mod proxy;
 #[cfg(test)]
+mod reach;
+#[cfg(test)]
 mod status;
