@@ -70,7 +70,9 @@ GET  /explain           what would become of a tunnel, as JSON: see `strait expl
 GET  /ready             readiness, as on the readiness port
 GET  /status            sources, certificates, services; ?service=NAME, ?all, ?format=json
 GET  /stats/prometheus  metrics, as on the metrics port
-POST /drain/region      evacuates ?region=REGION until a restart; ?undo puts it back
+GET  /drain/region      what the same POST would do; it changes nothing
+POST /drain/region      evacuates ?region=REGION until a restart; ?undo puts it back; ?force also
+                        where services are left without endpoints
 POST /logging           the log level; ?level=LEVEL[,TARGET=LEVEL...] changes it, ?reset undoes
 POST /quitquitquit      starts the drain; a second one stops now
 ";
@@ -96,7 +98,7 @@ pub fn admin_router(state: AdminState) -> Router {
         .route("/config_dump", get(dump::config_dump))
         .route("/explain", get(explain::explain))
         .route("/status", get(status::status))
-        .route("/drain/region", post(regions::drain))
+        .route("/drain/region", get(regions::preview).post(regions::drain))
         .route("/logging", post(levels::logging))
         .route("/quitquitquit", post(quit))
         .route(

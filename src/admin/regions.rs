@@ -1,35 +1,75 @@
-//! POST `/drain/region`: an operator takes a region out of the running gateway, and puts it back.
+//! `/drain/region`: an operator takes a region out of the running gateway, and puts it back. POST
+//! does it, GET says what the same POST would do.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 
 use super::AdminState;
+use super::columns::plain;
 use super::view::key_of;
-use crate::snapshot::builder::Change;
+use crate::snapshot::builder::{self, Change};
 use crate::snapshot::traffic::Override;
-use crate::snapshot::{Locality, Snapshot, Unused};
+use crate::snapshot::{EndpointSet, Locality, Service, Shards, Snapshot};
 use crate::wire::RegionPattern;
 
 /// Regions that can be evacuated at once. Each workload is compared with all of them.
 const EVACUATED_MAX: usize = 64;
 
-/// Services and regions that are named in an answer.
-const NAMED: usize = 5;
+/// Services, or regions, that are named in an answer.
+const NAMED_MAX: usize = 50;
 
-/// `?region=REGION`, and `?undo`, which needs no value.
+/// `?region=REGION`, with `?undo` and `?force`, which need no value. An unknown parameter is an
+/// error, as a mistyped one would change what the order does.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Parameters {
     region: Option<String>,
     undo: Option<String>,
+    force: Option<String>,
+}
+
+/// An order about a region.
+struct Order {
+    region: RegionPattern,
+    kind: Kind,
+    /// Whether it is carried out, or only judged.
+    is_real: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Evacuate, unless a service loses its last endpoints.
+    Evacuate,
+    /// Evacuate in any case.
+    Force,
+    /// Take an evacuation back.
+    Undo,
 }
 
 /// Evacuates a region or takes that back, and says what came of it.
 pub(super) async fn drain(
+    state: State<AdminState>,
+    parameters: Query<Parameters>,
+) -> (StatusCode, String) {
+    answer(state, parameters, true).await
+}
+
+/// Says what [`drain`] would do.
+pub(super) async fn preview(
+    state: State<AdminState>,
+    parameters: Query<Parameters>,
+) -> (StatusCode, String) {
+    answer(state, parameters, false).await
+}
+
+async fn answer(
     State(state): State<AdminState>,
     Query(parameters): Query<Parameters>,
+    is_real: bool,
 ) -> (StatusCode, String) {
     let region = parameters.region.as_deref().and_then(RegionPattern::parse);
     let Some(region) = region else {
@@ -40,122 +80,217 @@ pub(super) async fn drain(
         let text = "that would leave nothing; to stop this gateway write /quitquitquit\n";
         return (StatusCode::BAD_REQUEST, text.to_owned());
     }
-    let undo = parameters.undo.is_some();
+    let kind = match (&parameters.undo, &parameters.force) {
+        (Some(_), _) => Kind::Undo,
+        (None, Some(_)) => Kind::Force,
+        (None, None) => Kind::Evacuate,
+    };
+    let order = Order {
+        region,
+        kind,
+        is_real,
+    };
     // All services are looked at anew: a large mesh takes its time.
-    let done = tokio::task::spawn_blocking(move || match undo {
-        true => put_back(&state, region),
-        false => evacuate(&state, region),
-    });
-    done.await
+    tokio::task::spawn_blocking(move || order.run(&state))
+        .await
         .unwrap_or_else(|_| (StatusCode::INTERNAL_SERVER_ERROR, String::new()))
 }
 
-fn evacuate(state: &AdminState, region: RegionPattern) -> (StatusCode, String) {
-    let before = state.reader.snapshot();
-    let evacuated = &before.balancing.evacuated;
-    if evacuated.len() >= EVACUATED_MAX && !evacuated.contains(&region) {
-        let text = format!("{EVACUATED_MAX} regions are evacuated already; undo one of them\n");
-        return (StatusCode::CONFLICT, text);
-    }
-    tracing::info!(%region, "evacuated by /drain/region");
-    order(state, Override::Evacuate(region.clone()));
-    let snapshot = state.reader.snapshot();
-    let workloads = snapshot.mesh.workloads.values();
-    let locality = |one: &Locality| region.matches(&one.region, &one.zone, &one.subzone);
-    let there = workloads.filter(|one| locality(&one.locality)).count();
-    let mut text = format!(
-        "{region} is evacuated: new tunnels avoid it, open ones go on; it ends with --undo or a \
-         restart\n{there} of {} workloads are there{}\n",
-        snapshot.mesh.workloads.len(),
-        match there {
-            0 => elsewhere(&snapshot),
-            _ => String::new(),
+impl Order {
+    /// Builds the next snapshot, judges it, and publishes it if that is what is asked for.
+    fn run(&self, state: &AdminState) -> (StatusCode, String) {
+        let region = self.region.clone();
+        let change = Change {
+            overrides: Some(match self.kind {
+                Kind::Undo => Override::Return(region),
+                Kind::Evacuate | Kind::Force => Override::Evacuate(region),
+            }),
+            ..Change::default()
+        };
+        let judge = |before: &Snapshot, next: &Snapshot| match self.kind {
+            Kind::Undo => self.put_back(before),
+            Kind::Evacuate | Kind::Force => self.evacuate(before, next),
+        };
+        let judged = if self.is_real {
+            state.publisher.update_if(change, judge)
+        } else {
+            let before = state.reader.snapshot();
+            judge(&before, &builder::build(&before, change))
+        };
+        match judged {
+            Ok(text) if self.is_real => {
+                let region = &self.region;
+                match self.kind {
+                    Kind::Undo => tracing::info!(%region, "put back by /drain/region"),
+                    Kind::Evacuate => tracing::info!(%region, "evacuated by /drain/region"),
+                    Kind::Force => tracing::info!(%region, "evacuated by /drain/region, by force"),
+                }
+                (StatusCode::OK, text)
+            }
+            Ok(text) => (StatusCode::OK, format!("{text}nothing was changed\n")),
+            Err(refused) => refused,
         }
-    );
-    let lost = without_endpoints(&snapshot);
-    if !lost.is_empty() {
-        let (count, named) = (lost.len(), lost.into_iter().take(NAMED));
-        let named: Vec<_> = named.collect();
-        let more = match count - named.len() {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        text += &format!(
-            "no endpoint is left by all evacuations, and tunnels are refused: {}{more}\n",
-            named.join(", ")
+    }
+
+    fn evacuate(&self, before: &Snapshot, next: &Snapshot) -> Result<String, (StatusCode, String)> {
+        let Self { region, .. } = self;
+        let evacuated = &before.balancing.evacuated;
+        let is_new = !evacuated.contains(region);
+        let all = next.mesh.workloads.len();
+        let there = count(next, region);
+        if there == 0 && is_new {
+            let text = format!(
+                "{region} cannot be evacuated: no workload is there{}\n",
+                known(next, region)
+            );
+            return Err((StatusCode::NOT_FOUND, text));
+        }
+        if is_new && evacuated.len() >= EVACUATED_MAX {
+            let text = format!("{EVACUATED_MAX} regions are evacuated already; undo one of them\n");
+            return Err((StatusCode::CONFLICT, text));
+        }
+        let lost = lost(before, next);
+        if let (Kind::Evacuate, false) = (self.kind, lost.is_empty()) {
+            let text = format!(
+                "{region} is not evacuated: no endpoint would be left for {}; write --force to \
+                 refuse their tunnels\n",
+                named(&lost)
+            );
+            return Err((StatusCode::CONFLICT, text));
+        }
+        let is = self.word("is", "would be");
+        let mut text = format!(
+            "{region} {is} evacuated: new tunnels avoid it, open ones go on; it ends with --undo \
+             or a restart\n{there} of {all} workloads are there\n"
         );
+        if !lost.is_empty() {
+            text += &format!(
+                "no endpoint {is} left, and tunnels are refused: {}\n",
+                named(&lost)
+            );
+        }
+        Ok(text)
     }
-    (StatusCode::OK, text)
+
+    fn put_back(&self, before: &Snapshot) -> Result<String, (StatusCode, String)> {
+        let evacuated = &before.balancing.evacuated;
+        if !evacuated.contains(&self.region) {
+            let others = match evacuated.is_empty() {
+                true => "no region is".to_owned(),
+                false => {
+                    let all = evacuated.iter().map(ToString::to_string);
+                    format!("these are: {}", named(&all.collect()))
+                }
+            };
+            let text = format!(
+                "{} was not evacuated by an operator; {others}\n",
+                self.region
+            );
+            return Err((StatusCode::NOT_FOUND, text));
+        }
+        let is = self.word("is", "would be");
+        Ok(format!("{} {is} used again\n", self.region))
+    }
+
+    fn word(&self, real: &'static str, judged: &'static str) -> &'static str {
+        match self.is_real {
+            true => real,
+            false => judged,
+        }
+    }
 }
 
-/// The regions in which workloads are, for whoever named one in which none is.
-fn elsewhere(snapshot: &Snapshot) -> String {
+/// Counts the workloads of a region.
+fn count(snapshot: &Snapshot, region: &RegionPattern) -> usize {
     let workloads = snapshot.mesh.workloads.values();
-    let regions = workloads.map(|one| &*one.locality.region);
-    let regions: BTreeSet<_> = regions.filter(|region| !region.is_empty()).collect();
-    let named: Vec<_> = regions.iter().take(NAMED).copied().collect();
-    match regions.len() {
-        0 => "; the mesh names no region".to_owned(),
-        count if count > NAMED => format!("; they are in {} and others", named.join(", ")),
-        _ => format!("; they are in {}", named.join(", ")),
+    let is_there = |one: &Locality| region.matches(&one.region, &one.zone, &one.subzone);
+    workloads.filter(|one| is_there(&one.locality)).count()
+}
+
+/// The places that the mesh names, as deep as the one that was asked for.
+fn known(snapshot: &Snapshot, asked: &RegionPattern) -> String {
+    let workloads = snapshot.mesh.workloads.values();
+    let place = |one: &Locality| {
+        let parts = [&one.region, &one.zone, &one.subzone].map(|part| &**part);
+        let parts = parts.into_iter().take(asked.depth());
+        let parts: Vec<_> = parts.take_while(|part| !part.is_empty()).collect();
+        parts.join("/")
+    };
+    let mut places: BTreeSet<_> = workloads.map(|one| place(&one.locality)).collect();
+    places.remove("");
+    match places.is_empty() {
+        true => ", as the mesh names no region".to_owned(),
+        false => format!("; write one of {}", named(&places)),
     }
 }
 
-fn put_back(state: &AdminState, region: RegionPattern) -> (StatusCode, String) {
-    let before = state.reader.snapshot();
-    let evacuated = &before.balancing.evacuated;
-    if !evacuated.contains(&region) {
-        let named: Vec<_> = evacuated.iter().map(ToString::to_string).collect();
-        let others = match named.is_empty() {
-            true => "no region is".to_owned(),
-            false => format!("these are: {}", named.join(", ")),
-        };
-        let text = format!("{region} was not evacuated by an operator; {others}\n");
-        return (StatusCode::NOT_FOUND, text);
+/// The names as a list for people, the first [`NAMED_MAX`] of them.
+fn named(names: &BTreeSet<String>) -> String {
+    let first: Vec<_> = names
+        .iter()
+        .take(NAMED_MAX)
+        .map(|name| plain(name))
+        .collect();
+    match names.len() - first.len() {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
     }
-    tracing::info!(%region, "put back by /drain/region");
-    order(state, Override::Return(region.clone()));
-    (StatusCode::OK, format!("{region} is used again\n"))
 }
 
-fn order(state: &AdminState, order: Override) {
-    state.publisher.update(Change {
-        overrides: Some(order),
-        ..Change::default()
-    });
+/// The services, `namespace/hostname`, and the aliases that have no endpoint left on some port
+/// that had one before.
+fn lost(before: &Snapshot, next: &Snapshot) -> BTreeSet<String> {
+    let key = |service: &Service| key_of(&service.definition);
+    let services = lost_of(&before.services, &next.services, key);
+    let alias = |service: &Service| format!("alias {}", service.hostname);
+    let aliases = lost_of(&before.derived, &next.derived, alias);
+    services.into_iter().chain(aliases).collect()
 }
 
-/// The services of which evacuations have left no endpoint on some port, `namespace/hostname`.
-fn without_endpoints(snapshot: &Snapshot) -> BTreeSet<String> {
-    let services = snapshot.services.values();
-    let lost = services.filter(|service| {
-        let mut sets = service.ports.values();
-        sets.any(|set| {
-            let mut left_out = set.left_out().iter();
-            set.endpoints.is_empty() && left_out.any(|why| matches!(why, Unused::Evacuated(_)))
-        })
-    });
-    lost.map(|service| key_of(&service.definition)).collect()
+fn lost_of(
+    before: &Shards<Arc<str>, Arc<Service>>,
+    next: &Shards<Arc<str>, Arc<Service>>,
+    name: impl Fn(&Service) -> String,
+) -> Vec<String> {
+    let is_empty = |set: Option<&Arc<EndpointSet>>| set.is_none_or(|set| set.endpoints.is_empty());
+    let has_lost = |old: &Service, new: &Service| {
+        [(&old.ports, &new.ports), (&old.direct, &new.direct)]
+            .into_iter()
+            .any(|(old, new)| {
+                let mut sets = old.iter();
+                sets.any(|(port, set)| !is_empty(Some(set)) && is_empty(new.get(port)))
+            })
+    };
+    let same = |(host, old): (&Arc<str>, &Arc<Service>)| {
+        let new = next.get(host)?;
+        let lost = !Arc::ptr_eq(old, new) && has_lost(old, new);
+        lost.then(|| name(old))
+    };
+    before.iter().filter_map(same).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::super::admin_router;
     use super::super::tests::{Fixture, ask, fixture, mesh};
     use super::*;
 
-    /// The workload of the usual mesh in a region, and another service without any.
-    fn located(fixture: &Fixture, region: &str) {
+    /// The workload of the usual mesh in each of the regions, and another service without any.
+    fn located(fixture: &Fixture, regions: &[&str]) {
         let mut mesh = mesh();
-        let mut workload = mesh.workloads.sorted()[0].as_ref().clone();
-        workload.locality = Arc::new(Locality {
-            region: region.into(),
-            ..Locality::default()
-        });
-        let uid = Arc::clone(&workload.uid);
-        mesh.workloads.insert(uid, Arc::new(workload));
+        let first = Arc::clone(mesh.workloads.sorted()[0]);
+        for (index, region) in regions.iter().enumerate() {
+            let mut workload = first.as_ref().clone();
+            if index > 0 {
+                workload.uid = format!("{}-{index}", first.uid).into();
+            }
+            workload.locality = Arc::new(Locality {
+                region: (*region).into(),
+                ..Locality::default()
+            });
+            let uid = Arc::clone(&workload.uid);
+            mesh.workloads.insert(uid, Arc::new(workload));
+        }
         fixture.publisher.update(Change {
             mesh: Some((mesh, "east".into())),
             ..Change::default()
@@ -169,11 +304,12 @@ mod tests {
     #[tokio::test]
     async fn a_region_is_evacuated_shown_and_put_back() {
         let fixture = fixture();
-        located(&fixture, "us-east-2");
-        let (status, text) = asked(&fixture, "POST", "/drain/region?region=us-east-2/*").await;
+        located(&fixture, &["us-east-2"]);
+        let order = "/drain/region?region=us-east-2/*&force";
+        let (status, text) = asked(&fixture, "POST", order).await;
         let want = "us-east-2 is evacuated: new tunnels avoid it, open ones go on; it ends with \
-                    --undo or a restart\n1 of 1 workloads are there\nno endpoint is left by all \
-                    evacuations, and tunnels are refused: app/echo.app\n";
+                    --undo or a restart\n1 of 1 workloads are there\nno endpoint is left, and \
+                    tunnels are refused: app/echo.app\n";
         assert_eq!((status, &*text), (StatusCode::OK, want));
         let (_, text) = asked(&fixture, "GET", "/status").await;
         assert!(text.contains("\n  us-east-2 is evacuated; "), "{text}");
@@ -200,28 +336,85 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_region_in_which_nothing_is_is_told_with_those_that_there_are() {
+    async fn a_region_in_which_nothing_is_is_refused_with_those_that_there_are() {
         let fixture = fixture();
-        let (_, text) = asked(&fixture, "POST", "/drain/region?region=mars").await;
-        assert!(
-            text.contains("workloads are there; the mesh names no region\n"),
-            "{text}"
-        );
-        located(&fixture, "us-east-2");
-        let (_, text) = asked(&fixture, "POST", "/drain/region?region=mars").await;
-        let want = "0 of 1 workloads are there; they are in us-east-2\n";
-        assert!(text.contains(want), "{text}");
+        for (place, text) in [
+            (None, "no workload is there, as the mesh names no region\n"),
+            (
+                Some("us-east-2"),
+                "no workload is there; write one of us-east-2\n",
+            ),
+        ] {
+            if let Some(place) = place {
+                located(&fixture, &[place]);
+            }
+            for (method, order) in [("POST", ""), ("GET", ""), ("POST", "&force")] {
+                let uri = format!("/drain/region?region=us-esat-2{order}");
+                let (status, said) = asked(&fixture, method, &uri).await;
+                let want = format!("us-esat-2 cannot be evacuated: {text}");
+                assert_eq!((status, said), (StatusCode::NOT_FOUND, want));
+            }
+        }
+        let zone = "/drain/region?region=us-east-2/b";
+        let (status, said) = asked(&fixture, "POST", zone).await;
+        assert_eq!(status, StatusCode::NOT_FOUND);
+        assert!(said.ends_with("write one of us-east-2\n"), "{said}");
+        assert!(fixture.state.reader.load().balancing.evacuated.is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_leaves_a_service_without_endpoints_is_refused_without_force() {
+        let fixture = fixture();
+        located(&fixture, &["us-east-2"]);
+        let uri = "/drain/region?region=us-east-2";
+        for method in ["POST", "GET"] {
+            let (status, text) = asked(&fixture, method, uri).await;
+            let want = "us-east-2 is not evacuated: no endpoint would be left for app/echo.app; \
+                        write --force to refuse their tunnels\n";
+            assert_eq!((status, &*text), (StatusCode::CONFLICT, want), "{method}");
+        }
+        let forced = format!("{uri}&force");
+        let (status, text) = asked(&fixture, "GET", &forced).await;
+        let want = "us-east-2 would be evacuated: new tunnels avoid it, open ones go on; it ends \
+                    with --undo or a restart\n1 of 1 workloads are there\nno endpoint would be \
+                    left, and tunnels are refused: app/echo.app\nnothing was changed\n";
+        assert_eq!((status, &*text), (StatusCode::OK, want));
+        assert!(fixture.state.reader.load().balancing.evacuated.is_empty());
+        let (status, _) = asked(&fixture, "POST", &forced).await;
+        assert_eq!(status, StatusCode::OK);
+        // It takes no endpoint from anybody any more.
+        let (status, _) = asked(&fixture, "POST", uri).await;
+        assert_eq!(status, StatusCode::OK);
+        let (status, text) = asked(&fixture, "GET", &format!("{uri}&undo")).await;
+        let want = "us-east-2 would be used again\nnothing was changed\n";
+        assert_eq!((status, &*text), (StatusCode::OK, want));
+        assert_eq!(fixture.state.reader.load().balancing.evacuated.len(), 1);
+        let (status, text) = asked(&fixture, "POST", "/drain/region?region=mars&undo").await;
+        assert_eq!(status, StatusCode::NOT_FOUND);
+        assert!(text.ends_with("these are: us-east-2\n"), "{text}");
     }
 
     #[tokio::test]
     async fn what_is_no_region_or_too_much_is_refused() {
         let fixture = fixture();
-        for uri in ["", "?region=", "?region=a//b", "?undo", "?region=*"] {
+        for uri in [
+            "",
+            "?region=",
+            "?region=a//b",
+            "?undo",
+            "?region=*",
+            "?region=r0&dryrun",
+        ] {
             let (status, text) = asked(&fixture, "POST", &format!("/drain/region{uri}")).await;
             assert_eq!(status, StatusCode::BAD_REQUEST, "{uri}: {text}");
         }
-        for index in 0..=EVACUATED_MAX {
-            let uri = format!("/drain/region?region=r{index}");
+        let regions: Vec<_> = (0..=EVACUATED_MAX)
+            .map(|index| format!("r{index}"))
+            .collect();
+        let regions: Vec<_> = regions.iter().map(String::as_str).collect();
+        located(&fixture, &regions);
+        for (index, region) in regions.iter().enumerate() {
+            let uri = format!("/drain/region?region={region}&force");
             let (status, text) = asked(&fixture, "POST", &uri).await;
             let fits = index < EVACUATED_MAX;
             assert_eq!(status == StatusCode::OK, fits, "{index}: {text}");

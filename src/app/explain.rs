@@ -10,11 +10,12 @@ use crate::admin::{Explains, Written};
 use crate::config::{Config, Discovery};
 use crate::datapath::Gateway;
 use crate::datapath::dial::DenyList;
-use crate::datapath::explain::{self, Answer, Question, World};
+use crate::datapath::explain::{self, Answer, Places, Question, World};
 use crate::datapath::listener::Listener;
 use crate::snapshot::{Snapshot, builder};
 
 use super::Inputs;
+use super::inputs;
 
 /// Answers by what a gateway that starts with these files would be, at rest.
 ///
@@ -36,10 +37,11 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
         snapshot: &snapshot,
         deny: &deny,
         listeners: &listeners(config),
+        places: &places(config),
         has_room: true,
         now: Instant::now(),
     };
-    explain::run(&world, question).map(|answer| located(answer, config))
+    explain::run(&world, question)
 }
 
 /// Answers by the snapshot, the loads and the ejections of now.
@@ -53,10 +55,11 @@ pub(super) fn running(gateway: &Arc<Gateway>, config: &Arc<ArcSwap<Config>>) -> 
             snapshot: &gateway.reader.snapshot(),
             deny: &gateway.deny,
             listeners: &listeners,
+            places: &places(&config.load()),
             has_room: gateway.budget.has_room(),
             now: Instant::now(),
         };
-        let answer = located(explain::run(&world, &question)?, &config.load());
+        let answer = explain::run(&world, &question)?;
         let written: Written =
             Box::new(move |to| serde_json::to_writer(to, &answer).map_err(Into::into));
         Ok(written)
@@ -69,13 +72,16 @@ fn listeners(config: &Config) -> Vec<(String, Listener)> {
     named.collect()
 }
 
-/// Adds the lines of the entries that the answer names.
-fn located(mut answer: Answer, config: &Config) -> Answer {
-    for leg in &mut answer.legs {
-        for entry in &mut leg.rule.entries {
-            let said = config.exposure.services.get(entry.index);
-            entry.line = said.map(|said| said.line);
-        }
+/// The places of the entries that an answer may name.
+fn places(config: &Config) -> Places {
+    let services = config.exposure.services.iter().map(|entry| entry.line);
+    let aliases = config.names.aliases.iter().enumerate();
+    let aliases = aliases.map(|(index, alias)| {
+        let label = Arc::clone(inputs::alias(alias).label());
+        (label, (index, alias.line.0))
+    });
+    Places {
+        services: services.collect(),
+        aliases: aliases.collect(),
     }
-    answer
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use crate::config::{
-    Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity, IdentityFiles,
-    IstioCa, Listener, PolicyMode, Severity, Source, findings, parse_identity,
+    self, Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity,
+    IdentityFiles, IstioCa, Listener, PolicyMode, Severity, Source, findings, parse_identity,
 };
 use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
@@ -56,6 +56,8 @@ pub struct Report {
     pub errors: Vec<String>,
     /// Warnings, each a line.
     pub warnings: Vec<String>,
+    /// The warning, also among the others, that certificates, keys or tokens do not exist here.
+    pub absent: Option<String>,
     /// What was read, if every file could be.
     pub inputs: Option<Inputs>,
 }
@@ -109,11 +111,7 @@ impl Inputs {
 
 /// Reads everything and reports all mistakes of all files at once: a mistake in one file hides
 /// none in the others, as long as the key that names them can be read.
-pub fn check(source: &Source) -> Report {
-    complete(source, source.examine())
-}
-
-fn complete(source: &Source, examined: Examined) -> Report {
+pub(super) fn complete(source: &Source, examined: Examined) -> Report {
     let mut report = Report::of(&examined.findings);
     let mesh = match &examined.discovery {
         Some(Discovery::File { path }) => {
@@ -145,7 +143,7 @@ fn complete(source: &Source, examined: Examined) -> Report {
         };
         let joined = told.joined(&config);
         report.warnings.extend(joined.warnings);
-        report.compare(&config, &joined.mesh, &told.policies);
+        report.compare(&config, (&joined.mesh, &joined.scope), &told.policies);
         let warnings = report.warnings.clone();
         report.inputs = Some(Inputs {
             config,
@@ -166,7 +164,7 @@ impl Report {
         let mut report = Self::default();
         for finding in &findings.0 {
             match finding.severity {
-                Severity::Error => report.errors.push(finding.to_string()),
+                Severity::Error | Severity::Absent => report.errors.push(finding.to_string()),
                 Severity::Warning => report.warnings.push(finding.to_string()),
             }
         }
@@ -212,6 +210,10 @@ impl Report {
             }
             Identity::Spiffe { .. } => return Some((None, domains?)),
         };
+        let own = [&files.chain, &files.key, &files.roots];
+        if own.into_iter().any(|file| examined.is_absent(file)) {
+            return Some((None, domains?));
+        }
         let located = |error: TlsError| located(&error, path, Some(files), &examined.named);
         let material = self.keep(Material::load(files).map_err(located))?;
         self.private(path, &files.key, &examined.named);
@@ -233,7 +235,8 @@ impl Report {
             }
             _ => Vec::new(),
         };
-        for (file, error) in authority.into_iter().chain(source) {
+        let wrong = authority.into_iter().chain(source);
+        for (file, error) in wrong.filter(|(file, _)| !examined.is_absent(file)) {
             let place = place_of(&file, path, &examined.named);
             let line = format!("{place}: error: {error}; write the path of a file with one");
             if !self.errors.contains(&line) {
@@ -287,13 +290,19 @@ impl Report {
         }
     }
 
-    /// Loads the trust domains with their roots.
+    /// Loads the trust domains with their roots. One whose roots do not exist is left out, and
+    /// the findings have it.
     pub(super) fn domains(
         &mut self,
         path: &Path,
         examined: &Examined,
     ) -> Option<Vec<TrustedDomain>> {
-        let loaded = TrustedDomain::load_all(&examined.trust.as_ref()?.domains);
+        let mut domains = examined.trust.as_ref()?.domains.clone();
+        domains.retain(|domain| {
+            let mut roots = domain.roots.iter();
+            !roots.any(|file| examined.is_absent(file))
+        });
+        let loaded = TrustedDomain::load_all(&domains);
         self.keep(loaded.map_err(|error| located(&error, path, None, &examined.named)))
     }
 
@@ -314,12 +323,18 @@ impl Report {
 
     /// What only the two files together show. A control plane's mesh comes and goes, and nobody
     /// could mend it here.
-    pub(super) fn compare(&mut self, config: &Config, mesh: &Mesh, policies: &Policies) {
+    pub(super) fn compare(
+        &mut self,
+        config: &Config,
+        (mesh, scope): (&Mesh, &Scope),
+        policies: &Policies,
+    ) {
+        let snapshot = snapshot_of(config, mesh, scope);
+        self.warnings.extend(names::out_of_reach(config, &snapshot));
         let Discovery::File { path: mesh_path } = &config.discovery else {
             self.warn_of_nameless(config);
             return;
         };
-        let snapshot = snapshot_of(config, mesh);
         for exposed in &config.exposure.services {
             let at = format!("{}:{}", config.file.display(), exposed.line);
             let host = &exposed.service.host;
@@ -495,12 +510,13 @@ pub(super) fn enforcement(config: &Config) -> Enforcement {
 }
 
 /// The mesh with what the configuration says of its services, for whoever only looks.
-fn snapshot_of(config: &Config, mesh: &Mesh) -> Snapshot {
+fn snapshot_of(config: &Config, mesh: &Mesh, scope: &Scope) -> Snapshot {
     let network = config.gateway.network.as_str().into();
     let change = Change {
         mesh: Some((mesh.clone(), network)),
         exposure: Some(exposure_table(config)),
         names: Some(name_table(config)),
+        scope: Some(scope.clone()),
         ..Change::default()
     };
     builder::build(&Snapshot::default(), change)
@@ -508,20 +524,23 @@ fn snapshot_of(config: &Config, mesh: &Mesh) -> Snapshot {
 
 /// The names that the configuration gives.
 pub(super) fn name_table(config: &Config) -> NameTable {
-    let aliases = config.names.aliases.iter().map(|alias| {
-        let to = alias.to.iter();
-        let consumers = alias.consumers.as_ref();
-        let consumers = consumers.map(|list| list.iter().map(|one| one.as_str().into()).collect());
-        let named = Alias::new(
-            (&alias.name.host, alias.name.port),
-            to.map(|target| (target.host.as_str().into(), target.port))
-                .collect(),
-            consumers,
-            alias.region.as_deref().map(Into::into),
-        );
-        (alias.name.host.as_str(), named)
-    });
+    let aliases = config.names.aliases.iter();
+    let aliases = aliases.map(|named| (named.name.host.as_str(), alias(named)));
     NameTable::new(config.names.suffixes.iter().map(String::as_str), aliases)
+}
+
+/// An alias as the configuration describes it.
+pub(super) fn alias(alias: &config::Alias) -> Alias {
+    let to = alias.to.iter();
+    let consumers = alias.consumers.as_ref();
+    let consumers = consumers.map(|list| list.iter().map(|one| one.as_str().into()).collect());
+    Alias::new(
+        (&alias.name.host, alias.name.port),
+        to.map(|target| (target.host.as_str().into(), target.port))
+            .collect(),
+        consumers,
+        alias.region.as_deref().map(Into::into),
+    )
 }
 
 /// The exposure table that the configuration describes.

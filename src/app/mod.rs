@@ -4,6 +4,7 @@
 //! is a thread with a runtime of its own, so that no reload and no scrape ever delays a byte.
 
 mod certificates;
+mod check;
 mod explain;
 mod inputs;
 mod memory;
@@ -46,8 +47,9 @@ use crate::xds::stream::{self, Feed, Kind};
 use certificates::{Certificates, Shared};
 use reload::Seen;
 
+pub use check::{check, check_as_run, check_without_keys};
 pub use explain::offline;
-pub use inputs::{Inputs, Report, check};
+pub use inputs::{Inputs, Report};
 
 /// What has to be there before the gateway is ready.
 const CERTIFICATES: &str = "certificates";

@@ -1,7 +1,7 @@
 //! Names beside the mesh: what would lead nowhere, or elsewhere than it seems.
 
-use crate::config::{Alias, Config};
-use crate::snapshot::Snapshot;
+use crate::config::{Alias, Config, Discovery};
+use crate::snapshot::{Audience, Snapshot};
 
 /// What is wrong with the aliases, and with entries of `exposure` that another one hides, as errors
 /// and warnings. The snapshot is that of the mesh and of the configuration.
@@ -34,6 +34,120 @@ pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> (Vec<String>, Ve
         }
     }
     (errors, warnings)
+}
+
+/// Warns of aliases whose consumers may not reach a service behind them. Under a control plane,
+/// which may export a service, only the services with an entry of their own are judged.
+pub(super) fn out_of_reach(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+    let is_told = matches!(config.discovery, Discovery::File { .. });
+    let aliases = config.names.aliases.iter();
+    let good = aliases.filter(|alias| !is_told || dead_ends(alias, snapshot).is_empty());
+    let warnings = good.flat_map(|alias| {
+        let at = format!("{}:{}", config.file.display(), alias.line.0);
+        let name = &alias.name.host;
+        let wrong = unlinked(config, alias, snapshot).into_iter();
+        let wrong = wrong.chain(shut_out(config, alias, snapshot, is_told));
+        let warn = |wrong| format!("{at}: warning: the alias {name} {wrong}");
+        wrong.map(warn).collect::<Vec<_>>()
+    });
+    warnings.collect()
+}
+
+/// The consumers of an alias from whose clusters no link leads here.
+fn unlinked(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
+    let linked = |of: &String| {
+        let linked = snapshot.scope.linked.as_ref();
+        linked.is_none_or(|linked| linked.contains(of.as_str()))
+    };
+    let consumers = alias.consumers.iter().flatten();
+    let own = &config.gateway.cluster;
+    let wrong = consumers.filter(|of| !linked(of)).map(|of| {
+        format!(
+            "is for {of}, from which no link leads here; add {{from: {of}, to: {own}}} to `links`"
+        )
+    });
+    wrong.collect()
+}
+
+/// The services behind an alias that are exposed to no peer of a consumer.
+fn shut_out(config: &Config, alias: &Alias, snapshot: &Snapshot, is_told: bool) -> Vec<String> {
+    let consumers: Vec<_> = match &alias.consumers {
+        Some(consumers) => consumers.iter().map(|of| Some(of.as_str())).collect(),
+        None => vec![None],
+    };
+    let mut wrong = Vec::new();
+    for target in &alias.to {
+        let port = target.port.or(alias.name.port);
+        let service = snapshot.called(&target.host);
+        let host = service.map_or(&*target.host, |service| &*service.hostname);
+        let exposed = |of: &&Option<&str>| is_exposed(snapshot, (host, port), **of, is_told);
+        for consumer in consumers.iter().filter(|of| !exposed(of)) {
+            let how = remedy(config, snapshot, (host, port), *consumer);
+            wrong.push(match consumer {
+                Some(of) => format!("is for {of}, whose peers may not reach {target}; {how}"),
+                None => format!("leads to {target}, which no peer may reach; {how}"),
+            });
+        }
+    }
+    wrong
+}
+
+/// Whether some peer of a cluster, or some peer at all, may reach a service by its exposure.
+fn is_exposed(
+    snapshot: &Snapshot,
+    (host, port): (&str, Option<u16>),
+    cluster: Option<&str>,
+    is_told: bool,
+) -> bool {
+    let entry = snapshot.entry_of(host);
+    let entries = snapshot.exposure.entries(&entry).iter();
+    let mut to = entries
+        .filter(|entry| port.is_none_or(|port| entry.is_about(port)))
+        .flat_map(|entry| &entry.to);
+    let admits = |to: &Audience| {
+        let is_its = |own: &str| cluster.is_none_or(|cluster| *own == *cluster);
+        to.anyone || to.cluster.as_deref().is_none_or(is_its)
+    };
+    let is_silent = || !snapshot.exposure.has_entry(&entry);
+    let is_exported = || {
+        let exposed = snapshot.exposure.exposes_all();
+        exposed || !is_told || snapshot.is_exported(host, port.unwrap_or_default())
+    };
+    !snapshot.is_kept(host) && (to.any(admits) || (is_silent() && is_exported()))
+}
+
+/// What exposes a service to a cluster.
+fn remedy(
+    config: &Config,
+    snapshot: &Snapshot,
+    (host, port): (&str, Option<u16>),
+    cluster: Option<&str>,
+) -> String {
+    if snapshot.is_kept(host) {
+        return "remove the alias, or the label or annotation by which the Service stays in its \
+                cluster"
+            .to_owned();
+    }
+    let to = match cluster {
+        Some(cluster) => format!("{{cluster: {cluster}}}"),
+        None => "its peers".to_owned(),
+    };
+    let entry = snapshot.entry_of(host);
+    let mut entries = snapshot.exposure.entries(&entry).iter();
+    let about = entries.find(|entry| port.is_none_or(|port| entry.is_about(port)));
+    let line = about.and_then(|about| {
+        let entry = config.exposure.services.get(about.index)?;
+        Some((about.index, entry.line))
+    });
+    match line {
+        Some((index, line)) => {
+            format!("add {to} to `to` of exposure.services[{index}] (line {line})")
+        }
+        None => {
+            let port = port.map_or_else(String::new, |port| format!(":{port}"));
+            format!("add an entry for \"{host}{port}\" with {to} in `to` to `exposure.services`")
+        }
+    }
 }
 
 /// What of an alias leads nowhere.

@@ -212,7 +212,7 @@ impl Reloader {
             };
             let joined = told.joined(&new);
             report.warnings.extend(joined.warnings.iter().cloned());
-            report.compare(&new, &joined.mesh, &told.policies);
+            report.compare(&new, (&joined.mesh, &joined.scope), &told.policies);
             (new, told, joined)
         });
         report.refusal()?;
@@ -274,7 +274,7 @@ impl Reloader {
     fn apply(&mut self, config: &Config, told: Told, mut report: Report) -> anyhow::Result<()> {
         let joined = told.joined(config);
         report.warnings.extend(joined.warnings.iter().cloned());
-        report.compare(config, &joined.mesh, &told.policies);
+        report.compare(config, (&joined.mesh, &joined.scope), &told.policies);
         report.refusal()?;
         self.publisher.update(Change {
             policies: match config.discovery {

@@ -3,12 +3,16 @@
 use std::collections::HashSet;
 use std::process::ExitCode;
 
-use crate::app::{self, Inputs};
+use crate::app::{self, Inputs, Report};
 use crate::config::{Discovery, Source};
 
 /// Reads the configuration and every file that it names; prints what is wrong with any of them.
 pub(super) fn run(source: &Source) -> ExitCode {
-    let report = app::check(source);
+    printed(source, &app::check(source))
+}
+
+/// Prints what was found, and exits by it.
+pub(super) fn printed(source: &Source, report: &Report) -> ExitCode {
     let label = source.label();
     for line in &report.warnings {
         eprintln!("{line}");

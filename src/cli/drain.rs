@@ -1,4 +1,4 @@
-//! `strait drain region`: what an operator orders the running gateway.
+//! `strait drain region`: an order of an operator to the running gateway.
 
 use std::process::ExitCode;
 
@@ -12,14 +12,18 @@ use crate::wire::RegionPattern;
 pub(super) enum Command {
     /// Evacuates a region: new tunnels go to endpoints elsewhere, open ones go on.
     ///
-    /// Where no endpoint is left tunnels are refused, and the log says why. It holds until --undo
-    /// or a restart, is shown by `strait status`, and is said to this gateway alone; for good
-    /// write weight 0 in `traffic[].regions`.
+    /// The evacuation holds until --undo or a restart, `strait status` shows it, and it is for
+    /// this gateway alone; for good write weight 0 in `traffic[].regions`. A region in which the
+    /// mesh has no workload is an error that lists the known ones. Where services would be left
+    /// without endpoints, they are named and nothing is changed, unless --force is given.
     ///
-    /// Exits 1 if the gateway does not do it, 2 if nobody answers.
-    #[command(after_help = "Examples:\n  strait drain region us-east-2\n  \
-                            strait drain region us-east-2/us-east-2a\n  \
-                            strait drain region us-east-2 --undo")]
+    /// Exits 1 if the gateway refuses, or would refuse (--dry-run), 2 if nobody answers.
+    #[command(
+        after_help = "Examples:\n  strait drain region us-east-2 --dry-run\n  \
+                            strait drain region us-east-2\n  \
+                            strait drain region us-east-2/us-east-2a --force\n  \
+                            strait drain region us-east-2 --undo"
+    )]
     Region(Region),
 }
 
@@ -29,8 +33,14 @@ pub(super) struct Region {
     #[arg(value_parser = region)]
     region: RegionPattern,
     /// Puts it back.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "force")]
     undo: bool,
+    /// Evacuates it also where services are left without endpoints: their tunnels are refused.
+    #[arg(long)]
+    force: bool,
+    /// Says what the order would do, and changes nothing.
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     admin: Admin,
 }
@@ -43,13 +53,20 @@ fn region(text: &str) -> Result<RegionPattern, String> {
 /// Gives the order, and prints what came of it.
 pub(super) fn run(command: &Command) -> ExitCode {
     let Command::Region(of) = command;
-    let undo = if of.undo { "&undo" } else { "" };
-    let path = format!(
-        "/drain/region?region={}{undo}",
-        encoded(&of.region.to_string())
-    );
+    let more = match (of.undo, of.force) {
+        (true, _) => "&undo",
+        (false, true) => "&force",
+        (false, false) => "",
+    };
+    let region = encoded(&of.region.to_string());
+    let path = format!("/drain/region?region={region}{more}");
+    // A gateway that does not know of dry runs refuses the method, and changes nothing.
+    let method = match of.dry_run {
+        true => Method::GET,
+        false => Method::POST,
+    };
     answered(async {
-        let answer = of.admin.ask(Method::POST, &path).await?;
+        let answer = of.admin.ask(method, &path).await?;
         // Ours says why it refuses; what says nothing is another port's.
         match answer.status {
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => answer.refused().await,

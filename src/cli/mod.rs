@@ -62,7 +62,12 @@ enum Command {
     Proxy(proxy::Args),
     /// Checks strait.yaml and the files that it names, and lists every mistake with its line.
     ///
-    /// Exits 0 if all is well (warnings are shown), 1 with findings.
+    /// Certificates, keys and tokens need not exist where the gateway does not run, as on a laptop
+    /// or in CI: one warning names the missing files, and all else is checked. A machine that has
+    /// the gateway's certificate, its key or a token is one where it runs: there each file that is
+    /// missing is an error, such as a key beside its certificate.
+    ///
+    /// Exits 0 if all is well (warnings are shown), 1 with errors, 2 if the command line is wrong.
     #[command(after_help = "Examples:\n  strait check -c strait.yaml\n  \
                             strait check -c deploy/local/strait.yaml")]
     Check(ConfigArgs),

@@ -136,7 +136,8 @@ fn print(source: &Source) -> ExitCode {
         Ok(text) => print!("{text}"),
         Err(_) => println!("# nothing: the file cannot be read"),
     }
-    super::check::run(source)
+    // It is asked in the pod: what is missing there is missing for `run` too.
+    super::check::printed(source, &app::check_as_run(source))
 }
 
 impl Arguments {

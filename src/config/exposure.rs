@@ -20,6 +20,8 @@ struct Entry<'a> {
     names: Vec<(HostPort, Value<'a>)>,
     /// Where it says by what tunnels are routed, or where it could.
     route_by: Value<'a>,
+    /// The whole of it.
+    value: Value<'a>,
 }
 
 pub(super) fn word<S: Serializer>(
@@ -62,6 +64,7 @@ pub(super) fn read(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Opt
     }
     aliases_are_unambiguous(&entries);
     routing_is_unambiguous(&entries);
+    names_are_shared(&entries);
     let services = entries.into_iter().map(|entry| entry.exposed).collect();
     Some(Exposure {
         default: default?,
@@ -141,6 +144,7 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
         exposed,
         names,
         route_by,
+        value,
     })
 }
 
@@ -356,6 +360,35 @@ fn routing_is_unambiguous(entries: &[Entry<'_>]) {
     }
 }
 
+/// Warns of two entries of a service with different `names`: each name opens the service to the
+/// peers of its own entry alone, who are others than those of the other entry.
+fn names_are_shared(entries: &[Entry<'_>]) {
+    let mut seen: HashMap<&str, Vec<&ExposedService>> = HashMap::new();
+    let lacks = |one: &ExposedService, other: &ExposedService| {
+        let has = |name: &HostPort| other.names.iter().any(|own| own.overlaps(name));
+        !one.names.iter().all(has)
+    };
+    for Entry { exposed, value, .. } in entries {
+        let earlier = seen.entry(&exposed.service.host).or_default();
+        let other = earlier.iter().find(|other| {
+            other.to != exposed.to
+                && other.service.overlaps(&exposed.service)
+                && (lacks(other, exposed) || lacks(exposed, other))
+        });
+        if let Some(other) = other {
+            let what = format!(
+                "gives `{}` other `names` than line {} does, and a name opens it to those alone \
+                 whom its own entry admits",
+                exposed.service, other.line
+            );
+            let how = "the same `names` into both entries, or each name with its `consumers` into \
+                       `names.aliases`";
+            value.warning(what, how);
+        }
+        earlier.push(exposed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::with;
@@ -396,5 +429,46 @@ mod tests {
             "14: error: `exposure.services[].route_by` cannot be `name`; write one of \
              `authority`, `sni`, `strict`"
         );
+    }
+
+    #[test]
+    fn entries_that_overlap_and_admit_others_have_the_same_names() {
+        let both = |one: &str, other: &str| {
+            let entry = |keys| format!("\n  - {{service: {keys}}}");
+            let entries = [one, other].map(entry).concat();
+            with(&format!("exposure:\n  services:{entries}"))
+        };
+        let (west, east) = ("to: [{cluster: west}]", "to: [{cluster: east}]");
+        let warned = [
+            (format!("a, {west}, names: [b]"), format!("a, {east}")),
+            (format!("a, {west}"), format!("'a:80', {east}, names: [b]")),
+            (
+                format!("a, {west}, names: [b]"),
+                format!("a, {east}, names: [b, c]"),
+            ),
+        ];
+        for (one, other) in warned {
+            let found = both(&one, &other);
+            assert!(found.starts_with("14: warning: "), "{one} {other}: {found}");
+            assert!(
+                found.contains(" other `names` than line 13 does"),
+                "{found}"
+            );
+        }
+        let good = [
+            (
+                format!("a, {west}, names: [b]"),
+                format!("a, {east}, names: [b]"),
+            ),
+            (format!("a, {west}, names: [b]"), format!("a, {west}")),
+            (
+                format!("'a:80', {west}, names: [b]"),
+                format!("'a:81', {east}"),
+            ),
+            (format!("a, {west}, names: [b]"), format!("c, {east}")),
+        ];
+        for (one, other) in good {
+            assert_eq!(both(&one, &other), "", "{one} {other}");
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! Methods that return an `Option` have reported why before they return `None`.
 
 use std::fmt;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use super::findings::{Place, Report};
@@ -390,17 +391,50 @@ impl<'a> Value<'a> {
     /// A path, relative to the file that names it, of something that exists. Whether it can be
     /// used is for whoever reads it to say.
     pub fn existing_path(self) -> Option<PathBuf> {
-        let text = self.text()?;
-        let (folder, its_name) = self.document.folder_of(self.node);
-        let path = folder.join(text);
-        self.report.names(path.clone(), self.line());
-        if let Err(error) = path.metadata() {
-            let what = format!("is `{}`: {error}", shortened(&path.to_string_lossy()));
-            let how = format!("the path of an existing file, relative to {its_name}");
+        let (path, error) = self.named_path()?;
+        let Some(error) = error else {
+            return Some(path);
+        };
+        let (what, how) = self.unusable(&path, &error);
+        self.error(what, how);
+        None
+    }
+
+    /// As [`Value::existing_path`], of certificates, a key or a token. The path of one that does
+    /// not exist is given too: much can be checked without it ([`Severity::Absent`]).
+    ///
+    /// [`Severity::Absent`]: super::Severity::Absent
+    pub fn credential_path(self) -> Option<PathBuf> {
+        let (path, error) = self.named_path()?;
+        let Some(error) = error else {
+            return Some(path);
+        };
+        let (what, how) = self.unusable(&path, &error);
+        if error.kind() != ErrorKind::NotFound {
             self.error(what, how);
             return None;
         }
+        let what = format!("`{self}` {what}");
+        self.report.note_absent(&path, self.line(), what, how);
         Some(path)
+    }
+
+    /// A path relative to the file that names it, with the error of looking for it.
+    fn named_path(self) -> Option<(PathBuf, Option<io::Error>)> {
+        let text = self.text()?;
+        let (folder, _) = self.document.folder_of(self.node);
+        let path = folder.join(text);
+        self.report.names(path.clone(), self.line());
+        let error = path.metadata().err();
+        Some((path, error))
+    }
+
+    /// What is wrong with a path, and what to write instead.
+    fn unusable(self, path: &Path, error: &io::Error) -> (String, String) {
+        let (_, its_name) = self.document.folder_of(self.node);
+        let what = format!("is `{}`: {error}", shortened(&path.to_string_lossy()));
+        let how = format!("the path of an existing file, relative to {its_name}");
+        (what, how)
     }
 
     /// A path, relative to the file that names it, of a file that we write ourselves: its folder

@@ -15,6 +15,8 @@ const FINDINGS_MAX: usize = 200;
 pub enum Severity {
     /// The file is not used.
     Error,
+    /// A file with certificates, a key or a token does not exist: an error for whoever needs it.
+    Absent,
     /// The file is used, but probably does not say what its author meant.
     Warning,
 }
@@ -64,7 +66,7 @@ pub struct Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let severity = match self.severity {
-            Severity::Error => "error",
+            Severity::Error | Severity::Absent => "error",
             Severity::Warning => "warning",
         };
         write!(f, "{}: {severity}: {}", self.place, self.what)?;
@@ -82,6 +84,13 @@ pub struct Findings(pub Vec<Finding>);
 impl Findings {
     /// Whether any finding keeps the file from being used.
     pub fn has_errors(&self) -> bool {
+        self.0
+            .iter()
+            .any(|finding| finding.severity != Severity::Warning)
+    }
+
+    /// Whether a finding keeps the file from being used even by whoever needs no certificates.
+    pub(super) fn has_errors_beside_absent(&self) -> bool {
         self.0
             .iter()
             .any(|finding| finding.severity == Severity::Error)
@@ -123,6 +132,7 @@ pub struct Report {
     errors: Cell<usize>,
     left_out: Cell<usize>,
     paths: RefCell<Vec<(PathBuf, Place)>>,
+    absent: RefCell<Vec<(PathBuf, Place)>>,
 }
 
 impl Report {
@@ -144,6 +154,7 @@ impl Report {
             errors: Cell::new(0),
             left_out: Cell::new(0),
             paths: RefCell::default(),
+            absent: RefCell::default(),
         }
     }
 
@@ -156,6 +167,18 @@ impl Report {
     /// The files that were named so far, each with its place.
     pub fn named(&self) -> Vec<(PathBuf, Place)> {
         self.paths.borrow().clone()
+    }
+
+    /// The named files of certificates, keys and tokens that do not exist, each with its place.
+    pub fn absent(&self) -> Vec<(PathBuf, Place)> {
+        self.absent.borrow().clone()
+    }
+
+    /// Notes a file of certificates, a key or a token that does not exist.
+    pub fn note_absent(&self, path: &Path, line: u64, what: String, how: String) {
+        let place = yaml::place(&self.file, &self.origins, line);
+        self.absent.borrow_mut().push((path.to_owned(), place));
+        self.push(Severity::Absent, line, what, how);
     }
 
     /// Notes something that keeps the file from being used.

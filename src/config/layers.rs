@@ -81,6 +81,13 @@ impl Source {
     /// Reads and checks it all, and gives what it names of other files also when it cannot be
     /// used, so that their mistakes can be found in the same run.
     pub fn examine(&self) -> Examined {
+        self.examine_without_keys().strict()
+    }
+
+    /// As [`Source::examine`], but gives a configuration also where nothing is wrong but that
+    /// files of certificates, keys and tokens do not exist, as on another machine than the
+    /// gateway's.
+    pub fn examine_without_keys(&self) -> Examined {
         let mut examined = match self.document() {
             Ok(document) => read::config(&document),
             Err(findings) => Examined {
@@ -92,7 +99,7 @@ impl Source {
             let more = defaults.findings.0.iter().cloned();
             examined.findings.0.splice(0..0, more);
         }
-        if examined.findings.has_errors() {
+        if examined.findings.has_errors_beside_absent() {
             examined.config = None;
         }
         examined
@@ -123,6 +130,20 @@ impl Source {
         let document = Document::load(&self.file)?;
         let layer = defaults.under(Some(&document.root));
         Ok(document.over(&layer))
+    }
+}
+
+impl Examined {
+    /// Without the configuration, if a file does not exist that a gateway needs.
+    #[must_use]
+    pub fn strict(mut self) -> Self {
+        self.config = self.config.filter(|_| !self.findings.has_errors());
+        self
+    }
+
+    /// Whether this is a file of certificates, a key or a token that does not exist.
+    pub fn is_absent(&self, file: &Path) -> bool {
+        self.absent.iter().any(|(absent, _)| absent == file)
     }
 }
 

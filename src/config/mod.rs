@@ -123,7 +123,8 @@ pub struct Config {
 /// What [`Source::examine`] found out about a file.
 #[derive(Debug, Default)]
 pub struct Examined {
-    /// The configuration; there is one exactly when no finding is an error.
+    /// The configuration; there is one exactly when no finding is an error, see also
+    /// [`Source::examine_without_keys`].
     pub config: Option<Config>,
     /// What is wrong, and what is worth a look.
     pub findings: Findings,
@@ -139,6 +140,8 @@ pub struct Examined {
     pub objects: Vec<PathBuf>,
     /// The other files that it names, each with the place that does. They need not exist.
     pub named: Vec<(PathBuf, Place)>,
+    /// Those of certificates, keys and tokens that do not exist.
+    pub absent: Vec<(PathBuf, Place)>,
 }
 
 /// Where this gateway stands.
@@ -512,7 +515,7 @@ impl Config {
     pub fn parse(path: &Path, text: &str) -> (Option<Self>, Findings) {
         match yaml::Document::parse(path, text) {
             Ok(document) => {
-                let examined = read::config(&document);
+                let examined = read::config(&document).strict();
                 (examined.config, examined.findings)
             }
             Err(findings) => (None, findings),

@@ -36,7 +36,8 @@ const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
 /// Keys that the design names and that later work brings.
 const LATER: &[&str] = &["networks", "tracing"];
 
-/// Reads the whole document. There is a configuration exactly when no finding is an error.
+/// Reads the whole document. There is a configuration exactly when no finding is an error, but for
+/// files of certificates, keys and tokens that do not exist.
 pub(super) fn config(document: &Document) -> Examined {
     let report = Report::of(document);
     let mut examined = Examined::default();
@@ -44,8 +45,9 @@ pub(super) fn config(document: &Document) -> Examined {
     let config = Fields::of_document(document, &report, example)
         .and_then(|top| sections(document, &report, top, &mut examined));
     examined.named = report.named();
+    examined.absent = report.absent();
     examined.findings = report.into_findings();
-    examined.config = config.filter(|_| !examined.findings.has_errors());
+    examined.config = config.filter(|_| !examined.findings.has_errors_beside_absent());
     examined
 }
 
@@ -233,7 +235,7 @@ fn trust_domain(value: Value<'_>) -> Option<TrustDomain> {
         .get("cluster")
         .map_or(name.as_deref(), Value::text)
         .map(str::to_owned);
-    let roots = fields.get("roots").map(Value::existing_path);
+    let roots = fields.get("roots").map(Value::credential_path);
     fields.finish();
     let roots = match roots {
         Some(roots) => Some(roots?),

@@ -78,7 +78,7 @@ pub(super) fn identity(value: Value<'_>) -> Option<Identity> {
 }
 
 fn files(mut fields: Fields<'_>) -> Option<Identity> {
-    let mut path = |key, example| fields.need(key, example).and_then(Value::existing_path);
+    let mut path = |key, example| fields.need(key, example).and_then(Value::credential_path);
     let chain = path("chain", "certs/gateway.crt");
     let key = path("key", "certs/gateway.key");
     let roots = path("roots", "certs/root.crt");
@@ -291,7 +291,7 @@ fn control_plane(fields: &mut Fields<'_>) -> Option<ControlPlane> {
     let roots = fields
         .need("roots", "/var/run/secrets/istio/root-cert.pem")
         .and_then(roots);
-    let token = optional(fields, "token", Value::existing_path);
+    let token = optional(fields, "token", Value::credential_path);
     let san = optional(fields, "san", |value| value.text().map(str::to_owned));
     let headers = optional(fields, "headers", headers::read);
     Some(ControlPlane {
@@ -310,7 +310,7 @@ fn roots(value: Value<'_>) -> Option<Roots> {
         return Some(Roots::System);
     }
     if !text.trim_start().starts_with("-----BEGIN") {
-        return value.existing_path().map(Roots::File);
+        return value.credential_path().map(Roots::File);
     }
     let mut certificates = CertificateDer::pem_slice_iter(text.as_bytes()).peekable();
     if certificates.peek().is_none() || certificates.any(|certificate| certificate.is_err()) {

@@ -113,6 +113,18 @@ impl Listener {
         }
     }
 
+    /// The server names of a TLS listener's own routes, for people; none if it routes by Istio's.
+    pub fn names(&self) -> Option<Vec<String>> {
+        let Some(Routing::Routes(routes)) = &self.routing else {
+            return None;
+        };
+        let exact = routes.exact.keys().map(ToString::to_string);
+        let below = routes.below.keys().map(|name| format!("*.{name}"));
+        let mut names: Vec<_> = exact.chain(below).collect();
+        names.sort_unstable();
+        Some(names)
+    }
+
     /// What of a TLS listener's own decides about a server name, for people.
     pub fn matched(&self, name: Option<&str>) -> String {
         match &self.routing {

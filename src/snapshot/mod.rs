@@ -6,6 +6,7 @@
 //! endpoint's tunnels in flight, hangs off [`EndpointState`] and is carried over.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -223,14 +224,31 @@ impl Publisher {
     ///
     /// Open tunnels are told only after the swap, so that they are judged by the new rules.
     pub fn update(&self, change: builder::Change) {
+        let Ok(()) = self.update_if(change, |_, _| Ok::<_, Infallible>(()));
+    }
+
+    /// As [`Self::update`], if `judge` accepts the next snapshot. It is given the current snapshot
+    /// first. No other change comes between the judgement and the swap.
+    ///
+    /// # Errors
+    /// The error of `judge`; the current snapshot stays.
+    pub fn update_if<T, E>(
+        &self,
+        change: builder::Change,
+        judge: impl FnOnce(&Snapshot, &Snapshot) -> Result<T, E>,
+    ) -> Result<T, E> {
         let mut old = self.old.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = builder::build(&self.current.load(), change);
+        let current = self.current.load_full();
+        let next = builder::build(&current, change);
+        let judged = judge(&current, &next)?;
+        drop(current);
         let (generation, hosts) = (next.generation, next.hosts.version);
         old.push(self.current.swap(Arc::new(next)));
         for (told, now) in [(&self.generation, generation), (&self.hosts, hosts)] {
             told.send_if_modified(|seen| std::mem::replace(seen, now) != now);
         }
         old.retain(|snapshot| Arc::strong_count(snapshot) > 1);
+        Ok(judged)
     }
 }
 

@@ -70,7 +70,7 @@ fn a_refusal_exits_with_1_and_says_what_to_write() {
             (
                 [teller, "echo.app.svc.cluster.local:80"],
                 [
-                    "write {cluster: west, namespaces: [bank]} into `to` of exposure.services[0]",
+                    "Change    add namespace bank to exposure.services[0] (line 57)",
                     "refused: 503 (not_for_peer)",
                 ],
             ),
@@ -104,8 +104,14 @@ fn a_question_that_is_none_exits_with_2_and_says_what_to_write() {
     run(async {
         let folder = local().await;
         for (args, part) in [
-            (&["--from", CHECKOUT][..], "--to HOST:PORT"),
-            (&["--to", "echo.global:80"], "write --from spiffe://"),
+            (
+                &["--from", CHECKOUT][..],
+                "`--to echo.app.svc.cluster.local:80`",
+            ),
+            (
+                &["--to", "echo.global:80"],
+                "`--from spiffe://west.local/ns/shop/sa/checkout`",
+            ),
             (
                 &["--to", "a:1", "--from", "checkout"],
                 "no identity of a workload",
@@ -130,5 +136,162 @@ fn a_question_that_is_none_exits_with_2_and_says_what_to_write() {
         let asked = explained(&folder, &["--from", CHECKOUT, "--to", "echo.global:80"]).await;
         assert_eq!(asked.code, Some(2), "{asked:?}");
         assert!(asked.stderr.contains("mesh.yaml"), "{asked:?}");
+    });
+}
+
+/// A configuration with everything that a remedy names: entries, aliases, links and routes.
+const EVERYTHING: &str = "\
+gateway: {cluster: east, network: east}
+identity: {kind: files, chain: gateway.crt, key: gateway.key, roots: root.crt}
+trust: {domains: [{name: east.local, cluster: east}, {name: west.local, cluster: west},
+  {name: north.local, cluster: north}]}
+listeners:
+  - {name: hbone, bind: \"127.0.0.1:15008\"}
+  - {name: sidecars, bind: \"127.0.0.1:15443\", protocol: tls, routing: istio}
+  - {name: routes, bind: \"127.0.0.1:15012\", protocol: tls,
+     routes: [{sni: [one.example, \"*.two.example\"], to: \"echo.app.svc.cluster.local:80\"}]}
+discovery: {kind: file, path: deploy/local/mesh.yaml}
+links: [{from: west, to: east}]
+exposure:
+  services:
+    - {service: \"echo.app.svc.cluster.local:80\", to: [{cluster: west, namespaces: [shop]}],
+       names: [\"echo.global:80\"]}
+    - {service: \"echo.app.svc.cluster.local:80\", to: [{cluster: west, namespaces: [bank],
+         service_accounts: [bank/teller]}], names: [\"other.global:80\"]}
+    - {service: \"gone.app.svc.cluster.local:80\", to: [{cluster: west}], names: [gone.name]}
+names:
+  aliases:
+    - {name: \"alias.example:80\", to: \"echo.app.svc.cluster.local:81\"}
+    - {name: \"east.example:80\", to: \"echo.app.svc.cluster.local:80\", consumers: [east]}
+";
+
+const PLACEHOLDERS: [&str; 6] = [
+    "HOST",
+    "PORT",
+    "NAME",
+    "CLUSTER",
+    "NAMESPACE",
+    "THIS_CLUSTER",
+];
+
+/// The peer (trust domain, namespace, account) and what it asks for, with the remedy.
+const REMEDIES: &[(&str, &str, &str)] = &[
+    (
+        "west shop cart",
+        "echo",
+        "such as echo.app.svc.cluster.local:80",
+    ),
+    (
+        "west shop cart",
+        "echo.app.svc.cluster.local:81",
+        "ask for echo.app.svc.cluster.local:80",
+    ),
+    (
+        "west shop cart",
+        "east.example:81",
+        "ask for east.example:80",
+    ),
+    (
+        "west shop cart",
+        "cart.example:80",
+        "ask for a hostname that the mesh has, such as echo.app.svc.cluster.local:80",
+    ),
+    (
+        "west shop cart",
+        "echo.example:80",
+        "ask for echo.app.svc.cluster.local:80, or add \"echo.example:80\" to `names` of \
+         exposure.services[0] (line 14)",
+    ),
+    (
+        "west shop cart",
+        "gone.name:80",
+        "add gone.app.svc.cluster.local to the mesh, or correct `service` of exposure.services[2] \
+         (line 18)",
+    ),
+    (
+        "west shop cart",
+        "alias.example:80",
+        "correct `to` of names.aliases[0] (line 21): echo.app.svc.cluster.local has port 80",
+    ),
+    (
+        "west shop cart",
+        "east.example:80",
+        "add west to `consumers` of names.aliases[1] (line 22)",
+    ),
+    (
+        "west shop cart",
+        "127.0.1.1:8080",
+        "add `workloads: true` to exposure.services[0] (line 14)",
+    ),
+    (
+        "west cart cart",
+        "echo.app.svc.cluster.local:80",
+        "add namespace cart to exposure.services[0] (line 14)",
+    ),
+    (
+        "west bank clerk",
+        "other.global:80",
+        "add service account bank/clerk to exposure.services[1] (line 16)",
+    ),
+    (
+        "east shop cart",
+        "echo.global:80",
+        "add {cluster: east, namespaces: [shop]} to `to` of exposure.services[0] (line 14)",
+    ),
+    (
+        "north shop cart",
+        "echo.global:80",
+        "add {from: north, to: east} to `links`",
+    ),
+    (
+        "south shop cart",
+        "echo.global:80",
+        "add {name: south.local} to `trust.domains`",
+    ),
+];
+
+/// What a client sends to a TLS listener, with the remedy.
+const TLS_REMEDIES: &[(&str, &str)] = &[
+    (
+        "--listener sidecars --sni echo.app.svc.cluster.local",
+        "send a name such as outbound_.80_._.echo.app.svc.cluster.local",
+    ),
+    (
+        "--listener routes --sni echo.app.svc.cluster.local",
+        "has to send one of the names *.two.example, one.example",
+    ),
+    (
+        "--listener sidecars --alpn istio --sni outbound_.80_._.echo.app.svc.cluster.local",
+        "add {anyone: true} to `to` of exposure.services[1] (line 16)",
+    ),
+];
+
+#[test]
+fn review_23_a_remedy_names_the_entry_its_line_and_the_values_and_no_placeholder() {
+    run(async {
+        let folder = local().await;
+        write(folder.path(), "all.yaml", EVERYTHING);
+        let hbone = REMEDIES.iter().map(|(peer, to, want)| {
+            let parts: Vec<_> = peer.split(' ').collect();
+            let [domain, namespace, account] = parts[..] else {
+                panic!("{peer}");
+            };
+            let from = format!("spiffe://{domain}.local/ns/{namespace}/sa/{account}");
+            (format!("--from {from} --to {to}"), want)
+        });
+        let tls = TLS_REMEDIES.iter();
+        let tls = tls.map(|(args, want)| ((*args).to_owned(), want));
+        for (args, want) in hbone.chain(tls) {
+            let command = "explain -c all.yaml".split(' ');
+            let args: Vec<_> = command.chain(args.split(' ')).collect();
+            let answer = done(folder.path(), &args).await;
+            assert_eq!(answer.code, Some(1), "{answer:?}");
+            assert!(answer.stdout.contains(want), "{want}: {answer:?}");
+            let mut words = answer
+                .stdout
+                .split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let placeholder = words.find(|word| PLACEHOLDERS.contains(word));
+            assert_eq!(placeholder, None, "{answer:?}");
+        }
     });
 }

@@ -9,6 +9,8 @@
 mod support;
 
 #[cfg(test)]
+mod absent;
+#[cfg(test)]
 mod certs;
 #[cfg(test)]
 mod check;
@@ -20,5 +22,7 @@ mod deploy;
 mod explain;
 #[cfg(test)]
 mod proxy;
+#[cfg(test)]
+mod reach;
 #[cfg(test)]
 mod status;

@@ -90,7 +90,8 @@ fn regions_share_by_weight_and_are_evacuated_by_a_reload_or_a_command() {
 
         // Nothing is left then, and the operator is told why.
         let order = ["drain", "region", "us-west"];
-        let (code, said, _) = gateway.asked(&order).await;
+        let forced = [&order[..], &["--force"]].concat();
+        let (code, said, _) = gateway.asked(&forced).await;
         assert!(code == 0 && said.contains("no endpoint is left"), "{said}");
         assert!(status(&gateway).await.contains("us-west is evacuated"));
         assert!(client.tunnel(ECHO).await.is_err());
@@ -134,9 +135,75 @@ fn a_region_that_nobody_can_mean_is_a_mistake_of_the_command() {
         for args in [
             &["drain", "region", "*"][..],
             &["drain", "region", "a//b"],
+            &["drain", "region", "us-east", "--undo", "--force"],
             &["drain"],
         ] {
             assert_eq!(gateway.asked(args).await.0, 2, "{args:?}");
         }
+    });
+}
+
+#[test]
+fn review_22_a_region_that_the_mesh_does_not_name_is_an_error_that_lists_the_known_ones() {
+    run(async {
+        let net = Net::new();
+        let weights = "{region: us-east, weight: 1}, {region: us-west, weight: 1}";
+        let gateway = Gateway::start(&settings(net, weights)).await;
+        for more in [&[][..], &["--dry-run"], &["--force"]] {
+            let order = [&["drain", "region", "us-esat"], more].concat();
+            let (code, said, error) = gateway.asked(&order).await;
+            let want = "us-esat cannot be evacuated: no workload is there; write one of us-east, \
+                        us-west\n";
+            assert_eq!((code, &*said, &*error), (1, "", want), "{more:?}");
+        }
+        assert!(!status(&gateway).await.contains("evacuated"));
+        assert_eq!(gateway.asked(&["drain", "region", "us-east"]).await.0, 0);
+        let undo = ["drain", "region", "us-esat", "--undo"];
+        let (code, said, error) = gateway.asked(&undo).await;
+        let want = "us-esat was not evacuated by an operator; these are: us-east\n";
+        assert_eq!((code, &*said, &*error), (1, "", want));
+        assert!(status(&gateway).await.contains("us-east is evacuated"));
+    });
+}
+
+#[test]
+fn review_22_a_drain_that_leaves_a_service_without_endpoints_names_it_and_needs_force() {
+    run(async {
+        let net = Net::new();
+        let weights = "{region: us-east, weight: 1}, {region: us-west, weight: 1}";
+        let mut settings = settings(net, weights);
+        settings.more += "names: {aliases: [{name: \"west.echo:80\", region: us-west, \
+                          to: \"echo.app.svc.cluster.local:80\"}]}\n";
+        let gateway = Gateway::start(&settings).await;
+        let _west = named(net.listen(12, 9000).await, 12);
+        let client = gateway.client(identities()).await;
+        // The services have endpoints in us-west still, and no alias is for us-east.
+        let east = ["drain", "region", "us-east"];
+        let (code, said, _) = gateway.asked(&[&east[..], &["--dry-run"]].concat()).await;
+        assert!(
+            code == 0 && said.ends_with("nothing was changed\n"),
+            "{said}"
+        );
+        assert!(!status(&gateway).await.contains("is evacuated"));
+        assert_eq!(gateway.asked(&east).await.0, 0);
+
+        let west = ["drain", "region", "us-west"];
+        for more in [&[][..], &["--dry-run"]] {
+            let (code, said, error) = gateway.asked(&[&west[..], more].concat()).await;
+            assert_eq!((code, &*said), (1, ""), "{more:?}");
+            for part in [
+                "us-west is not evacuated: no endpoint would be left for ",
+                "alias west.echo:80@us-west, ",
+                "app/echo.app.svc.cluster.local",
+                "; write --force ",
+            ] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+        }
+        assert_eq!(tunnel(&client).await.0, 12);
+        let (code, said, _) = gateway.asked(&[&west[..], &["--force"]].concat()).await;
+        assert_eq!(code, 0, "{said}");
+        assert!(said.contains("app/echo.app.svc.cluster.local"), "{said}");
+        assert!(client.tunnel(ECHO).await.is_err());
     });
 }

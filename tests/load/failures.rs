@@ -180,3 +180,42 @@ fn arguments_without_a_meaning_are_a_usage_error() {
         assert_eq!(missing.code, Some(2), "--chain twice: {missing:?}");
     });
 }
+
+#[test]
+fn review_23_an_alert_of_a_tls_listener_is_reported_by_its_name_and_not_as_bytes() {
+    run(async {
+        let net = Net::new();
+        let listener = net.address(1, 15443);
+        let mut settings = Settings::new(net, identities());
+        settings.listeners =
+            format!("  - {{name: sni, bind: \"{listener}\", protocol: tls, routing: istio}}\n");
+        settings.exposure = format!("    - {{service: \"{ECHO}\", to: [{{anyone: true}}]}}\n");
+        let _gateway = Gateway::start(&settings).await;
+        let load = Load::bare(listener);
+        let works = [
+            "rr",
+            "churn",
+            "idle",
+            "stall",
+            "down",
+            "up",
+            "up --size 1MiB",
+        ];
+        for (name, alert) in [
+            ("no.such.name", "TLS alert unrecognized_name (112)"),
+            // It has no endpoint.
+            (
+                "outbound_.80_._.echo.app.svc.cluster.local",
+                "TLS alert handshake_failure (40)",
+            ),
+        ] {
+            for work in works {
+                let done = load.run(name, &format!("{work} --seconds 5")).await;
+                assert_failed(&done, alert);
+                let kinds = done.report["failures_by_kind"].as_object();
+                assert_eq!(kinds.map(serde_json::Map::len), Some(1), "{work}: {done:?}");
+                assert_eq!(done.number("received_bytes"), 0, "{work}: {done:?}");
+            }
+        }
+    });
+}

@@ -30,8 +30,9 @@ Examples:
 /// the others are out.
 ///
 /// The running gateway answers, by its loads and ejections of now, as for `strait status`; with -c
-/// the files do, as a gateway that starts with them would be, at rest. Nobody is dialled, and
-/// nothing is counted or logged.
+/// the files do, as a gateway that starts with them would be, at rest. Certificates and keys need
+/// not exist then: one warning names those that do not. Nobody is dialled, and nothing is counted
+/// or logged.
 ///
 /// Exits 0 if the tunnel would be opened, 1 if it would be refused, 2 if the question is wrong or
 /// nobody answers.
@@ -110,7 +111,10 @@ pub(super) fn run(args: &Args) -> ExitCode {
 }
 
 fn offline(source: &Source, question: &Question, json: bool) -> ExitCode {
-    let report = app::check(source);
+    let report = app::check_without_keys(source);
+    if let Some(warning) = &report.absent {
+        eprintln!("{warning}");
+    }
     match report.inputs {
         Some(inputs) if report.errors.is_empty() => match app::offline(&inputs, question) {
             Ok(answer) => printed(&answer, json),

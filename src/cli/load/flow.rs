@@ -5,10 +5,13 @@ use std::io::{self, ErrorKind};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
+use rustix::net::{RecvFlags, recv};
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 
 use crate::hbone::Tunnel;
+
+use super::alert::{ALERT_BYTES, Beginning};
 
 /// What is read from a bare connection at once.
 const READ_BYTES: usize = 256 * 1024;
@@ -16,7 +19,16 @@ const READ_BYTES: usize = 256 * 1024;
 /// A stream of bytes in both directions, each of which ends by itself.
 pub(super) enum Flow {
     Tunnel(Tunnel),
-    Bare(TcpStream),
+    Bare(Bare),
+}
+
+/// A bare connection. A TLS alert in its first bytes is an error, not payload.
+pub(super) struct Bare {
+    stream: TcpStream,
+    /// The first bytes, until they are handed out.
+    head: BytesMut,
+    /// Whether they are known to be payload.
+    is_payload: bool,
 }
 
 impl Flow {
@@ -29,18 +41,10 @@ impl Flow {
         cx: &mut Context<'_>,
         bytes: &mut Bytes,
     ) -> Poll<io::Result<()>> {
-        let stream = match self {
-            Self::Tunnel(tunnel) => return tunnel.poll_send(cx, bytes),
-            Self::Bare(stream) => stream,
-        };
-        while !bytes.is_empty() {
-            ready!(stream.poll_write_ready(cx))?;
-            match stream.try_write(bytes) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                written => bytes.advance(written?),
-            }
+        match self {
+            Self::Tunnel(tunnel) => tunnel.poll_send(cx, bytes),
+            Self::Bare(bare) => bare.poll_send(cx, bytes),
         }
-        Poll::Ready(Ok(()))
     }
 
     /// The next bytes as they came; none at the end. One that waits holds no buffer.
@@ -48,18 +52,9 @@ impl Flow {
     /// # Errors
     /// As [`Flow::poll_send`].
     pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
-        let stream = match self {
-            Self::Tunnel(tunnel) => return tunnel.poll_chunk(cx),
-            Self::Bare(stream) => stream,
-        };
-        loop {
-            ready!(stream.poll_read_ready(cx))?;
-            let mut buffer = BytesMut::with_capacity(READ_BYTES);
-            match stream.try_read_buf(&mut buffer) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Ok(0) => return Poll::Ready(Ok(None)),
-                read => return Poll::Ready(read.map(|_| Some(buffer.freeze()))),
-            }
+        match self {
+            Self::Tunnel(tunnel) => tunnel.poll_chunk(cx),
+            Self::Bare(bare) => bare.poll_chunk(cx),
         }
     }
 
@@ -86,7 +81,7 @@ impl Flow {
     pub(super) async fn shutdown(&mut self) -> io::Result<()> {
         match self {
             Self::Tunnel(tunnel) => tunnel.shutdown().await,
-            Self::Bare(stream) => stream.shutdown().await,
+            Self::Bare(bare) => bare.stream.shutdown().await,
         }
     }
 
@@ -94,10 +89,100 @@ impl Flow {
     pub(super) async fn broken(&mut self) -> io::Error {
         match self {
             Self::Tunnel(tunnel) => tunnel.broken().await,
-            Self::Bare(stream) => match stream.ready(Interest::ERROR).await {
-                Ok(_) => ErrorKind::ConnectionReset.into(),
+            Self::Bare(bare) => match bare.broken().await {
+                Ok(()) => ErrorKind::ConnectionReset.into(),
                 Err(error) => error,
             },
         }
+    }
+}
+
+impl Bare {
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Self {
+            stream,
+            head: BytesMut::new(),
+            is_payload: false,
+        }
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        while !bytes.is_empty() {
+            ready!(self.stream.poll_write_ready(cx))?;
+            match self.stream.try_write(bytes) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(self.why(error))),
+                Ok(written) => bytes.advance(written),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        loop {
+            if self.is_payload && !self.head.is_empty() {
+                return Poll::Ready(Ok(Some(self.head.split().freeze())));
+            }
+            ready!(self.stream.poll_read_ready(cx))?;
+            let mut buffer = BytesMut::with_capacity(READ_BYTES);
+            match self.stream.try_read_buf(&mut buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Ok(0) if self.head.is_empty() => return Poll::Ready(Ok(None)),
+                Ok(0) => self.is_payload = true,
+                Ok(_) if self.is_payload => return Poll::Ready(Ok(Some(buffer.freeze()))),
+                Ok(_) => self.begin(&buffer)?,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    /// Takes some of the first bytes.
+    ///
+    /// # Errors
+    /// They are a TLS alert.
+    fn begin(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.head.extend_from_slice(bytes);
+        match Beginning::of(&self.head) {
+            Beginning::Alert(alert) => return Err(io::Error::other(alert)),
+            Beginning::Payload => self.is_payload = true,
+            Beginning::Open => {}
+        }
+        Ok(())
+    }
+
+    /// Returns the alert that came before a write failed, else the write's own error.
+    fn why(&mut self, error: io::Error) -> io::Error {
+        while !self.is_payload {
+            let mut bytes = [0; ALERT_BYTES];
+            let received = recv(&self.stream, &mut bytes, RecvFlags::DONTWAIT);
+            let came = received.ok().and_then(|(count, _)| bytes.get(..count));
+            match came.filter(|came| !came.is_empty()) {
+                Some(came) => {
+                    if let Err(alert) = self.begin(came) {
+                        return alert;
+                    }
+                }
+                None => break,
+            }
+        }
+        error
+    }
+
+    /// Waits until it is broken, while nobody reads but the first bytes.
+    ///
+    /// # Errors
+    /// They are a TLS alert, or the wait failed.
+    async fn broken(&mut self) -> io::Result<()> {
+        while !self.is_payload {
+            self.stream.readable().await?;
+            let mut bytes = [0; ALERT_BYTES];
+            match self.stream.try_read(&mut bytes) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Ok(0) => break,
+                Ok(count) => self.begin(bytes.get(..count).unwrap_or_default())?,
+                Err(error) => return Err(error),
+            }
+        }
+        self.stream.ready(Interest::ERROR).await.map(drop)
     }
 }

@@ -5,6 +5,7 @@
 //! operation is due; a `flow` is what bytes go through. All of it is one thread, so that what the
 //! load costs stays on one processor.
 
+mod alert;
 mod args;
 mod drive;
 mod flow;

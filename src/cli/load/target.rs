@@ -17,7 +17,7 @@ use crate::hbone::{Client, ConnectError, Tunnel};
 use crate::tls::{self, Material};
 
 use super::args::{Files, Plan};
-use super::flow::Flow;
+use super::flow::{Bare, Flow};
 
 /// What is read from a socket at once: TLS by itself would ask for 4 KiB at a time.
 const READ_BYTES: usize = 64 * 1024;
@@ -194,7 +194,7 @@ impl Target {
         add(&self.counts.connections, 1);
         add(&self.counts.tunnels, 1);
         Ok(Open {
-            tunnel: Flow::Bare(stream),
+            tunnel: Flow::Bare(Bare::new(stream)),
             connection: None,
         })
     }

@@ -5,6 +5,7 @@
 //! logged. What it cannot know is whether an endpoint answers.
 
 mod answer;
+mod change;
 mod endpoints;
 #[cfg(test)]
 mod tests;
@@ -36,9 +37,13 @@ pub use answer::{
     Answer, EndpointRow, EntryRow, Form, GroupRow, Leg, ListenerRow, Outcome, PeerRow, RouteRow,
     RuleRow, UnusedRow,
 };
+pub use change::Places;
 
 /// Endpoints, and workloads that are none, that are listed unless all are asked for.
 const SHOWN: usize = 50;
+
+const NOTHING_ASKED: &str = "nothing is asked for; write --to with an authority, such as `--to \
+                             echo.app.svc.cluster.local:80`, or --sni with a server name";
 
 /// A tunnel that somebody may ask for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,6 +75,8 @@ pub struct World<'a> {
     pub deny: &'a DenyList,
     /// The listeners by their names.
     pub listeners: &'a [(String, Listener)],
+    /// Where the configuration's entries stand.
+    pub places: &'a Places,
     /// Whether tunnels may hold more bytes than they do.
     pub has_room: bool,
     /// When: ejections end.
@@ -210,7 +217,7 @@ fn chosen<'a>(world: &World<'a>, question: &Question) -> Result<&'a (String, Lis
         (Some(_), _) => false,
         (None, Some(_)) => true,
         (None, None) => {
-            return Err("nothing is asked for; write --to HOST:PORT, or --sni NAME".to_owned());
+            return Err(NOTHING_ASKED.to_owned());
         }
     };
     let fitting: Vec<_> = all.filter(|(_, of)| of.is_tls() == is_tls).collect();
@@ -256,7 +263,10 @@ impl Asking<'_> {
         let wanted = match listener.target(&hello) {
             Ok(wanted) => wanted,
             Err(reason) => {
-                answer.legs.push(why::unrouted(&hello, from, reason));
+                let names = listener.names();
+                let why = (reason, names.as_deref());
+                let leg = why::unrouted(self.world.snapshot, &hello, from, why);
+                answer.legs.push(leg);
                 answer.outcome = Outcome::refused(reason, form);
                 return Ok(());
             }
@@ -281,7 +291,9 @@ impl Asking<'_> {
         let origin = self.question.origin()?;
         let Some(to) = &self.question.to else {
             return Err(
-                "an HBONE listener routes by an authority; write --to HOST:PORT".to_owned(),
+                "an HBONE listener routes by an authority; write --to with one, such as \
+                        `--to echo.app.svc.cluster.local:80`"
+                    .to_owned(),
             );
         };
         let identity = self.identity()?;
@@ -297,7 +309,7 @@ impl Asking<'_> {
         };
         let form = Form::Status;
         let Ok(authority) = Authority::parse(to) else {
-            answer.legs.push(why::no_authority(to));
+            answer.legs.push(why::no_authority(self.world.snapshot, to));
             answer.outcome = Outcome::refused(Reason::BadAuthority, form);
             return Ok(());
         };
@@ -339,7 +351,7 @@ impl Asking<'_> {
         let Some(name) = &self.question.sni else {
             answer.outcome = Outcome {
                 said: "answered by 200, and then routed by the server name of the TLS inside the \
-                       tunnel; see where that leads by --sni NAME"
+                       tunnel; add --sni to see where that leads"
                     .to_owned(),
                 ..Outcome::opened(Form::Reset)
             };
@@ -350,7 +362,8 @@ impl Asking<'_> {
         let target = sni::normalised(name).and_then(|name| sni::target(&name, port));
         let Some(authority) = target else {
             let (hello, reason) = (Hello::named(Some(name), false), Reason::UnknownSni);
-            answer.legs.push(why::unrouted(&hello, from, reason));
+            let leg = why::unrouted(self.world.snapshot, &hello, from, (reason, None));
+            answer.legs.push(leg);
             answer.outcome = Outcome::refused(reason, Form::Reset);
             return;
         };
@@ -372,7 +385,7 @@ impl Asking<'_> {
         };
         let Some(name) = &self.question.sni else {
             let note = "the server name of the TLS inside the tunnel has to be one of the \
-                        service's; see whether one is by --sni NAME";
+                        service's; add --sni to see whether one is";
             answer.notes.push(note.to_owned());
             return;
         };
@@ -417,12 +430,12 @@ impl Asking<'_> {
         let route = match route {
             Ok(route) => route,
             Err(reason) => {
-                leg.rule = why::unknown(snapshot, peer, asked);
+                leg.rule = why::unknown(self.world, peer, asked);
                 return (leg, Err(reason));
             }
         };
         leg.route = Some(why::route(snapshot, peer, &route));
-        let judge = why::Judge::of(snapshot, peer, &route);
+        let judge = why::Judge::of(self.world, peer, &route);
         if granted {
             leg.rule = why::granted();
             return (leg, Ok(policy::granted(route)));
@@ -433,7 +446,8 @@ impl Asking<'_> {
     }
 
     fn identity(self) -> Result<Identity, String> {
-        const HOW: &str = "write --from spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT";
+        const HOW: &str = "write --from with one, such as `--from \
+                           spiffe://west.local/ns/shop/sa/checkout`";
         let Some(uri) = &self.question.from else {
             return Err(format!(
                 "peers of an HBONE listener have an identity; {HOW}"

@@ -1,4 +1,5 @@
-//! Why, in words: what matched, what allows or refuses, and what to write so that it would not.
+//! Reasons in words: what matched, and what allows or refuses. What to write is in
+//! [`change`](super::change).
 
 use crate::reason::Reason;
 use crate::snapshot::{Alias, Enforcement, Exposure, Means, Service, Snapshot, Verdict};
@@ -9,7 +10,9 @@ use super::super::hello::Hello;
 use super::super::identity::Peer;
 use super::super::route::{self, Route};
 use super::super::tunnel::Origin;
+use super::World;
 use super::answer::{EntryRow, Leg, PeerRow, RouteRow, RuleRow};
+use super::change::{self, Places};
 
 /// What is done about Istio's policies.
 pub(super) fn enforcement(snapshot: &Snapshot) -> &'static str {
@@ -39,8 +42,8 @@ pub(super) fn identity(identity: &Identity, cluster: Option<&str>) -> PeerRow {
     let said = match cluster {
         Some(cluster) => format!("of cluster {cluster}, by its trust domain {domain}"),
         None => format!(
-            "refused in the handshake: trust domain {domain} is not in the trust set; write \
-             {{name: {domain}, cluster: NAME}} into `trust.domains`"
+            "refused in the handshake: trust domain {domain} is not in the trust set; add \
+             {{name: {domain}}} to `trust.domains`"
         ),
     };
     PeerRow {
@@ -51,12 +54,12 @@ pub(super) fn identity(identity: &Identity, cluster: Option<&str>) -> PeerRow {
 }
 
 /// An authority that is none.
-pub(super) fn no_authority(asked: &str) -> Leg {
+pub(super) fn no_authority(snapshot: &Snapshot, asked: &str) -> Leg {
     Leg {
         asked: asked.to_owned(),
         rule: RuleRow {
             said: "it is no authority of the form host:port or ip:port".to_owned(),
-            change: Some("write HOST:PORT, such as echo.app.svc.cluster.local:80".to_owned()),
+            change: Some(change::authority(snapshot, asked)),
             ..RuleRow::default()
         },
         ..Leg::default()
@@ -64,25 +67,23 @@ pub(super) fn no_authority(asked: &str) -> Leg {
 }
 
 /// A hello that nothing is routed by.
-pub(super) fn unrouted(hello: &Hello, from: String, reason: Reason) -> Leg {
+pub(super) fn unrouted(
+    snapshot: &Snapshot,
+    hello: &Hello,
+    from: String,
+    (reason, names): (Reason, Option<&[String]>),
+) -> Leg {
     let asked = hello.sni.as_deref().unwrap_or("no server name");
-    let (said, change) = match reason {
-        Reason::NoIstioAlpn => (
-            "the hello offers none of Istio's protocols by ALPN",
-            "the client has to offer one, such as `istio`",
-        ),
-        _ => (
-            "nothing is routed by this server name",
-            "the client has to send outbound_.PORT_._.HOST on a listener of Istio's names (its \
-             subsets are not known here), and elsewhere a name that a route has",
-        ),
+    let said = match reason {
+        Reason::NoIstioAlpn => "the hello offers none of Istio's protocols by ALPN",
+        _ => "nothing is routed by this server name",
     };
     Leg {
         asked: asked.to_owned(),
         from: Some(from),
         rule: RuleRow {
             said: said.to_owned(),
-            change: Some(change.to_owned()),
+            change: Some(change::hello(snapshot, hello, reason, names)),
             ..RuleRow::default()
         },
         ..Leg::default()
@@ -192,9 +193,12 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
 }
 
 /// Why nothing was found.
-pub(super) fn unknown(snapshot: &Snapshot, peer: &Peer, asked: &Authority) -> RuleRow {
+pub(super) fn unknown(world: &World<'_>, peer: &Peer, asked: &Authority) -> RuleRow {
+    let World {
+        snapshot, places, ..
+    } = *world;
     let (said, change) = match &asked.host {
-        Host::Name(name) => unknown_name(snapshot, peer, asked, name),
+        Host::Name(name) => unknown_name((snapshot, places), peer, asked, name),
         Host::Ip(ip) => match snapshot.by_vip(*ip) {
             Some(service) => without_port(service, asked.port),
             None => (
@@ -203,9 +207,7 @@ pub(super) fn unknown(snapshot: &Snapshot, peer: &Peer, asked: &Authority) -> Ru
                      `workloads: true` opens a workload at this address and target port",
                     snapshot.network()
                 ),
-                "write the hostname of a service, a VIP of one in this network, or `workloads: \
-                 true` into its entry of `exposure.services`"
-                    .to_owned(),
+                change::address((snapshot, places), peer, *ip, asked.port),
             ),
         },
     };
@@ -217,7 +219,7 @@ pub(super) fn unknown(snapshot: &Snapshot, peer: &Peer, asked: &Authority) -> Ru
 }
 
 fn unknown_name(
-    snapshot: &Snapshot,
+    (snapshot, places): (&Snapshot, &Places),
     peer: &Peer,
     asked: &Authority,
     name: &str,
@@ -232,14 +234,13 @@ fn unknown_name(
             Some(service) => without_port(service, port),
             None => (
                 format!("`exposure` gives the name to {host}, which the mesh does not have"),
-                "wait for the service, or write the name into the entry of one that is there"
-                    .to_owned(),
+                given(snapshot, places, asked, host),
             ),
         }
     } else if let Some(alias) = alias {
         (
             format!("it is {}: nothing with this port is there", said_of(alias)),
-            "write a service and a port that the mesh has into its `to`".to_owned(),
+            change::target(snapshot, places, alias),
         )
     } else if let Some(other) = others.first() {
         let port = other.asked().map(|port| format!(" at port {port}"));
@@ -249,19 +250,25 @@ fn unknown_name(
                 "it is, but not for this peer and port, {}{port}",
                 said_of(other)
             ),
-            "write the peer's cluster into `consumers` of the alias, or ask for its port"
-                .to_owned(),
+            change::consumer(places, other, cluster.map(|name| &**name), asked.port),
         )
     } else {
         (
             "no service has this hostname, neither `exposure` nor `names` gives one the name, and \
              no family of `names.suffixes` has it"
                 .to_owned(),
-            "write a hostname that the mesh has (`strait status --all`), or this one into `names` \
-             of an entry of `exposure.services`"
-                .to_owned(),
+            change::name(snapshot, places, asked, name),
         )
     }
+}
+
+/// What to do where `exposure` gives a name to a service that is not there.
+fn given(snapshot: &Snapshot, places: &Places, asked: &Authority, host: &str) -> String {
+    let entry = snapshot.exposure.entries_called(asked).next();
+    let place = entry.map_or_else(String::new, |entry| {
+        format!(", or correct `service` of {}", places.service(entry.index))
+    });
+    format!("add {host} to the mesh{place}")
 }
 
 fn without_port(service: &Service, port: u16) -> (String, String) {
@@ -274,13 +281,14 @@ fn without_port(service: &Service, port: u16) -> (String, String) {
     };
     (
         format!("{} has no port {port}; it has {ports}", service.hostname),
-        format!("write a port of {}", service.hostname),
+        change::port(service),
     )
 }
 
 /// What is judged, kept while the route goes to the judge.
 pub(super) struct Judge<'a> {
     snapshot: &'a Snapshot,
+    places: &'a Places,
     peer: &'a Peer,
     /// The services that have to be exposed: of an alias all that are behind it.
     subjects: Vec<Subject<'a>>,
@@ -299,7 +307,10 @@ struct Subject<'a> {
 }
 
 impl<'a> Judge<'a> {
-    pub(super) fn of(snapshot: &'a Snapshot, peer: &'a Peer, route: &Route) -> Self {
+    pub(super) fn of(world: &World<'a>, peer: &'a Peer, route: &Route) -> Self {
+        let World {
+            snapshot, places, ..
+        } = *world;
         let (asked, means) = (route.asked(), route.means());
         let hosts: Vec<_> = match means {
             Means::Alias(alias) => snapshot.behind(alias, asked.port).collect(),
@@ -318,6 +329,7 @@ impl<'a> Judge<'a> {
         };
         Self {
             snapshot,
+            places,
             peer,
             subjects: hosts.into_iter().map(subject).collect(),
             is_workload: matches!(means, Means::Workload(_)),
@@ -353,7 +365,7 @@ impl<'a> Judge<'a> {
             let admits = |entry: &&&Exposure| entry.to.iter().any(|to| to.admits(caller, trust));
             let what = match subject.entries.iter().find(admits) {
                 Some(entry) => {
-                    rule.entries.push(row(entry));
+                    rule.entries.push(self.row(entry));
                     format!("exposure.services[{}] admits the peer", entry.index)
                 }
                 None if self.snapshot.is_exported(&subject.host, subject.port) => {
@@ -376,7 +388,8 @@ impl<'a> Judge<'a> {
         RuleRow {
             said: format!("no link leads here from cluster {from}"),
             change: Some(format!(
-                "write {{from: {from}, to: THIS_CLUSTER}} into `links`"
+                "add {{from: {from}, to: {}}} to `links`",
+                self.snapshot.balancing.position.cluster
             )),
             ..RuleRow::default()
         }
@@ -384,20 +397,16 @@ impl<'a> Judge<'a> {
 
     fn refused(&self, subject: &Subject<'_>) -> RuleRow {
         let Subject { host, port, .. } = subject;
-        let who = self.audience();
         let behind = match self.subjects.len() {
             1 => String::new(),
             _ => format!("{host} is behind it, and has to be exposed too: "),
         };
-        let workloads = match self.is_workload {
-            true => ", workloads: true",
-            false => "",
-        };
-        let entry = format!("{{service: \"{host}:{port}\", to: [{who}]{workloads}}}");
-        let (said, change) = match (subject.verdict, subject.entries.last()) {
-            (Verdict::NotForPeer, Some(last)) => (
+        let new_entry = || change::new_entry((host, *port), self.peer, self.is_workload);
+        let admission = || change::admission(self.places, &subject.entries, self.peer);
+        let (said, change) = match subject.verdict {
+            Verdict::NotForPeer => (
                 "its entries of `exposure` admit others, and not this peer",
-                format!("write {who} into `to` of exposure.services[{}]", last.index),
+                admission().unwrap_or_else(new_entry),
             ),
             _ if self.snapshot.is_kept(host) => (
                 "an object of its own keeps it to its cluster, whatever `exposure` says",
@@ -405,32 +414,32 @@ impl<'a> Judge<'a> {
             ),
             _ if subject.has_entry => (
                 "its entries of `exposure` admit nobody this way and at this port",
-                format!("write {entry} into `exposure.services`"),
+                admission().unwrap_or_else(new_entry),
             ),
             _ => (
                 "it is exposed to nobody: it has no entry in `exposure`, neither the control \
                  plane nor an object of its own exports it, and `exposure.default` does not help \
                  this peer",
-                format!("write {entry} into `exposure.services`"),
+                new_entry(),
             ),
         };
         RuleRow {
             allowed: false,
             said: format!("{behind}{said}"),
-            entries: subject.entries.iter().map(|entry| row(entry)).collect(),
+            entries: subject
+                .entries
+                .iter()
+                .map(|entry| self.row(entry))
+                .collect(),
             change: Some(change),
         }
     }
 
-    /// The peer as an entry of `to` describes it.
-    fn audience(&self) -> String {
-        let source = &self.peer.source;
-        match self.peer.is_unknown() {
-            true => "{anyone: true}".to_owned(),
-            false => format!(
-                "{{cluster: {}, namespaces: [{}]}}",
-                source.cluster, source.namespace
-            ),
+    fn row(&self, entry: &Exposure) -> EntryRow {
+        EntryRow {
+            index: entry.index,
+            line: self.places.services.get(entry.index).copied(),
+            to: entry.to.iter().map(ToString::to_string).collect(),
         }
     }
 }
@@ -449,12 +458,4 @@ fn entries<'a>(
     let of_port = entries.filter(|entry| entry.is_about(port));
     let opens = |entry: &&Exposure| entry.workloads || !matches!(means, Means::Workload(_));
     of_port.filter(opens).collect()
-}
-
-fn row(entry: &Exposure) -> EntryRow {
-    EntryRow {
-        index: entry.index,
-        line: None,
-        to: entry.to.iter().map(ToString::to_string).collect(),
-    }
 }

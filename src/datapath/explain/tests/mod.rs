@@ -40,6 +40,7 @@ fn explained(of: &Generated, now: Instant) -> Answer {
     let listeners = [("cross-network".to_owned(), Listener::default())];
     let world = World {
         snapshot: &of.snapshot,
+        places: &Places::default(),
         deny: &deny,
         listeners: &listeners,
         has_room: true,

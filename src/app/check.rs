@@ -1,0 +1,79 @@
+//! The checks of files by commands that serve nobody, also on machines without the gateway's
+//! certificates, such as a laptop or a CI runner.
+
+use crate::config::{Discovery, Examined, Identity, Severity, Source};
+
+use super::inputs::{Report, complete};
+
+/// Absent files that the warning names.
+const NAMED_MAX: usize = 8;
+
+/// Checks all files. Certificates, keys and tokens that do not exist are a warning where the
+/// machine has no credential of the gateway at all, and errors where it has one.
+pub fn check(source: &Source) -> Report {
+    let examined = source.examine_without_keys();
+    match has_credential(&examined) {
+        true => complete(source, examined.strict()),
+        false => tolerant(source, examined),
+    }
+}
+
+/// Checks all files as a start would: each has to exist.
+pub fn check_as_run(source: &Source) -> Report {
+    complete(source, source.examine())
+}
+
+/// Checks all files for whoever needs no certificates: that they do not exist is a warning.
+pub fn check_without_keys(source: &Source) -> Report {
+    tolerant(source, source.examine_without_keys())
+}
+
+fn tolerant(source: &Source, mut examined: Examined) -> Report {
+    let mut findings = examined.findings.0.iter();
+    let has_absent = findings.any(|finding| finding.severity == Severity::Absent);
+    examined
+        .findings
+        .0
+        .retain(|finding| finding.severity != Severity::Absent);
+    let warning = has_absent.then(|| warning(&examined)).flatten();
+    let mut report = complete(source, examined);
+    report.warnings.splice(0..0, warning.clone());
+    report.absent = warning;
+    report
+}
+
+/// Whether the machine has a credential of the gateway: its certificate, its key, or a token.
+fn has_credential(examined: &Examined) -> bool {
+    let own = match &examined.identity {
+        Some(Identity::Files(files)) => vec![&files.chain, &files.key],
+        Some(Identity::IstioCa(ca)) => ca.plane.token.iter().collect(),
+        Some(Identity::Spiffe { .. }) | None => Vec::new(),
+    };
+    let token = match &examined.discovery {
+        Some(Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. }) => {
+            plane.token.as_ref()
+        }
+        Some(Discovery::File { .. }) | None => None,
+    };
+    let mut credentials = own.into_iter().chain(token);
+    credentials.any(|file| !examined.is_absent(file))
+}
+
+/// The one warning about all files that do not exist, at the place that names the first one.
+fn warning(examined: &Examined) -> Option<String> {
+    let (_, place) = examined.absent.first()?;
+    let mut named: Vec<_> = examined.absent.iter().map(|(file, _)| file).collect();
+    named.sort_unstable();
+    named.dedup();
+    let first = named.iter().take(NAMED_MAX);
+    let first: Vec<_> = first.map(|file| file.display().to_string()).collect();
+    let more = match named.len() - first.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(format!(
+        "{place}: warning: certificates were not checked: {}{more} do not exist here; put them \
+         there before `strait run`, which refuses to start without them",
+        first.join(", ")
+    ))
+}

@@ -1,0 +1,102 @@
+//! TLS alerts in the clear, as a gateway answers a ClientHello that it refuses.
+
+use std::fmt;
+
+/// Record header and body of an alert (RFC 8446 sections 5.1 and 6).
+pub(super) const ALERT_BYTES: usize = 7;
+
+/// An alert by its description code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Alert(u8);
+
+/// What the first bytes of a connection are.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Beginning {
+    /// A TLS alert.
+    Alert(Alert),
+    /// Too few bytes to tell.
+    Open,
+    /// Anything else.
+    Payload,
+}
+
+impl Beginning {
+    /// Tells an alert record from other bytes.
+    pub(super) fn of(bytes: &[u8]) -> Self {
+        let fits = |(at, byte): (usize, &u8)| match (at, *byte) {
+            // The type alert, a legacy version, a length of two, a level.
+            (0, 21) | (1, 3) | (2, 0..=4) | (3, 0) | (4, 2) | (5, 1 | 2) => true,
+            (at, _) => at >= 6,
+        };
+        match bytes.get(ALERT_BYTES - 1) {
+            _ if !bytes.iter().enumerate().all(fits) => Self::Payload,
+            Some(code) => Self::Alert(Alert(*code)),
+            None => Self::Open,
+        }
+    }
+}
+
+impl std::error::Error for Alert {}
+
+impl fmt::Display for Alert {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TLS alert {} ({})", name(self.0), self.0)
+    }
+}
+
+/// Returns the name of an alert (RFC 8446 section 6, RFC 5246 section 7.2 for older ones).
+fn name(code: u8) -> &'static str {
+    match code {
+        0 => "close_notify",
+        10 => "unexpected_message",
+        20 => "bad_record_mac",
+        22 => "record_overflow",
+        40 => "handshake_failure",
+        42 => "bad_certificate",
+        43 => "unsupported_certificate",
+        44 => "certificate_revoked",
+        45 => "certificate_expired",
+        46 => "certificate_unknown",
+        47 => "illegal_parameter",
+        48 => "unknown_ca",
+        49 => "access_denied",
+        50 => "decode_error",
+        51 => "decrypt_error",
+        70 => "protocol_version",
+        71 => "insufficient_security",
+        80 => "internal_error",
+        86 => "inappropriate_fallback",
+        90 => "user_canceled",
+        109 => "missing_extension",
+        110 => "unsupported_extension",
+        112 => "unrecognized_name",
+        113 => "bad_certificate_status_response",
+        115 => "unknown_psk_identity",
+        116 => "certificate_required",
+        120 => "no_application_protocol",
+        _ => "of an unknown kind",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alert_is_told_from_its_beginning_and_from_other_bytes() {
+        let alert = [21, 3, 3, 0, 2, 2, 112];
+        for length in 0..ALERT_BYTES {
+            assert_eq!(Beginning::of(&alert[..length]), Beginning::Open);
+        }
+        assert_eq!(Beginning::of(&alert), Beginning::Alert(Alert(112)));
+        // What follows is of no account.
+        let longer = [&alert[..], &[1, 2, 3]].concat();
+        assert_eq!(Beginning::of(&longer), Beginning::Alert(Alert(112)));
+        assert_eq!(Alert(112).to_string(), "TLS alert unrecognized_name (112)");
+        for at in 0..ALERT_BYTES - 1 {
+            let mut other = alert;
+            other[at] = 200;
+            assert_eq!(Beginning::of(&other[..=at]), Beginning::Payload, "{at}");
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Remedies: what to write so that a tunnel would be opened, with the values of this peer and mesh
+//! in place, and with the line of the entry that is to be changed.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::reason::Reason;
+use crate::snapshot::{Alias, Audience, Exposure, Service, Snapshot};
+use crate::wire::sni::{self, IstioName};
+use crate::wire::{Authority, Host};
+
+use super::super::hello::Hello;
+use super::super::identity::Peer;
+
+/// An authority for a mesh without services.
+const EXAMPLE: (&str, u16) = ("echo.app.svc.cluster.local", 80);
+
+/// Where the entries of the configuration stand.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    /// The lines of `exposure.services`, by index.
+    pub services: Vec<u64>,
+    /// The index and the line of each of `names.aliases`, by the label of the alias.
+    pub aliases: HashMap<Arc<str>, (usize, u64)>,
+}
+
+impl Places {
+    /// Names an entry of `exposure.services`.
+    pub(super) fn service(&self, index: usize) -> String {
+        let line = self.services.get(index);
+        let line = line.map_or_else(String::new, |line| format!(" (line {line})"));
+        format!("exposure.services[{index}]{line}")
+    }
+
+    /// Names an entry of `names.aliases`.
+    pub(super) fn alias(&self, alias: &Alias) -> String {
+        match self.aliases.get(alias.label()) {
+            Some((index, line)) => format!("names.aliases[{index}] (line {line})"),
+            None => format!("the alias {}", alias.host()),
+        }
+    }
+}
+
+/// The service that a name resembles: of the same first label, else any. Of several the first one
+/// by name.
+fn nearest<'a>(snapshot: &'a Snapshot, name: &str) -> Option<(&'a Arc<Service>, u16)> {
+    let label = name.split(['.', ':']).next().unwrap_or_default();
+    let with_ports = snapshot.services.values();
+    let with_ports = with_ports.filter(|service| !service.ports.is_empty());
+    let first = with_ports.min_by_key(|service| (*service.name != *label, &service.hostname))?;
+    Some((first, *first.ports.keys().min()?))
+}
+
+/// Whether the first labels agree.
+fn resembles(service: &Service, name: &str) -> bool {
+    name.split('.').next() == Some(&*service.name)
+}
+
+/// An authority that a peer can ask for, which resembles what was asked.
+pub(super) fn authority(snapshot: &Snapshot, asked: &str) -> String {
+    let nearest = nearest(snapshot, asked);
+    let (host, port) = nearest.map_or(EXAMPLE, |(service, port)| (&*service.hostname, port));
+    format!("ask for a hostname and a port, such as {host}:{port}")
+}
+
+/// What a client has to send instead of a hello that nothing is routed by; `names` are those of
+/// the listener's own routes.
+pub(super) fn hello(
+    snapshot: &Snapshot,
+    hello: &Hello,
+    reason: Reason,
+    names: Option<&[String]>,
+) -> String {
+    if reason == Reason::NoIstioAlpn {
+        return "the client has to offer one, such as `istio`".to_owned();
+    }
+    if let Some(names) = names {
+        return format!(
+            "the client has to send one of the names {}",
+            names.join(", ")
+        );
+    }
+    let sent = hello.sni.as_deref().unwrap_or_default();
+    let meant = IstioName::parse(sent).map(|name| name.authority);
+    let host = meant.as_ref().and_then(|meant| match &meant.host {
+        Host::Name(name) => Some((snapshot.called(name)?, meant.port)),
+        Host::Ip(_) => None,
+    });
+    let port_of = |service: &Service| service.ports.keys().min().copied();
+    let named = || {
+        let service = snapshot.called(sent)?;
+        Some((service, port_of(service)?))
+    };
+    let found = host.or_else(named).or_else(|| nearest(snapshot, sent));
+    let (host, port) = found.map_or(EXAMPLE, |(service, port)| (&*service.hostname, port));
+    format!("the client has to send a name such as outbound_.{port}_._.{host}, without a subset")
+}
+
+/// How an address without a service would stand for one.
+pub(super) fn address(
+    (snapshot, places): (&Snapshot, &Places),
+    peer: &Peer,
+    ip: IpAddr,
+    port: u16,
+) -> String {
+    let workloads = snapshot.mesh.workloads.values();
+    let mut there = workloads.filter(|one| one.addresses.iter().any(|at| at.to_canonical() == ip));
+    let served = there.find_map(|workload| {
+        workload.services.iter().find_map(|(name, ports)| {
+            let (_, host) = name.split_once('/')?;
+            let (of, _) = ports.iter().find(|(_, target)| **target == port)?;
+            Some((snapshot.services.get(host)?, *of, workload.has_waypoint))
+        })
+    });
+    match served {
+        Some((service, of, true)) => {
+            let host = &service.hostname;
+            format!("ask for {host}:{of}, as the workload there has a waypoint of its own")
+        }
+        Some((service, of, false)) => {
+            let host = &*service.hostname;
+            let entry = snapshot.entry_of(host);
+            let entries = snapshot.exposure.entries(&entry).iter();
+            match entries.clone().find(|entry| entry.is_about(of)) {
+                Some(entry) => format!("add `workloads: true` to {}", places.service(entry.index)),
+                None => new_entry((host, of), peer, true),
+            }
+        }
+        None => format!("{}, or for a VIP in this network", authority(snapshot, "")),
+    }
+}
+
+/// A new entry of `exposure.services`.
+pub(super) fn new_entry((host, port): (&str, u16), peer: &Peer, workloads: bool) -> String {
+    let more = match workloads {
+        true => ", workloads: true",
+        false => "",
+    };
+    let who = audience(peer);
+    format!("add {{service: \"{host}:{port}\", to: [{who}]{more}}} to `exposure.services`")
+}
+
+/// The peer as an entry of `to` describes it.
+fn audience(peer: &Peer) -> String {
+    let source = &peer.source;
+    match peer.is_unknown() {
+        true => "{anyone: true}".to_owned(),
+        false => format!(
+            "{{cluster: {}, namespaces: [{}]}}",
+            source.cluster, source.namespace
+        ),
+    }
+}
+
+/// What admits the peer to entries that admit others: the least change of one of them.
+pub(super) fn admission(places: &Places, entries: &[&Exposure], peer: &Peer) -> Option<String> {
+    let nearly = entries.iter().find_map(|entry| {
+        let mut to = entry.to.iter().enumerate();
+        let (at, what) = to.find_map(|(at, to)| Some((at, missing(to, peer)?)))?;
+        let place = places.service(entry.index);
+        Some(match entry.to.len() {
+            1 => format!("add {what} to {place}"),
+            _ => format!("add {what} to `to[{at}]` of {place}"),
+        })
+    });
+    nearly.or_else(|| {
+        let place = places.service(entries.last()?.index);
+        Some(format!("add {} to `to` of {place}", audience(peer)))
+    })
+}
+
+/// The one thing that an audience of the peer's cluster lacks to admit the peer.
+fn missing(to: &Audience, peer: &Peer) -> Option<String> {
+    let source = &peer.source;
+    let (namespace, account) = (&*source.namespace, &*source.service_account);
+    let is_its = to.cluster.as_deref() == Some(&*source.cluster) && !peer.is_unknown();
+    let has_namespace =
+        to.namespaces.is_empty() || to.namespaces.iter().any(|of| **of == *namespace);
+    match (is_its, has_namespace, to.service_accounts.is_empty()) {
+        (true, false, true) => Some(format!("namespace {namespace}")),
+        (true, true, false) => Some(format!("service account {namespace}/{account}")),
+        _ => None,
+    }
+}
+
+/// What leads to a service by a name that nothing has.
+pub(super) fn name(snapshot: &Snapshot, places: &Places, asked: &Authority, name: &str) -> String {
+    let Some((service, port)) = nearest(snapshot, name) else {
+        return "add a service to the mesh, which has none".to_owned();
+    };
+    let host = &*service.hostname;
+    if !resembles(service, name) {
+        return format!(
+            "ask for a hostname that the mesh has, such as {host}:{port} (`strait status --all` \
+             lists them)"
+        );
+    }
+    let entry = snapshot.entry_of(host);
+    let entry = snapshot.exposure.entries(&entry).first();
+    let given = entry.filter(|_| sni::normalised(name).is_some());
+    match given {
+        Some(entry) => format!(
+            "ask for {host}:{port}, or add \"{asked}\" to `names` of {}",
+            places.service(entry.index)
+        ),
+        None => format!("ask for {host}:{port}"),
+    }
+}
+
+/// What leads to a port that a service has.
+pub(super) fn port(service: &Service) -> String {
+    let host = &service.hostname;
+    match service.ports.keys().min() {
+        Some(port) => format!("ask for {host}:{port}"),
+        None => format!("give {host} a port in the mesh"),
+    }
+}
+
+/// What makes an alias lead to a service port that exists.
+pub(super) fn target(snapshot: &Snapshot, places: &Places, alias: &Alias) -> String {
+    let targets = alias.targets().iter().map(|(host, _)| {
+        let service = snapshot.called(host);
+        let ports = service.map(|service| {
+            let mut ports: Vec<_> = service.ports.keys().collect();
+            ports.sort_unstable();
+            let ports: Vec<_> = ports.into_iter().map(ToString::to_string).collect();
+            ports.join(", ")
+        });
+        match ports {
+            Some(ports) if !ports.is_empty() => format!("{host} has port {ports}"),
+            Some(_) => format!("{host} has no port"),
+            None => format!("{host} is no service of the mesh"),
+        }
+    });
+    let targets = targets.collect::<Vec<_>>().join(", ");
+    format!("correct `to` of {}: {targets}", places.alias(alias))
+}
+
+/// What makes an alias one of this peer and port.
+pub(super) fn consumer(places: &Places, alias: &Alias, cluster: Option<&str>, port: u16) -> String {
+    if let Some(own) = alias.asked().filter(|own| *own != port) {
+        return format!("ask for {}:{own}", alias.host());
+    }
+    let place = places.alias(alias);
+    match cluster {
+        Some(cluster) => format!("add {cluster} to `consumers` of {place}"),
+        None => format!("remove `consumers` from {place}"),
+    }
+}

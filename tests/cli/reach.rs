@@ -1,0 +1,114 @@
+//! `strait check`: names that do not lead their consumers to a service that these may reach.
+
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use crate::support::{Done, done, folder_with_certificates, run, write};
+
+const MESH: &str = "\
+services:
+  - {name: echo, namespace: app, hostname: echo.app.svc.cluster.local, vips: [], ports: {80: 8080}}
+  - {name: shop, namespace: app, hostname: shop.app.svc.cluster.local, vips: [], ports: {80: 8080}}
+workloads:
+  - {uid: a, name: a, namespace: app, network: east, workloadIps: [10.0.0.1], protocol: HBONE,
+     services: {app/echo.app.svc.cluster.local: {80: 8080},
+       app/shop.app.svc.cluster.local: {80: 8080}}}
+";
+
+async fn folder() -> TempDir {
+    let folder = folder_with_certificates().await;
+    write(folder.path(), "mesh.yaml", MESH);
+    folder
+}
+
+/// Checks a configuration with these sections, which begin on line 8.
+async fn checked(folder: &Path, discovery: &str, sections: &str) -> Done {
+    let text = format!(
+        "\
+gateway: {{cluster: east, network: east}}
+identity: {{kind: files, chain: certs/gateway.crt, key: certs/gateway.key, roots: certs/root.crt}}
+trust:
+  domains: [{{name: east.local, cluster: east}}, {{name: west.local, cluster: west}},
+    {{name: north.local, cluster: north}}]
+listeners: [{{name: cross-network, bind: \"127.0.0.1:15008\"}}]
+discovery: {discovery}
+{sections}"
+    );
+    write(folder, "strait.yaml", &text);
+    let checked = done(folder, &["check", "-c", "strait.yaml"]).await;
+    assert_eq!(checked.code, Some(0), "{checked:?}");
+    checked
+}
+
+const FILE: &str = "{kind: file, path: mesh.yaml}";
+const ISTIO: &str = "{kind: istio, address: \"istiod:15012\", roots: certs/root.crt}";
+
+#[test]
+fn review_23_an_alias_for_a_consumer_that_may_not_reach_its_target_is_a_warning() {
+    run(async {
+        let folder = folder().await;
+        let exposure = "exposure:
+  services:
+    - {service: \"echo.app.svc.cluster.local:80\", to: [{cluster: west, namespaces: [a]}]}
+names:
+  aliases:
+";
+        let target = "to: \"echo.app.svc.cluster.local:80\"";
+        let north =
+            format!("    - {{name: \"a.global:80\", {target}, consumers: [west, north]}}\n");
+        let want = "strait.yaml:13: warning: the alias a.global is for north, whose peers may not \
+                    reach echo.app.svc.cluster.local:80; add {cluster: north} to `to` of \
+                    exposure.services[0] (line 10)\n";
+        for discovery in [FILE, ISTIO] {
+            let found = checked(folder.path(), discovery, &format!("{exposure}{north}")).await;
+            assert_eq!(found.stderr, want, "{discovery}");
+        }
+        // A service without an entry is exposed to nobody, unless a control plane exports it.
+        let shop = "    - {name: \"b.global:80\", to: [\"shop.app.svc.cluster.local:80\"]}\n";
+        let want = "strait.yaml:13: warning: the alias b.global leads to \
+                    shop.app.svc.cluster.local:80, which no peer may reach; add an entry for \
+                    \"shop.app.svc.cluster.local:80\" ";
+        let found = checked(folder.path(), FILE, &format!("{exposure}{shop}")).await;
+        assert!(found.stderr.starts_with(want), "{found:?}");
+        let found = checked(folder.path(), ISTIO, &format!("{exposure}{shop}")).await;
+        assert_eq!(found.stderr, "");
+        // A link is missing too, and of what is well nothing is said.
+        let west = format!("    - {{name: \"a.global:80\", {target}, consumers: [west]}}\n");
+        let found = checked(folder.path(), FILE, &format!("{exposure}{west}")).await;
+        assert_eq!(found.stderr, "");
+        let links = "links: [{from: north, to: east}]\n";
+        let found = checked(folder.path(), FILE, &format!("{exposure}{west}{links}")).await;
+        let want = "strait.yaml:13: warning: the alias a.global is for west, from which no link \
+                    leads here; add {from: west, to: east} to `links`\n";
+        assert_eq!(found.stderr, want);
+    });
+}
+
+#[test]
+fn review_23_two_entries_of_a_service_with_different_names_are_a_warning() {
+    run(async {
+        let folder = folder().await;
+        let entries = |west: &str, north: &str| {
+            let service = "service: \"echo.app.svc.cluster.local:80\"";
+            format!(
+                "exposure:\n  services:\n    - {{{service}, to: [{{cluster: west}}]{west}}}\n    - \
+                 {{{service}, to: [{{cluster: north}}]{north}}}\n"
+            )
+        };
+        let warned = async |west: &str, north: &str| {
+            let found = checked(folder.path(), FILE, &entries(west, north)).await;
+            found.stderr
+        };
+        let (one, other) = (", names: [\"a.global:80\"]", ", names: [\"b.global:80\"]");
+        let want = "strait.yaml:11: warning: `exposure.services[]` gives \
+                    `echo.app.svc.cluster.local:80` other `names` than line 10 does, and a name \
+                    opens it to those alone whom its own entry admits; write the same `names` into \
+                    both entries, or each name with its `consumers` into `names.aliases`\n";
+        for (west, north) in [(one, ""), ("", one), (one, other)] {
+            assert_eq!(warned(west, north).await, want);
+        }
+        assert_eq!(warned(one, ", names: [a.global]").await, "");
+        assert_eq!(warned("", "").await, "");
+    });
+}
