@@ -22,3 +22,5 @@ mod explain;
 mod proxy;
 #[cfg(test)]
 mod status;
+#[cfg(test)]
+mod tenants;
