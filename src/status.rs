@@ -269,6 +269,7 @@ pub struct Status {
     discovery: Mutex<Option<Discovery>>,
     certificates: Mutex<BTreeMap<String, Certificate>>,
     reloads: Mutex<BTreeMap<What, Reload>>,
+    conflicts: Mutex<Vec<String>>,
     hosts: Mutex<(BTreeMap<String, Host>, usize)>,
 }
 
@@ -280,6 +281,7 @@ impl Status {
             discovery: Mutex::default(),
             certificates: Mutex::default(),
             reloads: Mutex::default(),
+            conflicts: Mutex::default(),
             hosts: Mutex::default(),
         }
     }
@@ -349,6 +351,16 @@ impl Status {
             error,
         };
         lock(&self.reloads).insert(what, reload);
+    }
+
+    /// Replaces the claims of objects that other claims keep from having effect.
+    pub fn set_conflicts(&self, conflicts: Vec<String>) {
+        *lock(&self.conflicts) = conflicts;
+    }
+
+    /// Returns the claims of objects that other claims keep from having effect.
+    pub fn conflicts(&self) -> Vec<String> {
+        lock(&self.conflicts).clone()
     }
 
     /// Changes what is known of a hostname; returns what the change does.

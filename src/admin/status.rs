@@ -19,6 +19,9 @@ use crate::status::{self, Certificate, ResourceType, What};
 /// Services, or endpoints of one service, that are shown unless all are asked for.
 const SHOWN: usize = 50;
 
+/// Conflicts of objects that are shown.
+const CONFLICTS_SHOWN: usize = 20;
+
 /// `?service=NAME`, `?all`, `?format=json` and, for a terminal, `?color`.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Parameters {
@@ -225,6 +228,7 @@ impl Page {
         }
         page.problems = problems(&page);
         page.problems.extend(dead_ends(&snapshot));
+        page.problems.extend(conflicts(state.status.conflicts()));
         page
     }
 }
@@ -298,6 +302,16 @@ fn names(hosts: &status::Hosts) -> Vec<String> {
         ));
     }
     problems
+}
+
+/// Claims of objects that other claims keep from having effect.
+fn conflicts(mut all: Vec<String>) -> Vec<String> {
+    let more = all.len().saturating_sub(CONFLICTS_SHOWN);
+    all.truncate(CONFLICTS_SHOWN);
+    if more > 0 {
+        all.push(format!("{more} more objects conflict; see `strait check`"));
+    }
+    all
 }
 
 /// Services to which no tunnel comes, for want of the waypoint that all of them go by.

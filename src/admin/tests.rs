@@ -254,6 +254,22 @@ pub(super) fn mesh() -> Mesh {
     Mesh::new([service], [workload])
 }
 
+#[tokio::test]
+async fn conflicts_of_objects_are_problems_and_only_the_first_are_shown() {
+    let Fixture { state, _log, .. } = fixture();
+    let conflicts = (0..22).map(|line| format!("o.yaml:{line}: warning: a claim"));
+    state.status.set_conflicts(conflicts.collect());
+    let (_, text) = ask(admin_router(state.clone()), "GET", "/status").await;
+    assert_eq!(text.matches("  o.yaml:").count(), 20, "{text}");
+    assert!(
+        text.contains("  2 more objects conflict; see `strait check`\n"),
+        "{text}"
+    );
+    state.status.set_conflicts(Vec::new());
+    let (_, text) = ask(admin_router(state), "GET", "/status").await;
+    assert!(!text.contains("Problems"), "{text}");
+}
+
 pub(super) fn certificate() -> Certificate {
     let info = CertificateInfo {
         pem: "foobar".into(),

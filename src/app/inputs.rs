@@ -44,6 +44,8 @@ pub struct Inputs {
     pub domains: Vec<TrustedDomain>,
     /// What is allowed, but worth a look.
     pub warnings: Vec<String>,
+    /// Claims of objects that other claims keep from having effect.
+    pub(super) conflicts: Vec<String>,
 }
 
 /// Our certificate, where it is in files, and the trust domains.
@@ -153,6 +155,7 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
             material,
             domains,
             warnings,
+            conflicts: joined.conflicts,
         });
     }
     report

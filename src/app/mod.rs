@@ -146,6 +146,7 @@ impl App {
         if let Discovery::File { .. } = inputs.config.discovery {
             status.ready(DISCOVERY);
         }
+        status.set_conflicts(inputs.conflicts);
         let sockets = Sockets::bind(&inputs.config)?;
         let buffers = inputs.config.limits.buffers.unwrap_or_else(memory::half);
         let budget = Arc::new(Budget::new(buffers, metrics.buffers(buffers)));

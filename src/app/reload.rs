@@ -288,8 +288,10 @@ impl Reloader {
         Ok(())
     }
 
-    /// What changes by what the files of the mesh make together. A control plane's mesh is its own.
+    /// Returns what changes by what the files of the mesh make together, and has their conflicts
+    /// shown. A control plane's mesh is its own.
     fn change(&self, config: &Config, joined: Joined) -> Change {
+        self.status.set_conflicts(joined.conflicts);
         let network = config.gateway.network.as_str();
         Change {
             mesh: match config.discovery {

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use crate::config::{Config, Discovery};
+use crate::config::{Config, Discovery, Findings};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Policies, Scope};
 use crate::xds::objects::{Objects, join};
@@ -27,25 +27,31 @@ pub(super) struct Joined {
     pub(super) mesh: Mesh,
     /// What is exported, what stays local, and who may come.
     pub(super) scope: Scope,
-    /// What is worth a look, a line each.
+    /// What is worth a look, a line each, the conflicts among it.
     pub(super) warnings: Vec<String>,
+    /// Claims of objects that other claims keep from having effect, a line each.
+    pub(super) conflicts: Vec<String>,
 }
 
 impl Told {
     /// Joins all of it.
     pub(super) fn joined(&self, config: &Config) -> Joined {
         let joined = join(&self.mesh, &self.objects, config);
+        let lines = |findings: Findings| findings.0.iter().map(ToString::to_string).collect();
+        let (mesh, conflicts): (_, Vec<_>) = match config.discovery {
+            Discovery::File { .. } => (joined.mesh, lines(joined.conflicts)),
+            // A control plane's endpoints and addresses are its own.
+            Discovery::Istio { .. } | Discovery::Envoy { .. } => (self.mesh.clone(), Vec::new()),
+        };
         Joined {
-            mesh: match config.discovery {
-                Discovery::File { .. } => joined.mesh,
-                Discovery::Istio { .. } | Discovery::Envoy { .. } => self.mesh.clone(),
-            },
+            mesh,
             scope: Scope {
                 exported: joined.exported,
                 local: joined.local,
                 linked: linked(config),
             },
-            warnings: joined.warnings.0.iter().map(ToString::to_string).collect(),
+            warnings: [conflicts.clone(), lines(joined.warnings)].concat(),
+            conflicts,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::support::{Done, done, folder_with_certificates, run, write};
 
-const GOOD: &str = "\
+pub const GOOD: &str = "\
 gateway: {cluster: east, network: east}
 identity:
   kind: files
@@ -26,7 +26,7 @@ drain: {lag: 5s}
 log: {level: info}
 ";
 
-const GOOD_MESH: &str = "\
+pub const GOOD_MESH: &str = "\
 services:
   - name: echo
     namespace: app
@@ -70,7 +70,7 @@ fn places(checked: &Done) -> Vec<String> {
     places
 }
 
-async fn check(folder: &Path) -> Done {
+pub async fn check(folder: &Path) -> Done {
     done(folder, &["check", "-c", "strait.yaml"]).await
 }
 

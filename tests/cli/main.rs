@@ -26,3 +26,5 @@ mod proxy;
 mod reach;
 #[cfg(test)]
 mod status;
+#[cfg(test)]
+mod tenants;

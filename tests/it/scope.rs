@@ -21,7 +21,7 @@ const REMOTE: u8 = 12;
 const FAR: u8 = 13;
 
 /// An endpoint that says its own name and then echoes.
-fn named(listener: TcpListener, name: u8) -> Endpoint {
+pub fn named(listener: TcpListener, name: u8) -> Endpoint {
     Endpoint::new(listener, move |mut stream| async move {
         let _ = stream.write_u8(name).await;
         let (mut read, mut write) = stream.split();
@@ -30,7 +30,7 @@ fn named(listener: TcpListener, name: u8) -> Endpoint {
 }
 
 /// The endpoints that answer under a name, or none where it is refused.
-async fn answering(client: &Client, authority: &str) -> Vec<u8> {
+pub async fn answering(client: &Client, authority: &str) -> Vec<u8> {
     let mut names = Vec::new();
     // With two of equal weight, none is missed but once in half a million runs.
     for _ in 0..20 {
@@ -73,19 +73,19 @@ endpoints: [{{addresses: [{address}]}}]
 }
 
 /// Nothing is exposed by `strait.yaml`, but for what objects in the folder `objects` say.
-fn settings(net: Net, exposure: &str) -> Settings<'static> {
+pub fn settings(net: Net, exposure: &str) -> Settings<'static> {
     let mut settings = Settings::new(net, identities());
     settings.exposure = format!("    []\n  files: [objects]\n{exposure}");
     settings
 }
 
-fn write(folder: &Path, name: &str, text: &str) {
+pub fn write(folder: &Path, name: &str, text: &str) {
     let objects = folder.join("objects");
     std::fs::create_dir_all(&objects).expect("a folder");
     replace(&objects.join(name), text);
 }
 
-async fn started(settings: &Settings<'_>, objects: &str) -> Gateway {
+pub async fn started(settings: &Settings<'_>, objects: &str) -> Gateway {
     let mut gateway = Gateway::spawn(settings, |folder| write(folder, "all.yaml", objects));
     gateway.ready().await;
     gateway

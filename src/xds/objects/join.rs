@@ -9,18 +9,16 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::Objects;
 use super::members::{Members, Site};
+use super::owners::Owners;
 use super::ports::{Ports, warning};
 use super::service::{Declared, Service};
 use super::slice::Slice;
 use super::view::{Key, View};
+use super::{Objects, WARNINGS_MAX};
 use crate::config::{Config, Discovery, Finding, Findings};
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{self, GatewayAddress, Mesh, Place, Protocol, Scope, Waypoint};
-
-/// Warnings that are kept. Nobody reads more than a screen of them.
-const WARNINGS_MAX: usize = 200;
 
 /// Suffix of a service in its own cluster.
 const OWN: &str = "svc.cluster.local";
@@ -39,16 +37,20 @@ pub struct Joined {
     pub local: HashSet<Box<str>>,
     /// What is worth a look.
     pub warnings: Findings,
+    /// Claims to addresses and pods that other claims keep from having effect.
+    pub conflicts: Findings,
 }
 
 /// Joins a mesh with objects, by the cluster, the network and the exposure of a configuration.
 pub fn join(mesh: &Mesh, objects: &Objects, config: &Config) -> Joined {
     let mut warnings = Vec::new();
     let view = View::new(objects, config, &mut warnings);
+    let owners = Owners::new(&view, mesh);
     let mut joining = Joining {
         view: &view,
         mesh: mesh.clone(),
         members: Members::default(),
+        owners: &owners,
         vips: vips(mesh),
         also: HashMap::new(),
         exported: HashSet::new(),
@@ -65,7 +67,8 @@ pub fn join(mesh: &Mesh, objects: &Objects, config: &Config) -> Joined {
 struct Joining<'a> {
     view: &'a View<'a>,
     mesh: Mesh,
-    members: Members,
+    members: Members<'a>,
+    owners: &'a Owners<'a>,
     /// The host that has each address, by the network.
     vips: BTreeMap<(String, IpAddr), Arc<str>>,
     /// Services whose workloads in the mesh file serve other services too.
@@ -327,8 +330,16 @@ impl<'a> Joining<'a> {
             if ports.is_empty() && !slice.ports.is_empty() && !slice.endpoints.is_empty() {
                 self.warn_of_other_ports(key, slice);
             }
+            let is_here = *site.network == *view.config.gateway.network;
+            let owners = self.owners;
+            let may_use = |ip: &IpAddr| !is_here || owners.refusal(*ip, site.namespace).is_none();
             for backend in &slice.endpoints {
-                self.members.add(site, backend, services, &ports);
+                let own = backend.addresses.iter().copied();
+                let own: Vec<_> = own.filter(may_use).collect();
+                if own.is_empty() && !backend.addresses.is_empty() {
+                    continue;
+                }
+                self.members.add(site, (backend, &own), services, &ports);
             }
         }
     }
@@ -353,11 +364,13 @@ impl<'a> Joining<'a> {
             }
         }
         self.warnings.truncate(WARNINGS_MAX);
+        let conflicts = self.owners.findings();
         Joined {
             mesh: self.mesh,
             exported: self.exported,
             local: self.local,
             warnings: Findings(self.warnings),
+            conflicts: Findings(conflicts),
         }
     }
 

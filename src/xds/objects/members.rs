@@ -1,10 +1,14 @@
-//! The endpoints of all slices as workloads, each once: what several slices, several control
-//! planes or the mesh file tell of one pod is one workload.
+//! Workloads of the endpoints of all slices, each once: what several slices, several control planes
+//! or the mesh file tell of one pod is one workload.
+//!
+//! Slices are merged within one namespace of one cluster only. What a slice says of addresses,
+//! network and protocol has no effect on the endpoints of another namespace.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::owners::is_for;
 use super::slice::Backend;
 use crate::snapshot::mesh::{Locality, Mesh, Protocol, Workload};
 
@@ -26,8 +30,8 @@ pub(super) struct Site<'a> {
 struct Member {
     workload: Workload,
     served: Served,
-    /// The namespace and name of its pod, if it is known to be one.
-    pod: Option<(Arc<str>, Arc<str>)>,
+    /// The name of its pod, if it is known to be one.
+    pod: Option<Arc<str>>,
     is_ready: bool,
     is_serving: bool,
     is_terminating: bool,
@@ -35,79 +39,86 @@ struct Member {
 
 /// The workloads so far, to be found by pod and by address.
 #[derive(Debug, Default)]
-pub(super) struct Members {
+pub(super) struct Members<'a> {
     members: Vec<Member>,
     by_uid: HashMap<Arc<str>, usize>,
-    by_place: HashMap<(Arc<str>, Place), Vec<usize>>,
+    by_place: HashMap<Place<'a>, Vec<usize>>,
 }
 
-/// What is one place in one network.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Place {
+/// A place where endpoints of one namespace of a cluster are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Place<'a> {
+    cluster: &'a str,
+    namespace: &'a str,
+    network: &'a str,
+    at: At<'a>,
+}
+
+/// An address or a host name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum At<'a> {
     Ip(IpAddr),
-    Host(Arc<str>),
+    Host(&'a str),
 }
 
-impl Members {
-    /// Adds an endpoint that serves ports (service port and its own) of services.
+impl<'a> Members<'a> {
+    /// Adds an endpoint that serves ports (service port and its own) of services, at those of its
+    /// addresses that it may use.
     pub(super) fn add(
         &mut self,
-        site: Site<'_>,
-        backend: &Backend,
+        site: Site<'a>,
+        (backend, own): (&'a Backend, &[IpAddr]),
         services: &[Arc<str>],
         ports: &[(u16, u16)],
     ) {
-        let index = self.index_of(site, backend);
+        let index = self.index_of(site, (backend, own));
         let Some(member) = self.members.get_mut(index) else {
             return;
         };
         member.is_ready |= backend.is_ready;
         member.is_serving |= backend.is_serving;
         member.is_terminating &= backend.is_terminating;
-        let mut addresses = member.workload.addresses.to_vec();
-        for address in &backend.addresses {
-            if !addresses.contains(address) {
-                addresses.push(*address);
-            }
-        }
-        member.workload.addresses = addresses.into();
         for service in services {
             let served = member.served.entry(Arc::clone(service)).or_default();
             for (port, target) in ports {
                 served.entry(*port).or_insert(*target);
             }
         }
-        let network = Arc::clone(&member.workload.network);
-        for place in places(backend) {
-            let there = self
-                .by_place
-                .entry((Arc::clone(&network), place))
-                .or_default();
+        // An address was judged in the network of its slice, and means nothing in another one.
+        if *member.workload.network != *site.network {
+            return;
+        }
+        let mut addresses = member.workload.addresses.to_vec();
+        for address in own {
+            if !addresses.contains(address) {
+                addresses.push(*address);
+            }
+        }
+        member.workload.addresses = addresses.into();
+        for place in places(site, (backend, own)) {
+            let there = self.by_place.entry(place).or_default();
             if !there.contains(&index) {
                 there.push(index);
             }
         }
     }
 
-    /// The workload that an endpoint is, which may be a new one. Endpoints at one address of one
-    /// network are one, but for pods that are known to differ and share their node's address.
-    fn index_of(&mut self, site: Site<'_>, backend: &Backend) -> usize {
-        let uid: Arc<str> = uid(site, backend).into();
+    /// Returns the workload that an endpoint is, which may be a new one. Endpoints at one place are
+    /// one, but for pods that are known to differ and share their node's address.
+    fn index_of(&mut self, site: Site<'a>, (backend, own): (&'a Backend, &[IpAddr])) -> usize {
+        let uid: Arc<str> = uid(site, (backend, own)).into();
         if let Some(index) = self.by_uid.get(&uid) {
             return *index;
         }
-        let network: Arc<str> = site.network.into();
-        let there = places(backend).filter_map(|place| {
-            let key = (Arc::clone(&network), place);
-            self.by_place.get(&key)
-        });
+        let there = places(site, (backend, own));
+        let there = there.filter_map(|place| self.by_place.get(&place));
         let same = there.flatten().copied().find(|index| {
             let known = self
                 .members
                 .get(*index)
                 .and_then(|known| known.pod.as_ref());
             known
-                .zip(backend.pod.as_ref())
+                .zip(backend.own_pod(site.namespace))
                 .is_none_or(|(known, pod)| known == pod)
         });
         let new = member(site, backend, &uid);
@@ -129,30 +140,33 @@ impl Members {
         index
     }
 
-    /// Puts the workloads into a mesh. One that is there already, by its uid or by an address in
-    /// its network, stays what it is and serves what else it serves.
+    /// Puts the workloads into a mesh. One that is there already for their namespace, by its uid or
+    /// by an address in its network, stays what it is and serves what else it serves.
     pub(super) fn into_mesh(mut self, own_network: &str, mesh: &mut Mesh) {
         self.judge_health();
         if self.members.is_empty() {
             return;
         }
-        let mut known = HashMap::new();
+        let mut known: HashMap<_, Vec<_>> = HashMap::new();
         for (uid, workload) in mesh.workloads.iter() {
             for address in &workload.addresses {
                 let network = match workload.network.is_empty() {
                     true => own_network,
                     false => &workload.network,
                 };
-                known
-                    .entry((network.to_owned(), *address))
-                    .or_insert_with(|| Arc::clone(uid));
+                let there = known.entry((network.to_owned(), *address)).or_default();
+                there.push(Arc::clone(uid));
             }
         }
         for member in self.members {
             let new = member.workload;
-            let mut at = new.addresses.iter().filter_map(|address| {
+            let at = new.addresses.iter().filter_map(|address| {
                 let key = (new.network.to_string(), *address);
                 known.get(&key)
+            });
+            let mut at = at.flatten().filter(|uid| {
+                let workload = mesh.workloads.get(&***uid);
+                workload.is_some_and(|workload| is_for(workload, &new.namespace))
             });
             let uid = match mesh.workloads.get(&*new.uid) {
                 Some(_) => Arc::clone(&new.uid),
@@ -205,14 +219,11 @@ fn serving(mut workload: Workload, served: Served) -> Workload {
 }
 
 fn member(site: Site<'_>, backend: &Backend, uid: &Arc<str>) -> Member {
-    let (namespace, name) = match &backend.pod {
-        Some((namespace, name)) => (Arc::clone(namespace), Arc::clone(name)),
-        None => (site.namespace.into(), Arc::default()),
-    };
+    let pod = backend.own_pod(site.namespace);
     let workload = Workload {
         uid: Arc::clone(uid),
-        name,
-        namespace,
+        name: pod.map_or_else(Arc::default, Arc::clone),
+        namespace: site.namespace.into(),
         cluster: site.cluster.into(),
         network: site.network.into(),
         node: Arc::clone(&backend.node),
@@ -228,29 +239,42 @@ fn member(site: Site<'_>, backend: &Backend, uid: &Arc<str>) -> Member {
     Member {
         workload,
         served: Served::new(),
-        pod: backend.pod.clone(),
+        pod: pod.cloned(),
         is_ready: false,
         is_serving: false,
         is_terminating: true,
     }
 }
 
-/// A pod's uid is as Istio makes it. What is no pod is called by where it is, so that it stays the
-/// same whichever service names it.
-fn uid(site: Site<'_>, backend: &Backend) -> String {
-    let cluster = site.cluster;
-    if let Some((namespace, name)) = &backend.pod {
+/// Returns the uid of an endpoint. That of a pod is as Istio makes it. What is no pod is called by
+/// where it is, so that it stays the same whichever service of its namespace names it.
+fn uid(site: Site<'_>, (backend, own): (&Backend, &[IpAddr])) -> String {
+    let Site {
+        cluster,
+        network,
+        namespace,
+        ..
+    } = site;
+    if let Some(name) = backend.own_pod(namespace) {
         return format!("{cluster}//Pod/{namespace}/{name}");
     }
-    let first = match backend.addresses.first() {
+    let first = match own.first() {
         Some(address) => address.to_string(),
         None => backend.host.to_string(),
     };
-    format!("{cluster}//Endpoint/{}/{first}", site.network)
+    format!("{cluster}//Endpoint/{namespace}/{network}/{first}")
 }
 
-fn places(backend: &Backend) -> impl Iterator<Item = Place> {
-    let host = Some(&backend.host).filter(|host| !host.is_empty());
-    let host = host.map(|host| Place::Host(Arc::clone(host)));
-    backend.addresses.iter().copied().map(Place::Ip).chain(host)
+fn places<'a>(
+    site: Site<'a>,
+    (backend, own): (&'a Backend, &[IpAddr]),
+) -> impl Iterator<Item = Place<'a>> {
+    let host = Some(&*backend.host).filter(|host| !host.is_empty());
+    let at = own.iter().copied().map(At::Ip).chain(host.map(At::Host));
+    at.map(move |at| Place {
+        cluster: site.cluster,
+        namespace: site.namespace,
+        network: site.network,
+        at,
+    })
 }

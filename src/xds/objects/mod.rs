@@ -9,6 +9,7 @@ mod files;
 mod join;
 mod members;
 mod meta;
+mod owners;
 mod ports;
 mod read;
 mod service;
@@ -29,6 +30,9 @@ use meta::Meta;
 use ports::Port;
 use service::Service;
 use slice::Slice;
+
+/// Warnings of one kind that are kept. Nobody reads more than a screen of them.
+const WARNINGS_MAX: usize = 200;
 
 /// The objects of all files, in their order. Nothing of them has been compared yet: one object may
 /// be there several times, as several control planes tell it.

@@ -24,6 +24,8 @@ pub(super) struct Service {
     pub(super) declared: Declared,
     pub(super) ports: Vec<Port>,
     pub(super) ips: Vec<IpAddr>,
+    /// Whether Kubernetes finds its pods, by a selector.
+    pub(super) has_selector: bool,
     /// What its endpoints are preferred for, if it says so.
     pub(super) preferences: Option<Vec<Scope>>,
 }
@@ -60,6 +62,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option
         let read: Vec<_> = list.items().map(cluster_ip).collect();
         read.into_iter().collect::<Option<Vec<_>>>()
     });
+    let selector = spec.get("selector");
     let said = spec.get("trafficDistribution");
     let kind = spec.get("type").map_or(Some("ClusterIP"), Value::text);
     spec.finish();
@@ -79,6 +82,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option
         preferences: preferences(&meta, said, value),
         ports: ports?,
         ips,
+        has_selector: selector.is_some_and(|labels| labels.pairs().next().is_some()),
         meta,
     })
 }

@@ -14,6 +14,10 @@ use crate::xds::names::normal_hostname;
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Of a slice that was copied from another cluster: the service there (KEP-1645).
 const COPIED_SERVICE_NAME: &str = "multicluster.kubernetes.io/service-name";
+/// What keeps a slice up to date.
+const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+/// The controller of Kubernetes, by which slices follow the selector of their Service.
+const CONTROLLER: &str = "endpointslice-controller.k8s.io";
 /// The region of the endpoints, which Kubernetes does not say of each.
 const REGION: &str = "topology.kubernetes.io/region";
 
@@ -27,6 +31,8 @@ pub(super) struct Slice {
     pub(super) cluster: Option<Arc<str>>,
     /// Whether it was copied from its cluster, as only those of exported services are.
     pub(super) is_copy: bool,
+    /// Whether the controller of Kubernetes keeps it up to date.
+    pub(super) is_managed: bool,
     pub(super) network: Option<Arc<str>>,
     pub(super) region: Option<Arc<str>>,
     /// Whether its endpoints speak HBONE, if it says so or not.
@@ -46,10 +52,19 @@ pub(super) struct Backend {
     pub(super) is_ready: bool,
     pub(super) is_serving: bool,
     pub(super) is_terminating: bool,
-    /// The namespace and name of its pod, if it is one.
-    pub(super) pod: Option<(Arc<str>, Arc<str>)>,
+    /// The namespace, which may be empty, and name of its pod, if its `targetRef` says one.
+    pub(super) pod: Option<Pod>,
     pub(super) node: Arc<str>,
     pub(super) zone: Arc<str>,
+}
+
+impl Backend {
+    /// Returns the name of its pod. A slice can name pods of its own namespace only: whoever may
+    /// write the slice may not speak for the pods of others.
+    pub(super) fn own_pod(&self, namespace: &str) -> Option<&Arc<str>> {
+        let (of, name) = self.pod.as_ref()?;
+        (of.is_empty() || **of == *namespace).then_some(name)
+    }
 }
 
 /// Reads what is left of a slice.
@@ -85,6 +100,10 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Optio
         service: (**service).into(),
         cluster: meta.cluster.clone(),
         is_copy: meta.is_copy(),
+        is_managed: meta
+            .labels
+            .get(MANAGED_BY)
+            .is_some_and(|by| **by == *CONTROLLER),
         network: meta.network().map(Into::into),
         region: meta.says(REGION).map(Into::into),
         is_ambient: meta.is_ambient(),
@@ -157,7 +176,7 @@ fn conditions(value: Value<'_>) -> Option<[Option<bool>; 3]> {
 }
 
 /// The namespace and name of a pod.
-type Pod = (Arc<str>, Arc<str>);
+pub(super) type Pod = (Arc<str>, Arc<str>);
 
 fn target(value: Value<'_>) -> Option<Option<Pod>> {
     let mut fields = value.foreign("endpoints[].targetRef")?;

@@ -14,6 +14,7 @@ use crate::snapshot::{
 use crate::wire::Authority;
 
 mod endpoints;
+mod tenants;
 
 const OWN: &str = "hello.app.svc.cluster.local";
 const GLOBAL: &str = "hello.app.mesh.internal";

@@ -1,0 +1,262 @@
+//! Owners of endpoint addresses: the namespaces whose services may use an address of our network.
+//!
+//! Whoever may write EndpointSlices of one namespace may write any address into them
+//! (CVE-2021-25740), so that a slice alone proves nothing. An address belongs to the namespaces
+//! with the best [`Evidence`] for it, and services of other namespaces do not use it. Clusters make
+//! no difference, because a slice names its cluster itself and the address is dialled all the same.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+
+use super::WARNINGS_MAX;
+use super::ports::warning;
+use super::slice::{Pod, Slice};
+use super::view::{Key, View};
+use crate::config::{DefaultExposure, Finding, Place};
+use crate::snapshot::mesh::{Mesh, Workload};
+
+/// Evidence that an address belongs to a namespace, the weakest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Evidence {
+    /// A slice lists the address.
+    Slice,
+    /// A slice names a pod of its own namespace there. Its author may have invented the pod.
+    Pod,
+    /// Kubernetes itself gave the address to a Service, or put the pod into the slice of a Service
+    /// with a selector. Pods of several namespaces share an address only as that of their node.
+    Kubernetes,
+    /// The mesh file, which an operator writes.
+    File,
+}
+
+/// The claim of a namespace to an address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim<'a> {
+    pub(super) namespace: &'a str,
+    evidence: Evidence,
+    /// The object with the best evidence; none for the mesh file.
+    pub(super) place: Option<&'a Place>,
+    /// A slice that lists the address for a service that no peer may reach.
+    unexposed: Option<&'a Place>,
+}
+
+/// Why a namespace may not use an address.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Refusal<'a> {
+    /// It belongs to another namespace.
+    Owned(Claim<'a>),
+    /// Another namespace has the same evidence and does not expose the address.
+    Unexposed(&'a str, &'a Place),
+}
+
+/// A slice, and what is known of its service.
+struct Listed<'a> {
+    slice: &'a Slice,
+    key: Key<'a>,
+    cluster: &'a str,
+    /// Whether its endpoints are in our network: those of others are never dialled.
+    is_here: bool,
+    /// Whether any peer may reach the service.
+    is_exposed: bool,
+}
+
+/// All claims to the addresses of our network.
+pub(super) struct Owners<'a> {
+    claims: HashMap<IpAddr, Vec<Claim<'a>>>,
+    listed: Vec<Listed<'a>>,
+}
+
+impl<'a> Owners<'a> {
+    /// Collects the claims of objects and of a mesh file.
+    pub(super) fn new(view: &View<'a>, mesh: &'a Mesh) -> Self {
+        let mut owners = Self {
+            claims: HashMap::new(),
+            listed: listed(view),
+        };
+        owners.note_mesh(mesh, &view.config.gateway.network);
+        for key in view.keys() {
+            let Some(service) = view.service(key, view.own()) else {
+                continue;
+            };
+            for ip in &service.ips {
+                let places = (Some(&service.meta.place), None);
+                owners.note(*ip, key.0, Evidence::Kubernetes, places);
+            }
+        }
+        for one in std::mem::take(&mut owners.listed) {
+            if one.is_here {
+                owners.note_slice(view, &one);
+            }
+            owners.listed.push(one);
+        }
+        owners
+    }
+
+    fn note_mesh(&mut self, mesh: &'a Mesh, network: &str) {
+        let is_here = |of: &str| of.is_empty() || of == network;
+        for workload in mesh.workloads.values().filter(|one| is_here(&one.network)) {
+            for ip in &workload.addresses {
+                for namespace in namespaces(workload) {
+                    self.note(*ip, namespace, Evidence::File, (None, None));
+                }
+            }
+        }
+        for service in mesh.services.values() {
+            for (_, ip) in service.vips.iter().filter(|(of, _)| is_here(of)) {
+                self.note(*ip, &service.namespace, Evidence::File, (None, None));
+            }
+        }
+    }
+
+    fn note_slice(&mut self, view: &View<'a>, listed: &Listed<'a>) {
+        let (slice, namespace) = (listed.slice, listed.key.0);
+        let service = view.service(listed.key, listed.cluster);
+        // The controller removes what others write into a slice of such a Service.
+        let is_proven = slice.is_managed && service.is_some_and(|service| service.has_selector);
+        let unexposed = Some(&slice.place).filter(|_| !listed.is_exposed);
+        for backend in &slice.endpoints {
+            let evidence = match backend.own_pod(namespace) {
+                Some(_) if is_proven => Evidence::Kubernetes,
+                Some(_) => Evidence::Pod,
+                None => Evidence::Slice,
+            };
+            for ip in &backend.addresses {
+                let places = (Some(&slice.place), unexposed);
+                self.note(*ip, namespace, evidence, places);
+            }
+        }
+    }
+
+    fn note(
+        &mut self,
+        ip: IpAddr,
+        namespace: &'a str,
+        evidence: Evidence,
+        (place, unexposed): (Option<&'a Place>, Option<&'a Place>),
+    ) {
+        let claims = self.claims.entry(ip).or_default();
+        let known = claims.iter_mut().find(|one| one.namespace == namespace);
+        match known {
+            Some(known) => {
+                if evidence > known.evidence {
+                    (known.evidence, known.place) = (evidence, place);
+                }
+                known.unexposed = known.unexposed.or(unexposed);
+            }
+            None => claims.push(Claim {
+                namespace,
+                evidence,
+                place,
+                unexposed,
+            }),
+        }
+    }
+
+    /// Returns why services of a namespace may not use an address that it claims, if they may not.
+    pub(super) fn refusal(&self, ip: IpAddr, namespace: &str) -> Option<Refusal<'a>> {
+        let claims = self.claims.get(&ip).filter(|claims| claims.len() > 1)?;
+        let best = claims.iter().map(|one| one.evidence).max()?;
+        let mut owners = claims.iter().filter(|one| one.evidence == best);
+        if !owners.clone().any(|one| one.namespace == namespace) {
+            return owners.next().copied().map(Refusal::Owned);
+        }
+        if best >= Evidence::Kubernetes {
+            return None;
+        }
+        let mut others = owners.filter(|one| one.namespace != namespace);
+        others.find_map(|one| Some(Refusal::Unexposed(one.namespace, one.unexposed?)))
+    }
+
+    /// Returns a finding for each slice that names pods of other namespaces, and for each slice of
+    /// an exposed service that has addresses it may not use.
+    pub(super) fn findings(&self) -> Vec<Finding> {
+        let found = self.listed.iter().flat_map(|listed| {
+            let address = self.refused_address(listed);
+            foreign_pod(listed).into_iter().chain(address)
+        });
+        found.take(WARNINGS_MAX).collect()
+    }
+
+    fn refused_address(&self, listed: &Listed<'a>) -> Option<Finding> {
+        if !listed.is_here || !listed.is_exposed {
+            return None;
+        }
+        let (namespace, name) = listed.key;
+        let addresses = listed.slice.endpoints.iter().flat_map(|one| &one.addresses);
+        let mut refused = addresses.filter_map(|ip| Some((ip, self.refusal(*ip, namespace)?)));
+        let (ip, refusal) = refused.next()?;
+        let others = match refused.count() {
+            0 => String::new(),
+            others => format!(" (and {others} more)"),
+        };
+        let why = match refusal {
+            Refusal::Owned(Claim {
+                namespace,
+                place: Some(place),
+                ..
+            }) => format!("it belongs to namespace {namespace} by {place}"),
+            Refusal::Owned(Claim { namespace, .. }) => {
+                format!("it belongs to namespace {namespace} by the mesh file")
+            }
+            Refusal::Unexposed(namespace, place) => format!(
+                "namespace {namespace} lists it at {place} for a service that is not exposed"
+            ),
+        };
+        let what = format!("the address {ip}{others} of {namespace}/{name} is not used: {why}");
+        let how = "addresses of pods of the slice's namespace, or a workload of the mesh file";
+        Some(warning(&listed.slice.place, what, how))
+    }
+}
+
+/// Returns the namespaces that a workload of a mesh file is for: its own and those of its services.
+fn namespaces(workload: &Workload) -> impl Iterator<Item = &str> {
+    let services = workload.services.keys();
+    let services = services.filter_map(|service| Some(service.split_once('/')?.0));
+    services.chain([&*workload.namespace])
+}
+
+/// Returns whether a workload of a mesh file is for a namespace.
+pub(super) fn is_for(workload: &Workload, namespace: &str) -> bool {
+    namespaces(workload).any(|of| of == namespace)
+}
+
+fn listed<'a>(view: &View<'a>) -> Vec<Listed<'a>> {
+    let config = view.config;
+    let entries = config.exposure.services.iter();
+    let entries: HashSet<_> = entries
+        .filter_map(|one| key_of(&one.service.host))
+        .collect();
+    let mut all = Vec::new();
+    for key in view.keys() {
+        let exporters = view.exporters(key);
+        let is_entered = config.exposure.default == DefaultExposure::All || entries.contains(&key);
+        all.extend(view.slices(key).map(|(cluster, slice)| Listed {
+            slice,
+            key,
+            cluster,
+            is_here: *view.network(cluster, slice) == *config.gateway.network,
+            is_exposed: exporters.contains(&cluster)
+                || (is_entered && cluster == view.own() && !view.is_kept(key, cluster)),
+        }));
+    }
+    all
+}
+
+/// Returns the namespace and name of the service that a hostname of Kubernetes names.
+fn key_of(host: &str) -> Option<Key<'_>> {
+    let (name, rest) = host.split_once('.')?;
+    let (namespace, _) = rest.split_once('.')?;
+    Some((namespace, name))
+}
+
+fn foreign_pod(listed: &Listed<'_>) -> Option<Finding> {
+    let (namespace, name) = listed.key;
+    let backends = listed.slice.endpoints.iter();
+    let mut foreign = backends.filter(|one| one.own_pod(namespace).is_none());
+    let (of, pod): &Pod = foreign.find_map(|one| one.pod.as_ref())?;
+    let what = format!(
+        "an endpoint of {namespace}/{name} names the pod {of}/{pod}, which is passed over: a slice \
+         names pods of its own namespace only"
+    );
+    Some(warning(&listed.slice.place, what, "no such `targetRef`"))
+}

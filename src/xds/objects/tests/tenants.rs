@@ -1,0 +1,311 @@
+//! Objects of several tenants, each of whom writes those of a namespace of his own.
+
+use super::*;
+
+/// The labels of a slice, and the start of a Service's `spec`, that Kubernetes keeps by a selector.
+const MANAGED: &str = "endpointslice.kubernetes.io/managed-by: endpointslice-controller.k8s.io";
+const SELECTOR: &str = "selector: {app: hello}, ";
+const EXPORTED: &str = "istio.io/global: \"true\"";
+const KEPT: &str = "istio.io/global: \"false\"";
+
+/// A Service `hello` of a namespace of our cluster.
+fn service_in(namespace: &str, label: &str, spec: &str) -> String {
+    let text = service("east", label);
+    let text = text.replacen("namespace: app", &format!("namespace: {namespace}"), 1);
+    text.replacen("spec: {", &format!("spec: {{{spec}"), 1)
+}
+
+/// Its slice.
+fn slice_in(namespace: &str, labels: &str, endpoints: &str) -> String {
+    let text = slice("east", labels, endpoints);
+    text.replacen("namespace: app", &format!("namespace: {namespace}"), 1)
+}
+
+fn pod_at(namespace: &str, name: &str, ip: &str) -> String {
+    let target = format!("{{kind: Pod, namespace: {namespace}, name: {name}}}");
+    format!("{{addresses: [{ip}], targetRef: {target}}}")
+}
+
+/// The endpoints under the name that a namespace's Service has.
+fn dialled_in(joined: &Joined, namespace: &str) -> Vec<String> {
+    let host = format!("hello.{namespace}.svc.cluster.local");
+    dialled(joined, &host).unwrap_or_default()
+}
+
+/// What `a` and `b` dial, for a Service and a slice of each.
+fn both(a: [String; 2], b: [String; 2]) -> (Joined, [Vec<String>; 2]) {
+    let joined = joined(&[a.concat(), b.concat()].concat());
+    let dialled = ["a", "b"].map(|namespace| dialled_in(&joined, namespace));
+    (joined, dialled)
+}
+
+const ONE: &str = "10.0.0.1:8080";
+const TWO: &str = "10.0.0.2:8080";
+
+#[test]
+fn a_slice_names_pods_of_its_own_namespace_only() {
+    for own in ["app", "\"\""] {
+        let evil = slice_in("aaa", "", &pod_at("app", "web", "10.0.0.2"));
+        let mut text = service_in("aaa", EXPORTED, "") + &evil;
+        text += &service("east", EXPORTED);
+        text += &slice("east", "", &pod_at(own, "web", "10.0.0.1"));
+        let joined = joined(&text);
+        assert_eq!(dialled_in(&joined, "app"), [ONE], "{own}");
+        assert_eq!(dialled_in(&joined, "aaa"), [TWO], "{own}");
+        let mut uids: Vec<_> = joined.mesh.workloads.keys().map(|uid| &**uid).collect();
+        uids.sort_unstable();
+        assert_eq!(
+            uids,
+            ["east//Endpoint/aaa/east/10.0.0.2", "east//Pod/app/web"]
+        );
+        let said = joined.conflicts.to_string();
+        let want = "o.yaml:10: warning: an endpoint of aaa/hello names the pod app/web, which is \
+                    passed over: a slice names pods of its own namespace only";
+        assert!(said.starts_with(want), "{said}");
+    }
+}
+
+#[test]
+fn what_a_slice_says_of_an_address_holds_in_its_namespace_only() {
+    let labels = "topology.istio.io/network: far, topology.kubernetes.io/region: r9, \
+                  istio.io/dataplane-mode: ambient";
+    let mut text = service_in("aaa", EXPORTED, "") + &slice_in("aaa", labels, &at("10.0.0.1"));
+    text += &(service("east", EXPORTED) + &slice("east", "", &at("10.0.0.1")));
+    let joined = joined(&text);
+    assert_eq!(dialled_in(&joined, "app"), [ONE]);
+    assert!(
+        dialled_in(&joined, "aaa").is_empty(),
+        "it is in another network"
+    );
+    let workload = joined
+        .mesh
+        .workloads
+        .get("east//Endpoint/app/east/10.0.0.1");
+    let workload = workload.expect("a workload of its own");
+    assert_eq!(&*workload.locality.region, "r1");
+    assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
+}
+
+/// Each row: the label of the Service and the endpoint of each namespace, and the endpoints of
+/// each.
+#[test]
+fn the_best_evidence_of_an_address_decides_who_uses_it() {
+    let bare = || at("10.0.0.1");
+    let pod = |namespace: &str| pod_at(namespace, "web", "10.0.0.1");
+    let rows = [
+        (
+            "both expose it",
+            EXPORTED,
+            bare(),
+            EXPORTED,
+            bare(),
+            [true, true],
+        ),
+        (
+            "one keeps it",
+            EXPORTED,
+            bare(),
+            KEPT,
+            bare(),
+            [false, true],
+        ),
+        (
+            "one does not expose it",
+            EXPORTED,
+            bare(),
+            "",
+            bare(),
+            [false, true],
+        ),
+        (
+            "a pod that is kept",
+            EXPORTED,
+            bare(),
+            KEPT,
+            pod("b"),
+            [false, true],
+        ),
+        (
+            "a pod that is exposed",
+            EXPORTED,
+            bare(),
+            EXPORTED,
+            pod("b"),
+            [false, true],
+        ),
+        (
+            "no veto over a pod",
+            EXPORTED,
+            pod("a"),
+            KEPT,
+            bare(),
+            [true, false],
+        ),
+        (
+            "a foreign pod is none",
+            EXPORTED,
+            pod("b"),
+            KEPT,
+            bare(),
+            [false, true],
+        ),
+        (
+            "two pods, one kept",
+            EXPORTED,
+            pod("a"),
+            KEPT,
+            pod("b"),
+            [false, true],
+        ),
+        (
+            "two pods",
+            EXPORTED,
+            pod("a"),
+            EXPORTED,
+            pod("b"),
+            [true, true],
+        ),
+    ];
+    for (what, label, endpoint, other_label, other_endpoint, want) in rows {
+        let (joined, dialled) = both(
+            [service_in("a", label, ""), slice_in("a", "", &endpoint)],
+            [
+                service_in("b", other_label, ""),
+                slice_in("b", "", &other_endpoint),
+            ],
+        );
+        assert_eq!(
+            dialled.map(|all| all == [ONE]),
+            want,
+            "{what}: {}",
+            joined.conflicts
+        );
+        // A service that no peer reaches loses nothing.
+        let is_told = joined
+            .conflicts
+            .to_string()
+            .contains("10.0.0.1 of a/hello is not used");
+        assert_eq!(is_told, !want[0], "{what}: {}", joined.conflicts);
+    }
+}
+
+#[test]
+fn a_slice_that_kubernetes_keeps_cannot_be_outdone_by_one_that_a_tenant_wrote() {
+    let forged = || pod_at("a", "web", "10.0.0.1");
+    let genuine = || slice_in("b", MANAGED, &pod_at("b", "web", "10.0.0.1"));
+    // Neither label nor selector alone is evidence: a tenant writes both.
+    for (labels, spec) in [("", ""), (MANAGED, ""), ("", SELECTOR)] {
+        for (label, other) in [(EXPORTED, KEPT), (KEPT, EXPORTED), (EXPORTED, EXPORTED)] {
+            let (joined, dialled) = both(
+                [
+                    service_in("a", label, spec),
+                    slice_in("a", labels, &forged()),
+                ],
+                [service_in("b", other, SELECTOR), genuine()],
+            );
+            assert_eq!(
+                dialled,
+                [vec![], vec![ONE.to_owned()]],
+                "{}",
+                joined.conflicts
+            );
+        }
+    }
+    // Both are at their node's address, as both are proven.
+    let (joined, dialled) = both(
+        [
+            service_in("a", EXPORTED, SELECTOR),
+            slice_in("a", MANAGED, &forged()),
+        ],
+        [service_in("b", KEPT, SELECTOR), genuine()],
+    );
+    assert_eq!(dialled, [[ONE], [ONE]]);
+    assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
+}
+
+#[test]
+fn clusters_do_not_hide_that_an_address_is_of_another_namespace() {
+    let near = "topology.istio.io/network: east";
+    let evil = service("west", EXPORTED).replace("namespace: app", "namespace: evil")
+        + &slice("west", near, &at("10.0.0.1")).replace("namespace: app", "namespace: evil");
+    let own = service("east", KEPT) + &slice("east", "", &at("10.0.0.1"));
+    let joined = joined(&(evil + &own));
+    assert_eq!(reached(&joined, "hello.evil.mesh.internal"), Some(vec![]));
+}
+
+#[test]
+fn a_cluster_ip_of_another_namespace_is_no_endpoint() {
+    let evil = service_in("evil", EXPORTED, "") + &slice_in("evil", "", &at("10.9.0.1"));
+    let own = service_in("app", KEPT, "clusterIP: 10.9.0.1, ");
+    let joined = joined(&(own.clone() + &evil));
+    assert!(dialled_in(&joined, "evil").is_empty());
+    let said = joined.conflicts.to_string();
+    let want = "the address 10.9.0.1 of evil/hello is not used: it belongs to namespace app by \
+                o.yaml:2";
+    assert!(said.contains(want), "{said}");
+}
+
+#[test]
+fn a_workload_of_the_mesh_file_is_used_by_its_own_namespaces_only() {
+    let mesh = "services: []
+workloads: [{uid: w, workloadIps: [10.0.0.1], namespace: app, services: {}}]
+";
+    let (mesh, _) = crate::xds::file::parse(Path::new("m.yaml"), mesh).expect("a mesh");
+    let joined_in = |namespace: &str| {
+        let pod = pod_at(namespace, "web", "10.0.0.1");
+        let text = service_in(namespace, EXPORTED, SELECTOR) + &slice_in(namespace, MANAGED, &pod);
+        joined_with(&mesh, &text, "{}")
+    };
+    let own = joined_in("app");
+    assert_eq!(dialled_in(&own, "app"), [ONE]);
+    assert_eq!(own.mesh.workloads.keys().collect::<Vec<_>>(), [&"w".into()]);
+    let evil = joined_in("evil");
+    assert!(dialled_in(&evil, "evil").is_empty());
+    let said = evil.conflicts.to_string();
+    assert!(
+        said.contains("it belongs to namespace app by the mesh file"),
+        "{said}"
+    );
+}
+
+#[test]
+fn an_address_of_a_pod_that_is_known_in_another_network_is_not_taken_on() {
+    let here = "{addresses: [], targetRef: {kind: Pod, namespace: evil, name: p}}";
+    let far = "topology.istio.io/network: far";
+    let mut text = service_in("evil", EXPORTED, "") + &slice_in("evil", "", here);
+    text += &slice_in("evil", far, &pod_at("evil", "p", "10.0.0.1"));
+    text += &(service("east", KEPT) + &slice("east", "", &at("10.0.0.1")));
+    assert!(dialled_in(&joined(&text), "evil").is_empty());
+}
+
+#[test]
+fn an_entry_of_strait_yaml_exposes_a_service_as_an_export_does() {
+    let pair =
+        |namespace: &str| service_in(namespace, "", "") + &slice_in(namespace, "", &at("10.0.0.1"));
+    let entry =
+        |name: &str| format!("{{service: hello.{name}.svc.cluster.local, to: [{{anyone: true}}]}}");
+    let text = pair("a") + &pair("b");
+    let told = |entries: &[String]| {
+        let exposure = format!("{{services: [{}]}}", entries.join(", "));
+        let joined = joined_with(&Mesh::default(), &text, &exposure);
+        ["a", "b"].map(|namespace| dialled_in(&joined, namespace).len())
+    };
+    assert_eq!(told(&[entry("a")]), [0, 1]);
+    assert_eq!(told(&[entry("a"), entry("b")]), [1, 1]);
+}
+
+#[test]
+fn services_of_one_namespace_share_pods() {
+    let other = |text: String| text.replace("name: hello", "name: other");
+    let mut text = service("east", KEPT) + &other(service("east", EXPORTED));
+    let one = slice("east", "", &pod_at("app", "web", "10.0.0.1"));
+    text += &(one.clone() + &one.replace("service-name: hello", "service-name: other"));
+    let joined = joined(&text);
+    assert_eq!(dialled_in(&joined, "app"), [ONE]);
+    assert_eq!(
+        reached(&joined, "other.app.svc.cluster.local"),
+        Some(vec![ONE.into()])
+    );
+    assert_eq!(joined.mesh.workloads.len(), 1);
+    assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
+}

@@ -1,0 +1,53 @@
+//! `strait check` of objects of several tenants: claims that conflict, each at its line.
+
+use crate::check::{GOOD, GOOD_MESH, check};
+use crate::support::{Done, folder_with_certificates, run, write};
+
+/// What `strait check` says of these objects beside the usual files.
+async fn checked(objects: &str) -> Done {
+    let folder = folder_with_certificates().await;
+    let config = GOOD.replacen("exposure:\n", "exposure:\n  files: [objects.yaml]\n", 1);
+    assert_ne!(config, GOOD);
+    write(folder.path(), "strait.yaml", &config);
+    write(folder.path(), "mesh.yaml", GOOD_MESH);
+    write(folder.path(), "objects.yaml", objects);
+    let checked = check(folder.path()).await;
+    assert_eq!(checked.code, Some(0), "{checked:?}");
+    checked
+}
+
+#[test]
+fn review_1_claims_to_pods_and_addresses_of_others_are_warnings_at_their_lines() {
+    run(async {
+        let objects = "apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: aaa, labels: {istio.io/global: \"true\"}}
+spec: {ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: aaa, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+- {addresses: [10.0.0.9], targetRef: {kind: Pod, namespace: app, name: db-1}}
+- {addresses: [10.0.0.8]}
+- {addresses: [10.0.0.1]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: db-1, namespace: app, labels: {kubernetes.io/service-name: db}}
+addressType: IPv4
+endpoints:
+- {addresses: [10.0.0.8], targetRef: {kind: Pod, namespace: app, name: db-1}}
+";
+        let said = checked(objects).await.stderr;
+        let want = "objects.yaml:6: warning: an endpoint of aaa/web names the pod app/db-1, which \
+                    is passed over: a slice names pods of its own namespace only; write no such \
+                    `targetRef`\n\
+                    objects.yaml:6: warning: the address 10.0.0.8 (and 1 more) of aaa/web is not \
+                    used: it belongs to namespace app by objects.yaml:16; write addresses of pods \
+                    of the slice's namespace, or a workload of the mesh file\n";
+        assert_eq!(said, want);
+    });
+}

@@ -1,0 +1,161 @@
+//! Tenants of one cluster: each writes the objects of a namespace of its own, and those of another
+//! namespace lose nothing by it.
+
+use crate::scope::{answering, named, settings, started, write};
+use crate::support::{Endpoint, Gateway, Net, identities, run, until};
+
+const EXPORTED: &str = "istio.io/global: \"true\"";
+const KEPT: &str = "istio.io/global: \"false\"";
+
+/// The hosts of the endpoint of the victim, `web` in `app`, and of that of the other tenant,
+/// `thief` in `aaa`, which comes first by its name.
+const VICTIM: u8 = 11;
+const THIEF: u8 = 12;
+
+const WEB: &str = "web.app.svc.cluster.local:80";
+const THIEVES: &str = "thief.aaa.svc.cluster.local:80";
+
+/// A Service and its slice, whose endpoint is `target`.
+fn service(
+    (namespace, name): (&str, &str),
+    (labels, spec): (&str, &str),
+    (slice_labels, target): (&str, &str),
+) -> String {
+    format!(
+        "---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: {namespace}, labels: {{{labels}}}}}
+spec: {{{spec} ports: [{{name: tcp, port: 80}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: {name}-1
+  namespace: {namespace}
+  labels: {{kubernetes.io/service-name: {name}, {slice_labels}}}
+addressType: IPv4
+ports: [{{name: tcp, port: 9000}}]
+endpoints: [{target}]
+"
+    )
+}
+
+/// The endpoint at a host, with or without a pod.
+fn endpoint(net: Net, host: u8, pod: Option<&str>) -> String {
+    let ip = net.ip(host);
+    let pod = pod.map(|namespace| {
+        format!(", targetRef: {{kind: Pod, namespace: {namespace}, name: web-1}}")
+    });
+    format!("{{addresses: [{ip}]{}}}", pod.unwrap_or_default())
+}
+
+fn web(labels: &str, spec: &str, endpoint: &str) -> String {
+    service(("app", "web"), (labels, spec), ("", endpoint))
+}
+
+fn thief(labels: &str, slice_labels: &str, endpoint: &str) -> String {
+    service(("aaa", "thief"), (labels, ""), (slice_labels, endpoint))
+}
+
+/// A gateway with these objects, and the endpoints of both tenants.
+async fn gateway_with(net: Net, objects: &str) -> (Gateway, [Endpoint; 2]) {
+    let gateway = started(&settings(net, ""), objects).await;
+    let mut endpoints = Vec::new();
+    for host in [VICTIM, THIEF] {
+        endpoints.push(named(net.listen(host, 9000).await, host));
+    }
+    (gateway, endpoints.try_into().ok().expect("two endpoints"))
+}
+
+/// The conflicts that `strait status` shows, each without the path of its file.
+async fn conflicts(gateway: &Gateway) -> Vec<String> {
+    let (_, page, _) = gateway.asked(&["status"]).await;
+    let lines = page.lines().filter_map(|line| line.split_once("all.yaml:"));
+    lines.map(|(_, rest)| rest.to_owned()).collect()
+}
+
+#[test]
+fn review_1_a_slice_that_names_a_foreign_pod_redirects_nothing() {
+    run(async {
+        let net = Net::new();
+        let forged = endpoint(net, THIEF, Some("app"));
+        let objects =
+            thief(EXPORTED, "", &forged) + &web(EXPORTED, "", &endpoint(net, VICTIM, Some("app")));
+        let (gateway, _endpoints) = gateway_with(net, &objects).await;
+        let client = gateway.client(identities()).await;
+        assert_eq!(answering(&client, WEB).await, [VICTIM]);
+        assert_eq!(
+            answering(&client, THIEVES).await,
+            [THIEF],
+            "its own address"
+        );
+        let shown = conflicts(&gateway).await;
+        let want = "7: warning: an endpoint of aaa/thief names the pod app/web-1, which is passed";
+        assert!(shown.len() == 1 && shown[0].starts_with(want), "{shown:?}");
+        gateway.logged("names the pod app/web-1").await;
+    });
+}
+
+#[test]
+fn review_1_a_network_label_of_another_namespace_blackholes_nothing() {
+    run(async {
+        for pod in [None, Some("app")] {
+            let net = Net::new();
+            let far = "topology.istio.io/network: far, istio.io/dataplane-mode: ambient";
+            let objects = thief(EXPORTED, far, &endpoint(net, VICTIM, pod))
+                + &web(EXPORTED, "", &endpoint(net, VICTIM, Some("app")));
+            let (gateway, _endpoints) = gateway_with(net, &objects).await;
+            let client = gateway.client(identities()).await;
+            assert_eq!(answering(&client, WEB).await, [VICTIM], "{pod:?}");
+            assert!(answering(&client, THIEVES).await.is_empty(), "{pod:?}");
+        }
+    });
+}
+
+#[test]
+fn review_1_a_pod_that_its_namespace_keeps_local_is_not_exported_by_another() {
+    run(async {
+        for (labels, pod) in [(KEPT, Some("app")), ("", Some("app")), (KEPT, None)] {
+            let net = Net::new();
+            let stolen = thief(EXPORTED, "", &endpoint(net, VICTIM, None));
+            let objects = stolen + &web(labels, "", &endpoint(net, VICTIM, pod));
+            let (gateway, [victim, _thief]) = gateway_with(net, &objects).await;
+            let client = gateway.client(identities()).await;
+            assert!(
+                answering(&client, THIEVES).await.is_empty(),
+                "{labels} {pod:?}"
+            );
+            assert_eq!(victim.accepted(), 0, "{labels} {pod:?}");
+            let ip = net.ip(VICTIM);
+            let want = format!("7: warning: the address {ip} of aaa/thief is not used: ");
+            let shown = conflicts(&gateway).await;
+            assert!(shown.len() == 1 && shown[0].starts_with(&want), "{shown:?}");
+            // What no longer conflicts is no problem any more, and is served.
+            let own = thief(EXPORTED, "", &endpoint(net, THIEF, None));
+            write(gateway.folder.path(), "all.yaml", &own);
+            until(
+                "no conflict",
+                async || conflicts(&gateway).await,
+                Vec::is_empty,
+            )
+            .await;
+            let answers = async || answering(&client, THIEVES).await;
+            until("its own endpoint", answers, |all| *all == [THIEF]).await;
+        }
+    });
+}
+
+#[test]
+fn review_1_a_slice_of_a_service_that_is_not_exported_takes_no_pod_away() {
+    run(async {
+        for labels in ["", KEPT] {
+            let net = Net::new();
+            let objects = thief(labels, "", &endpoint(net, VICTIM, None))
+                + &web(EXPORTED, "", &endpoint(net, VICTIM, Some("app")));
+            let (gateway, _endpoints) = gateway_with(net, &objects).await;
+            let client = gateway.client(identities()).await;
+            assert_eq!(answering(&client, WEB).await, [VICTIM], "{labels}");
+        }
+    });
+}
