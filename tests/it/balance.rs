@@ -93,6 +93,37 @@ fn what_is_on_the_deny_list_is_never_dialled() {
 }
 
 #[test]
+fn review_18_reserved_addresses_and_those_that_embed_a_denied_one_are_never_dialled() {
+    run(async {
+        let net = Net::new();
+        let denied = [
+            "fd00:ec2::253",
+            "::ffff:0:127.0.0.1",
+            "2001:0:4136:e378:8000:63bf:3fff:fdd2",
+            "240.0.0.2",
+            "64:ff9b:1:7f00:0:100::",
+        ];
+        let endpoints: Vec<_> = (11..)
+            .zip(denied)
+            .map(|(host, _)| (host, 1, "TCP"))
+            .collect();
+        let mut settings = Settings::new(net, identities()).endpoints(&endpoints);
+        settings.allow = "[]";
+        for (host, address) in (11..).zip(denied) {
+            settings.mesh = settings.mesh.replace(&net.ip(host).to_string(), address);
+        }
+        let gateway = Gateway::start(&settings).await;
+        let client = gateway.client(identities()).await;
+        assert!(client.tunnel(ECHO).await.is_err());
+        assert_eq!(gateway.tunnels("dial_denied").await, 1.0);
+        let dials = gateway
+            .metric("strait_dials_total{result=\"denied\"}")
+            .await;
+        assert_eq!(dials, denied.len() as f64);
+    });
+}
+
+#[test]
 fn the_gateway_never_dials_itself() {
     run(async {
         let net = Net::new();
