@@ -53,13 +53,16 @@ pub enum Reason {
     DialTimeout,
     /// The network between us and the endpoints failed in another way.
     DialFailed,
-    /// This host is out of ports, descriptors or memory.
+    /// This host is out of ports, descriptors or memory, or the peer's connection has as many
+    /// tunnels as it may.
     Overloaded,
     /// All tunnels together hold more bytes than they may: new ones are refused, and the fattest
     /// of the stalled ones are reset.
     BuffersFull,
     /// The peer sent more than 64 KiB before it was answered.
     EarlyData,
+    /// The peer sent trailers on a tunnel (RFC 9113 section 8.5).
+    Malformed,
     /// The peer reset the stream with CANCEL or NO_ERROR: it has lost interest.
     DownstreamCancelled,
     /// The peer reset the stream with another code.
@@ -91,7 +94,7 @@ pub enum Blame {
 
 impl Reason {
     /// Every reason, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
@@ -115,6 +118,7 @@ impl Reason {
         Self::Overloaded,
         Self::BuffersFull,
         Self::EarlyData,
+        Self::Malformed,
         Self::DownstreamCancelled,
         Self::DownstreamReset,
         Self::DownstreamLost,
@@ -150,6 +154,7 @@ impl Reason {
             Self::Overloaded => "overloaded",
             Self::BuffersFull => "buffers_full",
             Self::EarlyData => "early_data",
+            Self::Malformed => "malformed",
             Self::DownstreamCancelled => "downstream_cancelled",
             Self::DownstreamReset => "downstream_reset",
             Self::DownstreamLost => "downstream_lost",
@@ -177,6 +182,7 @@ impl Reason {
             | Self::NotLinked
             | Self::PolicyDenied
             | Self::EarlyData
+            | Self::Malformed
             | Self::DownstreamReset
             | Self::DownstreamLost => Blame::Downstream,
             Self::NoEndpoint
@@ -239,10 +245,12 @@ impl Reason {
 
     /// The RST_STREAM code for a tunnel that fails for this reason after 200 was sent.
     ///
-    /// RFC 9113 section 8.5: a TCP error of the upstream is CONNECT_ERROR. Peers read CANCEL and
-    /// NO_ERROR as a clean end of file, so a tunnel that did not end cleanly never ends by them.
+    /// RFC 9113 section 8.5: a TCP error of the upstream is CONNECT_ERROR. Section 8.1.1: a
+    /// malformed request is PROTOCOL_ERROR. Peers read CANCEL and NO_ERROR as a clean end of file,
+    /// so a tunnel that did not end cleanly never ends by them.
     pub fn reset_code(self) -> h2::Reason {
         match self.blame() {
+            _ if self == Self::Malformed => h2::Reason::PROTOCOL_ERROR,
             Blame::Upstream => h2::Reason::CONNECT_ERROR,
             Blame::Nobody | Blame::Downstream | Blame::Us => h2::Reason::INTERNAL_ERROR,
         }

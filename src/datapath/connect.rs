@@ -266,7 +266,8 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
             window: Arc::clone(&self.window),
             requested: Requested::new(request.into_body(), respond, account),
             record: Record::new(&self.gateway.metrics, &self.peer.source, &authority),
-            counted: (self.held.load.also(), self.window.open()),
+            load: self.held.load.also(),
+            place: self.window.open(),
         };
         let forward = forward::run(Box::new(asked), target);
         self.gateway.lifecycle.spawn(forward);

@@ -205,32 +205,62 @@ fn fixed_rule(ip: IpAddr) -> Option<&'static str> {
         Some("an unspecified address")
     } else if ip.is_multicast() || matches!(ip, IpAddr::V4(ip) if ip.is_broadcast()) {
         Some("a multicast or broadcast address")
-    } else if METADATA.contains(&ip) {
+    } else if METADATA.contains(&ip) || EC2.contains(&ip) {
         Some("a metadata service")
+    } else if matches!(ip, IpAddr::V4(ip) if ip.octets()[0] >= 240) {
+        // Service VIPs may be here, as those that Istio allocates are. A VIP is looked up and its
+        // endpoints are dialled; the VIP itself is never dialled.
+        Some("a reserved address")
+    } else if TEREDO.contains(&ip) {
+        Some("a Teredo address")
     } else {
         embedded(ip).and_then(|ip| fixed_rule(IpAddr::V4(ip)))
     }
 }
 
-/// Metadata services that are not link-local: EC2 and GCP over IPv6, Alibaba, Azure, Oracle.
-const METADATA: [IpAddr; 5] = [
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+/// Metadata services that are not link-local: GCP over IPv6, Alibaba, Azure, Oracle.
+const METADATA: [IpAddr; 4] = [
     IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
     IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
     IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
 ];
+/// EC2's services of an instance over IPv6: metadata at ::254, DNS at ::253, time at ::123.
+const EC2: IpNet = net32(0xfd00, 0xec2);
+/// Teredo (RFC 4380), which has two IPv4 addresses and a port in each address.
+const TEREDO: IpNet = net32(0x2001, 0);
 
-/// The IPv4 address that a translator would make of an IPv6 one: IPv4-compatible (RFC 4291
-/// section 2.5.5.1), NAT64 (RFC 6052 and RFC 8215) and 6to4 (RFC 3056).
+const fn net32(first: u16, second: u16) -> IpNet {
+    let ip = Ipv6Addr::new(first, second, 0, 0, 0, 0, 0, 0);
+    IpNet::new_assert(IpAddr::V6(ip), 32)
+}
+
+/// Returns the IPv4 address that a translator or a tunnel would make of an IPv6 one:
+/// IPv4-compatible (RFC 4291 section 2.5.5.1), SIIT's IPv4-translated (RFC 2765 section 2.1), NAT64
+/// (RFC 6052 and RFC 8215), 6to4 (RFC 3056) and ISATAP (RFC 5214 section 6.1).
 fn embedded(ip: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(ip) = ip else { return None };
     let (high, low) = match ip.segments() {
-        [0, 0, 0, 0, 0, 0, high, low] | [0x64, 0xff9b, 0 | 1, .., high, low] => (high, low),
+        [0x64, 0xff9b, 1, ..] => return Some(local_nat64(ip)),
+        [0, 0, 0, 0, 0 | 0xffff, 0, high, low]
+        | [0x64, 0xff9b, 0, .., high, low]
+        | [.., 0 | 0x200, 0x5efe, high, low] => (high, low),
         [0x2002, high, low, ..] => (high, low),
         _ => return None,
     };
     Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
+}
+
+/// Returns the IPv4 address in 64:ff9b:1::/48, where an operator chooses a prefix of 48, 56, 64 or
+/// 96 bits. The zeros behind the address tell which (RFC 6052 section 2.2).
+fn local_nat64(ip: Ipv6Addr) -> Ipv4Addr {
+    let octets = match ip.octets() {
+        [_, _, _, _, _, _, a, b, 0, c, d, 0, 0, 0, 0, 0] => [a, b, c, d],
+        [_, _, _, _, _, _, _, a, 0, b, c, d, 0, 0, 0, 0] => [a, b, c, d],
+        [_, _, _, _, _, _, _, _, 0, a, b, c, d, 0, 0, 0] if [a, b, c] != [0; 3] => [a, b, c, d],
+        [.., a, b, c, d] => [a, b, c, d],
+    };
+    Ipv4Addr::from(octets)
 }
 
 /// What the kernel said lately of addresses, each of which costs four system calls to ask for.
@@ -316,6 +346,21 @@ mod tests {
             "[::127.0.0.1]:80",
             "[64:ff9b:1::127.0.0.1]:80",
             "[2002:a9fe:a9fe::1]:80",
+            "[fd00:ec2::253]:80",
+            "[fd00:ec2:1::1]:80",
+            "[::ffff:0:127.0.0.1]:80",
+            "[::ffff:0:169.254.169.254]:80",
+            "[2001::1]:80",
+            "[2001:0:4136:e378:8000:63bf:3fff:fdd2]:80",
+            "240.0.0.1:80",
+            "[::ffff:254.1.2.3]:80",
+            "[64:ff9b::240.0.0.1]:80",
+            "[64:ff9b:1:7f00:0:100::]:80",
+            "[64:ff9b:1:7f:0:1::]:80",
+            "[64:ff9b:1:abcd:a9:fea9:fe00::]:80",
+            "[64:ff9b:1:0:7f:0:100:0]:80",
+            "[fd00::5efe:127.0.0.1]:80",
+            "[2001:db8::200:5efe:169.254.169.254]:80",
             "0.0.0.0:80",
             "0.1.2.3:80",
             "[::]:80",
@@ -330,7 +375,14 @@ mod tests {
             "10.0.0.1:15008",
             "192.168.1.1:80",
             "[fd00::1]:15008",
-            "240.0.0.1:80",
+            "223.255.255.255:80",
+            "[fd00:ec3::254]:80",
+            "[2001:1::1]:80",
+            "[2002:a00:1::1]:80",
+            "[::ffff:0:10.0.0.1]:80",
+            "[64:ff9b::10.0.0.1]:80",
+            "[64:ff9b:1::10.0.0.1]:80",
+            "[64:ff9b:1:a00:0:100::]:80",
         ] {
             assert_eq!(deny.denies(address(text)), None, "{text}");
         }

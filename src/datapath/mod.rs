@@ -46,6 +46,7 @@ pub mod seal;
 pub mod seam;
 pub mod serve;
 pub mod tunnel;
+pub mod unsent;
 pub mod window;
 
 use std::sync::Arc;

@@ -74,7 +74,7 @@ struct Incoming {
 }
 
 impl Incoming {
-    /// The next bytes, on the account; none at END_STREAM.
+    /// The next bytes, on the account; none at END_STREAM or trailers.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
         self.receive.poll_data(cx).map(|data| match data {
             Some(Ok(bytes)) => {
@@ -159,6 +159,7 @@ impl Requested {
                 incoming: self.incoming,
                 sent_all: false,
                 received_all: false,
+                malformed: false,
             }),
             Err(error) => Err(reason_of(&error)),
         }
@@ -210,13 +211,15 @@ pub struct Tunnel {
     incoming: Incoming,
     sent_all: bool,
     received_all: bool,
+    /// Trailers came, which h2 gives once.
+    malformed: bool,
 }
 
 impl Tunnel {
     /// The next bytes from the peer; none at its END_STREAM.
     ///
     /// # Errors
-    /// The stream or its connection has broken.
+    /// The stream or its connection has broken, or the peer has sent trailers.
     pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
         let early = &mut self.incoming.early;
         if let Some(bytes) = early.pop_front() {
@@ -226,9 +229,24 @@ impl Tunnel {
             }
             return Poll::Ready(Ok(Some(bytes)));
         }
-        let received = ready!(self.incoming.poll(cx));
-        self.received_all |= matches!(received, Ok(None));
-        Poll::Ready(received)
+        match ready!(self.incoming.poll(cx)) {
+            Ok(None) => self.poll_end(cx).map_ok(|()| None),
+            received => Poll::Ready(received),
+        }
+    }
+
+    /// Tells END_STREAM from trailers, behind the last bytes. Trailers are no end: RFC 9113 section
+    /// 8.5 allows DATA alone on a tunnel and makes any other frame a stream error.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Reason>> {
+        if !self.malformed {
+            let trailers = ready!(self.incoming.receive.poll_trailers(cx));
+            self.malformed = trailers.map_err(|error| reason_of(&error))?.is_some();
+        }
+        if self.malformed {
+            return Poll::Ready(Err(Reason::Malformed));
+        }
+        self.received_all = true;
+        Poll::Ready(Ok(()))
     }
 
     /// The next bytes from the peer, before the tunnel is copied; none at its END_STREAM.
@@ -266,9 +284,13 @@ impl Tunnel {
         .await
     }
 
-    /// Ends a tunnel that leads nowhere: by [`NOWHERE`]. Gives the reason back.
+    /// Ends a tunnel that leads nowhere: by [`NOWHERE`], unless the peer broke HTTP/2. Gives the
+    /// reason back.
     pub fn refuse(mut self, reason: Reason) -> Reason {
-        self.send.send_reset(NOWHERE);
+        self.send.send_reset(match reason {
+            Reason::Malformed => reason.reset_code(),
+            _ => NOWHERE,
+        });
         (self.sent_all, self.received_all) = (true, true);
         reason
     }

@@ -28,22 +28,25 @@ const GROWN_WINDOWS_MAX: u32 = CONNECTION_WINDOW / 4;
 
 const _: () = assert!(STREAMS_MAX * STREAM_WINDOW_MIN == CONNECTION_WINDOW);
 
-/// The window of a connection's streams, and its tunnels' wish for a larger one.
+/// The window of a connection's streams, its tunnels' wish for a larger one, and their places.
 #[derive(Debug)]
 pub struct StreamWindow {
     bytes: AtomicU32,
     wanted: AtomicBool,
     wish: Notify,
     streams: AtomicU32,
+    freed: Notify,
 }
 
-/// One stream of the connection, from its CONNECT to its end.
+/// One of the [`STREAMS_MAX`] places of a connection, from the CONNECT until the socket to the
+/// endpoint is closed. h2's own count ends with the stream, which may be earlier.
 #[derive(Debug)]
 pub struct OpenStream(Arc<StreamWindow>);
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
         self.0.streams.fetch_sub(1, Ordering::Relaxed);
+        self.0.freed.notify_one();
     }
 }
 
@@ -55,6 +58,7 @@ impl StreamWindow {
             wanted: AtomicBool::new(false),
             wish: Notify::new(),
             streams: AtomicU32::new(0),
+            freed: Notify::new(),
         }
     }
 
@@ -63,10 +67,24 @@ impl StreamWindow {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts one more stream. It counts before its dial: its client sends when it is answered.
-    pub fn open(self: &Arc<Self>) -> OpenStream {
-        self.streams.fetch_add(1, Ordering::Relaxed);
-        OpenStream(Arc::clone(self))
+    /// Takes a place for one more stream, if one is free. It counts before its dial: its client
+    /// sends when it is answered.
+    pub fn open(self: &Arc<Self>) -> Option<OpenStream> {
+        let free = |count: u32| (count < STREAMS_MAX).then_some(count + 1);
+        self.streams
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, free)
+            .ok()?;
+        Some(OpenStream(Arc::clone(self)))
+    }
+
+    /// Waits until a place is free, and takes it.
+    pub async fn opened(self: &Arc<Self>) -> OpenStream {
+        loop {
+            if let Some(stream) = self.open() {
+                return stream;
+            }
+            self.freed.notified().await;
+        }
     }
 
     /// Says that a tunnel took a whole window without its reader ever blocking.
@@ -128,7 +146,7 @@ mod tests {
     fn the_window_doubles_to_its_maximum_and_gives_way_to_streams() {
         let window = Arc::new(StreamWindow::new());
         let mut sizes = Vec::new();
-        let first = window.open();
+        let first = window.open().expect("a place");
         while window.next_size(true) > window.bytes() {
             window
                 .bytes
@@ -145,6 +163,26 @@ mod tests {
         let all: Vec<_> = (0..240).map(|_| window.open()).collect();
         assert_eq!(window.next_size(true), STREAM_WINDOW_MIN);
         drop((first, more, all));
+        assert_eq!(window.streams.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_has_256_places_and_one_that_is_freed_goes_to_who_waits() {
+        let window = Arc::new(StreamWindow::new());
+        let mut open: Vec<_> = (0..STREAMS_MAX).map(|_| window.open()).collect();
+        assert!(open.iter().all(Option::is_some) && window.open().is_none());
+        let waits = || {
+            let window = Arc::clone(&window);
+            tokio::spawn(async move { window.opened().await })
+        };
+        let waiting = [waits(), waits()];
+        tokio::task::yield_now().await;
+        open.truncate(open.len() - 2);
+        for waiting in waiting {
+            open.push(Some(waiting.await.expect("a place")));
+        }
+        assert!(window.open().is_none());
+        drop(open);
         assert_eq!(window.streams.load(Ordering::Relaxed), 0);
     }
 

@@ -166,6 +166,11 @@ impl Record {
         self.sent
     }
 
+    /// Bytes from the peer to the endpoint so far.
+    pub fn received_bytes(&self) -> u64 {
+        self.received
+    }
+
     /// The time since the tunnel was asked for.
     pub fn age(&self) -> Duration {
         self.start.elapsed()

@@ -3,7 +3,7 @@
 use h2::Reason;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::raw::{self, RawPeer};
+use crate::support::raw::{self, Ending, RawPeer};
 use crate::support::{
     ECHO, Endpoint, Gateway, Net, Settings, broken, bytes, identities, reset, run, until,
 };
@@ -203,6 +203,47 @@ fn a_lost_client_connection_is_a_reset_for_the_endpoint() {
         drop(client);
         assert_eq!(told.recv().await, RESET);
         ended(&gateway, "downstream_lost", 1.0).await;
+    });
+}
+
+#[test]
+fn review_18_trailers_are_a_protocol_error_for_the_peer_and_a_reset_for_the_endpoint() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let (_endpoint, mut told) = witness(net).await;
+        let mut peer = RawPeer::connect(&gateway).await;
+        let trailers = |stream| {
+            let mut frame = raw::headers(stream, &[("grpc-status", b"0")]);
+            // The flags are byte 4 of a frame's header.
+            frame[4] |= raw::END_STREAM;
+            frame
+        };
+        let protocol_error =
+            Ending::Reset(u8::try_from(u32::from(Reason::PROTOCOL_ERROR)).expect("1"));
+        // On an open tunnel, behind bytes, and before the tunnel is open.
+        peer.tunnel(1, ECHO).await;
+        peer.write(&trailers(1)).await;
+        assert_eq!(peer.ending(1).await, protocol_error);
+        assert_eq!(told.recv().await, RESET);
+        peer.tunnel(3, ECHO).await;
+        let mut frames = raw::frame(raw::DATA, 0, 3, b"some bytes");
+        frames.extend(trailers(3));
+        peer.write(&frames).await;
+        assert_eq!(peer.ending(3).await, protocol_error);
+        assert_eq!(told.recv().await, RESET);
+        let fields: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", ECHO.as_bytes())];
+        let mut frames = raw::headers(5, &fields);
+        frames.extend(trailers(5));
+        peer.write(&frames).await;
+        // h2 drops an answer that is not written when the stream is reset.
+        let mut ending = peer.ending(5).await;
+        if ending == Ending::Answered {
+            ending = peer.ending(5).await;
+        }
+        assert_eq!(ending, protocol_error);
+        assert_eq!(told.recv().await, RESET);
+        ended(&gateway, "malformed", 3.0).await;
     });
 }
 

@@ -23,6 +23,8 @@ mod churn;
 #[cfg(test)]
 mod clusters;
 #[cfg(test)]
+mod delivery;
+#[cfg(test)]
 mod dns;
 #[cfg(test)]
 mod drain;

@@ -20,7 +20,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::ReadHalf;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
@@ -45,10 +45,9 @@ const HANDED_OVER_MIN: usize = READ_BYTES_MAX / 2;
 pub struct Outcome {
     /// Nothing, or the reason for which the tunnel broke. The caller then resets both sides.
     pub ended: Result<(), Reason>,
-    /// The endpoint has been sent all that the peer had to say, and FIN.
-    pub delivered: bool,
-    /// The endpoint ended before the peer did.
-    pub endpoint_left_first: bool,
+    /// By when the endpoint has to have taken what it was sent. None unless it was sent all that
+    /// the peer sent, and FIN.
+    pub deliver_by: Option<Instant>,
 }
 
 impl Outcome {
@@ -56,13 +55,13 @@ impl Outcome {
     pub fn broken(reason: Reason) -> Self {
         Self {
             ended: Err(reason),
-            delivered: false,
-            endpoint_left_first: false,
+            deliver_by: None,
         }
     }
 }
 
-/// The time for an endpoint to take what a peer sent before it went away.
+/// The time for an endpoint to take what a peer sent before it went away, until its kernel has
+/// acknowledged FIN.
 const DELIVERY_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Copies until both directions have ended or one side broke.
@@ -76,12 +75,10 @@ pub async fn run(
     let upstream = write.as_ref();
     let mut upload = Upload::default();
     let mut download = Download::default();
-    let mut endpoint_left_first = false;
     let mut ended = poll_fn(|cx| {
         // The endpoint is read first: what it sent before a reset of its own goes out before the
         // upload fails by this reset.
         let down = download.poll(cx, tunnel, &mut read, record)?;
-        endpoint_left_first |= down.is_ready() && !upload.ended;
         let up = upload.poll(cx, tunnel, upstream, window, record)?;
         if down.is_ready() && up.is_ready() {
             return Poll::Ready(Ok(()));
@@ -93,21 +90,21 @@ pub async fn run(
         Poll::Pending
     })
     .await;
+    let deadline = Instant::now() + DELIVERY_DEADLINE;
     let gone = matches!(ended, Err(reason) if reason.blame() != Blame::Upstream);
     if gone && !upload.done {
         // A peer that sent END_STREAM and then went away has been promised delivery (contract 10,
         // Ends). h2 still holds what it sent; without END_STREAM this fails at once.
         let rest = poll_fn(|cx| upload.poll(cx, tunnel, upstream, window, record));
         // Boxed: few tunnels end like this, and all would have room for it.
-        let rest = Box::pin(timeout(DELIVERY_DEADLINE, rest));
+        let rest = Box::pin(timeout_at(deadline, rest));
         if let Ok(Err(Reason::UpstreamReset)) = rest.await {
             ended = Err(Reason::UpstreamReset);
         }
     }
     Outcome {
         ended,
-        delivered: upload.done,
-        endpoint_left_first,
+        deliver_by: upload.done.then_some(deadline),
     }
 }
 

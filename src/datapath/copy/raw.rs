@@ -17,7 +17,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::ReadHalf;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use crate::reason::Reason;
 use crate::telemetry::Record;
@@ -47,7 +47,6 @@ pub async fn run(
     let (to_peer, to_endpoint) = (to_peer.as_ref(), to_endpoint.as_ref());
     let mut upload = Direction::new(limits, hello.into());
     let mut download = Direction::new(limits, Bytes::new());
-    let mut endpoint_left_first = false;
     let mut peer_failed = pin!(to_peer.ready(Interest::ERROR));
     let mut endpoint_failed = pin!(to_endpoint.ready(Interest::ERROR));
     // Whether the kernel has yet to tell the peer's reader how the peer went.
@@ -63,7 +62,6 @@ pub async fn run(
         // upload fails by this reset.
         let down = download.poll(cx, &mut endpoint, to_peer, |bytes| record.sent(bytes));
         let down = down.map_err(Broken::of_download)?;
-        endpoint_left_first |= down.is_ready() && !upload.ended;
         let up = upload.poll(cx, &mut peer, to_endpoint, |bytes| record.received(bytes));
         let up = up.map_err(Broken::of_upload)?;
         if down.is_ready() && up.is_ready() {
@@ -77,6 +75,7 @@ pub async fn run(
         Poll::Pending
     })
     .await;
+    let deadline = Instant::now() + DELIVERY_DEADLINE;
     let gone = !matches!(ended, Ok(()) | Err(Reason::UpstreamReset));
     if gone && !upload.done && (untold || upload.ended) {
         // What a peer sent before its FIN is delivered though it reset the connection after it
@@ -86,14 +85,13 @@ pub async fn run(
             let rest = upload.poll(cx, &mut peer, to_endpoint, count);
             rest.map_err(Broken::of_upload)
         });
-        if let Ok(Err(reason)) = Box::pin(timeout(DELIVERY_DEADLINE, rest)).await {
+        if let Ok(Err(reason)) = Box::pin(timeout_at(deadline, rest)).await {
             ended = Err(reason);
         }
     }
     Outcome {
         ended,
-        delivered: upload.done,
-        endpoint_left_first,
+        deliver_by: upload.done.then_some(deadline),
     }
 }
 
@@ -282,6 +280,7 @@ fn write(to: &TcpStream, bytes: &[u8]) -> Result<usize, Broken> {
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
+    use tokio::time::timeout;
 
     use crate::telemetry::Metrics;
 
@@ -346,7 +345,7 @@ mod tests {
         };
         let (outcome, answer, got) = tokio::join!(copy, up, down);
         assert_eq!(outcome.ended, Ok(()));
-        assert!(outcome.delivered && !outcome.endpoint_left_first);
+        assert!(outcome.deliver_by.is_some());
         assert_eq!(answer, b"thanks");
         assert!(got == [hello, all].concat(), "every byte in its place");
         assert!(pipe::spares() > 0, "pipes were used");

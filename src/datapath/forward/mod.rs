@@ -8,10 +8,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::SockRef;
 use tokio::sync::watch;
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::reason::Reason;
 use crate::snapshot::{Endpoint, Service};
@@ -24,11 +23,14 @@ use super::copy::Outcome;
 use super::dial::{self, BUDGET, Upstream};
 use super::identity::Peer;
 use super::tunnel::{Requested, Target, Tunnel};
-use super::window::{OpenStream, StreamWindow};
+use super::window::{OpenStream, STREAMS_MAX, StreamWindow};
 use super::{Gateway, authorize, balance, copy, linger, policy, route};
 
-/// An endpoint that resets a tunnel this early, without having sent a byte, counts as failed.
+/// An endpoint that resets a tunnel this early, before either side has sent a byte, has failed.
 const EARLY: Duration = Duration::from_secs(1);
+/// The time for a place among the connection's tunnels: as a rule the one that ended last gives its
+/// place back within a round trip to its endpoint.
+const PLACE_DEADLINE: Duration = Duration::from_secs(1);
 /// Tunnels that lost their right end within this time, not all at once.
 const REVOKE_JITTER: Duration = Duration::from_secs(1);
 
@@ -50,8 +52,10 @@ pub struct Asked {
     pub requested: Requested,
     /// What is said of it later.
     pub record: Record,
-    /// The tunnel in its worker's load and among its connection's streams.
-    pub counted: (LoadGuard, OpenStream),
+    /// The tunnel in its worker's load.
+    pub load: LoadGuard,
+    /// Its place among the connection's tunnels, unless all are taken.
+    pub place: Option<OpenStream>,
 }
 
 /// Forwards one CONNECT: resolve, judge, pick, dial, answer, copy. Everything that can fail
@@ -76,10 +80,24 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
         gateway,
         peer,
         window,
-        requested,
+        mut requested,
         mut record,
-        counted,
+        load,
+        place,
     } = *asked;
+    let place = match place {
+        Some(place) => place,
+        None => match Box::pin(place_of(&gateway, &window, &mut requested)).await {
+            Ok(place) => place,
+            Err(reason) => {
+                if reason == Reason::Overloaded {
+                    record.detail(format!("the connection has {STREAMS_MAX} tunnels"));
+                }
+                record.finish(requested.refuse(reason));
+                return None;
+            }
+        },
+    };
     let generation = gateway.reader.generation();
     let opened = match permit(&gateway, &peer, target, &mut record) {
         Err(reason) => Err(requested.refuse(reason)),
@@ -109,13 +127,29 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
                 upstream,
                 record,
                 since: Instant::now(),
-                counted,
+                counted: (load, place),
             }))
         }
         Err(reason) => {
             record.finish(reason);
             None
         }
+    }
+}
+
+/// Waits for a place among the connection's tunnels.
+///
+/// h2 frees the place of a stream as soon as it is reset, so that a peer at the limit may open the
+/// next one before its last one is over here.
+async fn place_of(
+    gateway: &Gateway,
+    window: &Arc<StreamWindow>,
+    requested: &mut Requested,
+) -> Result<OpenStream, Reason> {
+    tokio::select! {
+        place = timeout(PLACE_DEADLINE, window.opened()) => place.map_err(|_| Reason::Overloaded),
+        reason = requested.cancelled() => Err(reason),
+        () = gateway.lifecycle.closing() => Err(Reason::DrainDeadline),
     }
 }
 
@@ -267,7 +301,8 @@ impl Open {
             ..
         } = *self;
         let early = since.elapsed() < EARLY && record.sent_bytes() == 0;
-        judge_endpoint(&gateway, &upstream, &outcome, early);
+        let unprovoked = record.received_bytes() == 0 && outcome.deliver_by.is_none();
+        judge_endpoint(&gateway, &upstream, &outcome, early, unprovoked);
         let Err(reason) = outcome.ended else {
             close(upstream, &outcome).await;
             let drained = Arc::clone(tunnel.account()).drained().await;
@@ -287,9 +322,9 @@ impl Open {
         }
         tunnel.reset(reason);
         record.finish(reason);
-        // The endpoint may take its time to take what it was promised; the peer has gone.
-        drop((record, counted));
         close(upstream, &outcome).await;
+        // The tunnel is open, and keeps its place, as long as its socket.
+        drop((record, counted));
     }
 }
 
@@ -339,30 +374,37 @@ async fn revoked(
 
 /// Lets the endpoint's health learn from how its tunnel ended.
 ///
-/// `early` says that the tunnel was short and the endpoint sent nothing: if it was the endpoint
-/// that left, by reset or by FIN, it counts as a failed dial.
-fn judge_endpoint(gateway: &Gateway, upstream: &Upstream, outcome: &Outcome, early: bool) {
-    let left = matches!(outcome.ended, Err(Reason::UpstreamReset)) || outcome.endpoint_left_first;
-    if early && left {
-        balance::failed(
-            &upstream.siblings,
-            upstream.right.endpoint(),
-            &gateway.metrics,
-        );
-    } else if !early && !matches!(outcome.ended, Err(Reason::UpstreamReset)) {
-        upstream.right.endpoint().state.restore(Instant::now());
+/// `early` says that the tunnel was short and the endpoint sent nothing, `unprovoked` that the peer
+/// sent nothing either, not even FIN. A reset then counts as a failed dial. Nothing else does: a
+/// peer can provoke any other end by its bytes, and would eject the endpoint for all other peers.
+/// Provoked ends are not kept for the peer's own picks either. Envoy's outlier detection for TCP
+/// and ztunnel have no such memory, and it would take a table of peers and endpoints.
+fn judge_endpoint(
+    gateway: &Gateway,
+    upstream: &Upstream,
+    outcome: &Outcome,
+    early: bool,
+    unprovoked: bool,
+) {
+    let endpoint = upstream.right.endpoint();
+    if outcome.ended == Err(Reason::UpstreamReset) {
+        if early && unprovoked {
+            balance::failed(&upstream.siblings, endpoint, &gateway.metrics);
+        }
+    } else if !early {
+        endpoint.state.restore(Instant::now());
     }
 }
 
 /// Closes the endpoint's side as the tunnel ended: by RST, unless it was sent everything.
 async fn close(upstream: Upstream, outcome: &Outcome) {
     // The socket was dialled with zero linger, so that nothing but this looks clean.
-    if outcome.delivered && SockRef::from(&upstream.stream).set_linger(None).is_ok() {
+    if let Some(deadline) = outcome.deliver_by {
         match outcome.ended {
-            Ok(()) => drop(upstream.stream),
+            Ok(()) => linger::gently(&upstream.stream),
             // What it still sends has no reader: closing at once would take back, by RST, what
-            // it has not read yet.
-            Err(_) => linger::close(upstream.stream, linger::ENDPOINT).await,
+            // it has not acknowledged yet.
+            Err(_) => linger::deliver(upstream.stream, deadline).await,
         }
     }
 }

@@ -188,7 +188,7 @@ impl Open {
             ..
         } = *self;
         // That an endpoint left early says nothing against it where anybody may send it anything.
-        judge_endpoint(&gateway, &upstream, &outcome, false);
+        judge_endpoint(&gateway, &upstream, &outcome, false, false);
         record.finish(match outcome.ended {
             Ok(()) => {
                 // Each side has sent FIN and has been sent it: what is left is the kernel's.
@@ -197,8 +197,9 @@ impl Open {
             }
             Err(reason) => reason,
         });
-        // The endpoint may take its time to take what it was promised; the peer has gone.
-        drop((stream, record, account, held));
+        drop((stream, account));
         close(upstream, &outcome).await;
+        // The tunnel is open and counted as long as its socket.
+        drop((record, held));
     }
 }
