@@ -43,6 +43,7 @@ pub(super) fn fixture() -> Fixture {
     let log = Log {
         level: "info".into(),
         format: LogFormat::Text,
+        ..Log::default()
     };
     let (subscriber, log) = logging::build(&log, std::io::sink, false, None).expect("a log");
     let publisher = Arc::new(Publisher::new());

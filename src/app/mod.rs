@@ -139,6 +139,7 @@ impl App {
         if let Some(drops) = log.drops() {
             metrics.count_log_drops(drops);
         }
+        metrics.log_access(inputs.config.log.access);
         let publisher = Arc::new(Publisher::new());
         publisher.update(inputs.change());
         if let Discovery::File { .. } = inputs.config.discovery {
@@ -170,6 +171,7 @@ impl App {
             warn!("{warning}");
         }
         tokio::spawn(async move { budget.run().await });
+        tokio::spawn(async move { metrics.run().await });
         app.discover(source)?;
         app.look_up()?;
         let read = (inputs.told, inputs.warnings, seen);
@@ -276,6 +278,7 @@ impl App {
             }
             left = &mut stopped => left,
         };
+        self.gateway.metrics.close();
         info!(left, "stopped");
         Ok(())
     }

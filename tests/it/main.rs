@@ -9,6 +9,8 @@
 mod support;
 
 #[cfg(test)]
+mod access_log;
+#[cfg(test)]
 mod alike;
 #[cfg(test)]
 mod authority;
