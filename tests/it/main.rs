@@ -69,6 +69,8 @@ mod reload_under_load;
 #[cfg(test)]
 mod scope;
 #[cfg(test)]
+mod scrapes;
+#[cfg(test)]
 mod slow;
 #[cfg(test)]
 mod start;
