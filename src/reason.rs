@@ -213,10 +213,10 @@ impl Reason {
 
     /// The answer to a CONNECT that fails for this reason before 200 was sent.
     ///
-    /// Unknown, unexposed, not-for-this-peer and not-linked are alike in every way, so that a peer
-    /// cannot learn what exists. Istio's authorization is looked at only where a service is exposed
-    /// to the peer, and has the answer that ztunnel gives. Reasons that arise only after 200 give
-    /// 503, should they come early.
+    /// Unknown, unexposed, not-for-this-peer, not-linked and without endpoint are alike in every
+    /// way, so that a peer cannot learn what exists. Istio's authorization is looked at only where
+    /// a service is exposed to the peer, and has the answer that ztunnel gives. Reasons that arise
+    /// only after 200 give 503, should they come early.
     pub const fn status(self) -> StatusCode {
         match self {
             Self::BadAuthority => StatusCode::BAD_REQUEST,
@@ -238,7 +238,9 @@ impl Reason {
             | Self::UnknownService
             | Self::NotExposed
             | Self::NotForPeer
-            | Self::NotLinked => 112,
+            | Self::NotLinked
+            | Self::NoEndpoint
+            | Self::NoWaypoint => 112,
             _ => 40,
         }
     }
@@ -425,23 +427,18 @@ mod tests {
 
     #[test]
     fn what_a_peer_may_not_learn_looks_alike() {
-        let answers = [
+        let alike = [
             Reason::UnknownService,
             Reason::NotExposed,
             Reason::NotForPeer,
             Reason::NotLinked,
-        ]
-        .map(|reason| reason.status());
-        assert_eq!(answers, [StatusCode::SERVICE_UNAVAILABLE; 4]);
-        let alerts = [
-            Reason::UnknownSni,
-            Reason::UnknownService,
-            Reason::NotExposed,
-            Reason::NotForPeer,
-            Reason::NotLinked,
-        ]
-        .map(Reason::alert);
-        assert_eq!(alerts, [112; 5]);
+            Reason::NoEndpoint,
+            Reason::NoWaypoint,
+        ];
+        let answers = alike.map(Reason::status);
+        assert_eq!(answers, [StatusCode::SERVICE_UNAVAILABLE; 6]);
+        assert_eq!(alike.map(Reason::alert), [112; 6]);
+        assert_eq!(Reason::UnknownSni.alert(), 112);
     }
 
     #[test]

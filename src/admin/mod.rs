@@ -11,6 +11,7 @@ mod guard;
 mod levels;
 mod policies;
 mod regions;
+mod scrape;
 mod server;
 mod status;
 mod stream;
@@ -18,13 +19,13 @@ mod text;
 mod view;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use axum::Router;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::middleware;
-use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 
 use crate::config::Config;
@@ -33,8 +34,10 @@ use crate::snapshot::{Publisher, Reader};
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics};
 
+use scrape::Scrapes;
+
 pub use explain::{Explains, Written};
-pub use server::serve;
+pub use server::{Limits, serve};
 pub use view::Denies;
 
 /// What the admin pages show and change.
@@ -82,16 +85,23 @@ pub fn readiness_router(status: Arc<Status>, lifecycle: Lifecycle) -> Router {
     Router::new().route("/healthz/ready", ready(status, lifecycle))
 }
 
+/// For how long scrapers of the metrics port are sent the same page: the port is open to the
+/// network, and a page of a large mesh takes tens of milliseconds to encode.
+const FRESH: Duration = Duration::from_secs(1);
+
 /// The metrics port: `/metrics` and `/stats/prometheus`.
 pub fn metrics_router(metrics: Arc<Metrics>) -> Router {
+    let scrapes = Scrapes::new(metrics, FRESH);
     Router::new()
-        .route("/metrics", stats(Arc::clone(&metrics)))
-        .route("/stats/prometheus", stats(metrics))
+        .route("/metrics", stats(&scrapes))
+        .route("/stats/prometheus", stats(&scrapes))
 }
 
 /// The admin port, which must be bound to loopback. Requests that only a browser which somebody
 /// has misled would send are refused.
 pub fn admin_router(state: AdminState) -> Router {
+    // The operator sees the metrics of this moment.
+    let scrapes = Scrapes::new(Arc::clone(&state.metrics), Duration::ZERO);
     Router::new()
         .route("/", get(INDEX))
         .route("/certs", get(dump::certs))
@@ -105,7 +115,7 @@ pub fn admin_router(state: AdminState) -> Router {
             "/ready",
             ready(Arc::clone(&state.status), state.lifecycle.clone()),
         )
-        .route("/stats/prometheus", stats(Arc::clone(&state.metrics)))
+        .route("/stats/prometheus", stats(&scrapes))
         .layer(middleware::from_fn(guard::local_only))
         .with_state(state)
 }
@@ -135,22 +145,9 @@ fn pending(status: &Status, lifecycle: &Lifecycle) -> Vec<String> {
     pending
 }
 
-/// The metrics in the format that the scraper asks for; plain text unless it names OpenMetrics.
-fn stats<S: Clone + Send + Sync + 'static>(metrics: Arc<Metrics>) -> MethodRouter<S> {
-    get(async move |headers: HeaderMap| -> Response {
-        let openmetrics = headers.get_all(header::ACCEPT).iter().any(|value| {
-            value
-                .to_str()
-                .is_ok_and(|value| value.contains("application/openmetrics-text"))
-        });
-        if openmetrics {
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([(header::CONTENT_TYPE, kind)], metrics.encode()).into_response()
-        } else {
-            let kind = "text/plain; version=0.0.4; charset=utf-8";
-            ([(header::CONTENT_TYPE, kind)], metrics.encode_plain()).into_response()
-        }
-    })
+fn stats<S: Clone + Send + Sync + 'static>(scrapes: &Arc<Scrapes>) -> MethodRouter<S> {
+    let scrapes = Arc::clone(scrapes);
+    get(async move |headers: HeaderMap| scrapes.answer(&headers).await)
 }
 
 async fn quit(State(state): State<AdminState>) -> &'static str {

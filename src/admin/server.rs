@@ -17,6 +17,7 @@ use axum::extract::DefaultBodyLimit;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -25,9 +26,9 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::lifecycle::{Phase, reached};
 
-/// What one port bears.
+/// Limits of one port.
 #[derive(Clone, Copy, Debug)]
-struct Limits {
+pub struct Limits {
     /// Connections at once.
     connections: usize,
     /// Time for the head of the request.
@@ -38,13 +39,27 @@ struct Limits {
     connection: Duration,
 }
 
-/// A port has a handful of clients: kubelet, one or two scrapers, an operator.
-const LIMITS: Limits = Limits {
-    connections: 64,
-    head: Duration::from_secs(5),
-    pause: Duration::from_secs(30),
-    connection: Duration::from_secs(600),
-};
+impl Limits {
+    /// The admin port, where a dump of a large mesh is read at some pace. A port has a handful of
+    /// clients: kubelet, one or two scrapers, an operator.
+    pub const PAGES: Self = Self {
+        connections: 64,
+        head: Duration::from_secs(5),
+        pause: Duration::from_secs(30),
+        connection: Duration::from_secs(600),
+    };
+
+    /// The ports that are open to the network. Prometheus gives up after 10 s by default.
+    pub const PROBES: Self = Self {
+        pause: Duration::from_secs(5),
+        connection: Duration::from_secs(30),
+        ..Self::PAGES
+    };
+}
+
+/// Bytes of an answer that the kernel keeps for a client that does not read them, before it doubles
+/// them for its own needs. By itself it would take megabytes, which count as ours in a container.
+const SEND_BUFFER: usize = 128 * 1024;
 
 /// The longest request head, and the longest body that a handler may read.
 const MAX_REQUEST: usize = 64 * 1024;
@@ -56,11 +71,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const CLOSE_GRACE: Duration = Duration::from_millis(500);
 
 /// Serves the router until the process is [`Phase::Closing`]: a drain can be watched to its end.
-pub async fn serve(listener: TcpListener, router: Router, phases: watch::Receiver<Phase>) {
-    serve_within(LIMITS, listener, router, phases).await;
-}
-
-async fn serve_within(
+pub async fn serve(
     limits: Limits,
     listener: TcpListener,
     router: Router,
@@ -92,6 +103,8 @@ async fn serve_within(
 
 /// One request and its answer. How it failed concerns only the client.
 async fn connection(limits: Limits, stream: TcpStream, router: Router) {
+    // It is served with another buffer as well.
+    let _ = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER);
     let began = Instant::now();
     let taken = Arc::new(Mutex::new(began));
     let stream = Watched {
@@ -120,6 +133,14 @@ struct Watched {
     taken: Arc<Mutex<Instant>>,
 }
 
+impl Watched {
+    fn note(&self, written: &Poll<io::Result<usize>>) {
+        if matches!(written, Poll::Ready(Ok(count)) if *count > 0) {
+            *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
+    }
+}
+
 impl AsyncRead for Watched {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -137,10 +158,23 @@ impl AsyncWrite for Watched {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        if matches!(written, Poll::Ready(Ok(count)) if count > 0) {
-            *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-        }
+        self.note(&written);
         written
+    }
+
+    // Without it, hyper copies the whole body of an answer into a buffer of its own.
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.note(&written);
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -205,7 +239,7 @@ mod tests {
             .route("/large", get(async || vec![0_u8; LARGE]))
             .route("/stuck", get(std::future::pending::<&'static str>));
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve_within(limits, listener, router, phases));
+        tasks.spawn(serve(limits, listener, router, phases));
         (address, phase, tasks)
     }
 
@@ -224,7 +258,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_connection_has_one_request() {
-        let (address, _phase, _tasks) = server(LIMITS).await;
+        let (address, _phase, _tasks) = server(Limits::PAGES).await;
         let answer = ask(address, &HELLO.repeat(2)).await;
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
         assert_eq!(answer.matches("hello").count(), 1, "{answer}");
@@ -235,7 +269,7 @@ mod tests {
         let short = Duration::from_millis(200);
         let (address, _phase, _tasks) = server(Limits {
             head: short,
-            ..LIMITS
+            ..Limits::PAGES
         })
         .await;
         let start = Instant::now();
@@ -252,7 +286,7 @@ mod tests {
         let short = Duration::from_millis(200);
         let (address, _phase, _tasks) = server(Limits {
             pause: short,
-            ..LIMITS
+            ..Limits::PAGES
         })
         .await;
         assert_eq!(
@@ -282,7 +316,7 @@ mod tests {
         let limits = Limits {
             pause: Duration::from_millis(500),
             connection: Duration::from_secs(60),
-            ..LIMITS
+            ..Limits::PAGES
         };
         let (address, _phase, _tasks) = server(limits).await;
         let (start, short) = (Instant::now(), Duration::from_millis(10));
@@ -301,7 +335,7 @@ mod tests {
     async fn idle_connections_beyond_the_limit_give_way_to_a_probe() {
         let (address, _phase, _tasks) = server(Limits {
             connections: 4,
-            ..LIMITS
+            ..Limits::PAGES
         })
         .await;
         let mut idle = Vec::new();
@@ -310,12 +344,12 @@ mod tests {
         }
         let start = Instant::now();
         assert!(ask(address, HELLO).await.contains("hello"));
-        assert!(start.elapsed() < LIMITS.head);
+        assert!(start.elapsed() < Limits::PAGES.head);
     }
 
     #[tokio::test]
     async fn a_head_beyond_the_limit_is_refused() {
-        let (address, _phase, _tasks) = server(LIMITS).await;
+        let (address, _phase, _tasks) = server(Limits::PAGES).await;
         let long = format!(
             "GET / HTTP/1.1\r\nHost: localhost\r\nX: {}",
             "x".repeat(MAX_REQUEST)
@@ -329,7 +363,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_server_ends_when_the_process_closes() {
-        let (address, phase, mut tasks) = server(LIMITS).await;
+        let (address, phase, mut tasks) = server(Limits::PAGES).await;
         phase.send_replace(Phase::Draining);
         assert!(ask(address, HELLO).await.contains("hello"));
         phase.send_replace(Phase::Closing);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use axum::body::{Body, to_bytes};
-use axum::http::Request;
+use axum::http::{Request, header};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tracing::Subscriber;
@@ -43,6 +43,7 @@ pub(super) fn fixture() -> Fixture {
     let log = Log {
         level: "info".into(),
         format: LogFormat::Text,
+        ..Log::default()
     };
     let (subscriber, log) = logging::build(&log, std::io::sink, false, None).expect("a log");
     let publisher = Arc::new(Publisher::new());
@@ -111,7 +112,7 @@ async fn readiness_fails_as_soon_as_the_process_is_on_its_way_out() {
     let router = admin_router(state.clone());
     let (status, body) = ask(router.clone(), "POST", "/quitquitquit").await;
     assert_eq!((status, body.as_str()), (StatusCode::OK, "shutting down\n"));
-    let hour = std::time::Duration::from_secs(3600);
+    let hour = Duration::from_secs(3600);
     let life = state.lifecycle.clone();
     let running = tokio::spawn(async move { life.run(hour, hour).await });
     let mut phases = state.lifecycle.phases();

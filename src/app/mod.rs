@@ -1,7 +1,8 @@
 //! Wiring: what starts in which order, and what stops in which order.
 //!
-//! The control path (admin, files, signals) has the main thread's runtime; each data-path worker
-//! is a thread with a runtime of its own, so that no reload and no scrape ever delays a byte.
+//! The control path (signals, certificates) has the main thread's runtime. The files, readiness,
+//! the metrics, the admin pages and each data-path worker have a thread with a runtime of their
+//! own, so that no reload and no scrape delays a byte or a probe.
 
 mod certificates;
 mod check;
@@ -11,6 +12,7 @@ mod memory;
 mod names;
 mod reload;
 mod routes;
+mod server;
 mod told;
 mod traffic;
 
@@ -21,14 +23,13 @@ use std::thread;
 
 use anyhow::{Context, anyhow};
 use arc_swap::ArcSwap;
-use axum::Router;
 use socket2::Socket;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
-use crate::admin::{self, AdminState, Denies};
+use crate::admin::{self, AdminState, Denies, Limits};
 use crate::config::{Config, Discovery, Source};
 use crate::datapath::accept::{self, Accepted, Worker};
 use crate::datapath::admission::Admission;
@@ -109,7 +110,13 @@ impl Front {
         let socket = bind("readiness.bind", config.readiness.bind)?;
         let address = socket.local_addr()?;
         let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
-        spawn_admin(&lifecycle, socket, router)?;
+        // Its thread does nothing else, so that nothing holds up a probe.
+        server::spawn(
+            "strait-readiness",
+            (socket, router),
+            Limits::PROBES,
+            &lifecycle,
+        )?;
         Ok(Self {
             status,
             lifecycle,
@@ -141,6 +148,7 @@ impl App {
         if let Some(drops) = log.drops() {
             metrics.count_log_drops(drops);
         }
+        metrics.log_access(inputs.config.log.access);
         let publisher = Arc::new(Publisher::new());
         publisher.update(inputs.change());
         if let Discovery::File { .. } = inputs.config.discovery {
@@ -173,6 +181,7 @@ impl App {
             warn!("{warning}");
         }
         tokio::spawn(async move { budget.run().await });
+        tokio::spawn(async move { metrics.run().await });
         app.discover(source)?;
         app.look_up()?;
         let read = (inputs.told, inputs.warnings, seen);
@@ -279,6 +288,7 @@ impl App {
             }
             left = &mut stopped => left,
         };
+        self.gateway.metrics.close();
         info!(left, "stopped");
         Ok(())
     }
@@ -389,9 +399,16 @@ impl Sockets {
             }),
             explains: explain::running(gateway, &app.config),
         };
-        spawn_admin(&gateway.lifecycle, self.admin, admin::admin_router(state))?;
-        let metrics = admin::metrics_router(Arc::clone(&gateway.metrics));
-        spawn_admin(&gateway.lifecycle, self.metrics, metrics)?;
+        let pages = (self.admin, admin::admin_router(state));
+        server::spawn("strait-admin", pages, Limits::PAGES, &gateway.lifecycle)?;
+        let router = admin::metrics_router(Arc::clone(&gateway.metrics));
+        let metrics = (self.metrics, router);
+        server::spawn(
+            "strait-metrics",
+            metrics,
+            Limits::PROBES,
+            &gateway.lifecycle,
+        )?;
         Ok(self.data)
     }
 }
@@ -423,12 +440,6 @@ fn explained<T>(bound: std::io::Result<T>, key: &str, address: SocketAddr) -> an
     bound.with_context(|| {
         format!("cannot listen on {address} ({key}); is another gateway running there?")
     })
-}
-
-fn spawn_admin(lifecycle: &Lifecycle, socket: TcpListener, router: Router) -> anyhow::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(socket)?;
-    tokio::spawn(admin::serve(listener, router, lifecycle.phases()));
-    Ok(())
 }
 
 /// Starts the workers; the first also accepts, and hands each socket to the least loaded.

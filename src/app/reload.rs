@@ -223,6 +223,7 @@ impl Reloader {
             let set = self.log.configure(&new.log.level);
             set.map_err(anyhow::Error::msg)?;
         }
+        self.gateway.metrics.log_access(new.log.access);
         certificates.trust(domains, served);
         drop(certificates);
         self.publisher.update(Change {
@@ -343,6 +344,7 @@ fn in_force(old: &Config, new: Config) -> Config {
         traffic: new.traffic,
         log: Log {
             level: new.log.level,
+            access: new.log.access,
             ..old.log.clone()
         },
         ..old.clone()

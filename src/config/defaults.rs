@@ -73,7 +73,11 @@ fn all(root: &Node) -> Vec<Section> {
         ),
         (
             "log",
-            vec![("level", plain("info")), ("format", plain("text"))],
+            vec![
+                ("level", plain("info")),
+                ("access", plain("all")),
+                ("format", plain("text")),
+            ],
         ),
     ]
 }

@@ -1,10 +1,29 @@
-//! The log's level, as `log.level` and the admin page `/logging` write it.
+//! The log's level, as `log.level` and the admin page `/logging` write it, and the mode of the
+//! access log.
+
+use serde::Serialize;
 
 /// The words that a level may be.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// The longest text that is read.
 const BYTES_MAX: usize = 4096;
+
+/// The tunnels that get a line in the access log. Lines about tunnels that were never open, and
+/// about handshakes, are limited besides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Access {
+    /// Every tunnel.
+    #[default]
+    All,
+    /// Tunnels and handshakes that ended by an error, and one of 100 of the other tunnels.
+    Sampled,
+    /// Tunnels and handshakes that ended by an error.
+    Errors,
+    /// Nothing.
+    Off,
+}
 
 /// A level, `target=level`, or several of them with commas between.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -41,7 +41,7 @@ pub use auto::{AutoExport, Selector};
 pub use findings::{Finding, Findings, Place, Report, Severity};
 pub use identity::parse_identity;
 pub use layers::Source;
-pub use level::Directives;
+pub use level::{Access, Directives};
 pub use links::Link;
 pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
@@ -464,6 +464,8 @@ pub struct Log {
     /// the list is a level alone, as targets only would silence the rest. Default `info`, which
     /// has one line per tunnel.
     pub level: String,
+    /// Default [`Access::All`].
+    pub access: Access,
     /// Default [`LogFormat::Text`], as people read it before machines do.
     pub format: LogFormat,
 }
@@ -492,6 +494,7 @@ impl Default for Log {
     fn default() -> Self {
         Self {
             level: "info".to_owned(),
+            access: Access::default(),
             format: LogFormat::default(),
         }
     }
@@ -523,7 +526,8 @@ impl Config {
     }
 
     /// The keys in which `new` differs and that are only read at the start. Trust, exposure,
-    /// links, names, policy, traffic and the log's level apply live and are not among them.
+    /// links, names, policy, traffic, the log's level and `log.access` apply live and are not
+    /// among them.
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let keys = [
             ("gateway", self.gateway != new.gateway),

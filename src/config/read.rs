@@ -19,7 +19,7 @@ use super::sources;
 use super::traffic;
 use super::yaml::Document;
 use super::{
-    ADMIN, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery, Drain, Examined,
+    ADMIN, Access, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery, Drain, Examined,
     Exposure, Gateway, Limits, Link, Listener, Locality, Log, LogFormat, METRICS, Names, Policy,
     PolicyMode, READINESS, Trust, TrustDomain,
 };
@@ -381,6 +381,15 @@ fn log(value: Value<'_>) -> Option<Log> {
     let mut fields = value.fields("log")?;
     let default = Log::default();
     let level = fields.get("level").map_or(Some(default.level), log_level);
+    let modes = [
+        ("all", Access::All),
+        ("sampled", Access::Sampled),
+        ("errors", Access::Errors),
+        ("off", Access::Off),
+    ];
+    let access = fields
+        .get("access")
+        .map_or(Some(default.access), |access| access.choice(&modes));
     let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
     let format = fields
         .get("format")
@@ -388,6 +397,7 @@ fn log(value: Value<'_>) -> Option<Log> {
     fields.finish();
     Some(Log {
         level: level?,
+        access: access?,
         format: format?,
     })
 }

@@ -57,6 +57,23 @@ pub(super) struct TcpLabels {
     security: &'static str,
 }
 
+/// The label set of `strait_tunnels_total`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct TunnelLabels {
+    pub(super) reason: &'static str,
+    /// The cluster of the peer's trust domain, so that the configuration bounds the label; empty,
+    /// and written as `unknown`, for a peer without identity.
+    pub(super) source_cluster: Arc<str>,
+}
+
+impl EncodeLabelSet for TunnelLabels {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
+        ("reason", self.reason).encode(encoder.encode_label())?;
+        let cluster = or_unknown(&self.source_cluster);
+        ("source_cluster", cluster).encode(encoder.encode_label())
+    }
+}
+
 /// The response flags of a tunnel that ended as it should, or not yet.
 pub(super) const NO_FLAGS: &str = "-";
 
@@ -161,9 +178,12 @@ impl TcpLabels {
 impl EncodeLabelSet for TcpLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
         for (name, value) in self.pairs() {
-            let value = if value.is_empty() { "unknown" } else { value };
-            (name, value).encode(encoder.encode_label())?;
+            (name, or_unknown(value)).encode(encoder.encode_label())?;
         }
         Ok(())
     }
+}
+
+fn or_unknown(value: &str) -> &str {
+    if value.is_empty() { "unknown" } else { value }
 }

@@ -1,20 +1,48 @@
-//! A limit on log lines that anybody on the network can cause.
+//! Limits on log lines that a peer can cause.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Lets a number of lines a second pass and counts the others.
+/// The time in which a number of lines may be written.
+pub(super) const WINDOW: Duration = Duration::from_secs(1);
+/// Identities that have a window of their own. An entry is about 100 bytes, and lives for as long
+/// as the identity is refused.
+const IDENTITIES_MAX: usize = 256;
+
+/// A limiter that lets a number of lines a second pass and counts the others.
 #[derive(Debug)]
 pub(super) struct Limiter {
     a_second: u32,
     window: Mutex<Window>,
 }
 
+/// The lines of one second.
 #[derive(Debug, Default)]
 struct Window {
     start: Option<Instant>,
     lines: u32,
     suppressed: u64,
+}
+
+impl Window {
+    fn is_over(&self, now: Instant) -> bool {
+        self.start
+            .is_none_or(|start| now.saturating_duration_since(start) >= WINDOW)
+    }
+
+    fn admit(&mut self, a_second: u32, now: Instant) -> Option<u64> {
+        if self.is_over(now) {
+            self.start = Some(now);
+            self.lines = 0;
+        }
+        if self.lines >= a_second {
+            self.suppressed = self.suppressed.saturating_add(1);
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.suppressed))
+    }
 }
 
 impl Limiter {
@@ -28,19 +56,73 @@ impl Limiter {
 
     /// Whether a line may be written at `now`; if so, how many were suppressed since the last.
     pub(super) fn admit(&self, now: Instant) -> Option<u64> {
-        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        let over = |start| now.saturating_duration_since(start) >= Duration::from_secs(1);
-        if window.start.is_none_or(over) {
-            window.start = Some(now);
-            window.lines = 0;
-        }
-        if window.lines >= self.a_second {
-            window.suppressed = window.suppressed.saturating_add(1);
-            return None;
-        }
-        window.lines += 1;
-        Some(std::mem::take(&mut window.suppressed))
+        lock(&self.window).admit(self.a_second, now)
     }
+
+    /// Takes the count of suppressed lines whose second is over.
+    pub(super) fn take_suppressed(&self, now: Instant) -> u64 {
+        let mut window = lock(&self.window);
+        match window.is_over(now) {
+            true => std::mem::take(&mut window.suppressed),
+            false => 0,
+        }
+    }
+}
+
+/// A limiter for each identity. Those that find the table full share one.
+#[derive(Debug)]
+pub(super) struct Identities {
+    a_second: u32,
+    windows: Mutex<HashMap<Arc<str>, Window>>,
+    others: Limiter,
+}
+
+impl Identities {
+    /// Limiters that let `a_second` lines of an identity pass in each second.
+    pub(super) fn new(a_second: u32) -> Self {
+        Self {
+            a_second,
+            windows: Mutex::default(),
+            others: Limiter::new(a_second),
+        }
+    }
+
+    /// As [`Limiter::admit`], for a line about an identity.
+    pub(super) fn admit(&self, identity: &Arc<str>, now: Instant) -> Option<u64> {
+        let mut windows = lock(&self.windows);
+        if let Some(window) = windows.get_mut(identity) {
+            return window.admit(self.a_second, now);
+        }
+        if windows.len() >= IDENTITIES_MAX {
+            drop(windows);
+            return self.others.admit(now);
+        }
+        let window = windows.entry(Arc::clone(identity)).or_default();
+        window.admit(self.a_second, now)
+    }
+
+    /// Forgets the identities whose second is over. Returns those with suppressed lines and their
+    /// count; the empty identity stands for all that share a limiter.
+    pub(super) fn sweep(&self, now: Instant) -> Vec<(Arc<str>, u64)> {
+        let mut left = Vec::new();
+        lock(&self.windows).retain(|identity, window| {
+            let is_over = window.is_over(now);
+            if is_over && window.suppressed > 0 {
+                left.push((Arc::clone(identity), window.suppressed));
+            }
+            !is_over
+        });
+        let others = self.others.take_suppressed(now);
+        if others > 0 {
+            left.push((Arc::default(), others));
+        }
+        left
+    }
+}
+
+/// Takes a lock. Each critical section here is one step, so data behind a poisoned lock is whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -53,8 +135,42 @@ mod tests {
         let start = Instant::now();
         let passed = (0..100).filter(|_| limiter.admit(start).is_some()).count();
         assert_eq!(passed, 10);
-        let later = start + Duration::from_secs(1);
+        assert_eq!(limiter.take_suppressed(start), 0);
+        let later = start + WINDOW;
         assert_eq!(limiter.admit(later), Some(90));
         assert_eq!(limiter.admit(later), Some(0));
+        assert_eq!(limiter.take_suppressed(later + WINDOW), 0);
+    }
+
+    #[test]
+    fn an_identity_that_floods_takes_no_line_of_another_one() {
+        let limiter = Identities::new(10);
+        let [flood, other] = ["flood", "other"].map(Arc::from);
+        let start = Instant::now();
+        let passed = (0..100).filter(|_| limiter.admit(&flood, start).is_some());
+        assert_eq!(passed.count(), 10);
+        assert_eq!(limiter.admit(&other, start), Some(0));
+        assert_eq!(limiter.sweep(start), []);
+        let later = start + WINDOW;
+        assert_eq!(limiter.sweep(later), [(flood, 90)]);
+        assert_eq!(limiter.sweep(later), [], "they are forgotten");
+    }
+
+    #[test]
+    fn identities_beyond_the_table_share_one_limit_until_there_is_room() {
+        let limiter = Identities::new(1);
+        let start = Instant::now();
+        let minted = |i: usize| Arc::from(format!("minted-{i}"));
+        let passed = |now| {
+            let all = 0..IDENTITIES_MAX + 50;
+            all.filter(|&i| limiter.admit(&minted(i), now).is_some())
+                .count()
+        };
+        assert_eq!(passed(start), IDENTITIES_MAX + 1);
+        assert_eq!(lock(&limiter.windows).len(), IDENTITIES_MAX);
+        let later = start + WINDOW;
+        assert_eq!(limiter.sweep(later), [(Arc::default(), 49)]);
+        assert!(lock(&limiter.windows).is_empty());
+        assert_eq!(passed(later), IDENTITIES_MAX + 1);
     }
 }

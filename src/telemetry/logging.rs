@@ -179,6 +179,7 @@ mod tests {
         Log {
             level: level.into(),
             format,
+            ..Log::default()
         }
     }
 

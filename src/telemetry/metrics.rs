@@ -15,18 +15,21 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 use tracing_appender::non_blocking::ErrorCounter;
 
-use super::labels::Facts;
-use super::limiter::Limiter;
+use super::access::AccessLog;
+use super::labels::{Facts, TunnelLabels};
+use super::limiter::{Limiter, WINDOW};
 use super::tcp::{Handles, Tcp};
 use super::xds::Xds;
 use super::{WorkloadLabels, exposition};
+use crate::config::Access;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::What;
 
-/// Log lines about refused handshakes that may be written in a second.
-const REFUSAL_LINES_A_SECOND: u32 = 10;
 /// Log lines about authorization policies that may be written in a second.
 const POLICY_LINES_A_SECOND: u32 = 10;
+
+/// The time between two looks for what has expired.
+const SWEEP: Duration = Duration::from_secs(5);
 
 /// Upper bounds of the dial time in seconds: from a pod of the same zone to the budget of 10 s.
 const DIAL_BUCKETS: [f64; 14] = [
@@ -48,6 +51,8 @@ const CERTIFICATE_FETCHES: &str = "Certificates asked for and told of, by result
 const CERTIFICATE_EXPIRY: &str = "When the first certificate of a kind ends, in seconds since 1970";
 const CERTIFICATE_FAILING: &str = "Whether the last try to get a new certificate failed";
 const LOG_LINES_DROPPED: &str = "Log lines lost because they came faster than they were written";
+const ACCESS_SUPPRESSED: &str = "Lines about refusals that the limits of the access log left out";
+const TUNNELS: &str = "Tunnels ended, by reason and by the cluster of the peer";
 
 /// A label set of one or two labels from closed lists.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
@@ -106,7 +111,7 @@ pub struct Metrics {
     registry: Registry,
     tcp: Tcp,
     xds: Xds,
-    tunnels: Counters<1>,
+    tunnels: Family<TunnelLabels, Counter>,
     tunnels_open: Gauge,
     handshakes_refused: Counters<1>,
     connections: Counter,
@@ -127,7 +132,7 @@ pub struct Metrics {
     certificate_failing: Gauge,
     log_lines_dropped: Counter,
     log_drops: OnceLock<ErrorCounter>,
-    pub(super) refusal_lines: Limiter,
+    pub(super) access: AccessLog,
     policy_lines: Limiter,
 }
 
@@ -140,10 +145,11 @@ impl Metrics {
         build_info(&mut registry);
         let r = &mut registry;
         let seconds = Histogram::new(DIAL_BUCKETS);
+        let suppressed = metric(r, "strait_access_log_suppressed", ACCESS_SUPPRESSED);
         let metrics = Self {
             tcp,
             xds,
-            tunnels: metric(r, "strait_tunnels", "Tunnels ended, by reason"),
+            tunnels: metric(r, "strait_tunnels", TUNNELS),
             tunnels_open: metric(r, "strait_tunnels_open", "Tunnels now open"),
             handshakes_refused: metric(r, "strait_handshakes_refused", HANDSHAKES_REFUSED),
             connections: metric(r, "strait_connections", "Connections accepted"),
@@ -164,7 +170,7 @@ impl Metrics {
             certificate_failing: metric(r, "strait_certificate_failing", CERTIFICATE_FAILING),
             log_lines_dropped: metric(r, "strait_log_lines_dropped", LOG_LINES_DROPPED),
             log_drops: OnceLock::new(),
-            refusal_lines: Limiter::new(REFUSAL_LINES_A_SECOND),
+            access: AccessLog::new(suppressed),
             policy_lines: Limiter::new(POLICY_LINES_A_SECOND),
             registry,
         };
@@ -174,9 +180,7 @@ impl Metrics {
 
     /// Creates every label set that can be known now.
     fn create_closed_lists(&self) {
-        for reason in Reason::ALL {
-            drop(self.tunnels.get_or_create(&[("reason", reason.label())]));
-        }
+        self.create_reasons(&Arc::default());
         for refusal in HandshakeRefusal::ALL {
             drop(
                 self.handshakes_refused
@@ -201,6 +205,16 @@ impl Metrics {
         for what in What::ALL {
             drop(self.reloads.get_or_create(&reload_labels(what, true)));
             drop(self.reloads.get_or_create(&reload_labels(what, false)));
+        }
+    }
+
+    /// Creates every reason of a source cluster.
+    fn create_reasons(&self, source_cluster: &Arc<str>) {
+        for reason in Reason::ALL {
+            drop(self.tunnels.get_or_create(&TunnelLabels {
+                reason: reason.label(),
+                source_cluster: Arc::clone(source_cluster),
+            }));
         }
     }
 
@@ -316,6 +330,30 @@ impl Metrics {
         let _ = self.log_drops.set(drops);
     }
 
+    /// Applies `log.access`.
+    pub fn log_access(&self, mode: Access) {
+        self.access.set(mode);
+    }
+
+    /// Does every [`SWEEP`] what has to be done again and again, for as long as it is polled:
+    /// unused label sets expire, and the counts of suppressed log lines are logged.
+    pub async fn run(&self) {
+        loop {
+            tokio::time::sleep(SWEEP).await;
+            self.sweep(Instant::now());
+        }
+    }
+
+    /// Logs the counts of suppressed lines that are left at the end of the process.
+    pub fn close(&self) {
+        self.access.sweep(Instant::now() + WINDOW);
+    }
+
+    fn sweep(&self, now: Instant) {
+        self.access.sweep(now);
+        self.tcp.sweep(now);
+    }
+
     /// Everything in the OpenMetrics text format.
     pub fn encode(&self) -> String {
         if let Some(drops) = self.log_drops.get() {
@@ -352,9 +390,17 @@ impl Metrics {
     pub(super) fn tunnel_ended(&self, facts: Facts<'_>, open: Option<&OpenTunnel>, reason: Reason) {
         let handles = open.map(|open| &*open.handles);
         self.tcp.ended(facts, handles, reason.response_flags());
-        self.tunnels
-            .get_or_create(&[("reason", reason.label())])
-            .inc();
+        let labels = TunnelLabels {
+            reason: reason.label(),
+            source_cluster: Arc::clone(&facts.source.cluster),
+        };
+        if let Some(tunnels) = self.tunnels.get(&labels) {
+            tunnels.inc();
+            return;
+        }
+        // The first tunnel of its cluster.
+        self.create_reasons(&labels.source_cluster);
+        self.tunnels.get_or_create(&labels).inc();
     }
 }
 
@@ -426,7 +472,8 @@ mod tests {
     fn every_label_of_a_closed_list_shows_as_zero_from_the_start() {
         let text = Metrics::new().encode();
         for reason in Reason::ALL {
-            let line = format!("strait_tunnels_total{{reason=\"{reason}\"}} 0\n");
+            let labels = format!("reason=\"{reason}\",source_cluster=\"unknown\"");
+            let line = format!("strait_tunnels_total{{{labels}}} 0\n");
             assert!(text.contains(&line), "{line}");
         }
         for refusal in HandshakeRefusal::ALL {
@@ -447,6 +494,8 @@ mod tests {
             "strait_dials_total{result=\"denied\"} 0\n",
             "strait_dial_seconds_count 0\n",
             "strait_log_lines_dropped_total 0\n",
+            "strait_access_log_suppressed_total 0\n",
+            "strait_metric_overflow_total{metric=\"istio_tcp_connections_failed\"} 0\n",
             "istio_build{component=\"strait\",tag=\"0.1.0\"} 1\n",
         ] {
             assert!(text.contains(line), "{line} in\n{text}");

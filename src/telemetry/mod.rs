@@ -1,11 +1,13 @@
 //! Metrics, the access log, and the record of each tunnel, which writes both when it is dropped.
 
+mod access;
 mod exposition;
 mod labels;
 mod limiter;
 pub mod logging;
 mod metrics;
 mod record;
+mod sets;
 mod tcp;
 mod xds;
 

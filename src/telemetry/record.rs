@@ -142,7 +142,9 @@ impl Record {
         // What was said of endpoints that were tried in vain is no explanation of a later end.
         self.detail = None;
         self.open = Some(self.metrics.tunnel_opened(self.facts(), workload));
-        access!(Level::DEBUG, self, "connection opened");
+        if self.metrics.access.is_all() {
+            access!(Level::DEBUG, self, "connection opened");
+        }
     }
 
     /// Counts bytes from the peer to the endpoint.
@@ -221,14 +223,12 @@ impl Record {
     }
 
     fn log(&self, reason: Reason) {
-        let mut left_out = None;
-        if self.open.is_none() && !self.facts().has_identity() {
-            // Anybody who reaches the port can cause this, as with handshakes.
-            let Some(suppressed) = self.metrics.refusal_lines.admit(Instant::now()) else {
-                return;
-            };
-            left_out = (suppressed > 0).then_some(suppressed);
-        }
+        let (access, identity) = (&self.metrics.access, &self.source.principal);
+        let admitted = access.admit(identity, self.open.is_some(), reason.level());
+        let Some(suppressed) = admitted else {
+            return;
+        };
+        let left_out = (suppressed > 0).then_some(suppressed);
         match (self.open.is_some(), reason.level()) {
             (true, Level::ERROR) => {
                 ended!(Level::ERROR, self, reason, left_out, "connection complete")
@@ -275,7 +275,7 @@ pub fn handshake_refused(
     detail: &str,
 ) {
     metrics.handshake_refused(refusal);
-    if let Some(suppressed) = metrics.refusal_lines.admit(Instant::now()) {
+    if let Some(suppressed) = metrics.access.admit_handshake() {
         tracing::event!(
             target: "access",
             parent: None,
@@ -363,6 +363,7 @@ mod tests {
         let log = Log {
             level: level.into(),
             format: LogFormat::Json,
+            ..Log::default()
         };
         let (subscriber, _handle) =
             logging::build(&log, lines.clone(), false, None).expect("a log");
@@ -405,8 +406,13 @@ mod tests {
         assert!(closed.contains(&format!(
             "istio_tcp_connections_closed_total{{{LABELS}}} 1\n"
         )));
-        assert!(closed.contains("strait_tunnels_total{reason=\"completed\"} 1\n"));
-        assert!(closed.contains("strait_tunnels_total{reason=\"drain_deadline\"} 0\n"));
+        assert!(
+            closed
+                .contains("strait_tunnels_total{reason=\"completed\",source_cluster=\"west\"} 1\n")
+        );
+        assert!(closed.contains(
+            "strait_tunnels_total{reason=\"drain_deadline\",source_cluster=\"west\"} 0\n"
+        ));
         assert!(closed.contains("strait_tunnels_open 0\n"));
     }
 
@@ -440,8 +446,12 @@ mod tests {
         });
         assert!(panicked.join().is_err());
         let text = metrics.encode();
-        assert!(text.contains("strait_tunnels_total{reason=\"downstream_lost\"} 1\n"));
-        assert!(text.contains("strait_tunnels_total{reason=\"panic\"} 1\n"));
+        assert!(text.contains(
+            "strait_tunnels_total{reason=\"downstream_lost\",source_cluster=\"west\"} 1\n"
+        ));
+        assert!(
+            text.contains("strait_tunnels_total{reason=\"panic\",source_cluster=\"west\"} 1\n")
+        );
     }
 
     #[test]

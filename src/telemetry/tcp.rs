@@ -1,19 +1,18 @@
-//! Istio's counters of tunnels, whose label sets are bounded, and looked up once for many tunnels.
+//! Istio's counters of tunnels, looked up once for many tunnels.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use super::labels::{Facts, NO_FLAGS, TcpLabels};
+use super::labels::{Facts, NO_FLAGS};
 use super::metrics::metric;
+use super::sets::{Count, LabelSets};
 use super::{DestinationService, Source, WorkloadLabels};
 
-/// How many label sets one `istio_tcp_*` counter holds; what comes later is counted together
-/// under `unknown`. A label set is about 1 KiB: 5 counters × 4,096 × 1 KiB = 20 MiB.
-pub(super) const MAX_LABEL_SETS: usize = 4096;
+const OVERFLOW: &str = "Counts that went to `unknown` as the metric has no room for label sets";
 
 /// Places for what was looked up lately. With what an old connection and an old snapshot leave in
 /// them they are 256 × under 2 KiB.
@@ -22,22 +21,22 @@ const PLACES: usize = 256;
 /// Istio's counters.
 #[derive(Debug)]
 pub(super) struct Tcp {
-    opened: TcpCounters,
-    closed: TcpCounters,
-    failed: TcpCounters,
-    received: TcpCounters,
-    sent: TcpCounters,
+    opened: LabelSets,
+    closed: LabelSets,
+    failed: LabelSets,
+    received: LabelSets,
+    sent: LabelSets,
     lately: Box<[Mutex<Option<Lately>>]>,
 }
 
 /// The counters of an open tunnel's label set.
 #[derive(Debug)]
 pub(super) struct Handles {
-    opened: Counter,
-    pub(super) received: Counter,
-    pub(super) sent: Counter,
+    opened: Count,
+    pub(super) received: Count,
+    pub(super) sent: Count,
     /// Only a tunnel that has ended makes this label set.
-    closed: OnceLock<Counter>,
+    closed: OnceLock<Count>,
 }
 
 /// A source, service and workload, and their counters. To look these up takes four hashes of a
@@ -53,9 +52,11 @@ struct Lately {
 
 impl Tcp {
     pub(super) fn register(r: &mut Registry) -> Self {
-        let mut tcp = |name, help| TcpCounters {
-            family: metric(r, name, help),
-            sets: AtomicUsize::new(0),
+        let overflow: Family<[(&str, &str); 1], Counter> =
+            metric(r, "strait_metric_overflow", OVERFLOW);
+        let mut tcp = |name, help| {
+            let overflow = overflow.get_or_create_owned(&[("metric", name)]);
+            LabelSets::register(r, (name, help), overflow)
         };
         Self {
             opened: tcp("istio_tcp_connections_opened", "Tunnels opened"),
@@ -100,6 +101,26 @@ impl Tcp {
         }
     }
 
+    /// Removes the counters that were not used for an hour.
+    pub(super) fn sweep(&self, now: Instant) {
+        for place in &self.lately {
+            let mut lately = place.lock().unwrap_or_else(PoisonError::into_inner);
+            // What only this place holds counts as unused.
+            if lately.as_ref().is_some_and(Lately::is_idle) {
+                *lately = None;
+            }
+        }
+        for sets in [
+            &self.opened,
+            &self.closed,
+            &self.failed,
+            &self.received,
+            &self.sent,
+        ] {
+            sets.sweep(now);
+        }
+    }
+
     fn handles(&self, facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> Arc<Handles> {
         let make = || {
             let labels = facts.labels(NO_FLAGS);
@@ -132,6 +153,11 @@ impl Tcp {
 }
 
 impl Lately {
+    /// Whether no open tunnel has these counters.
+    fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.handles) == 1
+    }
+
     fn is_of(&self, facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> bool {
         let (own, other) = (&self.service, facts.service);
         // What the labels have of a source, so that all peers without identity share theirs.
@@ -158,35 +184,11 @@ fn place_of(facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> usize {
     addresses.into_iter().fold(0, mix) % PLACES
 }
 
-/// One of Istio's counters, with a bounded number of label sets.
-#[derive(Debug)]
-struct TcpCounters {
-    family: Family<TcpLabels, Counter>,
-    /// How many label sets the family has; it does not tell by itself.
-    sets: AtomicUsize,
-}
-
-impl TcpCounters {
-    /// The counter of a label set, or the one of `unknown` where there are too many sets already:
-    /// who may mint identities in a trusted domain must not be able to fill our memory.
-    fn counter(&self, labels: &TcpLabels) -> Counter {
-        if let Some(counter) = self.family.get(labels) {
-            return counter.clone();
-        }
-        if self.sets.load(Ordering::Relaxed) < MAX_LABEL_SETS {
-            // Two threads that meet here with the same labels count one set twice, which only
-            // brings the limit a little closer.
-            self.sets.fetch_add(1, Ordering::Relaxed);
-            return self.family.get_or_create_owned(labels);
-        }
-        self.family.get_or_create_owned(&labels.others())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use prometheus_client::encoding::text;
 
+    use super::super::sets::{MAX_LABEL_SETS, UNUSED};
     use super::super::support::{source, value};
     use super::*;
 
@@ -225,6 +227,36 @@ mod tests {
             assert_eq!(sets.count(), MAX_LABEL_SETS + 1, "{name}");
             assert_eq!(value(&text, &name, &[others]), 3 * each, "{name}");
         }
+    }
+
+    #[test]
+    fn review_13_the_counters_of_an_open_tunnel_outlast_an_hour_and_others_do_not() {
+        let (tcp, registry) = registered();
+        let (service, source) = (DestinationService::default(), Arc::new(source()));
+        let workloads = ["quiet", "gone"].map(|name| {
+            Arc::new(WorkloadLabels {
+                workload: name.to_owned(),
+                ..WorkloadLabels::default()
+            })
+        });
+        let [quiet, _] = workloads.each_ref().map(|workload| {
+            let facts = Facts::new(&source, &service, Some(workload));
+            let open = tcp.opened(facts, workload);
+            tcp.ended(facts, Some(&open), NO_FLAGS);
+            tcp.opened(facts, workload)
+        });
+        let start = Instant::now();
+        // The second tunnel was dropped at once; only the table of late look-ups knows it yet.
+        for now in [start, start + UNUSED, start + UNUSED * 2] {
+            tcp.sweep(now);
+        }
+        quiet.sent.inc_by(5);
+        let text = encoded(&registry);
+        assert!(!text.contains("destination_workload=\"gone\""), "{text}");
+        let of = ["destination_workload=\"quiet\""];
+        assert_eq!(value(&text, "istio_tcp_sent_bytes_total", &of), 5);
+        assert_eq!(value(&text, "istio_tcp_connections_opened_total", &of), 2);
+        assert_eq!(value(&text, "istio_tcp_connections_closed_total", &of), 1);
     }
 
     #[test]

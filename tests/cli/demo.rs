@@ -170,6 +170,18 @@ async fn stops(kept: &mut Kept) {
 }
 
 #[test]
+fn review_23_a_demo_that_holds_has_a_log_line_for_each_of_its_tunnels() {
+    run(async {
+        let shown = done(Path::new("."), &["demo", "--json"]).await;
+        assert_eq!(shown.code, Some(0), "{shown:?}");
+        let report: Value = serde_json::from_str(&shown.stdout).expect("one JSON object");
+        let look = figures(&report, "look");
+        assert_eq!(look["log_lines"], 600);
+        assert_eq!(look["tunnels_completed"], 600.0);
+    });
+}
+
+#[test]
 fn a_demo_that_holds_exits_0_and_shows_every_step() {
     run(async {
         let shown = done(Path::new("."), &["demo", "--json"]).await;

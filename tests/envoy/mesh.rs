@@ -90,14 +90,9 @@ impl Mesh {
 /// A gateway's own count: waits until so many tunnels have ended.
 pub async fn ended(gateway: &Gateway, tunnels: u64) -> Ended {
     let counts = async || {
-        let (_, text) = gateway.http(15020, "GET", "/metrics").await;
-        let count = |line: &str| {
-            let rest = line.strip_prefix("strait_tunnels_total{reason=\"")?;
-            let (reason, value) = rest.split_once("\"} ")?;
-            Some((reason.to_owned(), value.parse().expect("a number")))
-        };
-        let counts = text.lines().filter_map(count);
-        Ended(counts.filter(|&(_, count)| count > 0).collect())
+        // Whole numbers below 2^53, as they were printed.
+        let ends = gateway.ends().await.into_iter();
+        Ended(ends.map(|(reason, count)| (reason, count as u64)).collect())
     };
     until("ended tunnels", counts, |ended| ended.tunnels() >= tunnels).await
 }

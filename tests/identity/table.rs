@@ -72,7 +72,7 @@ impl Bench {
 
 /// What the gateway has counted, by reason.
 async fn refused(gateway: &Gateway) -> BTreeMap<String, u64> {
-    let (_, text) = gateway.http(15020, "GET", "/metrics").await;
+    let text = gateway.scrape().await;
     let count = |line: &str| {
         let line = line.strip_prefix("strait_handshakes_refused_total{reason=\"")?;
         let (reason, value) = line.split_once("\"} ")?;

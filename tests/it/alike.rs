@@ -1,4 +1,5 @@
-//! What a peer may not learn looks alike: unknown, not exposed, and exposed to others.
+//! Refusals that a peer may not tell apart: of services that are unknown, not exposed, exposed to
+//! others, and without endpoints. The operator sees a reason for each.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -16,19 +17,28 @@ const ROUTES: u16 = 15012;
 const DOOR: &str = "door.app.svc.cluster.local:80";
 
 /// The services that are asked for, and the reason that the operator sees.
-const KINDS: [(&str, &str); 3] = [
+const KINDS: [(&str, &str); 5] = [
     ("nowhere.app.svc.cluster.local", "unknown_service"),
     ("secret.app.svc.cluster.local", "not_exposed"),
     ("echo.app.svc.cluster.local", "not_for_peer"),
+    ("empty.app.svc.cluster.local", "no_endpoint"),
+    ("behind.app.svc.cluster.local", "no_waypoint"),
 ];
 
 async fn gateway(net: Net) -> Gateway {
     let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
     let door = "  - {name: door, namespace: app, hostname: door.app.svc.cluster.local, vips: [],
-     ports: {80: 9000}}\npolicies:";
+     ports: {80: 9000}}
+  - {name: empty, namespace: app, hostname: empty.app.svc.cluster.local, vips: [],
+     ports: {80: 9000}}
+  - {name: behind, namespace: app, hostname: behind.app.svc.cluster.local, vips: [],
+     ports: {80: 9000},
+     waypoint: {destination: east/240.0.0.9, hboneMtlsPort: 15008}}\npolicies:";
     settings.mesh = settings.mesh.replace("policies:", door);
     settings.exposure = format!(
         "    - {{service: \"echo.app.svc.cluster.local:80\", to: [{{cluster: east}}]}}
+    - {{service: \"empty.app.svc.cluster.local:80\", to: [{{anyone: true}}]}}
+    - {{service: \"behind.app.svc.cluster.local:80\", to: [{{anyone: true}}]}}
     - {{service: \"{DOOR}\", to: [{{cluster: west}}], route_by: sni}}\n"
     );
     let ip = net.ip(1);
@@ -87,7 +97,7 @@ async fn answer(net: Net, port: u16, hello: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn unknown_unexposed_and_not_for_you_are_the_same_bytes() {
+fn review_23_unknown_unexposed_and_without_endpoint_are_the_same_bytes_and_other_reasons() {
     run(async {
         let net = Net::new();
         let gateway = gateway(net).await;

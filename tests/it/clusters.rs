@@ -55,7 +55,7 @@ async fn is_refused(gateway: &Gateway, client: Result<Client, String>, count: f6
 
 /// How many of the clusters have one closed tunnel.
 async fn closed(gateway: &Gateway) -> usize {
-    let (_, text) = gateway.http(15020, "GET", "/metrics").await;
+    let text = gateway.scrape().await;
     let closed = text.lines();
     let closed = closed.filter(|line| line.starts_with("istio_tcp_connections_closed"));
     let closed: Vec<_> = closed.filter(|line| line.ends_with(" 1")).collect();

@@ -9,6 +9,8 @@
 mod support;
 
 #[cfg(test)]
+mod access_log;
+#[cfg(test)]
 mod alike;
 #[cfg(test)]
 mod authority;
@@ -68,6 +70,8 @@ mod reload;
 mod reload_under_load;
 #[cfg(test)]
 mod scope;
+#[cfg(test)]
+mod scrapes;
 #[cfg(test)]
 mod slow;
 #[cfg(test)]

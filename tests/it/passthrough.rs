@@ -152,7 +152,7 @@ fn the_client_meets_its_endpoints_own_certificate_at_the_target_port() {
             !line.contains("src.identity") && !line.contains("dst.hbone_addr"),
             "{line}"
         );
-        let (_, metrics) = gateway.http(15020, "GET", "/metrics").await;
+        let metrics = gateway.scrape().await;
         assert!(
             metrics.contains("connection_security_policy=\"unknown\""),
             "{metrics}"
@@ -356,7 +356,7 @@ fn every_byte_of_both_directions_and_both_ends_arrive() {
 
 /// A counter of bytes, over all its label sets.
 async fn counted(gateway: &Gateway, name: &str) -> u64 {
-    let (_, metrics) = gateway.http(15020, "GET", "/metrics").await;
+    let metrics = gateway.scrape().await;
     let lines = metrics.lines().filter(|line| line.starts_with(name));
     let values = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
     values.sum()

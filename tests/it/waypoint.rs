@@ -177,7 +177,7 @@ fn a_tunnel_goes_by_the_waypoint_unless_one_that_is_believed_has_done_its_work()
         assert_eq!(mesh.asks(CLIENT, &["gateway"]).await, Ok(ONE));
 
         // The service is the one that was asked for, the workload the waypoint's.
-        let (_, metrics) = mesh.gateway.http(15020, "GET", "/metrics").await;
+        let metrics = mesh.gateway.scrape().await;
         let opened = metrics.lines().find(|line| {
             line.starts_with("istio_tcp_connections_opened_total")
                 && line.contains("destination_workload=\"one\"")

@@ -41,7 +41,7 @@ impl World {
 
     /// Bytes that the gateway forwarded from clients, and to them.
     async fn bytes(&self) -> (u64, u64) {
-        let (_, text) = self.gateway.http(15020, "GET", "/metrics").await;
+        let text = self.gateway.scrape().await;
         let sum = |name: &str| {
             let samples = text.lines().filter(|line| line.starts_with(name));
             let values = samples.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());

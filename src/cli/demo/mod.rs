@@ -11,7 +11,7 @@ mod world;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{anyhow, ensure};
 use serde_json::json;
 use tokio::time::timeout;
 
@@ -48,6 +48,8 @@ pub struct Args {
 const SHARE_REQUESTS: usize = 400;
 /// Requests before and after the kill.
 const KILL_REQUESTS: usize = 100;
+/// Requests of all steps, each of which is one tunnel.
+const REQUESTS: usize = SHARE_REQUESTS + 2 * KILL_REQUESTS;
 /// How far the share of an endpoint may be from its weight: five standard deviations of a
 /// binomial share, 5 × √(0.25 × 0.75 / 400).
 const SHARE_TOLERANCE: f64 = 0.11;
@@ -239,13 +241,9 @@ async fn look(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.begin("look", "where to look");
     let open = world.settled("strait_tunnels_open", is_zero).await?;
     let tunnels = world
-        .metric("strait_tunnels_total{reason=\"completed\"}")
+        .metric("strait_tunnels_total{reason=\"completed\",source_cluster=\"west\"}")
         .await?;
-    let log = std::fs::read_to_string(world.log_file()).context("the gateway's log")?;
-    let lines = log
-        .lines()
-        .filter(|line| line.contains("connection complete"))
-        .count();
+    let lines = world.completed_lines(REQUESTS).await?;
     report.done(
         json!({"metrics": world.metrics_url(), "dump": world.dump_url(), "log": world.log_file(),
                "tunnels_completed": tunnels, "log_lines": lines, "admin": world.admin_url()}),
@@ -257,6 +255,13 @@ async fn look(world: &World, report: &mut Report) -> anyhow::Result<()> {
         ),
     );
     ensure!(open == 0.0, "{open} tunnels of the demo are still open");
-    ensure!(tunnels > 0.0, "the gateway counted no tunnel");
+    ensure!(
+        u32::try_from(REQUESTS).is_ok_and(|requests| tunnels == f64::from(requests)),
+        "the gateway counted {tunnels} completed tunnels of {REQUESTS}"
+    );
+    ensure!(
+        lines == REQUESTS,
+        "the access log has {lines} lines of completed tunnels, not {REQUESTS}"
+    );
     Ok(())
 }

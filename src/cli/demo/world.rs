@@ -174,7 +174,8 @@ impl World {
 
     /// The value of one metric, as the gateway's scrape shows it.
     pub(super) async fn metric(&self, name: &str) -> anyhow::Result<f64> {
-        let text = self.get(15020, "/metrics").await?;
+        // The admin port's are of this moment, the metrics port's may be a second old.
+        let text = self.get(15000, "/stats/prometheus").await?;
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|value| value.trim().parse().ok())
             .with_context(|| format!("the gateway's metrics have no {name}"))
@@ -192,6 +193,23 @@ impl World {
             let value = self.metric(name).await?;
             if wanted(value) || Instant::now() > deadline {
                 return Ok(value);
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// The lines of completed tunnels in the gateway's log once they are `wanted`, or after a
+    /// while as they are: the gateway writes its log by a thread of its own, after it has counted.
+    pub(super) async fn completed_lines(&self, wanted: usize) -> anyhow::Result<usize> {
+        let deadline = Instant::now() + SETTLE_DEADLINE;
+        loop {
+            let log = std::fs::read_to_string(self.log_file()).context("the gateway's log")?;
+            let is_completed = |line: &&str| {
+                line.contains("connection complete") && line.contains("reason=\"completed\"")
+            };
+            let lines = log.lines().filter(is_completed).count();
+            if lines >= wanted || Instant::now() > deadline {
+                return Ok(lines);
             }
             sleep(Duration::from_millis(20)).await;
         }

@@ -209,10 +209,16 @@ impl Gateway {
         http(SocketAddr::new(self.address.ip(), port), method, path).await
     }
 
+    /// All metrics of this moment, by the admin port: the metrics port's may be a second old.
+    pub async fn scrape(&self) -> String {
+        let (status, text) = self.http(15000, "GET", "/stats/prometheus").await;
+        assert_eq!(status, 200, "{text}");
+        text
+    }
+
     /// The value of a metric with exactly these labels; 0 where it does not exist (yet).
     pub async fn metric(&self, name: &str) -> f64 {
-        let (status, text) = self.http(15020, "GET", "/metrics").await;
-        assert_eq!(status, 200, "{text}");
+        let text = self.scrape().await;
         let line = text
             .lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -221,20 +227,24 @@ impl Gateway {
 
     /// How many tunnels ended for a reason.
     pub async fn tunnels(&self, reason: &str) -> f64 {
-        self.metric(&format!("strait_tunnels_total{{reason=\"{reason}\"}}"))
-            .await
+        self.ends().await.get(reason).copied().unwrap_or(0.0)
     }
 
     /// How all tunnels have ended so far: how many for each reason that there was.
     pub async fn ends(&self) -> BTreeMap<String, f64> {
-        let (status, text) = self.http(15020, "GET", "/metrics").await;
-        assert_eq!(status, 200, "{text}");
-        let ends = text.lines().filter_map(|line| {
-            let rest = line.strip_prefix("strait_tunnels_total{reason=\"")?;
-            let (reason, count) = rest.split_once("\"} ")?;
-            Some((reason.to_owned(), count.parse().expect("a number")))
-        });
-        ends.filter(|&(_, count)| count > 0.0).collect()
+        let mut ends = BTreeMap::new();
+        for line in self.scrape().await.lines() {
+            let rest = line.strip_prefix("strait_tunnels_total{reason=\"");
+            let Some((reason, rest)) = rest.and_then(|rest| rest.split_once("\",")) else {
+                continue;
+            };
+            let (_, count) = rest.rsplit_once(' ').expect("a value");
+            let count: f64 = count.parse().expect("a number");
+            if count > 0.0 {
+                *ends.entry(reason.to_owned()).or_default() += count;
+            }
+        }
+        ends
     }
 
     /// Waits until so many connections and tunnels are open.

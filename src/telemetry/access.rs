@@ -1,0 +1,156 @@
+//! Choice of the events that get a line in the access log.
+//!
+//! A tunnel that was open costs its peer an exposed service and a dial, and its line is the
+//! operator's audit trail: it is never limited. A refusal costs its peer nothing, so the lines of
+//! each identity are limited, and those of all peers without one together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Instant;
+
+use prometheus_client::metrics::counter::Counter;
+use tracing::Level;
+
+use super::limiter::{Identities, Limiter};
+use crate::config::Access;
+
+/// Lines about the refusals of one identity, or of all without one, that are written in a second.
+const REFUSALS_A_SECOND: u32 = 10;
+/// Under [`Access::Sampled`] one of so many tunnels without an error has a line.
+const SAMPLE: u32 = 100;
+
+/// The mode of the access log and its limits.
+#[derive(Debug)]
+pub(super) struct AccessLog {
+    mode: AtomicU8,
+    identities: Identities,
+    without_identity: Limiter,
+    suppressed: Counter,
+}
+
+impl AccessLog {
+    /// A log in the mode [`Access::All`], which counts in `suppressed`.
+    pub(super) fn new(suppressed: Counter) -> Self {
+        Self {
+            mode: AtomicU8::new(Access::All as u8),
+            identities: Identities::new(REFUSALS_A_SECOND),
+            without_identity: Limiter::new(REFUSALS_A_SECOND),
+            suppressed,
+        }
+    }
+
+    pub(super) fn set(&self, mode: Access) {
+        self.mode.store(mode as u8, Ordering::Relaxed);
+    }
+
+    /// Whether every tunnel is logged, its opening included.
+    pub(super) fn is_all(&self) -> bool {
+        self.is(Access::All)
+    }
+
+    fn is(&self, mode: Access) -> bool {
+        self.mode.load(Ordering::Relaxed) == mode as u8
+    }
+
+    /// Whether a tunnel that has ended gets a line; if so, how many were suppressed before it.
+    ///
+    /// `identity` is the peer's, or empty. The sample is drawn at random for each tunnel, so that
+    /// no peer can arrange to stay out of it.
+    pub(super) fn admit(&self, identity: &Arc<str>, was_open: bool, level: Level) -> Option<u64> {
+        let is_error = level != Level::INFO;
+        let is_left_out = !is_error
+            && !self.is_all()
+            && !(self.is(Access::Sampled) && fastrand::u32(..SAMPLE) == 0);
+        if is_left_out || self.is(Access::Off) {
+            return None;
+        }
+        if was_open {
+            return Some(0);
+        }
+        self.counted(match identity.is_empty() {
+            true => self.without_identity.admit(Instant::now()),
+            false => self.identities.admit(identity, Instant::now()),
+        })
+    }
+
+    /// As [`AccessLog::admit`], for a refused handshake.
+    pub(super) fn admit_handshake(&self) -> Option<u64> {
+        match self.is(Access::Off) {
+            true => None,
+            false => self.counted(self.without_identity.admit(Instant::now())),
+        }
+    }
+
+    fn counted(&self, admitted: Option<u64>) -> Option<u64> {
+        if admitted.is_none() {
+            self.suppressed.inc();
+        }
+        admitted
+    }
+
+    /// Logs the counts of suppressed lines that no later line has told.
+    pub(super) fn sweep(&self, now: Instant) {
+        let mut left = self.identities.sweep(now);
+        left.push((Arc::default(), self.without_identity.take_suppressed(now)));
+        for (identity, suppressed) in left.into_iter().filter(|&(_, count)| count > 0) {
+            let identity = (!identity.is_empty()).then_some(&*identity);
+            tracing::event!(
+                target: "access",
+                parent: None,
+                Level::WARN,
+                "src.identity" = identity,
+                direction = "inbound",
+                suppressed,
+                "lines suppressed"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many of 10,000 tunnels of one identity get a line.
+    fn lines(mode: Access, was_open: bool, level: Level) -> usize {
+        let log = AccessLog::new(Counter::default());
+        log.set(mode);
+        let identity = Arc::from("spiffe://west.local/ns/shop/sa/checkout");
+        let all = (0..10_000).filter(|_| log.admit(&identity, was_open, level).is_some());
+        all.count()
+    }
+
+    #[test]
+    fn each_mode_chooses_by_how_a_tunnel_ended() {
+        for (mode, good, broken) in [
+            (Access::All, 10_000..=10_000, 10_000),
+            // Ten standard deviations of a binomial count: 10 × √(10,000 × 0.01 × 0.99).
+            (Access::Sampled, 1..=200, 10_000),
+            (Access::Errors, 0..=0, 10_000),
+            (Access::Off, 0..=0, 0),
+        ] {
+            let sampled = lines(mode, true, Level::INFO);
+            assert!(good.contains(&sampled), "{mode:?}: {sampled}");
+            assert_eq!(lines(mode, true, Level::WARN), broken, "{mode:?}");
+            let refused = lines(mode, false, Level::WARN);
+            // The loop may cross into a second or third window, but not into a tenth.
+            let limited = if broken == 0 { 0..1 } else { 10..100 };
+            assert!(limited.contains(&refused), "{mode:?}: {refused}");
+        }
+    }
+
+    #[test]
+    fn what_is_suppressed_is_counted() {
+        let suppressed = Counter::default();
+        let log = AccessLog::new(suppressed.clone());
+        let lines = (0..500).filter(|_| log.admit_handshake().is_some()).count();
+        assert_eq!(suppressed.get(), 500 - lines as u64);
+        log.set(Access::Off);
+        assert_eq!(log.admit_handshake(), None);
+        assert_eq!(
+            suppressed.get(),
+            500 - lines as u64,
+            "off suppresses nothing"
+        );
+    }
+}

@@ -1,0 +1,262 @@
+//! Counters with Istio's labels: at most [`MAX_LABEL_SETS`] label sets of each, which expire.
+//!
+//! Who may mint identities in a trusted domain must not be able to fill the memory, nor the table
+//! for good. A counter that was not used for [`UNUSED`] is removed, unless an open tunnel holds
+//! it. One that comes back starts at 0, which Prometheus' `rate()` takes for a reset.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::registry::Registry;
+
+use super::labels::TcpLabels;
+
+/// How many label sets one counter holds; what comes later is counted together under `unknown`. A
+/// label set is about 1 KiB: 5 counters × 4,096 × 1 KiB = 20 MiB.
+pub(super) const MAX_LABEL_SETS: usize = 4096;
+
+/// How long an unused label set stays: longer than any scrape interval, and than a Prometheus
+/// alert looks back as a rule.
+pub(super) const UNUSED: Duration = Duration::from_secs(60 * 60);
+
+/// The counter of one label set. It does not expire while a clone of it is held.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Count(Arc<AtomicU64>);
+
+impl Count {
+    pub(super) fn inc(&self) {
+        self.inc_by(1);
+    }
+
+    pub(super) fn inc_by(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The counters of one name.
+#[derive(Clone, Debug)]
+pub(super) struct LabelSets(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    name: &'static str,
+    sets: RwLock<HashMap<TcpLabels, LabelSet>>,
+    /// Whether label sets were counted under `unknown` since there was room last.
+    is_full: AtomicBool,
+    overflow: Counter,
+}
+
+#[derive(Debug)]
+struct LabelSet {
+    count: Count,
+    /// The count at the last sweep.
+    seen: u64,
+    /// The last sweep that found it used.
+    used: Instant,
+}
+
+impl LabelSets {
+    /// Registers the counters under a name. `overflow` counts what finds no room.
+    pub(super) fn register(
+        registry: &mut Registry,
+        (name, help): (&'static str, &str),
+        overflow: Counter,
+    ) -> Self {
+        let sets = Self(Arc::new(Inner {
+            name,
+            sets: RwLock::default(),
+            is_full: AtomicBool::new(false),
+            overflow,
+        }));
+        registry.register(name, help, sets.clone());
+        sets
+    }
+
+    /// Returns the counter of a label set, or the one of `unknown` where there are too many.
+    pub(super) fn counter(&self, labels: &TcpLabels) -> Count {
+        if let Some(set) = self.read().get(labels) {
+            return set.count.clone();
+        }
+        let mut sets = self.write();
+        if sets.len() < MAX_LABEL_SETS {
+            return counter(&mut sets, labels.clone());
+        }
+        // Another thread may have made it since.
+        if let Some(set) = sets.get(labels) {
+            return set.count.clone();
+        }
+        let others = counter(&mut sets, labels.others());
+        drop(sets);
+        self.0.overflow.inc();
+        if !self.0.is_full.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                metric = self.0.name,
+                limit = MAX_LABEL_SETS,
+                "a metric has no room for more label sets; others are counted as `unknown`"
+            );
+        }
+        others
+    }
+
+    /// Removes the counters that are held by nobody and were not used for [`UNUSED`].
+    pub(super) fn sweep(&self, now: Instant) {
+        let mut sets = self.write();
+        sets.retain(|_, set| {
+            let count = set.count.get();
+            if count != set.seen || Arc::strong_count(&set.count.0) > 1 {
+                (set.seen, set.used) = (count, now);
+            }
+            now.saturating_duration_since(set.used) < UNUSED
+        });
+        if sets.len() < MAX_LABEL_SETS {
+            self.0.is_full.store(false, Ordering::Relaxed);
+        }
+    }
+
+    // What is behind a poisoned lock is whole: each change is one step.
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<TcpLabels, LabelSet>> {
+        self.0.sets.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<TcpLabels, LabelSet>> {
+        self.0.sets.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn counter(sets: &mut HashMap<TcpLabels, LabelSet>, labels: TcpLabels) -> Count {
+    let set = sets.entry(labels).or_insert_with(|| LabelSet {
+        count: Count::default(),
+        seen: 0,
+        used: Instant::now(),
+    });
+    set.count.clone()
+}
+
+impl EncodeMetric for LabelSets {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        // Copied, as to format megabytes under the lock would hold up the data path.
+        let sets = self.read();
+        let sets = sets
+            .iter()
+            .map(|(labels, set)| (labels.clone(), set.count.get()));
+        let sets: Vec<_> = sets.collect();
+        for (labels, count) in &sets {
+            let mut encoder = encoder.encode_family(labels)?;
+            encoder.encode_counter::<NoLabelSet, u64, u64>(count, None)?;
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Counter
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text;
+
+    use super::super::DestinationService;
+    use super::super::labels::{Facts, NO_FLAGS};
+    use super::super::support::source;
+    use super::*;
+
+    fn labels(account: usize) -> TcpLabels {
+        let mut source = source();
+        source.principal = Arc::from(format!("spiffe://east.local/ns/a/sa/{account}"));
+        Facts::new(&Arc::new(source), &DestinationService::default(), None).labels(NO_FLAGS)
+    }
+
+    struct Counted {
+        sets: LabelSets,
+        overflow: Counter,
+        registry: Registry,
+    }
+
+    fn counted() -> Counted {
+        let (mut registry, overflow) = (Registry::default(), Counter::default());
+        let sets = LabelSets::register(&mut registry, ("x", "Things"), overflow.clone());
+        Counted {
+            sets,
+            overflow,
+            registry,
+        }
+    }
+
+    impl Counted {
+        fn samples(&self) -> Vec<String> {
+            let mut out = String::new();
+            text::encode(&mut out, &self.registry).expect("a text");
+            let samples = out.lines().filter(|line| line.starts_with("x_total{"));
+            samples.map(str::to_owned).collect()
+        }
+    }
+
+    #[test]
+    fn review_13_an_unused_label_set_expires_after_an_hour_and_a_held_one_does_not() {
+        let counted = counted();
+        let held = counted.sets.counter(&labels(0));
+        counted.sets.counter(&labels(1)).inc();
+        let start = Instant::now();
+        counted.sets.sweep(start);
+        assert_eq!(counted.samples().len(), 2);
+        // Used again half an hour later, so that its hour begins anew.
+        counted.sets.counter(&labels(1)).inc();
+        counted.sets.sweep(start + UNUSED / 2);
+        counted.sets.sweep(start + UNUSED);
+        assert_eq!(counted.samples().len(), 2);
+        counted.sets.sweep(start + UNUSED * 3 / 2);
+        assert_eq!(counted.samples().len(), 1);
+        held.inc_by(7);
+        counted.sets.sweep(start + UNUSED * 9);
+        assert!(counted.samples()[0].contains("/sa/0\""));
+        assert!(counted.samples()[0].ends_with(" 7"));
+        drop(held);
+        // The hour of one that was held begins when it is let go.
+        counted
+            .sets
+            .sweep(start + UNUSED * 10 - Duration::from_secs(1));
+        assert_eq!(counted.samples().len(), 1);
+        counted.sets.sweep(start + UNUSED * 10);
+        assert_eq!(counted.samples().len(), 0);
+        counted.sets.counter(&labels(0)).inc();
+        assert!(counted.samples()[0].ends_with(" 1"), "it starts anew");
+    }
+
+    #[test]
+    fn review_13_a_full_table_reports_the_overflow_and_has_room_again_after_an_hour() {
+        let counted = counted();
+        for account in 0..MAX_LABEL_SETS + 3 {
+            counted.sets.counter(&labels(account)).inc();
+        }
+        assert_eq!(counted.overflow.get(), 3);
+        assert_eq!(counted.samples().len(), MAX_LABEL_SETS + 1);
+        let others = |line: &String| line.contains("source_principal=\"unknown\"");
+        assert!(
+            counted
+                .samples()
+                .iter()
+                .find(|line| others(line))
+                .is_some_and(|line| line.ends_with(" 3"))
+        );
+        let start = Instant::now();
+        counted.sets.sweep(start);
+        assert!(counted.sets.0.is_full.load(Ordering::Relaxed));
+        counted.sets.sweep(start + UNUSED);
+        assert!(!counted.sets.0.is_full.load(Ordering::Relaxed));
+        counted.sets.counter(&labels(MAX_LABEL_SETS + 1)).inc();
+        assert_eq!(counted.overflow.get(), 3);
+        assert_eq!(counted.samples().len(), 1);
+        assert!(!counted.samples().iter().any(others));
+    }
+}
