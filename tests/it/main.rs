@@ -75,6 +75,8 @@ mod starved;
 #[cfg(test)]
 mod status;
 #[cfg(test)]
+mod tenants;
+#[cfg(test)]
 mod tls;
 #[cfg(test)]
 mod tunnel_sni;
