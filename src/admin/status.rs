@@ -18,6 +18,8 @@ use crate::status::{self, Certificate, ResourceType, What};
 
 /// Services, or endpoints of one service, that are shown unless all are asked for.
 const SHOWN: usize = 50;
+/// Collisions that are shown: tenants can make any number of them.
+const COLLISIONS_SHOWN: usize = 10;
 
 /// Conflicts of objects that are shown.
 const CONFLICTS_SHOWN: usize = 20;
@@ -229,6 +231,7 @@ impl Page {
         page.problems = problems(&page);
         page.problems.extend(dead_ends(&snapshot));
         page.problems.extend(conflicts(state.status.conflicts()));
+        page.problems.extend(collisions(&snapshot));
         page
     }
 }
@@ -328,6 +331,19 @@ fn dead_ends(snapshot: &Snapshot) -> Option<String> {
         key_of(first),
         first.waypoint_names()
     ))
+}
+
+/// Hostnames and VIPs that several services claim, and which of them answers.
+fn collisions(snapshot: &Snapshot) -> Vec<String> {
+    let mut collisions: Vec<_> = snapshot.collisions().map(|one| one.to_string()).collect();
+    collisions.sort_unstable();
+    let more = collisions.len().saturating_sub(COLLISIONS_SHOWN);
+    collisions.truncate(COLLISIONS_SHOWN);
+    if more > 0 {
+        let what = "hostnames and VIPs are claimed by several services";
+        collisions.push(format!("{more} more {what}"));
+    }
+    collisions
 }
 
 impl Source {
@@ -482,11 +498,14 @@ pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> 
         let ports = exported.join(", ");
         said.push(format!("the trust set on port {ports} (export set)"));
     }
-    if snapshot.exposure.exposes_all() {
+    if snapshot.is_exposed_by_default(host) {
         said.push("the trust set (exposure.default)".to_owned());
     }
     if said.is_empty() {
-        said.push("nobody".to_owned());
+        said.push(match snapshot.exposure.exposes_all() {
+            true => "nobody, as only its namespace sees it".to_owned(),
+            false => "nobody".to_owned(),
+        });
     }
     said
 }

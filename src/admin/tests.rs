@@ -425,6 +425,9 @@ async fn a_denied_address_and_a_namesake_are_said_to_be_so() {
     mesh.workloads.insert(uid, Arc::new(workload));
     let mut namesake = Service::clone(mesh.services.sorted()[0]);
     namesake.namespace = "zeta".into();
+    let mut own = Service::clone(mesh.services.sorted()[0]);
+    own.canonical = true;
+    mesh.services.insert("app/echo.app".into(), Arc::new(own));
     mesh.services
         .insert("zeta/echo.app".into(), Arc::new(namesake));
     publisher.update(Change {

@@ -125,10 +125,13 @@ impl<'a> View<'a> {
             return Some(why.to_string());
         }
         let Some(endpoint) = endpoint else {
-            let other = built.map_or("no service", |built| &built.namespace);
-            return Some(format!(
-                "the service of namespace {other} answers to this hostname"
-            ));
+            return Some(match built {
+                Some(built) => format!(
+                    "the service of namespace {} answers to this hostname",
+                    built.namespace
+                ),
+                None => "no service answers to this hostname; see the problems".to_owned(),
+            });
         };
         if let Some(rule) = (self.denies.0)(endpoint.address) {
             return Some(format!("its address is {rule}; see dial.allow"));

@@ -342,8 +342,10 @@ impl Report {
             let at = format!("{}:{}", config.file.display(), exposed.line);
             let host = &exposed.service.host;
             if snapshot.called(host).is_none() {
+                let of = exposed.namespace.iter();
+                let of: String = of.map(|of| format!("namespace {of} in ")).collect();
                 self.warnings.push(format!(
-                    "{at}: warning: {host} is no service of {}; write the hostname of one",
+                    "{at}: warning: {host} is no service of {of}{}; write the hostname of one",
                     mesh_path.display()
                 ));
             }
@@ -385,6 +387,8 @@ impl Report {
         );
         let file = config.file.display();
         let services = config.exposure.services.iter();
+        // One whose namespace is known is asked for by it.
+        let services = services.filter(|exposed| exposed.namespace.is_none());
         let services = services.map(|exposed| (&exposed.service.host, exposed.line));
         let aliases = config.names.aliases.iter();
         let targets = aliases.flat_map(|alias| alias.to.iter().map(|to| (&to.host, alias.line.0)));
@@ -567,6 +571,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
         let exposure = Exposure {
             index,
             port: entry.service.port,
+            namespace: entry.namespace.as_deref().map(Into::into),
             to: to.collect(),
             workloads: entry.workloads,
             route_by: entry.route_by,

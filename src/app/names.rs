@@ -12,8 +12,8 @@ pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> (Vec<String>, Ve
         let (at, host) = (format!("{file}:{}", alias.line.0), &alias.name.host);
         if snapshot.services.contains_key(host.as_str()) {
             errors.push(format!(
-                "{at}: error: the alias {host} is a service's own name, which wins; write a name \
-                 that no service has"
+                "{at}: error: the alias {host} is a service's own name, which it hides; write a \
+                 name that no service has"
             ));
         }
         let wrong = dead_ends(alias, snapshot).into_iter();

@@ -20,7 +20,7 @@ struct Entry<'a> {
     names: Vec<(HostPort, Value<'a>)>,
     /// Where it says by what tunnels are routed, or where it could.
     route_by: Value<'a>,
-    /// The whole of it.
+    /// The entry.
     value: Value<'a>,
 }
 
@@ -65,6 +65,7 @@ pub(super) fn read(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Opt
     aliases_are_unambiguous(&entries);
     routing_is_unambiguous(&entries);
     names_are_shared(&entries);
+    namespaces_are_unambiguous(&entries);
     let services = entries.into_iter().map(|entry| entry.exposed).collect();
     Some(Exposure {
         default: default?,
@@ -92,6 +93,10 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
     let service = fields
         .need("service", "\"echo.app.svc.cluster.local:80\"")
         .and_then(service);
+    let own = match fields.get("namespace") {
+        Some(value) => namespace(value).map(Some),
+        None => Some(None),
+    };
     let to: Option<Vec<_>> = match fields.get("to") {
         // Collected before it is turned around, so that every audience reports its findings.
         Some(list) => {
@@ -133,6 +138,7 @@ fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<En
     let aliases = names.iter().map(|(name, _)| name.clone()).collect();
     let exposed = ExposedService {
         service,
+        namespace: own?,
         to,
         names: aliases,
         workloads,
@@ -389,9 +395,48 @@ fn names_are_shared(entries: &[Entry<'_>]) {
     }
 }
 
+/// A hostname is of one namespace: no other one can have it.
+fn namespaces_are_unambiguous(entries: &[Entry<'_>]) {
+    let mut seen: HashMap<&str, &ExposedService> = HashMap::new();
+    for Entry { exposed, value, .. } in entries {
+        let Some(namespace) = &exposed.namespace else {
+            continue;
+        };
+        let first = seen.entry(&exposed.service.host).or_insert(exposed);
+        if first.namespace.as_ref() != Some(namespace) {
+            let what = format!(
+                "has `namespace: {namespace}` for `{}`, of which line {} says another one",
+                exposed.service.host, first.line
+            );
+            value.error(what, "the same `namespace` in both entries");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::with;
+
+    #[test]
+    fn a_hostname_has_one_namespace() {
+        let both = |one: &str, other: &str| {
+            let entry = |keys| format!("\n  - {{to: [{{anyone: true}}], service: {keys}}}");
+            let entries = [one, other].map(entry).concat();
+            with(&format!("exposure:\n  services:{entries}"))
+        };
+        for (one, other) in [
+            ("a, namespace: x", "a"),
+            ("\"a:80\", namespace: x", "\"a:81\", namespace: x"),
+            ("a, namespace: x", "b, namespace: y"),
+        ] {
+            assert_eq!(both(one, other), "", "{one} {other}");
+        }
+        assert_eq!(
+            both("\"a:80\", namespace: x", "\"a:81\", namespace: y"),
+            "14: error: `exposure.services[]` has `namespace: y` for `a`, of which line 13 says \
+             another one; write the same `namespace` in both entries"
+        );
+    }
 
     #[test]
     fn tunnels_to_one_port_of_a_service_are_routed_in_one_way() {

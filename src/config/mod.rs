@@ -373,6 +373,9 @@ pub enum DefaultExposure {
 pub struct ExposedService {
     /// The service; without port, all its ports. Required.
     pub service: HostPort,
+    /// The namespace of the service: no other namespace can have the hostname then. Default: that
+    /// of the service that answers to the hostname.
+    pub namespace: Option<String>,
     /// Who may reach it: a peer that any entry admits. Default: nobody, with a warning.
     pub to: Vec<Audience>,
     /// Names that it is reached under besides its own. A name given without port has the

@@ -5,6 +5,9 @@
 //! the source that the destination sees is not the peer of the outer connection, and the endpoint
 //! may be a waypoint. So it refuses what the destination would refuse whatever port and source are,
 //! and the destination judges the rest.
+//!
+//! A tunnel to a waypoint is not judged. Policies of its namespace and selectors do not apply to a
+//! waypoint's pods, and the waypoint itself evaluates those that are attached to it (contract 11).
 
 use tracing::{info, warn};
 
@@ -37,8 +40,9 @@ impl Authorized {
 /// Under `enforce` the pick, for another one, and why its policies refuse it.
 pub fn run(gateway: &Gateway, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
     let snapshot = gateway.reader.load();
-    let endpoint = pick.endpoint();
-    let Some(PolicyVerdict { refusal, dry_run }) = verdict(&snapshot, peer, endpoint) else {
+    let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().is_by_waypoint());
+    let verdict = verdict(&snapshot, peer, endpoint, by_waypoint);
+    let Some(PolicyVerdict { refusal, dry_run }) = verdict else {
         return Ok(Authorized(pick));
     };
     warn_of_missing(&snapshot, gateway, endpoint);
@@ -67,11 +71,12 @@ pub fn still_allowed(
     peer: &Peer,
     right: &Right,
 ) -> Result<(), String> {
-    if snapshot.enforcement != Enforcement::Enforce || peer.is_unknown() {
+    if snapshot.enforcement != Enforcement::Enforce {
         return Ok(());
     }
     let endpoint = right.endpoint();
-    match judge(snapshot, peer, endpoint).refusal {
+    let verdict = verdict(snapshot, peer, endpoint, right.is_by_waypoint());
+    match verdict.and_then(|verdict| verdict.refusal) {
         None => Ok(()),
         Some(refusal) => {
             note(gateway, peer, endpoint, PolicyOutcome::Refused, &refusal);
@@ -80,10 +85,16 @@ pub fn still_allowed(
     }
 }
 
-/// What policies say of a tunnel to the endpoint, where they are looked at; nothing is counted.
-pub fn verdict(snapshot: &Snapshot, peer: &Peer, endpoint: &Endpoint) -> Option<PolicyVerdict> {
+/// Returns what policies say of a tunnel to the endpoint, which may be one of a waypoint, where
+/// they are looked at; nothing is counted.
+pub fn verdict(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    endpoint: &Endpoint,
+    by_waypoint: bool,
+) -> Option<PolicyVerdict> {
     // Of TLS that is passed on the endpoint alone learns who the peer is (contract 2.6).
-    let looks = snapshot.enforcement != Enforcement::Off && !peer.is_unknown();
+    let looks = snapshot.enforcement != Enforcement::Off && !peer.is_unknown() && !by_waypoint;
     looks.then(|| judge(snapshot, peer, endpoint))
 }
 

@@ -30,6 +30,11 @@ impl Pick {
         &self.endpoint
     }
 
+    /// The route of the permit.
+    pub fn route(&self) -> &Route {
+        self.permit.route()
+    }
+
     /// Gives the permit back after a failed dial, for another endpoint.
     pub fn into_permit(self) -> Permit {
         self.permit

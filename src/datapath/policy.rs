@@ -27,12 +27,16 @@ impl Permit {
     /// What an open tunnel to `endpoint` keeps of its permit, to be judged anew by.
     pub fn into_right(self, endpoint: Arc<Endpoint>) -> Right {
         let route = &self.route;
-        let past_waypoints = route.is_past_waypoints().then(|| route.origin());
+        let waypoint = match (route.is_by_waypoint(), route.is_past_waypoints()) {
+            (true, _) => Waypoint::Endpoint,
+            (false, true) => Waypoint::Past(route.origin()),
+            (false, false) => Waypoint::None,
+        };
         let (service, port) = (Arc::clone(&route.service().definition), route.port());
         let (asked, means) = self.route.into_asked();
         Right {
             endpoint,
-            past_waypoints,
+            waypoint,
             service,
             port,
             asked,
@@ -51,14 +55,29 @@ pub struct Right {
     port: u16,
     granted: bool,
     endpoint: Arc<Endpoint>,
-    /// The word by which it went past the waypoints of the service.
-    past_waypoints: Option<Origin>,
+    waypoint: Waypoint,
+}
+
+/// The part that the waypoints of its service have in an open tunnel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Waypoint {
+    /// The service had none.
+    None,
+    /// The endpoint is one of a waypoint.
+    Endpoint,
+    /// The tunnel went past them, as the peer said this by `x-istio-source`.
+    Past(Origin),
 }
 
 impl Right {
     /// The endpoint of the tunnel.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
+    }
+
+    /// Whether the endpoint is one of a waypoint.
+    pub fn is_by_waypoint(&self) -> bool {
+        self.waypoint == Waypoint::Endpoint
     }
 }
 
@@ -98,15 +117,16 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<
     }
     let (asked, host, means) = (&right.asked, &*right.service.hostname, &right.means);
     let of = (host, right.port);
-    if !snapshot.stands_for(peer.caller(), asked, of, means) {
+    let is_meant = snapshot.is_meant(host, &right.service.namespace);
+    if !is_meant || !snapshot.stands_for(peer.caller(), asked, of, means) {
         return Err("the name does not stand for the service any more");
     }
     judge(snapshot, peer, asked, of, means).map_err(Reason::label)?;
     let endpoint = &right.endpoint.definition;
     let gone = snapshot.judge_gone(peer.caller(), asked, means, endpoint);
     reason(gone).map_err(Reason::label)?;
-    match right.past_waypoints {
-        Some(origin) if !route::may_go_past(snapshot, peer, host, origin) => {
+    match right.waypoint {
+        Waypoint::Past(origin) if !route::may_go_past(snapshot, peer, (host, means), origin) => {
             Err("the peer's x-istio-source is not believed any more")
         }
         _ => Ok(()),

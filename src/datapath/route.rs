@@ -113,7 +113,7 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Re
     let found = snapshot.find(peer.caller(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
     let service = found.service;
-    let by_waypoint = goes_by_waypoint(snapshot, service, &peer.source.principal, origin);
+    let by_waypoint = goes_by_waypoint(snapshot, peer, (service, &found.means), origin);
     let endpoints = match by_waypoint {
         true => waypoint(snapshot, service).cloned().unwrap_or_default(),
         false => snapshot.endpoints(&found, false),
@@ -155,32 +155,49 @@ pub fn direct(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route,
     })
 }
 
-/// Whether a tunnel that went past the waypoints of the service could do so now, too.
-pub fn may_go_past(snapshot: &Snapshot, peer: &Peer, host: &str, origin: Origin) -> bool {
-    let service = snapshot.service(host);
-    let principal = &peer.source.principal;
-    service.is_none_or(|service| !goes_by_waypoint(snapshot, service, principal, origin))
-}
-
-/// Whether a tunnel goes to a waypoint of the service instead of its endpoints (contract 2.3).
-///
-/// That the waypoint has done its work is believed only of an identity of a service that is used
-/// as one, or of one that the configuration names: anybody can send the header.
-fn goes_by_waypoint(
+/// Returns whether a tunnel that went past the waypoints of the service could do so now, too.
+pub fn may_go_past(
     snapshot: &Snapshot,
-    service: &Service,
-    principal: &str,
+    peer: &Peer,
+    (host, means): (&str, &Means),
     origin: Origin,
 ) -> bool {
-    let has_waypoints = !service.definition.waypoints.is_empty();
+    let service = snapshot.service(host);
+    service.is_none_or(|service| !goes_by_waypoint(snapshot, peer, (service, means), origin))
+}
+
+/// Returns whether a tunnel goes to a waypoint of the service instead of its endpoints (contract
+/// 11, `x-istio-source`).
+///
+/// Anybody can send the header. It is believed only of an identity that the configuration names,
+/// and of a workload of a waypoint of the service: of each service behind an alias that has one.
+fn goes_by_waypoint(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    (service, means): (&Service, &Means),
+    origin: Origin,
+) -> bool {
+    let definition = &service.definition;
     let says_past = match origin {
         Origin::Workload => false,
         Origin::Waypoint => true,
-        Origin::Gateway => !service.definition.ingress_use_waypoint,
+        Origin::Gateway => !definition.ingress_use_waypoint,
     };
-    let is_believed =
-        || snapshot.trust.is_waypoint(principal) || snapshot.is_of_waypoint(principal);
-    has_waypoints && (!says_past || !is_believed())
+    if definition.waypoints.is_empty() || !says_past {
+        return !definition.waypoints.is_empty();
+    }
+    let principal = &*peer.source.principal;
+    let is_waypoint_of =
+        |of: &mesh::Service| of.waypoints.is_empty() || snapshot.is_waypoint_of(principal, of);
+    let is_believed = || match means {
+        Means::Alias(alias) => {
+            let targets = alias.targets().iter();
+            let mut behind = targets.filter_map(|(host, _)| snapshot.called(host));
+            behind.all(|service| is_waypoint_of(&service.definition))
+        }
+        _ => is_waypoint_of(definition),
+    };
+    !snapshot.trust.is_waypoint(principal) && !is_believed()
 }
 
 /// The endpoints of one of the service's waypoints, drawn by weight among those that have any.
@@ -217,7 +234,7 @@ mod tests {
     use super::*;
     use crate::snapshot::builder::{Change, build};
     use crate::snapshot::mesh::{GatewayAddress, Place};
-    use crate::snapshot::{Protocol, TrustSet};
+    use crate::snapshot::{Alias, NameTable, Protocol, TrustSet};
 
     const ECHO: &str = "app/echo.app";
     const WAYPOINT: &str = "spiffe://east.local/ns/app/sa/waypoint";
@@ -261,7 +278,7 @@ mod tests {
 
     fn snapshot(services: Vec<mesh::Service>, workloads: Vec<mesh::Workload>) -> Snapshot {
         let mesh = mesh::Mesh::new(services, workloads);
-        let trust = TrustSet::new([("east.local", "east")]);
+        let trust = TrustSet::new([("east.local", "east"), ("west.local", "west")]);
         let change = Change {
             mesh: Some((mesh, "east".into())),
             trust: Some(trust.with_waypoints(["spiffe://west.local/ns/edge/sa/ingress"])),
@@ -278,6 +295,7 @@ mod tests {
     fn who_goes_past_a_waypoint_says_so_and_is_believed() {
         let behind = service("echo", &[(named("waypoint"), 1)]);
         let mut waypoint = service("waypoint", &[]);
+        // Tenants write these.
         let san = "spiffe://west.local/ns/app/sa/waypoint";
         waypoint.subject_alt_names = vec![san.to_owned()];
         let by_ingress = mesh::Service {
@@ -286,7 +304,7 @@ mod tests {
             ingress_use_waypoint: true,
             ..behind.clone()
         };
-        // The waypoint of another service is a waypoint too.
+        // The waypoint of another service is not one of this.
         let other = service("other", &[(named("second"), 1)]);
         let snapshot = snapshot(
             vec![behind, by_ingress, waypoint, other, service("second", &[])],
@@ -294,29 +312,98 @@ mod tests {
                 workload("app/waypoint.app", "waypoint", 2),
                 workload("app/second.app", "second", 3),
                 workload("app/other.app", "other", 4),
+                // A pod of another namespace with the labels of the waypoint.
+                mesh::Workload {
+                    namespace: "shop".into(),
+                    ..workload("app/waypoint.app", "waypoint", 5)
+                },
             ],
         );
         let second = "spiffe://east.local/ns/app/sa/second";
         let behind_one = "spiffe://east.local/ns/app/sa/other";
         let ingress = "spiffe://west.local/ns/edge/sa/ingress";
+        let labelled = "spiffe://east.local/ns/shop/sa/waypoint";
         let stranger = "spiffe://west.local/ns/shop/sa/checkout";
         // Of the service: whether a tunnel goes by the waypoint if the peer says nothing, that it
         // is a waypoint, or that it is an ingress gateway.
         for (service, principal, want) in [
             ("echo.app", stranger, [true, true, true]),
             ("echo.app", WAYPOINT, [true, false, false]),
-            ("echo.app", san, [true, false, false]),
-            ("echo.app", second, [true, false, false]),
+            ("echo.app", san, [true, true, true]),
+            ("echo.app", labelled, [true, true, true]),
+            ("echo.app", second, [true, true, true]),
+            ("other.app", second, [true, false, false]),
+            ("other.app", WAYPOINT, [true, true, true]),
             ("echo.app", behind_one, [true, true, true]),
             ("echo.app", ingress, [true, false, false]),
+            ("shown.app", WAYPOINT, [true, false, true]),
             ("shown.app", ingress, [true, false, true]),
             ("shown.app", stranger, [true, true, true]),
             ("waypoint.app", stranger, [false, false, false]),
         ] {
             let service = snapshot.services.get(service).expect("a service");
             let origins = [Origin::Workload, Origin::Waypoint, Origin::Gateway];
-            let got = origins.map(|origin| goes_by_waypoint(&snapshot, service, principal, origin));
+            let peer = peer(&snapshot, principal);
+            let of = (&**service, &Means::Service);
+            let got = origins.map(|origin| goes_by_waypoint(&snapshot, &peer, of, origin));
             assert_eq!(got, want, "{} {principal}", service.hostname);
+        }
+    }
+
+    /// A peer with this identity.
+    fn peer(snapshot: &Snapshot, principal: &str) -> Peer {
+        let parts = crate::config::parse_identity(principal).expect("an identity");
+        let [trust_domain, namespace, service_account] = parts.map(Arc::from);
+        let identity = crate::tls::Identity {
+            uri: principal.into(),
+            trust_domain,
+            namespace,
+            service_account,
+            not_after: std::time::SystemTime::UNIX_EPOCH,
+        };
+        let address = ([127, 0, 0, 1], 1).into();
+        Peer::known(identity, address, snapshot).expect("a trusted peer")
+    }
+
+    #[test]
+    fn a_waypoint_goes_past_those_of_an_alias_only_if_it_is_one_of_each_service() {
+        let target = |name: &str| (format!("{name}.app").into(), None);
+        let to = |names: &[&str]| names.iter().map(|name| target(name)).collect();
+        let alias = |names: &[&str]| Alias::new(("all.global", None), to(names), None, None);
+        let services = vec![
+            service("one", &[(named("first"), 1)]),
+            service("same", &[(named("first"), 1)]),
+            service("two", &[(named("second"), 1)]),
+            service("plain", &[]),
+            service("first", &[]),
+            service("second", &[]),
+        ];
+        let workloads = vec![
+            workload("app/first.app", "waypoint", 2),
+            workload("app/second.app", "second", 3),
+        ];
+        let built = snapshot(services, workloads);
+        for (names, want) in [
+            (&["one", "same"][..], Some(false)),
+            (&["one", "plain"], Some(false)),
+            (&["one", "two"], Some(true)),
+            (&["one"], Some(false)),
+            (&["two"], Some(true)),
+        ] {
+            let table = NameTable::new([], [("all.global", alias(names))]);
+            let change = Change {
+                names: Some(table),
+                ..Change::default()
+            };
+            let snapshot = build(&built, change);
+            let peer = peer(&snapshot, WAYPOINT);
+            let asked = Authority::parse("all.global:80").expect("an authority");
+            let found = snapshot.find(peer.caller(), &asked);
+            let goes = found.map(|found| {
+                let of = (&**found.service, &found.means);
+                goes_by_waypoint(&snapshot, &peer, of, Origin::Waypoint)
+            });
+            assert_eq!(goes, want, "{names:?}");
         }
     }
 

@@ -74,6 +74,9 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         moved |= index::apply(&mut next, mesh, network);
     }
     index::rebalance(&mut next, &old.balancing);
+    if reexposed {
+        index::reclaim(&mut next);
+    }
     if renamed {
         next.derive_all();
     }
@@ -270,6 +273,11 @@ mod tests {
         let snapshot = built(&Snapshot::default(), mesh.clone());
         assert!(snapshot.by_vip(vip).is_none());
         assert_eq!(snapshot.vips.len(), 1);
+        let said = snapshot.collision("echo.app").expect("a collision");
+        assert_eq!(
+            said.to_string(),
+            "echo.app is claimed by a-first/echo.app, and app/echo.app answers: it is canonical"
+        );
         assert_eq!(&*echo(&snapshot).namespace, "app");
         // Without the canonical one it answers to both.
         mesh.services.remove("app/echo.app");
@@ -331,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn the_generation_moves_with_waypoints_and_with_the_identities_of_a_service() {
+    fn the_generation_moves_with_waypoints_and_the_visibility_of_a_service() {
         let first = mesh(vec![]);
         let before = built(&Snapshot::default(), first.clone());
         let moved = |with: fn(&mut mesh::Service)| {
@@ -352,7 +360,14 @@ mod tests {
         let named = |service: &mut mesh::Service| {
             service.subject_alt_names = vec!["spiffe://west.local/ns/a/sa/w".to_owned()];
         };
-        assert_eq!(moved(named), 1);
+        assert_eq!(moved(named), 0, "tenants write them");
+        assert_eq!(moved(|service| service.private = true), 1);
+        let none = built(&Snapshot::default(), Mesh::default());
+        let mut private = first.clone();
+        change(&mut private, |service| service.private = true);
+        // Tunnels of a service that was away may still be open.
+        assert_eq!(built(&none, private).generation, 1);
+        assert_eq!(built(&none, first).generation, 0);
     }
 
     #[test]

@@ -12,12 +12,15 @@ use super::TrustSet;
 /// a service that comes and goes keeps its rules.
 #[derive(Debug, Default, PartialEq)]
 pub struct ExposureTable {
-    /// Whether services without an entry are exposed to every peer of the trust set.
+    /// Whether services without an entry are exposed to every peer of the trust set, but for those
+    /// that only clients of their namespace see.
     expose_all: bool,
     /// Rules by service hostname.
     services: HashMap<Box<str>, Vec<Exposure>>,
     /// Rules by the host of an alias, each with what the alias stands for.
     aliases: HashMap<Box<str>, Vec<(Alias, Exposure)>>,
+    /// Whether any entry says the namespace of its service.
+    has_namespaces: bool,
 }
 
 /// What a name stands for.
@@ -69,6 +72,8 @@ pub struct Exposure {
     pub index: usize,
     /// The port that the entry is about; none is all of the service's.
     pub port: Option<u16>,
+    /// The namespace of the service; none is that of the service that answers to the hostname.
+    pub namespace: Option<Box<str>>,
     /// Who may; alternatives. Empty is nobody.
     pub to: Vec<Audience>,
     /// Whether workloads of the service are reached at their addresses too.
@@ -143,6 +148,7 @@ impl ExposureTable {
         exposure: &Exposure,
         names: impl IntoIterator<Item = (&'a str, Option<u16>)>,
     ) {
+        self.has_namespaces |= exposure.namespace.is_some();
         for (name, asked) in names {
             let alias = Alias {
                 asked,
@@ -180,6 +186,17 @@ impl ExposureTable {
         self.services.get(host).map_or(&[], Vec::as_slice)
     }
 
+    /// Whether any entry says the namespace of its service.
+    pub fn has_namespaces(&self) -> bool {
+        self.has_namespaces
+    }
+
+    /// The only namespace whose service answers to a hostname, where an entry says so.
+    pub fn namespace(&self, host: &str) -> Option<&str> {
+        let mut entries = self.entries(host).iter();
+        entries.find_map(|entry| entry.namespace.as_deref())
+    }
+
     /// By what tunnels to a port of a service are routed, where an entry says so.
     pub fn route_by(&self, host: &str, port: u16) -> Option<RouteBy> {
         let entries = self.entries(host).iter();
@@ -187,7 +204,8 @@ impl ExposureTable {
         of_port.find_map(|entry| entry.route_by)
     }
 
-    /// Whether services without an entry are exposed to every peer of the trust set.
+    /// Whether services without an entry are exposed to every peer of the trust set, but for those
+    /// that only clients of their namespace see.
     pub fn exposes_all(&self) -> bool {
         self.expose_all
     }
@@ -246,18 +264,12 @@ impl ExposureTable {
         verdict(entries, caller, trust)
     }
 
-    /// Whether `caller` may reach port `port` of service `host` by anything that is no alias.
+    /// Returns whether the entries of service `host` let `caller` reach port `port` of it by
+    /// anything that is no alias.
     pub fn judge(&self, caller: Caller<'_>, trust: &TrustSet, host: &str, port: u16) -> Verdict {
-        match self.services.get(host) {
-            Some(entries) => {
-                let entries = entries.iter().filter(|entry| entry.is_about(port));
-                verdict(entries, caller, trust)
-            }
-            None if self.expose_all && trust.cluster(caller.trust_domain).is_some() => {
-                Verdict::Allowed
-            }
-            None => Verdict::NotExposed,
-        }
+        let entries = self.entries(host).iter();
+        let entries = entries.filter(|entry| entry.is_about(port));
+        verdict(entries, caller, trust)
     }
 }
 
@@ -460,18 +472,8 @@ mod tests {
     }
 
     #[test]
-    fn exposing_all_admits_the_trust_set_and_an_entry_narrows_it() {
-        let mut table = ExposureTable::new(true);
-        table.expose("narrow.app", &exposure(None, vec![]), []);
-        let judge = |domain, host: &str| table.judge(caller(domain, "a", "b"), &trust(), host, 80);
-        assert_eq!(judge("west.local", "any.app"), Verdict::Allowed);
-        assert_eq!(judge("evil.local", "any.app"), Verdict::NotExposed);
-        assert_eq!(judge("west.local", "narrow.app"), Verdict::NotExposed);
-    }
-
-    #[test]
     fn anyone_is_the_trust_set_and_who_has_no_identity() {
-        let mut table = ExposureTable::new(true);
+        let mut table = ExposureTable::new(false);
         let open = |anyone| Audience {
             anyone,
             ..Audience::default()
@@ -490,8 +492,5 @@ mod tests {
         let closed = |caller| judge(caller, "closed.app");
         assert_eq!(closed(of("west.local")), Verdict::Allowed);
         assert_eq!(closed(Caller::UNKNOWN), Verdict::NotForPeer);
-        // `default: all` is all peers of the trust set.
-        let other = judge(Caller::UNKNOWN, "other.app");
-        assert_eq!(other, Verdict::NotExposed);
     }
 }

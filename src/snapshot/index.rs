@@ -4,15 +4,17 @@
 //! they name, hostnames with the services that claim them, and each of both that is touched is
 //! looked at again.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::builder::HBONE_PORT;
+use super::identities::{self, Identities};
 use super::mesh::{self, Mesh, Protocol};
 use super::opened::Opened;
-use super::speakers::{self, Speakers};
+use super::precedence::Claim;
 use super::tiers::Ranking;
 use super::traffic::Balancing;
 use super::usable::{undialled, unserved};
@@ -30,16 +32,15 @@ pub(super) struct Index {
     direct: bool,
     /// The workloads that can be dialled, by each `namespace/hostname` that they name: by uid.
     members: Shards<Arc<str>, Members>,
-    /// The services that claim a hostname, in the order of their names.
-    claims: Shards<Arc<str>, Claims>,
-    /// Who speaks for which service.
-    pub(super) speakers: Speakers,
+    /// The services that claim a hostname.
+    claims: Shards<Arc<str>, Arc<[Claim]>>,
+    /// The identities of the workloads of each service.
+    pub(super) identities: Identities,
     /// The workloads that are reached at their addresses.
     pub(super) opened: Opened,
 }
 
 type Members = Arc<[Member]>;
-type Claims = Arc<[(Arc<str>, Arc<mesh::Service>)]>;
 
 /// A workload that can be dialled, by its endpoints: at least one, and one for each port that is
 /// dialled, in their order.
@@ -63,7 +64,7 @@ type Edits<'a> = BTreeMap<&'a str, Option<Member>>;
 /// Puts a mesh in the place of the snapshot's. The network, whether only HBONE is dialled and
 /// whether there are TLS listeners stay what they are while a gateway runs; with others no endpoint
 /// keeps its state. Returns whether open tunnels are to be judged anew: other policies may select a
-/// workload, or a service has other waypoints or other identities.
+/// workload, or a service has other waypoints or another visibility.
 pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> bool {
     let index = &snapshot.index;
     let rules = (&index.network, index.hbone_only, index.direct);
@@ -83,27 +84,27 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> b
     let old = mem::replace(&mut snapshot.mesh, mesh);
     // What is written below is not what is read: a copy shares everything.
     let new = snapshot.mesh.clone();
-    let mut speakers = speakers::Edits::default();
-    let (mut hosts, reselected) = snapshot.index.join(&old, &new, &mut speakers);
-    let rerouted = snapshot.index.claim(&old, &new, &mut hosts, &mut speakers);
-    snapshot.index.speakers.apply(speakers);
-    let mut aliases = BTreeMap::new();
-    let mut renamed = false;
-    for host in hosts {
-        let was = snapshot.services.contains_key(host);
-        snapshot.rebuild(host);
-        snapshot.open(host);
-        if snapshot.services.contains_key(host) != was {
-            renamed |= snapshot.shares_rules(host);
-            snapshot.open_family(host);
-        }
-        let derived = snapshot.names.derived(host).iter();
-        aliases.extend(derived.map(|alias| (Arc::clone(alias.label()), Arc::clone(alias))));
-    }
-    for alias in aliases.values() {
-        snapshot.derive(alias);
-    }
+    let (hosts, reselected) = snapshot.index.join(&old, &new);
+    let (claimed, rerouted) = snapshot.index.claim(&old, &new, snapshot.version);
+    // Who owns a family takes its other names away from others, and gives them back.
+    let families = claimed.iter().flat_map(|host| snapshot.family_of(host));
+    let families = families.filter(|name| !snapshot.index.claims(name).is_empty());
+    let mut touched: BTreeSet<Cow<'_, str>> = families.map(Cow::Owned).collect();
+    touched.extend(hosts.into_iter().chain(claimed).map(Cow::Borrowed));
+    let renamed = snapshot.refresh(touched.iter().map(|host| &**host));
     reselected || rerouted || renamed
+}
+
+/// Looks anew at who answers to which hostname and VIP, after a change of the configuration.
+pub(super) fn reclaim(snapshot: &mut Snapshot) {
+    let is_other = |host: &&Arc<str>| {
+        let now = snapshot.services.get(&***host).map(|of| &of.definition);
+        now.map(Arc::as_ptr) != snapshot.answering(host).map(Arc::as_ptr)
+    };
+    let hosts = snapshot.index.claims.keys().filter(is_other).cloned();
+    let hosts: Vec<_> = hosts.collect();
+    snapshot.refresh(hosts.iter().map(|host| &**host));
+    snapshot.rank_vips();
 }
 
 /// Looks anew at the services that a change of what decides beside the mesh may touch. Open
@@ -132,12 +133,8 @@ pub(super) fn rebalance(snapshot: &mut Snapshot, old: &Arc<Balancing>) {
 impl Index {
     /// Joins workloads with the services that they name. Returns the hostnames that are touched,
     /// and whether other policies may select a workload.
-    fn join<'a>(
-        &mut self,
-        old: &'a Mesh,
-        new: &'a Mesh,
-        speakers: &mut speakers::Edits,
-    ) -> (BTreeSet<&'a str>, bool) {
+    fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh) -> (BTreeSet<&'a str>, bool) {
+        let mut identities = identities::Edits::default();
         let mut edits: HashMap<&Arc<str>, Edits<'a>> = HashMap::new();
         let mut reselected = false;
         for (uid, before, after) in new.workloads.changes(&old.workloads, same) {
@@ -150,7 +147,7 @@ impl Index {
             });
             for (workload, comes) in [(before, false), (after, true)] {
                 if let Some(workload) = workload {
-                    speakers.workload(workload, comes);
+                    identities.workload(workload, comes);
                 }
             }
             let before = before.and_then(|workload| Some((workload, self.member(workload)?)));
@@ -175,6 +172,7 @@ impl Index {
                 edits.insert(uid, Some(member.clone()));
             }
         }
+        self.identities.apply(identities);
         let mut hosts = BTreeSet::new();
         for (service, edits) in edits {
             self.edit(service, edits);
@@ -219,50 +217,56 @@ impl Index {
         }
     }
 
-    /// Notes which services claim which hostname, and adds the hostnames that are touched. Returns
-    /// whether a service has other waypoints, or other identities, as which it is one.
+    /// Notes which services claim which hostname. Returns the hostnames that are touched, and
+    /// whether a service has other waypoints or another visibility: one that comes back private may
+    /// have left tunnels open.
     fn claim<'a>(
         &mut self,
         old: &'a Mesh,
         new: &'a Mesh,
-        hosts: &mut BTreeSet<&'a str>,
-        speakers: &mut speakers::Edits,
-    ) -> bool {
-        let mut rerouted = false;
+        version: u64,
+    ) -> (BTreeSet<&'a str>, bool) {
+        let (mut hosts, mut rerouted) = (BTreeSet::new(), false);
         for (name, before, after) in new.services.changes(&old.services, same) {
-            rerouted |= before.zip(after).is_some_and(|(before, after)| {
-                before.waypoints != after.waypoints
-                    || before.ingress_use_waypoint != after.ingress_use_waypoint
-                    || before.subject_alt_names != after.subject_alt_names
+            rerouted |= after.is_some_and(|after| match before {
+                Some(before) => {
+                    before.waypoints != after.waypoints
+                        || before.ingress_use_waypoint != after.ingress_use_waypoint
+                        || before.private != after.private
+                }
+                None => after.private,
             });
-            for (service, comes) in [(before, false), (after, true)] {
-                let Some(service) = service else { continue };
-                self.speakers.service(service, comes, speakers);
-                let claims = self.claims.get(&service.hostname);
-                let others = claims.into_iter().flat_map(|claims| claims.iter());
-                let others = others.filter(|(other, _)| other != name);
+            for service in [before, after].into_iter().flatten() {
+                let old = self.claims(&service.hostname).iter();
+                let before = old.clone().find(|claim| claim.name == *name);
+                let since = before.map_or(version, |claim| claim.since);
+                let others = old.filter(|claim| claim.name != *name);
                 let mut claims: Vec<_> = others.cloned().collect();
                 let stays = after.filter(|after| after.hostname == service.hostname);
-                claims.extend(stays.map(|after| (Arc::clone(name), Arc::clone(after))));
-                claims.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+                claims.extend(stays.map(|after| Claim {
+                    name: Arc::clone(name),
+                    service: Arc::clone(after),
+                    since,
+                }));
                 let host = Arc::clone(&service.hostname);
                 match claims.is_empty() {
                     true => drop(self.claims.remove(&host)),
                     false => drop(self.claims.insert(host, claims.into())),
                 }
-                hosts.insert(&service.hostname);
+                hosts.insert(&*service.hostname);
             }
         }
-        rerouted
+        (hosts, rerouted)
     }
 
-    /// The service that answers to a hostname: of several the canonical one (contract 3).
-    fn answering(&self, host: &str) -> Option<&Arc<mesh::Service>> {
-        let claims = self.claims.get(host)?;
-        let canonical = claims.iter().rfind(|(_, service)| service.canonical);
-        canonical
-            .or_else(|| claims.first())
-            .map(|(_, service)| service)
+    /// The claims to a hostname.
+    pub(super) fn claims(&self, host: &str) -> &[Claim] {
+        self.claims.get(host).map_or(&[], |claims| claims)
+    }
+
+    /// All hostnames that are claimed.
+    pub(super) fn all_claimed(&self) -> impl Iterator<Item = &str> {
+        self.claims.keys().map(|host| &**host)
     }
 
     /// A service with the endpoints that may be dialled: its own, or those of the services that it
@@ -361,10 +365,30 @@ impl Snapshot {
         network.is_empty() || *network == *self.index.network
     }
 
+    /// Looks anew at these hostnames and at the aliases of their services. Returns whether rules of
+    /// a family may hold for another service of it than before.
+    fn refresh<'a>(&mut self, hosts: impl Iterator<Item = &'a str>) -> bool {
+        let (mut aliases, mut renamed) = (BTreeMap::new(), false);
+        for host in hosts {
+            let was = self.services.contains_key(host);
+            self.rebuild(host);
+            self.open(host);
+            if self.services.contains_key(host) != was {
+                renamed |= self.shares_rules(host);
+                self.open_family(host);
+            }
+            let derived = self.names.derived(host).iter();
+            aliases.extend(derived.map(|alias| (Arc::clone(alias.label()), Arc::clone(alias))));
+        }
+        for alias in aliases.values() {
+            self.derive(alias);
+        }
+        renamed
+    }
+
     /// Looks anew at what answers to a hostname.
     fn rebuild(&mut self, host: &str) {
-        let definition = self.index.answering(host);
-        let service = definition.map(|from| {
+        let service = self.answering(host).map(|from| {
             let (own, host) = ([(Arc::clone(from), None)], &from.hostname);
             let (network, balancing) = (&self.index.network, &self.balancing);
             let ranking = |port| Ranking::new((from, port), host, network, balancing);
@@ -380,26 +404,12 @@ impl Snapshot {
         if definitions[0].map(Arc::as_ptr) == definitions[1].map(Arc::as_ptr) {
             return;
         }
+        let namespaces = definitions.map(|one| one.map(|one| &*one.namespace));
+        let is_same = namespaces[0] == namespaces[1];
         let [old, new] = definitions.map(|one| one.map(|one| self.index.vips(one)));
         let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
-        for vip in old.symmetric_difference(&new) {
-            self.answer(*vip, host, new.contains(vip));
-        }
-    }
-
-    /// Notes whether a hostname answers to a VIP.
-    fn answer(&mut self, vip: IpAddr, host: &str, answers: bool) {
-        let old = self
-            .vips
-            .get(&vip)
-            .into_iter()
-            .flat_map(|hosts| hosts.iter());
-        let mut hosts: BTreeSet<_> = old.filter(|other| ***other != *host).cloned().collect();
-        let own = self.services.get(host).filter(|_| answers);
-        hosts.extend(own.map(|service| Arc::clone(&service.hostname)));
-        match hosts.is_empty() {
-            true => drop(self.vips.remove(&vip)),
-            false => drop(self.vips.insert(vip, hosts.into_iter().collect())),
+        for vip in old.union(&new) {
+            self.claim_vip(*vip, host, new.contains(vip), is_same);
         }
     }
 }

@@ -20,6 +20,7 @@ mod endpoint;
 mod endpoints;
 mod exposure;
 mod hosts;
+mod identities;
 mod index;
 mod lookup;
 mod lots;
@@ -30,9 +31,9 @@ mod names;
 mod odds;
 mod opened;
 mod policies;
+mod precedence;
 mod scope;
 mod shards;
-mod speakers;
 mod tiers;
 pub mod traffic;
 mod trust;
@@ -48,12 +49,14 @@ pub use mesh::{Locality, Protocol};
 pub use names::{Alias, NameTable, Target};
 pub use odds::{Load, odds};
 pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
+pub use precedence::Collision;
 pub use scope::Scope;
 pub use shards::Shards;
 pub use trust::TrustSet;
 pub use usable::{Unused, unused};
 
 use index::Index;
+use precedence::VipClaim;
 use traffic::Balancing;
 
 /// One consistent view of the mesh and of who may reach what in it.
@@ -92,8 +95,8 @@ pub struct Snapshot {
     /// What stands in the place of a service for aliases of several, or of a region, by what it is
     /// called.
     pub derived: Shards<Arc<str>, Arc<Service>>,
-    /// The hostnames of services of this network by VIP; the first one answers.
-    pub vips: Shards<IpAddr, Arc<[Arc<str>]>>,
+    /// The services of this network that claim each VIP, the one of the best rank first.
+    vips: Shards<IpAddr, Arc<[VipClaim]>>,
     /// Whether services have endpoints for TLS listeners too, which few gateways need.
     pub direct: bool,
     index: Index,
@@ -103,11 +106,6 @@ impl Snapshot {
     /// The network whose endpoints are local.
     pub fn network(&self) -> &str {
         &self.index.network
-    }
-
-    /// The service that answers to a VIP of this network.
-    pub fn by_vip(&self, ip: IpAddr) -> Option<&Arc<Service>> {
-        self.services.get(self.vips.get(&ip)?.first()?)
     }
 }
 

@@ -185,6 +185,17 @@ impl NameTable {
         suffixes.any(|suffix| **suffix == *rest).then_some(stem)
     }
 
+    /// The namespace that a hostname `NAME.NAMESPACE.svc.DOMAIN`, or a name of a family, belongs
+    /// to.
+    pub fn owner<'a>(&self, host: &'a str) -> Option<&'a str> {
+        let mut labels = host.split('.');
+        let (name, namespace) = (labels.next()?, labels.next()?);
+        let is_service = labels.next() == Some("svc") && labels.next().is_some();
+        let is_name = |label: &str| !["", "*"].contains(&label);
+        let is_owned = is_name(name) && is_name(namespace);
+        (is_owned && (is_service || self.stem(host).is_some())).then_some(namespace)
+    }
+
     /// All names of the family that has this stem, the first one first.
     pub fn family(&self, stem: &str) -> impl Iterator<Item = String> {
         let suffixes = self.suffixes.iter();

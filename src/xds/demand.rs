@@ -167,13 +167,18 @@ impl Services {
         let exported = snapshot.scope.exported.iter().map(|host| &**host);
         let configured = snapshot.exposure.hosts().chain(table.targets());
         for host in configured.chain(exported) {
-            let Some(name) = name_of(table, host) else {
+            let namespace = snapshot.exposure.namespace(host);
+            let name_of = |host: &str| match namespace {
+                Some(namespace) => Some(format!("{namespace}/{host}")),
+                None => name_of(table, host),
+            };
+            let Some(name) = name_of(host) else {
                 continue;
             };
             if lacks(&name) {
                 let family = table.stem(host).into_iter();
                 let family = family.flat_map(|stem| table.family(stem));
-                names.extend(family.filter_map(|host| name_of(table, &host)));
+                names.extend(family.filter_map(|host| name_of(&host)));
             }
             names.insert(name);
         }
@@ -197,17 +202,10 @@ impl Services {
 }
 
 /// The name that a service of Kubernetes or of a family is asked for by, `namespace/hostname`; none
-/// of any other host. The namespace is the second label of `name.namespace.svc.DOMAIN`.
+/// of any other host.
 pub fn name_of(names: &NameTable, host: &str) -> Option<String> {
-    let mut labels = host.split('.');
-    let (name, namespace) = (labels.next()?, labels.next()?);
-    let is_service = labels.next() == Some("svc") && labels.next().is_some();
-    let is_service = is_service || names.stem(host).is_some();
-    let good = is_service
-        && ![name, namespace]
-            .iter()
-            .any(|label| ["", "*"].contains(label));
-    good.then(|| format!("{namespace}/{host}"))
+    let namespace = names.owner(host)?;
+    Some(format!("{namespace}/{host}"))
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@ mod churn;
 #[cfg(test)]
 mod clusters;
 #[cfg(test)]
+mod collisions;
+#[cfg(test)]
 mod delivery;
 #[cfg(test)]
 mod dns;

@@ -3,25 +3,29 @@
 use std::collections::BTreeMap;
 
 use http::{Method, Request};
+use strait::grpc::security::{Action, Authorization, Scope};
 use strait::grpc::workload::gateway_address::Destination;
 use strait::grpc::workload::{
     Address, GatewayAddress, NamespacedHostname, PortList, Service, WeightedWaypoint, Workload,
     address,
 };
 use strait::hbone::Tunnel;
-use strait::xds::store::ADDRESS;
+use strait::xds::store::{ADDRESS, AUTHORIZATION};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::istio::gateway;
+use crate::istio::spawn;
 use crate::support::istiod::{Istiod, NAME, Serving};
-use crate::support::wds::{SERVICE, bytes, ports, service, workload};
+use crate::support::wds::{SERVICE, bytes, policy, ports, service, workload};
 use crate::support::{
-    CLIENT, ECHO, Endpoint, Gateway, Net, broken, identities, replace, run, until,
+    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, identities, replace, run, until,
 };
 
-/// The waypoint's identity in the other cluster, which its service is said to have.
-const WAYPOINT: &str = "spiffe://west.local/ns/app/sa/waypoint";
+/// The identity of the workload of the waypoint `one`, and that of `two`.
+const WAYPOINT: &str = "spiffe://west.local/ns/app/sa/one";
+const OTHER: &str = "spiffe://west.local/ns/app/sa/two";
+/// An identity that the service of each waypoint is said to have: a tenant writes it.
+const SAID: &str = "spiffe://west.local/ns/shop/sa/said";
 /// An ingress gateway that only the configuration knows.
 const INGRESS: &str = "spiffe://west.local/ns/edge/sa/ingress";
 
@@ -69,7 +73,7 @@ fn of_waypoint(name: &str) -> Address {
         namespace: "app".into(),
         hostname: format!("{name}.app.svc.cluster.local"),
         ports: ports(),
-        subject_alt_names: vec![WAYPOINT.to_owned()],
+        subject_alt_names: vec![SAID.to_owned()],
         ..Service::default()
     };
     Address {
@@ -85,6 +89,8 @@ fn pod(name: &str, address: Vec<u8>) -> Address {
         *workload = Workload {
             services: [(format!("app/{name}.app.svc.cluster.local"), list)].into(),
             workload_name: name.to_owned(),
+            service_account: name.to_owned(),
+            trust_domain: "west.local".into(),
             native_tunnel: true,
             ..std::mem::take(workload)
         };
@@ -102,6 +108,11 @@ struct Mesh {
 
 impl Mesh {
     async fn start(waypoints: &[(&str, u32)]) -> Self {
+        Self::with(waypoints, "", &[]).await
+    }
+
+    /// The same with more lines of configuration, and with policies.
+    async fn with(waypoints: &[(&str, u32)], more: &str, policies: &[Authorization]) -> Self {
         let net = Net::new();
         let endpoints = [
             says(net.listen(OWN, 15008).await, OWN),
@@ -116,8 +127,14 @@ impl Mesh {
             istiod.put(ADDRESS, &service, &of_waypoint(name));
             istiod.put(ADDRESS, name, &pod(name, bytes(net.ip(host))));
         }
+        for policy in policies {
+            let name = format!("app/{}", policy.name);
+            istiod.put(AUTHORIZATION, &name, policy);
+        }
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
-        let mut gateway = gateway(net, NAME);
+        let mut settings = Settings::new(net, identities());
+        settings.more += more;
+        let mut gateway = spawn(&settings, NAME);
         gateway.ready().await;
         Self {
             gateway,
@@ -199,14 +216,7 @@ fn a_tunnel_that_went_past_a_waypoint_ends_when_its_word_is_believed_no_more() {
             .expect("a tunnel");
         assert_eq!(lost.read_u8().await.expect("a name"), OWN);
         assert_eq!(kept.read_u8().await.expect("a name"), ONE);
-        for name in ["one", "two"] {
-            let mut anonymous = of_waypoint(name);
-            if let Some(address::Type::Service(service)) = &mut anonymous.r#type {
-                service.subject_alt_names.clear();
-            }
-            let name = format!("app/{name}.app.svc.cluster.local");
-            mesh.istiod.put(ADDRESS, &name, &anonymous);
-        }
+        mesh.istiod.put(ADDRESS, SERVICE, &behind(&[("two", 1)]));
         assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
         mesh.gateway.logged("is not believed any more").await;
         assert!((mesh.gateway.tunnels("revoked").await - 1.0).abs() < 0.5);
@@ -245,10 +255,90 @@ fn waypoints_share_by_weight_and_without_one_nothing_goes_past() {
         let refused = until("a refusal", asks, Result::is_err).await;
         assert!(refused.expect_err("a refusal").contains("503"));
         assert!(mesh.gateway.tunnels("no_waypoint").await > 0.5);
-        assert_eq!(mesh.asks(WAYPOINT, &["waypoint"]).await, Ok(OWN));
+        // Without a workload nobody has the identity of one.
+        mesh.asks(WAYPOINT, &["waypoint"])
+            .await
+            .expect_err("there is no such waypoint");
 
         let none = behind(&[]);
         mesh.istiod.put(ADDRESS, SERVICE, &none);
         mesh.becomes(CLIENT, &[], OWN).await;
+    });
+}
+
+#[test]
+fn review_5_only_waypoints_of_the_service_that_is_asked_for_are_believed() {
+    run(async {
+        // Both are used: `two` is the waypoint of another service.
+        let mesh = Mesh::start(&[("one", 1)]).await;
+        let mut other = behind(&[("two", 1)]);
+        if let Some(address::Type::Service(service)) = &mut other.r#type {
+            service.hostname = "other.app.svc.cluster.local".into();
+            service.addresses.clear();
+        }
+        let name = "app/other.app.svc.cluster.local";
+        mesh.istiod.put(ADDRESS, name, &other);
+        // A tenant's pod with the labels of the waypoint's.
+        let mut labelled = pod("one", vec![127, 255, 0, 1]);
+        if let Some(address::Type::Workload(workload)) = &mut labelled.r#type {
+            workload.uid = "labelled".into();
+            workload.namespace = "shop".into();
+            workload.capacity = Some(0);
+        }
+        mesh.istiod.put(ADDRESS, "labelled", &labelled);
+        let told = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
+        until("all of it", told, |dump| {
+            dump.contains("\"uid\": \"labelled\"") && dump.contains("other.app.svc")
+        })
+        .await;
+        let labelled = "spiffe://west.local/ns/shop/sa/one";
+        for (id, want) in [
+            (WAYPOINT, OWN),
+            (OTHER, ONE),
+            (SAID, ONE),
+            (labelled, ONE),
+            (CLIENT, ONE),
+        ] {
+            assert_eq!(mesh.asks(id, &["waypoint"]).await, Ok(want), "{id}");
+            assert_eq!(mesh.asks(id, &["gateway"]).await, Ok(want), "{id}");
+        }
+        let arguments = [
+            "explain", "--from", OTHER, "--to", ECHO, "--origin", "waypoint",
+        ];
+        let (_, text, _) = mesh.gateway.asked(&arguments).await;
+        let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(why.contains("and is not believed"), "{text}");
+    });
+}
+
+#[test]
+fn review_6_policies_of_its_namespace_let_everybody_come_to_a_waypoint() {
+    run(async {
+        // The waypoint's pod is in the namespace that lets in nobody but the bank.
+        let allow = policy("allow", Scope::Namespace, Action::Allow, "bank");
+        let mesh = Mesh::with(&[("one", 1)], "policy: {istio: enforce}\n", &[allow]).await;
+        let mut open = mesh.tunnel(CLIENT, &[]).await.expect("a tunnel");
+        assert_eq!(open.read_u8().await.expect("a name"), ONE);
+        // Past the waypoint it is the workload's own policies that count.
+        let refused = mesh.asks(WAYPOINT, &["waypoint"]).await;
+        assert!(refused.expect_err("a refusal").contains("401"));
+        let arguments = ["explain", "--from", CLIENT, "--to", ECHO];
+        let (code, text, _) = mesh.gateway.asked(&arguments).await;
+        assert_eq!(code, 0, "{text}");
+        let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(why.contains("which evaluates those"), "{text}");
+
+        // What is open is judged anew by the same rule.
+        let deny = policy("deny", Scope::Namespace, Action::Deny, "shop");
+        mesh.istiod.put(AUTHORIZATION, "app/deny", &deny);
+        let told = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
+        until("the policy", told, |dump| dump.contains("\"deny\"")).await;
+        assert_eq!(mesh.asks(CLIENT, &[]).await, Ok(ONE));
+        assert!(mesh.gateway.tunnels("revoked").await < 0.5);
+        // Without its waypoint the service is its workloads' again, with their policies.
+        mesh.istiod.put(ADDRESS, SERVICE, &behind(&[]));
+        let asks = async || mesh.asks(CLIENT, &[]).await;
+        let refused = until("a refusal", asks, Result::is_err).await;
+        assert!(refused.expect_err("a refusal").contains("401"));
     });
 }

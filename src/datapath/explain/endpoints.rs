@@ -86,8 +86,14 @@ pub(super) fn run(
     let without = || Outcome::refused(route.without_endpoint(), form);
     answer.outcome = outcomes.next().unwrap_or_else(without);
     answer.outcome.or = outcomes.collect();
+    let enforced = world.snapshot.enforcement != Enforcement::Off;
+    if enforced && route.is_by_waypoint() {
+        let note = "authorization policies are not judged here: the tunnel goes to a waypoint, \
+                    which evaluates those that are attached to it";
+        answer.notes.push(note.to_owned());
+    }
     if all.iter().any(|one| one.endpoint.protocol == Protocol::Tcp)
-        && world.snapshot.enforcement != Enforcement::Off
+        && enforced
         && asking.question.address.is_none()
     {
         let note = "policies may ask for the peer's address, which is taken for 0.0.0.0; write it \
@@ -190,7 +196,7 @@ fn candidates<'a>(
         group,
         odds: odds * drawn.share,
         is_ejected: endpoint.state.is_ejected(world.now),
-        verdict: authorize::verdict(world.snapshot, peer, endpoint),
+        verdict: authorize::verdict(world.snapshot, peer, endpoint, drawn.waypoint.is_some()),
         denied: world.deny.denies(endpoint.address),
     });
     candidates.collect()

@@ -102,7 +102,12 @@ pub(super) fn granted() -> RuleRow {
 /// A route that was found, and why it does or does not go to a waypoint.
 pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow {
     let service = route.service();
-    let (by, said) = matched(snapshot, route);
+    let (by, mut said) = matched(snapshot, route);
+    let collision = match (route.means(), &route.asked().host) {
+        (Means::Service, Host::Ip(ip)) => snapshot.vip_collision(*ip),
+        _ => snapshot.collision(&service.hostname),
+    };
+    said.extend(collision.map(|collision| format!("; {collision}")));
     RouteRow {
         service: format!("{}/{}", service.namespace, service.hostname),
         port: route.port(),
@@ -179,8 +184,8 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
             format!("the peer says {origin}, and the service sends gateways to its waypoint too")
         }
         Origin::Waypoint | Origin::Gateway => format!(
-            "the peer says {origin}, and is not believed: {} is neither an identity of a waypoint \
-             nor in `trust.waypoints`",
+            "the peer says {origin}, and is not believed: {} is neither the identity of a workload \
+             of the service's waypoint, in the waypoint's namespace, nor in `trust.waypoints`",
             peer.source.principal
         ),
     };
@@ -197,6 +202,10 @@ pub(super) fn unknown(world: &World<'_>, peer: &Peer, asked: &Authority) -> Rule
     let World {
         snapshot, places, ..
     } = *world;
+    let collision = match &asked.host {
+        Host::Name(name) => snapshot.collision(name),
+        Host::Ip(ip) => snapshot.vip_collision(*ip),
+    };
     let (said, change) = match &asked.host {
         Host::Name(name) => unknown_name((snapshot, places), peer, asked, name),
         Host::Ip(ip) => match snapshot.by_vip(*ip) {
@@ -211,8 +220,9 @@ pub(super) fn unknown(world: &World<'_>, peer: &Peer, asked: &Authority) -> Rule
             ),
         },
     };
+    let collision = collision.map_or_else(String::new, |collision| format!("; {collision}"));
     RuleRow {
-        said,
+        said: said + &collision,
         change: Some(change),
         ..RuleRow::default()
     }
@@ -227,9 +237,7 @@ fn unknown_name(
     let cluster = snapshot.trust.cluster(&peer.source.trust_domain);
     let alias = snapshot.names.alias(asked, cluster.map(|name| &**name));
     let others = snapshot.names.called(name);
-    if let Some(service) = snapshot.called(name) {
-        without_port(service, asked.port)
-    } else if let Some((host, port)) = snapshot.exposure.alias(asked) {
+    if let Some((host, port)) = snapshot.exposure.alias(asked) {
         match snapshot.called(host) {
             Some(service) => without_port(service, port),
             None => (
@@ -242,6 +250,8 @@ fn unknown_name(
             format!("it is {}: nothing with this port is there", said_of(alias)),
             change::target(snapshot, places, alias),
         )
+    } else if let Some(service) = snapshot.named(name) {
+        without_port(service, asked.port)
     } else if let Some(other) = others.first() {
         let port = other.asked().map(|port| format!(" at port {port}"));
         let port = port.unwrap_or_default();
@@ -415,6 +425,11 @@ impl<'a> Judge<'a> {
             _ if subject.has_entry => (
                 "its entries of `exposure` admit nobody this way and at this port",
                 admission().unwrap_or_else(new_entry),
+            ),
+            _ if self.snapshot.exposure.exposes_all() && !self.peer.is_unknown() => (
+                "only its namespace sees it (`exportTo`), so that `exposure.default: all` does \
+                 not expose it, and nothing else does",
+                new_entry(),
             ),
             _ => (
                 "it is exposed to nobody: it has no entry in `exposure`, neither the control \

@@ -44,18 +44,15 @@ pub enum Means {
 }
 
 impl Snapshot {
-    /// What is asked for: a service's hostname, then a name that `exposure` gives, then an alias
-    /// that the caller's cluster sees, then a name of a service's family, then a VIP of this
-    /// network, then an address of a workload of this network that is exposed.
+    /// Looks up what is asked for: a name that `exposure` gives, then an alias that the caller's
+    /// cluster sees, then a service's hostname, then a name of a service's family, then a VIP of
+    /// this network, then an address of a workload of this network that is exposed.
     ///
-    /// Hostnames come first, so that no other name can take the place of a service. Nothing is
-    /// resolved by DNS.
+    /// Names of the configuration come first: a tenant who gives a service such a hostname must not
+    /// take them over. Nothing is resolved by DNS.
     pub fn find(&self, caller: Caller<'_>, asked: &Authority) -> Option<Found<'_>> {
         let (service, port, means) = match &asked.host {
-            Host::Name(name) => match self.services.get(&**name) {
-                Some(service) => (service, asked.port, Means::Service),
-                None => self.find_name(caller, name, asked)?,
-            },
+            Host::Name(name) => self.find_name(caller, name, asked)?,
             Host::Ip(ip) => match self.by_vip(*ip) {
                 Some(service) => (service, asked.port, Means::Service),
                 None => return self.find_workload(caller, *ip, asked.port),
@@ -69,7 +66,7 @@ impl Snapshot {
         })
     }
 
-    /// What a name stands for that is no service's own.
+    /// Looks up what a name stands for.
     fn find_name(
         &self,
         caller: Caller<'_>,
@@ -86,8 +83,7 @@ impl Snapshot {
             };
             return Some((service, port, Means::Alias(Arc::clone(alias))));
         }
-        let service = self.of_family(self.names.stem(name)?)?;
-        Some((service, asked.port, Means::Service))
+        Some((self.named(name)?, asked.port, Means::Service))
     }
 
     /// The workload at an address. Of several services that it serves at this port the first one
@@ -103,6 +99,21 @@ impl Snapshot {
             return Some(first);
         }
         Some(found.find(is_allowed).unwrap_or(first))
+    }
+
+    /// Returns the service that a name stands for to a peer to whom the configuration gives no
+    /// other one by it. A name that is for other peers, or at another port, is left to nobody but a
+    /// service in the namespace that owns it.
+    pub fn named(&self, name: &str) -> Option<&Arc<Service>> {
+        let service = self.called(name)?;
+        let owner = self.names.owner(&service.hostname);
+        let is_own = owner == Some(&service.namespace);
+        (is_own || !self.is_given(name)).then_some(service)
+    }
+
+    /// Whether the configuration gives a service this name besides its own.
+    pub(super) fn is_given(&self, name: &str) -> bool {
+        !self.names.called(name).is_empty() || self.exposure.hosts_called(name).next().is_some()
     }
 
     /// The service that a hostname or a name of its family stands for.
@@ -166,12 +177,21 @@ impl Snapshot {
             return Verdict::NotExposed;
         }
         let entry = self.entry_of(host);
-        let verdict = self.exposure.judge(caller, &self.trust, &entry, port);
-        let is_silent = verdict == Verdict::NotExposed && !self.exposure.has_entry(&entry);
-        match is_silent && self.is_exported(host, port) && self.cluster(caller).is_some() {
-            true => Verdict::Allowed,
-            false => verdict,
+        if self.exposure.has_entry(&entry) {
+            return self.exposure.judge(caller, &self.trust, &entry, port);
         }
+        let is_exposed = || self.is_exposed_by_default(host) || self.is_exported(host, port);
+        match self.cluster(caller).is_some() && is_exposed() {
+            true => Verdict::Allowed,
+            false => Verdict::NotExposed,
+        }
+    }
+
+    /// Returns whether `exposure.default` exposes a service that has no entry. One that only
+    /// clients of its namespace see (`exportTo: ["."]`) has to be exposed by name.
+    pub fn is_exposed_by_default(&self, host: &str) -> bool {
+        let is_private = |service: &Arc<Service>| service.definition.private;
+        self.exposure.exposes_all() && !self.services.get(host).is_some_and(is_private)
     }
 
     fn judge_workload(&self, caller: Caller<'_>, host: &str, port: u16) -> Verdict {
@@ -212,13 +232,18 @@ impl Snapshot {
         let Means::Alias(alias) = means else {
             return Verdict::Allowed;
         };
-        let is_its = |target: &str| {
-            let mut served = endpoint.services.keys();
-            served.any(|name| {
-                let host = name.split_once('/').map_or("", |(_, host)| host);
-                self.names.is_same(host, target)
-            })
+        let served = |target: &str| {
+            let served = endpoint.services.keys();
+            let served = served.filter_map(|name| name.split_once('/'));
+            let served = served.filter(|(_, host)| self.names.is_same(host, target));
+            served.collect::<Vec<_>>()
         };
+        let is_its = |target: &str| !served(target).is_empty();
+        let is_meant = |(namespace, host): &(&str, &str)| self.is_meant(host, namespace);
+        let mut targets = alias.targets().iter().map(|(target, _)| served(target));
+        if targets.any(|served| !served.is_empty() && !served.iter().any(is_meant)) {
+            return Verdict::NotExposed;
+        }
         let mut verdicts = alias.targets().iter().filter_map(|(target, port)| {
             let (service, port) = (self.called(target), port.unwrap_or(asked.port));
             let is_there = service.is_some_and(|service| service.ports.contains_key(&port));
@@ -276,7 +301,14 @@ impl Snapshot {
         };
         let exposed = || self.exposure.alias(asked);
         match means {
-            Means::Service => self.names.is_same(name, host),
+            Means::Service => match (exposed(), self.names.alias(asked, self.cluster(caller))) {
+                (Some((now, at)), _) => at == port && self.names.is_same(now, host),
+                (None, Some(alias)) => {
+                    let mut targets = alias.targets().iter();
+                    targets.any(|(target, _)| self.names.is_same(target, host))
+                }
+                (None, None) => self.names.is_same(name, host),
+            },
             Means::Exposed => {
                 exposed().is_some_and(|(now, at)| at == port && self.names.is_same(now, host))
             }
@@ -319,7 +351,7 @@ impl Snapshot {
     }
 
     /// All names of the family that a name is of, if it is of one.
-    fn family_of(&self, host: &str) -> impl Iterator<Item = String> {
+    pub(super) fn family_of(&self, host: &str) -> impl Iterator<Item = String> {
         let stem = self.names.stem(host).into_iter();
         stem.flat_map(|stem| self.names.family(stem))
     }

@@ -15,7 +15,7 @@ fn meaning(snapshot: &Snapshot) -> Vec<String> {
     let aliases = ["one.name", "two.name", "region.name"];
     texts.extend(aliases.map(|name| format!("{name}:80")));
     texts.extend((0..4).flat_map(|at| [8080, 8081].map(|port| format!("10.0.0.{at}:{port}"))));
-    texts.extend((0..4).map(|at| format!("240.0.0.{at}:80")));
+    texts.extend((0..6).map(|at| format!("240.0.0.{at}:80")));
     let callers = ["west.local", "north.local"];
     let asked = texts
         .iter()
@@ -47,8 +47,17 @@ fn drawn_host(rng: &mut Rng) -> &'static str {
 }
 
 fn drawn_service(rng: &mut Rng) -> mesh::Service {
-    let mut service = service(drawn_host(rng), &[80, 81]);
-    service.vips = vec![(String::new(), [240, 0, 0, rng.u8(..4)].into())];
+    let place = rng.usize(..HOSTS.len());
+    let mut service = service(HOSTS[place], &[80, 81]);
+    // One that does not own its family. Each VIP is claimed by one hostname only, as the age of a
+    // claim is not what the same mesh says from nothing.
+    if place == HOSTS.len() - 1 {
+        service.namespace = "z".into();
+    }
+    service.vips = vec![(
+        String::new(),
+        [240, 0, 0, u8::try_from(place).expect("few hosts")].into(),
+    )];
     service
 }
 
@@ -68,7 +77,11 @@ fn drawn_exposure(rng: &mut Rng) -> ExposureTable {
     let mut table = ExposureTable::new(rng.bool());
     for _ in 0..rng.u8(..4) {
         let to = *rng.choice(&["west", "north"]).expect("a cluster");
-        table.expose(drawn_host(rng), &exposed(to, rng.bool()), []);
+        let mut entry = exposed(to, rng.bool());
+        let namespaces = [None, None, Some("x"), Some("y"), Some("z")];
+        let namespace = *rng.choice(&namespaces).expect("a namespace");
+        entry.namespace = namespace.map(Into::into);
+        table.expose(drawn_host(rng), &entry, []);
     }
     table
 }

@@ -134,6 +134,7 @@ fn names_are_looked_up_in_their_order() {
         service("both.app.svc.cluster.local", &[80]),
         service("both.app.mesh.internal", &[80]),
         service("taken.global", &[80]),
+        service("for.some", &[80, 81]),
     ];
     let echo = "echo.app.svc.cluster.local";
     let names = names(&[
@@ -159,7 +160,8 @@ fn names_are_looked_up_in_their_order() {
     for (text, west, others) in [
         (&*echo, &*echo, &*echo),
         ("echo.app.mesh.internal:80", &echo, &echo),
-        ("taken.global:80", "taken.global:80", "taken.global:80"),
+        // A name of the configuration is before a hostname, which a tenant may have chosen.
+        ("taken.global:80", &echo, &echo),
         // A name of `exposure` is before an alias, an alias before a family.
         ("given.global:80", &echo, &echo),
         ("echo.app.global:80", &other(81), &echo),
@@ -503,5 +505,53 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
             "{text} {:?}",
             later.each_ref().map(|(what, _)| what)
         );
+    }
+}
+
+#[test]
+fn exposing_all_admits_the_trust_set_to_what_more_than_its_namespace_sees() {
+    let [open, narrow, mut private, mut named, mut exported] = [
+        "open.app.svc.cluster.local",
+        "narrow.app.svc.cluster.local",
+        "private.app.svc.cluster.local",
+        "named.app.svc.cluster.local",
+        "exported.app.svc.cluster.local",
+    ]
+    .map(|host| service(host, &[80]));
+    for service in [&mut private, &mut named, &mut exported] {
+        service.private = true;
+    }
+    let mut exposure = ExposureTable::new(true);
+    exposure.expose(&narrow.hostname, &exposed("north", false), []);
+    exposure.expose(&named.hostname, &exposed("west", false), []);
+    let mesh = Mesh::new([open, narrow, private, named, exported], []);
+    let alias = (
+        "alias.name",
+        &["private.app.svc.cluster.local"][..],
+        None,
+        "",
+    );
+    let old = built(mesh, names(&[alias]), exposure);
+    let exports: ExportSet = [("exported.app.svc.cluster.local", 80)]
+        .into_iter()
+        .collect();
+    let change = Change {
+        exports: Some(exports),
+        ..Change::default()
+    };
+    let snapshot = build(&old, change);
+    for (name, want) in [
+        ("open.app.svc.cluster.local", [true, true]),
+        ("narrow.app.svc.cluster.local", [false, true]),
+        ("private.app.svc.cluster.local", [false, false]),
+        ("private.app.mesh.internal", [false, false]),
+        ("alias.name", [false, false]),
+        ("named.app.svc.cluster.local", [true, false]),
+        ("exported.app.svc.cluster.local", [true, true]),
+    ] {
+        let got = found(&snapshot, &format!("{name}:80")).map(|one| one.map(|one| one.1));
+        let [west, north] = want.map(Some);
+        // `all` is all peers of the trust set.
+        assert_eq!(got, [west, north, Some(false)], "{name}");
     }
 }

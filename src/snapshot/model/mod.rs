@@ -1,7 +1,7 @@
 //! The builder against a plain reading of the rules, over changes that a seed draws: whatever it
 //! shares with the snapshot before, the next one has to be what the mesh says by itself.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -43,21 +43,86 @@ type Services = BTreeMap<String, (String, BTreeMap<u16, Vec<(String, SocketAddr,
 
 type States = HashMap<(String, SocketAddr), Arc<EndpointState>>;
 
-/// What a mesh means, in the plainest way.
-fn meaning(mesh: &Mesh, said: &Said) -> (Services, BTreeMap<IpAddr, String>) {
-    let mut answering: BTreeMap<&str, &Arc<Service>> = BTreeMap::new();
-    for service in mesh.services.sorted() {
-        if service.canonical || !answering.contains_key(&*service.hostname) {
-            answering.insert(&service.hostname, service);
-        }
+/// The steps since which services claim hostnames, and VIPs.
+#[derive(Debug, Default)]
+struct Ages {
+    step: u64,
+    /// By namespace and hostname.
+    hosts: BTreeMap<(String, String), u64>,
+    /// By VIP, hostname and namespace.
+    vips: BTreeMap<(IpAddr, String, String), u64>,
+}
+
+impl Ages {
+    /// The age of each claim: that of before if it was there.
+    fn aged<K: Ord>(
+        old: &BTreeMap<K, u64>,
+        step: u64,
+        now: impl Iterator<Item = K>,
+    ) -> BTreeMap<K, u64> {
+        now.map(|key| {
+            let since = old.get(&key).copied().unwrap_or(step);
+            (key, since)
+        })
+        .collect()
     }
-    let (mut services, mut vips) = (Services::new(), BTreeMap::new());
+}
+
+/// The one that comes before all others; none if two do.
+fn first<T>(claims: impl Iterator<Item = ((bool, u64), T)>) -> Option<T> {
+    let mut claims: Vec<_> = claims.collect();
+    claims.sort_by_key(|(rank, _)| *rank);
+    let is_tied = claims.len() > 1 && claims[0].0 == claims[1].0;
+    let first = claims.into_iter().next().filter(|_| !is_tied);
+    first.map(|(_, claim)| claim)
+}
+
+/// The service that answers to each hostname, and the hostname to each VIP.
+fn answering<'a>(
+    mesh: &'a Mesh,
+    ages: &mut Ages,
+) -> (
+    BTreeMap<&'a str, &'a Arc<Service>>,
+    BTreeMap<IpAddr, String>,
+) {
+    ages.step += 1;
+    let all = mesh.services.sorted();
+    let key = |of: &Service| (of.namespace.to_string(), of.hostname.to_string());
+    ages.hosts = Ages::aged(&ages.hosts, ages.step, all.iter().map(|of| key(of)));
+    let mut hosts: BTreeMap<&str, Vec<&Arc<Service>>> = BTreeMap::new();
+    for service in &all {
+        hosts.entry(&service.hostname).or_default().push(service);
+    }
+    let hosts: BTreeMap<_, _> = hosts
+        .into_iter()
+        .filter_map(|(host, claims)| {
+            let ranked = claims.into_iter();
+            let ranked = ranked.map(|of| ((!of.canonical, ages.hosts[&key(of)]), of));
+            Some((host, first(ranked)?))
+        })
+        .collect();
+    let is_here = |network: &str| network.is_empty() || network == NETWORK;
+    let claims = hosts.values().flat_map(|of| {
+        let vips = of.vips.iter().filter(|(network, _)| is_here(network));
+        vips.map(|(_, vip)| (*vip, of.hostname.to_string(), of.namespace.to_string()))
+    });
+    ages.vips = Ages::aged(&ages.vips, ages.step, claims);
+    let vips: BTreeSet<IpAddr> = ages.vips.keys().map(|(vip, ..)| *vip).collect();
+    let vips = vips.into_iter().filter_map(|vip| {
+        let claims = ages.vips.iter().filter(|((of, ..), _)| *of == vip);
+        let ranked =
+            claims.map(|((_, host, _), since)| ((!hosts[&**host].canonical, *since), host));
+        Some((vip, first(ranked)?.clone()))
+    });
+    let vips = vips.collect();
+    (hosts, vips)
+}
+
+/// What a mesh means, in the plainest way.
+fn meaning(mesh: &Mesh, said: &Said, ages: &mut Ages) -> (Services, BTreeMap<IpAddr, String>) {
+    let (answering, vips) = answering(mesh, ages);
+    let mut services = Services::new();
     for (hostname, service) in answering {
-        for (network, vip) in &service.vips {
-            if network.is_empty() || network == NETWORK {
-                vips.entry(*vip).or_insert_with(|| hostname.to_owned());
-            }
-        }
         let sets = service.ports.keys().map(|port| {
             let ready = members(mesh, service, *port).into_iter();
             let ready = ready.filter(|(workload, ..)| is_ready(service, workload));
@@ -134,7 +199,7 @@ fn contents(snapshot: &Snapshot) -> (Services, BTreeMap<IpAddr, String>, States)
         services.insert(hostname.to_string(), (service.namespace.to_string(), ports));
     }
     let vips = snapshot.vips.keys();
-    let vips = vips.map(|vip| (*vip, snapshot.by_vip(*vip).expect("one who answers")));
+    let vips = vips.filter_map(|vip| Some((*vip, snapshot.by_vip(*vip)?)));
     let vips = vips.map(|(vip, service)| (vip, service.hostname.to_string()));
     (services, vips.collect(), states)
 }
@@ -320,6 +385,7 @@ fn run(seed: u64, fault: Fault) -> Result<(), String> {
         ..Mesh::default()
     };
     let (mut snapshot, mut said) = (Snapshot::default(), Said::default());
+    let mut ages = Ages::default();
     for step in 0..STEPS {
         let order = say(&mut rng, &mut said);
         // Sometimes nothing else changes.
@@ -344,7 +410,7 @@ fn run(seed: u64, fault: Fault) -> Result<(), String> {
         };
         let next = build(old, change);
         let (services, vips, states) = contents(&next);
-        let (want, want_vips) = meaning(&mesh, &said);
+        let (want, want_vips) = meaning(&mesh, &said, &mut ages);
         let at = format!("seed {seed}, step {step}");
         if services != want {
             return Err(format!("{at}: {services:?} instead of {want:?}"));

@@ -1,0 +1,523 @@
+//! Precedence of services that claim one hostname or one VIP.
+//!
+//! Tenants write hostnames and addresses of services, and choose their names. The order is: what
+//! the operator configured, the canonical service, the service in the namespace that the hostname
+//! belongs to, and the claim that was seen first. Where nothing of that decides, none answers.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::{Service, Snapshot, mesh};
+
+/// A claim of a service to a hostname.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    /// The service's `namespace/hostname`.
+    pub(super) name: Arc<str>,
+    pub(super) service: Arc<mesh::Service>,
+    /// Version of the first snapshot of an unbroken row that has the claim.
+    pub(super) since: u64,
+}
+
+/// A claim of a service, which answers to its hostname, to a VIP.
+#[derive(Clone, Debug)]
+pub(super) struct VipClaim {
+    pub(super) host: Arc<str>,
+    pub(super) rank: Rank,
+}
+
+/// The rank of a claim: the least one wins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    is_unconfigured: bool,
+    is_not_canonical: bool,
+    is_foreign: bool,
+    pub(super) since: u64,
+}
+
+/// A hostname or a VIP that several services claim, or none that may have it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Collision {
+    /// The hostname or VIP.
+    what: String,
+    /// The service that answers, `namespace/hostname`.
+    winner: Option<String>,
+    /// The other services.
+    losers: Vec<String>,
+    why: Why,
+}
+
+/// The rule that decides a collision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Why {
+    /// An entry of `exposure.services` says the namespace.
+    Namespace(String),
+    /// An entry of `exposure.services` names the service.
+    Entry,
+    /// A name of the configuration wins over a hostname.
+    Configured,
+    Canonical,
+    /// The hostname, or another one of its family, belongs to this namespace.
+    Owner(String),
+    First,
+    /// Nothing does.
+    Hostname,
+    Vip,
+}
+
+/// Losers of one collision that are named.
+const LOSERS_SHOWN: usize = 5;
+
+/// Returns the item of the least rank; none if two have it.
+fn least<T>(ranked: impl Iterator<Item = (Rank, T)>) -> Option<T> {
+    let (mut least, mut is_tied) = (None::<(Rank, T)>, false);
+    for (rank, item) in ranked {
+        let order = least.as_ref().map(|(other, _)| rank.cmp(other));
+        match order.unwrap_or(Ordering::Less) {
+            Ordering::Less => (least, is_tied) = (Some((rank, item)), false),
+            Ordering::Equal => is_tied = true,
+            Ordering::Greater => {}
+        }
+    }
+    least.filter(|_| !is_tied).map(|(_, item)| item)
+}
+
+impl Rank {
+    /// Names the first rule by which this rank is before another one.
+    fn why(&self, other: &Self, service: &mesh::Service) -> Why {
+        if self.is_unconfigured != other.is_unconfigured {
+            Why::Entry
+        } else if self.is_not_canonical != other.is_not_canonical {
+            Why::Canonical
+        } else if self.is_foreign != other.is_foreign {
+            Why::Owner(service.namespace.to_string())
+        } else {
+            Why::First
+        }
+    }
+}
+
+impl Snapshot {
+    /// Returns the service that answers to a hostname.
+    pub(super) fn answering(&self, host: &str) -> Option<&Arc<mesh::Service>> {
+        let namespace = self.namespace_of(host);
+        let claims = self.index.claims(host).iter();
+        let claims = claims.filter(|claim| {
+            namespace.is_none_or(|namespace| *claim.service.namespace == *namespace)
+        });
+        let ranked = claims.map(|claim| (self.rank(&claim.service, claim.since), &claim.service));
+        let first = least(ranked)?;
+        let is_good = namespace.is_some() || self.family_owner(host, &first.namespace).is_none();
+        is_good.then_some(first)
+    }
+
+    /// Returns whether a service of this namespace may answer to a hostname.
+    pub fn is_meant(&self, host: &str, namespace: &str) -> bool {
+        self.namespace_of(host)
+            .is_none_or(|only| *only == *namespace)
+    }
+
+    /// The only namespace that may have a hostname, where an entry of it or of another name of its
+    /// family says so.
+    fn namespace_of(&self, host: &str) -> Option<&str> {
+        if !self.exposure.has_namespaces() {
+            return None;
+        }
+        let own = self.exposure.namespace(host);
+        own.or_else(|| {
+            let mut family = self.family_of(host);
+            family.find_map(|name| self.exposure.namespace(&name))
+        })
+    }
+
+    /// Returns the namespace to which a family belongs, if a service there claims another name of
+    /// it and `namespace` is not that one: nobody else takes one of its names over.
+    fn family_owner(&self, host: &str, namespace: &str) -> Option<&str> {
+        let stem = self.names.stem(host)?;
+        let owner = self.names.owner(host).filter(|owner| *owner != namespace)?;
+        let mut others = self.names.family(stem).filter(|name| **name != *host);
+        others.find_map(|name| {
+            let namespaces = self.index.claims(&name).iter();
+            let mut namespaces = namespaces.map(|claim| &*claim.service.namespace);
+            namespaces.find(|namespace| *namespace == owner)
+        })
+    }
+
+    fn rank(&self, service: &mesh::Service, since: u64) -> Rank {
+        Rank {
+            is_unconfigured: false,
+            is_not_canonical: !service.canonical,
+            is_foreign: self.names.owner(&service.hostname) != Some(&service.namespace),
+            since,
+        }
+    }
+
+    /// The rank of a service that claims a VIP. The namespace of its hostname says nothing of the
+    /// address: everybody may give a hostname of the own namespace to a service.
+    fn vip_rank(&self, service: &mesh::Service, since: u64) -> Rank {
+        let host = &*service.hostname;
+        let has_entry = |name: &str| self.exposure.has_entry(name);
+        let is_of_family = || self.family_of(host).any(|name| has_entry(&name));
+        Rank {
+            is_unconfigured: !has_entry(host) && !is_of_family(),
+            is_foreign: false,
+            ..self.rank(service, since)
+        }
+    }
+
+    /// Returns the service that answers to a VIP of this network.
+    pub fn by_vip(&self, ip: IpAddr) -> Option<&Arc<Service>> {
+        match &**self.vips.get(&ip)? {
+            [first, second, ..] if first.rank == second.rank => None,
+            [first, ..] => self.services.get(&first.host),
+            [] => None,
+        }
+    }
+
+    /// Notes whether a hostname claims a VIP. The claim is as old as before if the same service
+    /// had it.
+    pub(super) fn claim_vip(&mut self, vip: IpAddr, host: &str, is_claimed: bool, is_same: bool) {
+        let old = self.vips.get(&vip).map_or(&[][..], |claims| claims);
+        let before = old.iter().find(|claim| *claim.host == *host);
+        let before = before.filter(|_| is_same).map(|claim| claim.rank.since);
+        let others = old.iter().filter(|claim| *claim.host != *host);
+        let mut claims: Vec<_> = others.cloned().collect();
+        let own = self.services.get(host).filter(|_| is_claimed);
+        claims.extend(own.map(|service| VipClaim {
+            host: Arc::clone(&service.hostname),
+            rank: self.vip_rank(&service.definition, before.unwrap_or(self.version)),
+        }));
+        claims.sort_by_key(|claim| claim.rank);
+        match claims.is_empty() {
+            true => drop(self.vips.remove(&vip)),
+            false => drop(self.vips.insert(vip, claims.into())),
+        }
+    }
+
+    /// Ranks the claims to VIPs anew, after a change of the configuration.
+    pub(super) fn rank_vips(&mut self) {
+        let contested = self.vips.iter().filter(|(_, claims)| claims.len() > 1);
+        let contested = contested.flat_map(|(vip, claims)| {
+            let hosts = claims.iter().map(|claim| Arc::clone(&claim.host));
+            hosts.map(|host| (*vip, host))
+        });
+        for (vip, host) in contested.collect::<Vec<_>>() {
+            self.claim_vip(vip, &host, true, true);
+        }
+    }
+}
+
+/// Collisions, for people.
+impl Snapshot {
+    /// All hostnames and VIPs that several services claim.
+    pub fn collisions(&self) -> impl Iterator<Item = Collision> {
+        let hosts = self.index.all_claimed();
+        let hosts = hosts.filter_map(|host| self.collision(host));
+        let vips = self.vips.iter().filter(|(_, claims)| claims.len() > 1);
+        let vips = vips.filter_map(|(vip, _)| self.vip_collision(*vip));
+        hosts.chain(vips)
+    }
+
+    /// Returns what is to be said of a hostname if not every service that claims it answers.
+    pub fn collision(&self, host: &str) -> Option<Collision> {
+        let (claims, mut winner) = (self.index.claims(host), self.answering(host));
+        let is_given = winner.is_some() && self.is_given(host);
+        winner = winner.filter(|_| !is_given);
+        let is_winner = |claim: &Claim| winner.is_some_and(|won| Arc::ptr_eq(won, &claim.service));
+        let losers: Vec<_> = claims.iter().filter(|claim| !is_winner(claim)).collect();
+        let first = losers.first()?;
+        let decided = claims
+            .iter()
+            .find(|claim| is_winner(claim))
+            .and_then(|won| {
+                let rank = |claim: &Claim| self.rank(&claim.service, claim.since);
+                let next = losers.iter().map(|claim| rank(claim)).min()?;
+                Some(rank(won).why(&next, &won.service))
+            });
+        let owner = || {
+            let owner = self.family_owner(host, &first.service.namespace)?;
+            Some(Why::Owner(owner.to_owned()))
+        };
+        let why = match (self.namespace_of(host), decided) {
+            _ if is_given => Why::Configured,
+            (Some(namespace), _) => Why::Namespace(namespace.to_owned()),
+            (None, Some(why)) => why,
+            (None, None) => owner().unwrap_or(Why::Hostname),
+        };
+        Some(Collision {
+            what: host.to_owned(),
+            winner: winner.map(|won| format!("{}/{host}", won.namespace)),
+            losers: losers.iter().map(|claim| claim.name.to_string()).collect(),
+            why,
+        })
+    }
+
+    /// Returns what is to be said of a VIP of this network that several services claim.
+    pub fn vip_collision(&self, vip: IpAddr) -> Option<Collision> {
+        let claims = self.vips.get(&vip)?;
+        let [first, second, ..] = &**claims else {
+            return None;
+        };
+        let winner = self.by_vip(vip);
+        let why = winner.map(|won| first.rank.why(&second.rank, &won.definition));
+        let name = |host: &str| {
+            let service = self.services.get(host);
+            service.map_or_else(String::new, |of| format!("{}/{host}", of.namespace))
+        };
+        let losers = claims.iter().skip(usize::from(winner.is_some()));
+        Some(Collision {
+            what: vip.to_string(),
+            winner: winner.map(|won| name(&won.hostname)),
+            losers: losers.map(|claim| name(&claim.host)).collect(),
+            why: why.unwrap_or(Why::Vip),
+        })
+    }
+}
+
+impl fmt::Display for Collision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = self.losers.iter().take(LOSERS_SHOWN);
+        let shown: Vec<_> = shown.map(String::as_str).collect();
+        write!(f, "{} is claimed by {}", self.what, shown.join(", "))?;
+        match self.losers.len().saturating_sub(LOSERS_SHOWN) {
+            0 => {}
+            more => write!(f, " and {more} more")?,
+        }
+        match &self.winner {
+            Some(winner) => write!(f, ", and {winner} answers: {}", self.why),
+            None => write!(f, ", of which none answers: {}", self.why),
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Namespace(namespace) => {
+                write!(
+                    f,
+                    "`exposure.services` means the service of namespace {namespace}"
+                )
+            }
+            Self::Entry => f.write_str("`exposure.services` has an entry for it"),
+            Self::Configured => f.write_str("the configuration gives the name to a service"),
+            Self::Canonical => f.write_str("it is canonical"),
+            Self::Owner(namespace) => write!(f, "the name belongs to namespace {namespace}"),
+            Self::First => f.write_str("its claim is the first one"),
+            Self::Hostname => f.write_str(
+                "no rule prefers one; write `namespace` into its entry of `exposure.services`",
+            ),
+            Self::Vip => f.write_str(
+                "no rule prefers one; write an entry of `exposure.services` for the one that is \
+                 meant",
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::builder::{Change, build};
+    use super::super::mesh::Mesh;
+    use super::super::{Exposure, ExposureTable, NameTable};
+    use super::*;
+
+    const VIP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(240, 0, 0, 1));
+
+    /// A service `NAMESPACE/HOSTNAME`, canonical with a star behind it.
+    fn service(text: &str) -> mesh::Service {
+        let (namespace, host) = text.split_once('/').expect("a namespace");
+        let host = host.trim_end_matches('*');
+        mesh::Service {
+            name: host.into(),
+            namespace: namespace.into(),
+            hostname: host.into(),
+            vips: vec![(String::new(), VIP)],
+            canonical: text.ends_with('*'),
+            ..mesh::Service::default()
+        }
+    }
+
+    fn next(old: &Snapshot, services: &[&str]) -> Snapshot {
+        let services = services.iter().map(|text| service(text));
+        let change = Change {
+            mesh: Some((Mesh::new(services, []), "east".into())),
+            ..Change::default()
+        };
+        build(old, change)
+    }
+
+    /// A snapshot without services, by entries `HOST` or `NAMESPACE/HOST`.
+    fn configured(entries: &[&str]) -> Snapshot {
+        let change = Change {
+            exposure: Some(table(entries)),
+            names: Some(NameTable::new(["svc.cluster.local", "mesh.internal"], [])),
+            ..Change::default()
+        };
+        build(&Snapshot::default(), change)
+    }
+
+    fn table(entries: &[&str]) -> ExposureTable {
+        let mut table = ExposureTable::new(false);
+        for entry in entries {
+            let (namespace, host) = match entry.split_once('/') {
+                Some((namespace, host)) => (Some(namespace.into()), host),
+                None => (None, *entry),
+            };
+            let entry = Exposure {
+                namespace,
+                ..Exposure::default()
+            };
+            table.expose(host, &entry, []);
+        }
+        table
+    }
+
+    fn namespace<'a>(snapshot: &'a Snapshot, host: &str) -> Option<&'a str> {
+        let service = snapshot.services.get(host);
+        service.map(|service| &*service.namespace)
+    }
+
+    #[test]
+    fn the_configuration_then_the_canonical_then_the_owner_then_the_first_has_a_hostname() {
+        const OWN: &str = "echo.app.svc.cluster.local";
+        const FREE: &str = "api.example";
+        let name = |namespace: &str, host: &str| format!("{namespace}/{host}");
+        // Each of the configuration, one set of services after the other, and who answers.
+        for (entries, host, steps) in [
+            (
+                &[][..],
+                FREE,
+                &[(&["b"][..], Some("b")), (&["a", "b"], Some("b"))][..],
+            ),
+            (&[], FREE, &[(&["a", "b"], None), (&["b"], Some("b"))]),
+            (&[], FREE, &[(&["b"], Some("b")), (&["b", "a*"], Some("a"))]),
+            (&[], FREE, &[(&["a*", "b*"], None)]),
+            (&[], OWN, &[(&["a", "app", "z"], Some("app"))]),
+            (
+                &[],
+                OWN,
+                &[(&["a"], Some("a")), (&["a", "app"], Some("app"))],
+            ),
+            (&[], OWN, &[(&["a*", "app", "z"], Some("a"))]),
+            (
+                &["z/echo.app.svc.cluster.local"],
+                OWN,
+                &[(&["a", "app*"], None)],
+            ),
+            (
+                &["z/echo.app.svc.cluster.local"],
+                OWN,
+                &[(&["app*", "z"], Some("z"))],
+            ),
+            (
+                &["z/echo.app.mesh.internal"],
+                OWN,
+                &[(&["app*", "z"], Some("z"))],
+            ),
+        ] {
+            let mut snapshot = configured(entries);
+            for (namespaces, want) in steps {
+                let all = namespaces
+                    .iter()
+                    .map(|space| match space.strip_suffix('*') {
+                        Some(space) => name(space, host) + "*",
+                        None => name(space, host),
+                    });
+                let all: Vec<_> = all.collect();
+                let all: Vec<_> = all.iter().map(String::as_str).collect();
+                snapshot = next(&snapshot, &all);
+                assert_eq!(namespace(&snapshot, host), *want, "{entries:?} {all:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_but_its_owner_takes_a_name_of_a_family() {
+        let (own, other) = ("app/echo.app.svc.cluster.local", "a/echo.app.mesh.internal");
+        let mut snapshot = configured(&[]);
+        for (services, want) in [
+            (&[other][..], Some("a")),
+            (&[other, own], None),
+            (&[other], Some("a")),
+            (&[other, own, "app/echo.app.mesh.internal"], Some("app")),
+        ] {
+            snapshot = next(&snapshot, services);
+            assert_eq!(namespace(&snapshot, "echo.app.mesh.internal"), want);
+        }
+        snapshot = next(&snapshot, &[other, own]);
+        let said = snapshot.collision("echo.app.mesh.internal");
+        assert_eq!(
+            said.expect("a collision").to_string(),
+            "echo.app.mesh.internal is claimed by a/echo.app.mesh.internal, of which none answers: \
+             the name belongs to namespace app"
+        );
+        let called = snapshot.called("echo.app.mesh.internal");
+        assert_eq!(called.map(|of| &*of.namespace), Some("app"));
+    }
+
+    #[test]
+    fn a_vip_is_of_the_service_that_comes_first_by_the_same_rules() {
+        let by_vip = |snapshot: &Snapshot| {
+            let service = snapshot.by_vip(VIP);
+            service.map(|service| service.hostname.to_string())
+        };
+        let (own, other) = ("z/echo.z.svc.cluster.local", "a/a.a.svc.cluster.local");
+        let host = |name: &str| name.split_once('/').map(|(_, host)| host.to_owned());
+        let both = next(&configured(&[]), &[own, other]);
+        assert_eq!(by_vip(&both), None, "nothing decides");
+        let said = both.vip_collision(VIP).expect("a collision").to_string();
+        assert!(said.ends_with("write an entry of `exposure.services` for the one that is meant"));
+        let first = next(&configured(&[]), &[own]);
+        let second = next(&first, &[own, other]);
+        assert_eq!(by_vip(&second), host(own));
+        let canonical = next(&second, &[own, "a/a.a.svc.cluster.local*"]);
+        assert_eq!(by_vip(&canonical), host(other));
+        let free = next(&configured(&[]), &["z/example.com"]);
+        let owned = next(&free, &["z/example.com", other]);
+        assert_eq!(
+            by_vip(&owned),
+            host("z/example.com"),
+            "anybody has a namespace"
+        );
+        // A change of the configuration is enough.
+        let change = Change {
+            exposure: Some(table(&["echo.z.svc.cluster.local"])),
+            ..Change::default()
+        };
+        let exposed = build(&canonical, change);
+        assert_eq!(by_vip(&exposed), host(own));
+        assert_eq!(
+            exposed.vip_collision(VIP).expect("a collision").to_string(),
+            "240.0.0.1 is claimed by a/a.a.svc.cluster.local, and z/echo.z.svc.cluster.local \
+             answers: `exposure.services` has an entry for it"
+        );
+        // Another service of the same hostname is another claim.
+        let moved = next(&second, &["y/echo.z.svc.cluster.local", other]);
+        assert_eq!(by_vip(&moved), host(other));
+    }
+
+    #[test]
+    fn an_entry_that_comes_gives_a_hostname_to_its_namespace_and_takes_it_from_others() {
+        let before = next(
+            &configured(&[]),
+            &["app/echo.app.svc.cluster.local", "z/api.example"],
+        );
+        let change = |entries: &[&str]| {
+            let change = Change {
+                exposure: Some(table(entries)),
+                ..Change::default()
+            };
+            build(&before, change)
+        };
+        let after = change(&["y/api.example"]);
+        assert_eq!(namespace(&after, "api.example"), None);
+        assert!(!after.is_meant("api.example", "z") && after.is_meant("api.example", "y"));
+        assert_eq!(after.collisions().count(), 1);
+        let after = change(&["z/api.example"]);
+        assert_eq!(namespace(&after, "api.example"), Some("z"));
+        assert_eq!(after.collisions().count(), 1, "the VIP");
+    }
+}
