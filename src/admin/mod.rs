@@ -9,6 +9,7 @@ mod dump;
 mod explain;
 mod guard;
 mod levels;
+mod listeners;
 mod policies;
 mod regions;
 mod server;
@@ -34,6 +35,7 @@ use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics};
 
 pub use explain::{Explains, Written};
+pub use listeners::{ListenerRow, ListenerState, Listeners};
 pub use server::serve;
 pub use view::Denies;
 
@@ -58,6 +60,8 @@ pub struct AdminState {
     pub denies: Denies,
     /// What would become of a tunnel.
     pub explains: Explains,
+    /// The listeners of the data path.
+    pub listeners: Listeners,
 }
 
 /// The index, for people who open the admin port without knowing it.
@@ -68,7 +72,7 @@ GET  /certs             the certificates, as JSON
 GET  /config_dump       what the data path uses, as JSON for `istioctl ztunnel-config --file`
 GET  /explain           what would become of a tunnel, as JSON: see `strait explain --help`
 GET  /ready             readiness, as on the readiness port
-GET  /status            sources, certificates, services; ?service=NAME, ?all, ?format=json
+GET  /status            listeners, mesh, certificates, services; ?service=NAME, ?all, ?format=json
 GET  /stats/prometheus  metrics, as on the metrics port
 POST /drain/region      evacuates ?region=REGION until a restart; ?undo puts it back
 POST /logging           the log level; ?level=LEVEL[,TARGET=LEVEL...] changes it, ?reset undoes

@@ -83,7 +83,7 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
     let generation = gateway.reader.generation();
     let opened = match permit(&gateway, &peer, target, &mut record) {
         Err(reason) => Err(requested.refuse(reason)),
-        Ok((permit, own)) => match own.unwrap_or(peer.route_by) {
+        Ok((permit, own)) => match own.unwrap_or_else(|| peer.listener.rules().route_by()) {
             RouteBy::Authority => dial(&gateway, &peer, requested, permit, &mut record).await,
             // Boxed: to read a hello takes far more room than to dial.
             RouteBy::Sni => {
@@ -148,7 +148,7 @@ async fn dial(
     let reached = tokio::select! {
         upstream = connect(gateway, peer, permit, record) => upstream,
         reason = requested.cancelled() => Err(reason),
-        () = gateway.lifecycle.closing() => Err(Reason::DrainDeadline),
+        () = peer.listener.stop.closing() => Err(Reason::DrainDeadline),
     };
     match reached {
         Ok(upstream) => Ok((requested.accept()?, upstream)),
@@ -301,7 +301,7 @@ async fn stopped(
     right: &policy::Right,
 ) -> (Reason, Option<String>) {
     tokio::select! {
-        () = gateway.lifecycle.closing() => (Reason::DrainDeadline, None),
+        () = peer.listener.stop.closing() => (Reason::DrainDeadline, None),
         why = revoked(gateway, generation, peer, right) => (Reason::Revoked, Some(why)),
     }
 }
