@@ -35,8 +35,51 @@ const CLOSE_GRACE: Duration = Duration::from_secs(1);
 pub struct Lifecycle {
     phase: Arc<watch::Sender<Phase>>,
     stops: Arc<watch::Sender<u32>>,
-    closing: CancellationToken,
+    whole: Part,
     tasks: TaskTracker,
+}
+
+/// The drain of a part of the process, such as one listener with its connections. A part drains
+/// and closes with the process at the latest.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    draining: CancellationToken,
+    closing: CancellationToken,
+}
+
+impl Part {
+    fn child(&self) -> Self {
+        Self {
+            draining: self.draining.child_token(),
+            closing: self.closing.child_token(),
+        }
+    }
+
+    /// Starts [`Phase::Draining`] for this part.
+    pub fn drain(&self) {
+        self.draining.cancel();
+    }
+
+    /// Starts [`Phase::Closing`] for this part.
+    pub fn close(&self) {
+        self.closing.cancel();
+    }
+
+    /// Returns whether the part drains or has closed.
+    pub fn is_draining(&self) -> bool {
+        self.draining.is_cancelled()
+    }
+
+    /// Waits for [`Phase::Draining`].
+    pub fn draining(&self) -> WaitForCancellationFuture<'_> {
+        self.draining.cancelled()
+    }
+
+    /// Waits for [`Phase::Closing`]. Every tunnel does: this is a third of what a receiver of the
+    /// phases takes.
+    pub fn closing(&self) -> WaitForCancellationFuture<'_> {
+        self.closing.cancelled()
+    }
 }
 
 impl Lifecycle {
@@ -45,7 +88,7 @@ impl Lifecycle {
         Self {
             phase: Arc::new(watch::Sender::new(Phase::Running)),
             stops: Arc::new(watch::Sender::new(0)),
-            closing: CancellationToken::new(),
+            whole: Part::default(),
             tasks: TaskTracker::new(),
         }
     }
@@ -66,10 +109,9 @@ impl Lifecycle {
         self.phase.subscribe()
     }
 
-    /// Waits for [`Phase::Closing`]. Every tunnel does: this is a third of what a receiver of the
-    /// phases takes.
-    pub fn closing(&self) -> WaitForCancellationFuture<'_> {
-        self.closing.cancelled()
+    /// Returns a new part, which can be drained by itself.
+    pub fn part(&self) -> Part {
+        self.whole.child()
     }
 
     /// Runs a task that a drain waits for, on the current runtime.
@@ -95,6 +137,7 @@ impl Lifecycle {
         self.phase.send_replace(Phase::Lag);
         let _ = timeout(lag, stops.wait_for(|&stops| stops >= 2)).await;
         self.phase.send_replace(Phase::Draining);
+        self.whole.drain();
         self.tasks.close();
         let now = async {
             let _ = stops.wait_for(|&stops| stops >= 2).await;
@@ -105,7 +148,7 @@ impl Lifecycle {
             () = tokio::time::sleep(deadline) => {}
         }
         self.phase.send_replace(Phase::Closing);
-        self.closing.cancel();
+        self.whole.close();
         let _ = timeout(CLOSE_GRACE, self.tasks.wait()).await;
         self.tasks.len()
     }
@@ -157,6 +200,21 @@ mod tests {
         let (left, closing) = tokio::join!(life.run(LAG, DEADLINE), closing);
         assert_eq!((left, closing), (1, LAG + DEADLINE));
         assert_eq!(start.elapsed(), LAG + DEADLINE + CLOSE_GRACE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_part_drains_by_itself_and_with_the_process() {
+        let life = Lifecycle::new();
+        let (one, other) = (life.part(), life.part());
+        one.drain();
+        assert!(one.is_draining() && !other.is_draining());
+        one.close();
+        one.closing().await;
+        life.stop();
+        assert_eq!(life.run(LAG, DEADLINE).await, 0);
+        assert!(other.is_draining());
+        other.closing().await;
+        assert!(life.part().is_draining(), "one that comes too late");
     }
 
     #[tokio::test(start_paused = true)]

@@ -67,7 +67,7 @@ pub struct Reload {
     pub at: SystemTime,
     /// Whether what was read is now in use; if not, the last good one stays.
     pub ok: bool,
-    /// Why it is not in use.
+    /// Why it is not in use, or which parts of it are not.
     pub error: Option<String>,
 }
 
@@ -361,6 +361,16 @@ impl Status {
     /// Returns the claims of objects that other claims keep from having effect.
     pub fn conflicts(&self) -> Vec<String> {
         lock(&self.conflicts).clone()
+    }
+
+    /// Notes that `what` was read just now and is in use, but for what `left` says.
+    pub fn set_reload_in_part(&self, what: What, left: String) {
+        let reload = Reload {
+            at: SystemTime::now(),
+            ok: true,
+            error: Some(left),
+        };
+        lock(&self.reloads).insert(what, reload);
     }
 
     /// Changes what is known of a hostname; returns what the change does.

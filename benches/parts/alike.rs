@@ -10,6 +10,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use strait::config::{self, HostPort, Line, ListenerProtocol, TlsRouting};
 use strait::datapath::listener::Listener;
 use strait::hbone::{Client, ConnectError};
+use strait::lifecycle::Part;
 use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::{Mesh, Service};
 use strait::snapshot::{Audience, Exposure, ExposureTable, TrustSet};
@@ -229,13 +230,14 @@ fn change() -> Change {
 /// One of HBONE, and both forms of TLS.
 fn listeners() -> Vec<Listener> {
     let tls = |routing| {
-        Listener::new(&config::Listener {
+        let listener = config::Listener {
             name: "tls".into(),
             bind: ([127, 0, 0, 1], 0).into(),
             line: Line(1),
             sources: Vec::new(),
             protocol: ListenerProtocol::Tls(routing),
-        })
+        };
+        Listener::new(&listener, Part::default())
     };
     let route = config::SniRoute {
         sni: vec![SniPattern::Exact("gone.example".into())],

@@ -148,7 +148,9 @@ async fn serve(
     for (socket, listener) in sockets {
         let socket = accept::registered(socket).expect("a listener");
         let (gateway, worker) = (Arc::clone(&gateway), worker.clone());
-        let accepting = async move { accept::run(&gateway, socket, listener, vec![worker]).await };
+        let accepting = async move {
+            accept::run(&gateway, &socket, listener, vec![worker]).await;
+        };
         tokio::spawn(accepting);
     }
     while let Some(answer) = asked.recv().await {

@@ -89,6 +89,7 @@ fn ours(state: &AdminState, view: &View<'_>) -> Value {
         "pending": state.status.list_pending(),
         "discovery": state.status.discovery(),
         "reloads": reloads,
+        "listeners": state.listeners.rows(),
     })
 }
 

@@ -9,6 +9,7 @@ mod dump;
 mod explain;
 mod guard;
 mod levels;
+mod listeners;
 mod policies;
 mod regions;
 mod scrape;
@@ -37,6 +38,7 @@ use crate::telemetry::{LogHandle, Metrics};
 use scrape::Scrapes;
 
 pub use explain::{Explains, Written};
+pub use listeners::{ListenerRow, ListenerState, Listeners};
 pub use server::{Limits, serve};
 pub use view::Denies;
 
@@ -61,6 +63,8 @@ pub struct AdminState {
     pub denies: Denies,
     /// What would become of a tunnel.
     pub explains: Explains,
+    /// The listeners of the data path.
+    pub listeners: Listeners,
 }
 
 /// The index, for people who open the admin port without knowing it.
@@ -71,7 +75,7 @@ GET  /certs             the certificates, as JSON
 GET  /config_dump       what the data path uses, as JSON for `istioctl ztunnel-config --file`
 GET  /explain           what would become of a tunnel, as JSON: see `strait explain --help`
 GET  /ready             readiness, as on the readiness port
-GET  /status            sources, certificates, services; ?service=NAME, ?all, ?format=json
+GET  /status            listeners, mesh, certificates, services; ?service=NAME, ?all, ?format=json
 GET  /stats/prometheus  metrics, as on the metrics port
 GET  /drain/region      what the same POST would do; it changes nothing
 POST /drain/region      evacuates ?region=REGION until a restart; ?undo puts it back; ?force also

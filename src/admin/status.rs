@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use super::listeners::{ListenerRow, Strangers};
 use super::view::{Member, View, key_of};
 use super::{AdminState, pending, text};
 use crate::config::{Config, Discovery};
@@ -88,6 +89,7 @@ pub(super) struct Page {
     pub(super) snapshot: u64,
     /// How much the mesh has.
     pub(super) mesh: Counts,
+    pub(super) listeners: Vec<ListenerRow>,
     pub(super) source: Source,
     /// The regions that an operator has evacuated.
     pub(super) evacuated: Vec<String>,
@@ -135,6 +137,8 @@ pub(super) struct ReloadRow {
     pub(super) what: &'static str,
     #[serde(serialize_with = "status::rfc3339")]
     pub(super) at: SystemTime,
+    /// Whether it is in use, but for what the error says.
+    pub(super) in_use: bool,
     pub(super) error: Option<String>,
 }
 
@@ -192,6 +196,9 @@ impl Page {
         let view = View::new(&snapshot, &state.denies, Instant::now());
         let config = state.config.load_full();
         let pending = pending(&state.status, &state.lifecycle);
+        let listeners = state.listeners.rows();
+        let strangers = Strangers::new(&snapshot, &listeners);
+        let services = Services::of(&view, &strangers, wanted, limit);
         let mut page = Self {
             version: env!("CARGO_PKG_VERSION"),
             at: SystemTime::now(),
@@ -216,7 +223,8 @@ impl Page {
                 .collect(),
             reloads: Vec::new(),
             hosts: state.status.hosts(),
-            services: Services::of(&view, wanted, limit),
+            listeners,
+            services,
         };
         for (what, reload) in state.status.reloads() {
             // Of a control plane the stream knows more.
@@ -224,6 +232,7 @@ impl Page {
                 page.reloads.push(ReloadRow {
                     what: what.label(),
                     at: reload.at,
+                    in_use: reload.ok,
                     error: reload.error,
                 });
             }
@@ -378,7 +387,7 @@ impl CertificateRow {
 }
 
 impl Services {
-    fn of(view: &View<'_>, wanted: Option<&str>, limit: usize) -> Self {
+    fn of(view: &View<'_>, strangers: &Strangers<'_>, wanted: Option<&str>, limit: usize) -> Self {
         let wanted_host = wanted.map(without_port);
         let aliased: Vec<_> = wanted_host.map_or_else(Vec::new, |name| {
             hosts_called(view.snapshot, &name.to_ascii_lowercase())
@@ -391,7 +400,10 @@ impl Services {
         let total = services.len();
         services.truncate(limit);
         let rows = services.into_iter();
-        let rows = rows.map(|service| ServiceRow::of(service, view, wanted.map(|_| limit)));
+        let rows = rows.map(|service| {
+            let exposed_to = exposed_to(view.snapshot, strangers, service);
+            ServiceRow::of(service, view, exposed_to, wanted.map(|_| limit))
+        });
         Self {
             total,
             list: rows.collect(),
@@ -433,7 +445,12 @@ fn is_called(service: &Service, name: &str) -> bool {
 
 impl ServiceRow {
     /// With the first endpoints, if so many are asked for.
-    fn of(service: &Service, view: &View<'_>, endpoints: Option<usize>) -> Self {
+    fn of(
+        service: &Service,
+        view: &View<'_>,
+        exposed_to: Vec<String>,
+        endpoints: Option<usize>,
+    ) -> Self {
         let members = view.members(service);
         let is_used = |member: &&Member<'_>| member.ports.iter().any(|port| port.unused.is_none());
         let used = members.iter().filter(is_used).count();
@@ -453,7 +470,7 @@ impl ServiceRow {
             used,
             total,
             tunnels,
-            exposed_to: exposed_to(view.snapshot, service),
+            exposed_to,
             endpoints: rows.take(endpoints.unwrap_or(0)).collect(),
             more,
         }
@@ -474,19 +491,39 @@ impl EndpointRow {
     }
 }
 
-/// Who may reach a service, and by which rule.
-pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> {
+/// Who may reach a service, and by which rule: of `exposure`, or of a TLS listener.
+pub(super) fn exposed_to(
+    snapshot: &Snapshot,
+    strangers: &Strangers<'_>,
+    service: &Service,
+) -> Vec<String> {
+    let (by_rules, by_listeners) = (by_exposure(snapshot, service), strangers.of(service));
+    match (by_rules, by_listeners.is_empty()) {
+        (Ok(mut said), _) => {
+            said.extend(by_listeners);
+            said
+        }
+        (Err(nobody), true) => vec![nobody.to_owned()],
+        (Err(_), false) => by_listeners,
+    }
+}
+
+/// Who may reach a service by `exposure`, exports and objects.
+///
+/// # Errors
+/// Nobody, and why.
+fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, &'static str> {
     let host = &*service.hostname;
     if snapshot.scope.local.contains(host) {
-        return vec!["nobody, as it stays in its cluster".to_owned()];
+        return Err("nobody, as it stays in its cluster");
     }
     let entries = snapshot.exposure.entries(&snapshot.entry_of(host));
     if !entries.is_empty() {
-        let mut said: Vec<_> = entries.iter().flat_map(of_entry).collect();
-        if said.is_empty() {
-            said.push("nobody, by its entry".to_owned());
-        }
-        return said;
+        let said: Vec<_> = entries.iter().flat_map(of_entry).collect();
+        return match said.is_empty() {
+            true => Err("nobody, by its entry"),
+            false => Ok(said),
+        };
     }
     let mut said = Vec::new();
     let ports = service.ports.keys();
@@ -501,13 +538,11 @@ pub(super) fn exposed_to(snapshot: &Snapshot, service: &Service) -> Vec<String> 
     if snapshot.is_exposed_by_default(host) {
         said.push("the trust set (exposure.default)".to_owned());
     }
-    if said.is_empty() {
-        said.push(match snapshot.exposure.exposes_all() {
-            true => "nobody, as only its namespace sees it".to_owned(),
-            false => "nobody".to_owned(),
-        });
+    match said.is_empty() {
+        true if snapshot.exposure.exposes_all() => Err("nobody, as only its namespace sees it"),
+        true => Err("nobody"),
+        false => Ok(said),
     }
-    said
 }
 
 fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {

@@ -63,6 +63,16 @@ pub(super) fn fixture() -> Fixture {
                 false => Ok(Box::new(move |to| to.write_all(asked.as_bytes()))),
             }
         }),
+        listeners: Listeners::new(|| {
+            let listeners = config().listeners.into_iter();
+            let row = |listener: crate::config::Listener| ListenerRow {
+                address: listener.bind,
+                listener,
+                state: ListenerState::Open,
+                error: None,
+            };
+            listeners.map(row).collect()
+        }),
     };
     Fixture {
         state,
@@ -458,7 +468,8 @@ fn exposure_says_to_whom_and_by_which_rule() {
             ..Change::default()
         });
         let snapshot = publisher.reader().snapshot();
-        status::exposed_to(&snapshot, snapshot.mesh.services.sorted()[0])
+        let strangers = listeners::Strangers::new(&snapshot, &[]);
+        status::exposed_to(&snapshot, &strangers, snapshot.mesh.services.sorted()[0])
     };
     assert_eq!(said(ExposureTable::new(false), &[]), ["nobody"]);
     assert_eq!(

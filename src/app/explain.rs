@@ -11,7 +11,7 @@ use crate::config::{Config, Discovery};
 use crate::datapath::Gateway;
 use crate::datapath::dial::DenyList;
 use crate::datapath::explain::{self, Answer, Places, Question, World};
-use crate::datapath::listener::Listener;
+use crate::datapath::listener::Rules;
 use crate::snapshot::{Snapshot, builder};
 
 use super::Inputs;
@@ -47,15 +47,14 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
 /// Answers by the snapshot, the loads and the ejections of now.
 pub(super) fn running(gateway: &Arc<Gateway>, config: &Arc<ArcSwap<Config>>) -> Explains {
     let (gateway, config) = (Arc::clone(gateway), Arc::clone(config));
-    // Listeners change with a restart only.
-    let listeners = listeners(&config.load());
     Explains::new(move |parameters| {
         let question = Question::parse(parameters)?;
+        let config = config.load();
         let world = World {
             snapshot: &gateway.reader.snapshot(),
             deny: &gateway.deny,
-            listeners: &listeners,
-            places: &places(&config.load()),
+            listeners: &listeners(&config),
+            places: &places(&config),
             has_room: gateway.budget.has_room(),
             now: Instant::now(),
         };
@@ -66,9 +65,9 @@ pub(super) fn running(gateway: &Arc<Gateway>, config: &Arc<ArcSwap<Config>>) -> 
     })
 }
 
-fn listeners(config: &Config) -> Vec<(String, Listener)> {
+fn listeners(config: &Config) -> Vec<(String, Rules)> {
     let listeners = config.listeners.iter();
-    let named = listeners.map(|listener| (listener.name.clone(), Listener::new(listener)));
+    let named = listeners.map(|listener| (listener.name.clone(), Rules::new(listener)));
     named.collect()
 }
 

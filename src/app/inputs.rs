@@ -93,7 +93,8 @@ impl Inputs {
             scope: Some(self.scope.clone()),
             exports: None,
             answers: Vec::new(),
-            direct: Some(self.config.listeners.iter().any(Listener::is_tls)),
+            direct: Some(has_tls_listener(&self.config)),
+            listeners: false,
             position: Some(traffic::position(&self.config)),
             traffic: Some(traffic::table(&self.config)),
             overrides: None,
@@ -493,6 +494,11 @@ fn place_of(file: &Path, path: &Path, named: &[(PathBuf, findings::Place)]) -> f
         line: 1,
     };
     found.map_or_else(first, |(_, place)| place.clone())
+}
+
+/// Returns whether services need endpoints for TLS listeners.
+pub(super) fn has_tls_listener(config: &Config) -> bool {
+    config.listeners.iter().any(Listener::is_tls)
 }
 
 /// The trust set that the configuration describes.

@@ -8,6 +8,7 @@ mod certificates;
 mod check;
 mod explain;
 mod inputs;
+mod listeners;
 mod memory;
 mod names;
 mod reload;
@@ -23,20 +24,18 @@ use std::thread;
 
 use anyhow::{Context, anyhow};
 use arc_swap::ArcSwap;
-use socket2::Socket;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
-use tracing::{error, info, warn};
+use tokio::sync::oneshot;
+use tracing::{info, warn};
 
 use crate::admin::{self, AdminState, Denies, Limits};
 use crate::config::{Config, Discovery, Source};
-use crate::datapath::accept::{self, Accepted, Worker};
+use crate::datapath::Gateway;
+use crate::datapath::accept;
 use crate::datapath::admission::Admission;
 use crate::datapath::budget::Budget;
 use crate::datapath::dial::DenyList;
-use crate::datapath::listener;
-use crate::datapath::{Gateway, serve};
 use crate::lifecycle::Lifecycle;
 use crate::snapshot::Publisher;
 use crate::status::Status;
@@ -46,6 +45,7 @@ use crate::xds::dns::{self, Dns};
 use crate::xds::stream::{self, Feed, Kind};
 
 use certificates::{Certificates, Shared};
+use listeners::{Listeners, explained};
 use reload::Seen;
 
 pub use check::{check, check_as_run, check_without_keys};
@@ -87,8 +87,8 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
             }
             inputs = loading => inputs??,
         };
-        let (app, data) = App::start(source, inputs, seen, front, log.clone())?;
-        app.until_stopped(signals, data).await
+        let (app, certificate) = App::start(source, inputs, seen, front, log.clone())?;
+        app.until_stopped(signals, certificate).await
     });
     // What is queued is written before the process ends; what still loads is not waited for.
     log.close();
@@ -131,17 +131,19 @@ struct App {
     gateway: Arc<Gateway>,
     status: Arc<Status>,
     publisher: Arc<Publisher>,
+    listeners: Arc<Listeners>,
 }
 
 impl App {
-    /// Starts everything but the data path: state first, then sockets, then those who serve them.
+    /// Starts everything but the data path, which waits for the certificate that is announced by
+    /// the receiver: state first, then sockets, then those who serve them.
     fn start(
         source: &Source,
         inputs: Inputs,
         seen: Seen,
         front: Front,
         log: LogHandle,
-    ) -> anyhow::Result<(Self, DataPath)> {
+    ) -> anyhow::Result<(Self, oneshot::Receiver<()>)> {
         let config = Arc::new(ArcSwap::from_pointee(inputs.config.clone()));
         let status = front.status;
         let metrics = Arc::new(Metrics::new());
@@ -155,10 +157,12 @@ impl App {
             status.ready(DISCOVERY);
         }
         status.set_conflicts(inputs.conflicts);
+        let entries = listeners::reserve(&inputs.config.listeners)?;
         let sockets = Sockets::bind(&inputs.config)?;
         let buffers = inputs.config.limits.buffers.unwrap_or_else(memory::half);
         let budget = Arc::new(Budget::new(buffers, metrics.buffers(buffers)));
-        let own = sockets.addresses().chain([front.address]).collect();
+        let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
+        let own = listeners::addresses(&entries).chain(others.iter().copied());
         let gateway = Arc::new(Gateway {
             reader: publisher.reader(),
             tls: ArcSwap::new(tls::server_config_without_certificate()?),
@@ -166,15 +170,18 @@ impl App {
             lifecycle: front.lifecycle,
             admission: Admission::new(raise_descriptor_limit()),
             budget: Arc::clone(&budget),
-            deny: DenyList::new(inputs.config.dial.allow.clone(), own),
+            deny: DenyList::new(inputs.config.dial.allow.clone(), own.collect()),
         });
+        let deadline = inputs.config.drain.deadline;
+        let listeners = Listeners::new(&gateway, entries, others, deadline);
         let app = Self {
             config,
             gateway,
             status,
             publisher,
+            listeners: Arc::new(listeners),
         };
-        let sockets = sockets.serve(&app, &log)?;
+        sockets.serve(&app, &log)?;
         let (first, certificate) = oneshot::channel();
         let certificates = app.certificates(source, (inputs.material, inputs.domains), first)?;
         for warning in &inputs.warnings {
@@ -187,11 +194,7 @@ impl App {
         let read = (inputs.told, inputs.warnings, seen);
         let reloader = reload::Reloader::new(source.clone(), &app, read, certificates, log);
         spawn_thread("strait-files", reloader.run())?;
-        let data = DataPath {
-            sockets,
-            certificate,
-        };
-        Ok((app, data))
+        Ok((app, certificate))
     }
 
     /// The certificate in force: that of the files, or one that will come.
@@ -254,7 +257,7 @@ impl App {
             metrics: Arc::clone(&self.gateway.metrics),
             pending: DISCOVERY,
         });
-        spawn_thread("strait-discovery", discovery)
+        spawn_thread("strait-discovery", discovery).map(drop)
     }
 
     /// Starts to look up what the mesh knows by a hostname, whatever its source.
@@ -264,11 +267,15 @@ impl App {
             status: Arc::clone(&self.status),
             servers: self.config.load().dns.servers.clone(),
         });
-        spawn_thread("strait-dns", names)
+        spawn_thread("strait-dns", names).map(drop)
     }
 
     /// Opens the data path, waits for a signal or `/quitquitquit`, and leads the drain to its end.
-    async fn until_stopped(self, mut signals: Signals, data: DataPath) -> anyhow::Result<()> {
+    async fn until_stopped(
+        self,
+        mut signals: Signals,
+        certificate: oneshot::Receiver<()>,
+    ) -> anyhow::Result<()> {
         let lifecycle = self.gateway.lifecycle.clone();
         let on_signal = lifecycle.clone();
         tokio::spawn(async move {
@@ -282,7 +289,7 @@ impl App {
         let mut stopped = pin!(lifecycle.run(drain.lag, drain.deadline));
         let left = tokio::select! {
             biased;
-            opened = self.open(data) => {
+            opened = self.open(certificate) => {
                 opened?;
                 stopped.await
             }
@@ -294,12 +301,10 @@ impl App {
     }
 
     /// Lets peers connect as soon as there is a certificate to show them.
-    async fn open(&self, data: DataPath) -> anyhow::Result<()> {
-        data.certificate.await?;
+    async fn open(&self, certificate: oneshot::Receiver<()>) -> anyhow::Result<()> {
+        certificate.await?;
         let config = self.config.load();
-        let listeners = config.listeners.iter().map(listener::Listener::new);
-        let opened = listen(data.sockets, listeners.map(Arc::new))?;
-        serve_data(&self.gateway, opened, config.workers)?;
+        self.listeners.open(config.workers)?;
         self.status.ready(LISTENERS);
         let binds = config.listeners.iter();
         let binds = binds.map(|listener| listener.bind.to_string());
@@ -314,14 +319,6 @@ impl App {
         );
         Ok(())
     }
-}
-
-/// What the data path waits for.
-struct DataPath {
-    /// The addresses are ours, and nobody can connect yet.
-    sockets: Vec<Reserved>,
-    /// Comes with the first certificate.
-    certificate: oneshot::Receiver<()>,
 }
 
 /// The signals that ask us to stop.
@@ -348,42 +345,26 @@ impl Signals {
     }
 }
 
-/// A socket that nobody can connect to yet, and its address as it was asked for.
-type Reserved = (SocketAddr, Socket);
-
-/// A listening socket of the data path, and what becomes of its connections.
-type Opened = (TcpListener, Arc<listener::Listener>);
-
 /// The other listening sockets, bound before any is served: a start that fails serves no tunnel.
 struct Sockets {
-    data: Vec<Reserved>,
     admin: TcpListener,
     metrics: TcpListener,
 }
 
 impl Sockets {
     fn bind(config: &Config) -> anyhow::Result<Self> {
-        let data: anyhow::Result<_> = config
-            .listeners
-            .iter()
-            .map(|listener| reserve(&format!("bind of {}", listener.name), listener.bind))
-            .collect();
         Ok(Self {
-            data: data?,
             admin: bind("admin.bind", config.admin.bind)?,
             metrics: bind("metrics.bind", config.metrics.bind)?,
         })
     }
 
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        let data = self.data.iter();
-        let data = data.filter_map(|(_, socket)| socket.local_addr().ok()?.as_socket());
         let others = [&self.admin, &self.metrics].into_iter();
-        data.chain(others.filter_map(|socket| socket.local_addr().ok()))
+        others.filter_map(|socket| socket.local_addr().ok())
     }
 
-    /// Serves all but the data path, whose sockets it gives back.
-    fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<Vec<Reserved>> {
+    fn serve(self, app: &App, log: &LogHandle) -> anyhow::Result<()> {
         let gateway = &app.gateway;
         let state = AdminState {
             reader: gateway.reader.clone(),
@@ -398,6 +379,10 @@ impl Sockets {
                 move |address| gateway.deny.denies(address)
             }),
             explains: explain::running(gateway, &app.config),
+            listeners: admin::Listeners::new({
+                let listeners = Arc::clone(&app.listeners);
+                move || listeners.rows()
+            }),
         };
         let pages = (self.admin, admin::admin_router(state));
         server::spawn("strait-admin", pages, Limits::PAGES, &gateway.lifecycle)?;
@@ -408,8 +393,7 @@ impl Sockets {
             metrics,
             Limits::PROBES,
             &gateway.lifecycle,
-        )?;
-        Ok(self.data)
+        )
     }
 }
 
@@ -417,81 +401,18 @@ fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     explained(accept::bind(address), key, address)
 }
 
-fn reserve(key: &str, address: SocketAddr) -> anyhow::Result<Reserved> {
-    let socket = explained(accept::reserve(address), key, address)?;
-    Ok((address, socket))
-}
-
-/// Lets peers connect. Another gateway that also waited for its certificate may have been first.
-fn listen(
-    sockets: Vec<Reserved>,
-    listeners: impl Iterator<Item = Arc<listener::Listener>>,
-) -> anyhow::Result<Vec<Opened>> {
-    let listening = sockets.into_iter().zip(listeners);
-    let listening = listening.map(|((address, socket), listener)| {
-        let opened = accept::listen(socket, &listener);
-        let opened = explained(opened, "listeners[].bind", address)?;
-        Ok((opened, listener))
-    });
-    listening.collect()
-}
-
-fn explained<T>(bound: std::io::Result<T>, key: &str, address: SocketAddr) -> anyhow::Result<T> {
-    bound.with_context(|| {
-        format!("cannot listen on {address} ({key}); is another gateway running there?")
-    })
-}
-
-/// Starts the workers; the first also accepts, and hands each socket to the least loaded.
-fn serve_data(gateway: &Arc<Gateway>, sockets: Vec<Opened>, workers: usize) -> anyhow::Result<()> {
-    let count = match workers {
-        0 => thread::available_parallelism()?.get(),
-        count => count,
-    };
-    let (workers, mut queues): (Vec<_>, Vec<_>) = (0..count).map(|_| Worker::new()).unzip();
-    let first = queues.remove(0);
-    for (index, queue) in queues.into_iter().enumerate() {
-        spawn_worker(gateway, index + 1, queue, Vec::new())?;
-    }
-    let acceptors = sockets
-        .into_iter()
-        .map(|opened| (opened, workers.clone()))
-        .collect();
-    spawn_worker(gateway, 0, first, acceptors)
-}
-
-fn spawn_worker(
-    gateway: &Arc<Gateway>,
-    index: usize,
-    queue: mpsc::Receiver<Accepted>,
-    acceptors: Vec<(Opened, Vec<Worker>)>,
-) -> anyhow::Result<()> {
-    let gateway = Arc::clone(gateway);
-    let run = async move {
-        for ((socket, listener), workers) in acceptors {
-            let gateway = Arc::clone(&gateway);
-            tokio::spawn(async move {
-                match accept::registered(socket) {
-                    Ok(socket) => accept::run(&gateway, socket, listener, workers).await,
-                    Err(error) => error!(%error, "cannot listen"),
-                }
-            });
-        }
-        serve::worker(gateway, queue).await;
-        // The queue has ended, its connections may not have: the process's end ends them.
-        std::future::pending::<()>().await;
-    };
-    spawn_thread(&format!("strait-worker-{index}"), run)
-}
-
-/// Runs something on a thread and a runtime of its own.
-fn spawn_thread(name: &str, run: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
+/// Runs something on a thread and a runtime of its own, whose handle it returns.
+fn spawn_thread(
+    name: &str,
+    run: impl Future<Output = ()> + Send + 'static,
+) -> anyhow::Result<Handle> {
     let runtime = runtime()?;
+    let handle = runtime.handle().clone();
     thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || runtime.block_on(run))
         .map_err(|error| anyhow!("cannot start the thread {name}: {error}"))?;
-    Ok(())
+    Ok(handle)
 }
 
 fn runtime() -> anyhow::Result<Runtime> {
@@ -582,17 +503,5 @@ mod tests {
             let applied = tokio::time::timeout(Duration::from_secs(10), applied).await;
             applied.unwrap_or_else(|_| panic!("{want:?}: {:?}", app.status.reloads()));
         }
-    }
-
-    #[test]
-    fn who_listens_second_is_told_the_address() {
-        let (_, first) = reserve("a", ([127, 0, 0, 1], 0).into()).unwrap();
-        let address = first.local_addr().unwrap().as_socket().unwrap();
-        let second = reserve("b", address).unwrap();
-        let listener = || std::iter::once(Arc::default());
-        let _first = listen(vec![(address, first)], listener()).unwrap();
-        let error = listen(vec![second], listener()).unwrap_err();
-        let want = format!("cannot listen on {address} (listeners[].bind); is another gateway");
-        assert!(format!("{error:#}").starts_with(&want), "{error:#}");
     }
 }

@@ -28,6 +28,7 @@ use crate::xds::{self, objects::contents};
 use super::App;
 use super::certificates::Shared;
 use super::inputs::{self, Report};
+use super::listeners::Listeners;
 use super::told::{Joined, Told};
 use super::traffic;
 
@@ -43,6 +44,7 @@ pub(super) struct Reloader {
     gateway: Arc<Gateway>,
     status: Arc<Status>,
     publisher: Arc<Publisher>,
+    listeners: Arc<Listeners>,
     log: LogHandle,
     certificates: Shared,
     seen: Seen,
@@ -76,6 +78,7 @@ impl Reloader {
             gateway: Arc::clone(&app.gateway),
             status: Arc::clone(&app.status),
             publisher: Arc::clone(&app.publisher),
+            listeners: Arc::clone(&app.listeners),
             log,
             certificates,
             seen,
@@ -146,7 +149,8 @@ impl Reloader {
             let mut failures = Vec::new();
             for what in std::mem::take(&mut due) {
                 match self.reload(what) {
-                    Ok(()) => self.succeeded(what),
+                    Ok(left) if left.is_empty() => self.succeeded(what),
+                    Ok(left) => self.succeeded_in_part(what, left.join("\n"), has_changed(what)),
                     Err(error) => failures.push((what, format!("{error:#}"))),
                 }
             }
@@ -181,16 +185,29 @@ impl Reloader {
         self.failed.insert(what, error);
     }
 
-    fn reload(&mut self, what: What) -> anyhow::Result<()> {
+    /// Notes what of a file is in use, and what is not. The rest is tried again with every change.
+    fn succeeded_in_part(&mut self, what: What, left: String, has_changed: bool) {
+        if self.failed.get(&what) == Some(&left) && !has_changed {
+            return;
+        }
+        error!(what = what.label(), error = %left, "a changed file is in use, but not all of it");
+        self.gateway.metrics.reload(what, false);
+        self.status.set_reload_in_part(what, left.clone());
+        self.failed.insert(what, left);
+    }
+
+    /// Returns what of the new state is not in use, a line each.
+    fn reload(&mut self, what: What) -> anyhow::Result<Vec<String>> {
         match what {
-            What::Config => self.reload_config(),
+            What::Config => return self.reload_config(),
             What::Mesh => self.reload_mesh(),
             What::Objects => self.reload_objects(),
             What::Certificates => self.reload_certificates(),
-        }
+        }?;
+        Ok(Vec::new())
     }
 
-    fn reload_config(&mut self) -> anyhow::Result<()> {
+    fn reload_config(&mut self) -> anyhow::Result<Vec<String>> {
         let old = self.config.load_full();
         self.named = named(&self.source.examine());
         for (file, print) in fingerprints(&self.named) {
@@ -226,7 +243,11 @@ impl Reloader {
         self.gateway.metrics.log_access(new.log.access);
         certificates.trust(domains, served);
         drop(certificates);
+        // Before the snapshot, whose generation has open tunnels judged by them.
+        let listeners = self.listeners.revise(&new);
         self.publisher.update(Change {
+            direct: Some(inputs::has_tls_listener(&new)),
+            listeners,
             trust: Some(inputs::trust_set(&new)),
             exposure: Some(inputs::exposure_table(&new)),
             names: Some(inputs::name_table(&new)),
@@ -234,17 +255,18 @@ impl Reloader {
             traffic: Some(traffic::table(&new)),
             ..self.change(&new, joined)
         });
+        // After the snapshot, which has what a new listener leads to.
+        let mut left = self.listeners.apply(&new);
+        let file = new.file.display();
+        let keys = restart_only.unwrap_or_default().into_iter();
+        left.extend(keys.map(|key| {
+            format!("{file}: `{key}` needs a restart; its value of the start stays in force")
+        }));
         self.told = told;
         self.config.store(Arc::new(new));
         self.named.clear();
-        for key in restart_only.unwrap_or_default() {
-            warn!(
-                key,
-                "the change of this key takes effect with the next start"
-            );
-        }
         self.warn(report.warnings);
-        Ok(())
+        Ok(left)
     }
 
     fn reload_mesh(&mut self) -> anyhow::Result<()> {
@@ -337,6 +359,7 @@ impl Reloader {
 fn in_force(old: &Config, new: Config) -> Config {
     Config {
         trust: new.trust,
+        listeners: new.listeners,
         exposure: new.exposure,
         links: new.links,
         names: new.names,

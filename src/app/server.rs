@@ -25,5 +25,6 @@ pub(super) fn spawn(
             Ok(listener) => admin::serve(limits, listener, router, phases).await,
             Err(error) => error!(%error, "cannot listen"),
         }
-    })
+    })?;
+    Ok(())
 }

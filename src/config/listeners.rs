@@ -103,6 +103,13 @@ impl Listener {
     pub fn is_tls(&self) -> bool {
         matches!(self.protocol, ListenerProtocol::Tls(_))
     }
+
+    /// Returns whether another version of the configuration means the same socket: the address and
+    /// the protocol are the same. Where the kernel chooses the port, the name decides.
+    pub fn is_same_socket(&self, other: &Self) -> bool {
+        let is_same = self.bind == other.bind && self.is_tls() == other.is_tls();
+        is_same && (self.bind.port() != 0 || self.name == other.name)
+    }
 }
 
 /// Reads the section: the listeners, each with the line of its address.
@@ -224,13 +231,16 @@ fn tls(listener: Value<'_>, fields: &mut Fields<'_>) -> Option<TlsRouting> {
             routing.choice(&[("istio", ())])?;
             Some(TlsRouting::Istio { routing: "istio" })
         }
-        (None, Some(list)) => Some(TlsRouting::Routes {
-            routes: routes(list)?,
-        }),
+        (None, Some(list)) => {
+            let is_open = fields.get("sources").is_none();
+            let routes = routes(list, is_open)?;
+            Some(TlsRouting::Routes { routes })
+        }
     }
 }
 
-fn routes(list: Value<'_>) -> Option<Vec<SniRoute>> {
+/// Reads the routes of a listener, which `is_open` to every address or not.
+fn routes(list: Value<'_>, is_open: bool) -> Option<Vec<SniRoute>> {
     let example = "`- {sni: [\"*\"], to: \"istiod.istio-system.svc.cluster.local:15012\"}`";
     if list.is_vacant() {
         list.error("is empty, so the listener leads nowhere", example);
@@ -243,6 +253,24 @@ fn routes(list: Value<'_>) -> Option<Vec<SniRoute>> {
         .flat_map(|(route, items)| route.sni.iter().map(ToString::to_string).zip(items))
         .collect();
     checks::repeated(names.iter().map(|(name, item)| (name.as_str(), **item)));
+    for (route, items) in routes.iter().filter(|_| is_open) {
+        for (_, item) in route
+            .sni
+            .iter()
+            .zip(items)
+            .filter(|(sni, _)| **sni == SniPattern::Any)
+        {
+            let to = &route.to;
+            let what = format!(
+                "is `*`, and the listener has no `sources`: {to} is open to every address, under \
+                 any server name and none"
+            );
+            item.warning(
+                what,
+                "`sources: [NETWORK]` for the listener, or names instead",
+            );
+        }
+    }
     Some(routes.into_iter().map(|(route, _)| route).collect())
 }
 
@@ -386,7 +414,7 @@ mod tests {
             "protocol: hbone, route_by: strict",
             "protocol: tls, sources: [10.0.0.0/8], routing: istio",
             "sources: [10.0.0.0/8, \"2001:db8::/32\"]",
-            "protocol: tls, routes: [{sni: [\"*\"], to: \"istiod.a:15012\"}]",
+            "protocol: tls, sources: [10.0.0.0/8], routes: [{sni: [\"*\"], to: \"a.b:15012\"}]",
             "protocol: tls, routes: [{sni: [a.b, \"*.b\"], to: \"c:1\"}, {sni: [b], to: \"c:2\"}]",
         ];
         for listener in good {
@@ -398,6 +426,15 @@ mod tests {
             assert!(found.contains(want), "{listener}: {found}");
             assert_eq!(found.lines().count(), 1, "{listener}: {found}");
         }
+    }
+
+    #[test]
+    fn a_route_of_any_name_without_sources_is_a_warning() {
+        let found = listening("protocol: tls, routes: [{sni: [a, \"*\"], to: \"b:1\"}]");
+        let want = "9: warning: `listeners[].routes[].sni[]` is `*`, and the listener has no \
+                    `sources`: b:1 is open to every address, under any server name and none; write \
+                    `sources: [NETWORK]` for the listener, or names instead";
+        assert_eq!(found.trim_end(), want);
     }
 
     #[test]
@@ -417,6 +454,6 @@ mod tests {
         assert_eq!(shown[1]["route_by"], "authority");
         let moved = Config::parse(&here, &format!("\n{text}")).0;
         let moved = moved.expect("the same, a line further down");
-        assert_eq!(config.restart_only_changes(&moved), [""; 0]);
+        assert_eq!(config.listeners, moved.listeners);
     }
 }

@@ -528,14 +528,13 @@ impl Config {
         }
     }
 
-    /// The keys in which `new` differs and that are only read at the start. Trust, exposure,
-    /// links, names, policy, traffic, the log's level and `log.access` apply live and are not
-    /// among them.
+    /// The keys in which `new` differs and that are only read at the start. Listeners, trust,
+    /// exposure, links, names, policy, traffic, the log's level and `log.access` apply live and
+    /// are not among them.
     pub fn restart_only_changes(&self, new: &Self) -> Vec<&'static str> {
         let keys = [
             ("gateway", self.gateway != new.gateway),
             ("identity", self.identity != new.identity),
-            ("listeners", self.listeners != new.listeners),
             ("discovery", self.discovery != new.discovery),
             ("dns", self.dns != new.dns),
             ("dial", self.dial != new.dial),

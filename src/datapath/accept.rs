@@ -1,7 +1,7 @@
 //! Stage 1: listening sockets, and the hand-over of each accepted socket to a worker.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,6 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use crate::lifecycle::{Phase, reached};
 use crate::telemetry::AcceptError;
 
 use super::Gateway;
@@ -113,7 +112,7 @@ impl Worker {
 /// # Errors
 /// The address is in use or is not ours.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    listen(reserve(address)?, &Listener::default())
+    listen(reserve(address)?, false)
 }
 
 /// Takes an address for a listening socket; connections are refused until [`listen`].
@@ -160,12 +159,12 @@ fn reserve_exactly(address: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Lets peers connect. Their sockets have the options of this one from the first moment, which
-/// saves six system calls for each.
+/// saves six system calls for each. `is_tls` is whether they speak TLS that is passed on.
 ///
 /// # Errors
 /// The address is in use.
-pub fn listen(socket: Socket, listener: &Listener) -> io::Result<TcpListener> {
-    let keepalive = match listener.is_tls() {
+pub fn listen(socket: Socket, is_tls: bool) -> io::Result<TcpListener> {
+    let keepalive = match is_tls {
         true => {
             // A tunnel that breaks in any way, our own crash included, ends by RST.
             socket.set_linger(Some(Duration::ZERO))?;
@@ -192,14 +191,21 @@ pub fn registered(socket: TcpListener) -> io::Result<Registered> {
     tokio::net::TcpStream::from_std(socket).map(Registered)
 }
 
+impl Registered {
+    /// Refuses connections from now on, and frees the address for another listener, though the
+    /// acceptor may still hold the socket.
+    pub fn stop(&self) {
+        let _ = SockRef::from(&self.0).shutdown(Shutdown::Both);
+    }
+}
+
 /// Accepts until the drain begins, handing each socket to the worker with the least load.
 pub async fn run(
     gateway: &Gateway,
-    socket: Registered,
+    socket: &Registered,
     listener: Arc<Listener>,
     workers: Vec<Worker>,
 ) {
-    let mut phases = gateway.lifecycle.phases();
     let backoff = ExponentialBuilder::default()
         .with_min_delay(BACKOFF_MIN)
         .with_max_delay(BACKOFF_MAX)
@@ -217,13 +223,14 @@ pub async fn run(
         };
         let accepted = tokio::select! {
             accepted = accept => accepted,
-            () = reached(&mut phases, Phase::Draining) => return,
+            () = listener.stop.draining() => return socket.stop(),
         };
         match accepted {
             Ok((stream, address)) => {
                 delays = backoff.build();
                 hand_over(gateway, &listener, &workers, stream, address);
             }
+            Err(_) if listener.stop.is_draining() => {}
             Err(error) if is_of_one_connection(&error) => {
                 gateway.metrics.accept_error(AcceptError::Connection);
                 debug!(%error, "a connection failed before it was accepted");
@@ -271,7 +278,7 @@ fn hand_over(
     address: SocketAddr,
 ) {
     let address = SocketAddr::new(address.ip().to_canonical(), address.port());
-    if !listener.admits(address.ip()) {
+    if !listener.rules().admits(address.ip()) {
         return turn_away(gateway, &stream, "not_in_sources");
     }
     let least = workers

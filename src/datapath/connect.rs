@@ -13,7 +13,6 @@ use tokio::io::AsyncRead;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
-use crate::lifecycle::{Phase, reached};
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::Record;
 use crate::wire::Authority;
@@ -117,6 +116,8 @@ enum Event {
     Unused,
     /// GOAWAY is due.
     Leave,
+    /// The time to leave has passed, and tunnels have been reset.
+    Closed,
     /// A tunnel wishes for a larger window.
     Window,
 }
@@ -174,7 +175,11 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                     Event::Lost => return self.ended(&"no answer to PING"),
                     Event::Unused if used => {}
                     Event::Unused => return self.end(connection, h2::Reason::NO_ERROR).await,
-                    Event::Leave => connection.graceful_shutdown(),
+                    Event::Leave => {
+                        connection.graceful_shutdown();
+                        events.0.push(self.closed());
+                    }
+                    Event::Closed => return self.end(connection, h2::Reason::NO_ERROR).await,
                     Event::Window => {
                         settled = self.window.adjust(&mut connection);
                         events.0.push(self.wish());
@@ -198,7 +203,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
 
     /// What is waited for from the start, in the order of its importance.
     fn events(&self, pings: Option<PingPong>) -> Events {
-        let mut phases = self.gateway.lifecycle.phases();
+        let listener = Arc::clone(&self.peer.listener);
         let exhausted = Arc::clone(&self.owner.exhausted);
         let not_after = self.peer.not_after;
         Events(vec![
@@ -214,17 +219,28 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                 sleep(FIRST_CONNECT_DEADLINE).await;
                 Event::Unused
             }),
-            // When the process drains, and when the peer's certificate expires: then no new
-            // tunnels, and the open ones go on.
+            // When the process or the listener drains, and when the peer's certificate expires: no
+            // new tunnels from then on, and the open ones go on.
             Box::pin(async move {
                 tokio::select! {
-                    () = reached(&mut phases, Phase::Draining) => {}
+                    () = listener.stop.draining() => {}
                     () = expired(not_after) => {}
                 }
                 Event::Leave
             }),
             self.wish(),
         ])
+    }
+
+    /// Waits for the end of the drain, for a peer that ignores GOAWAY. The resets of its tunnels
+    /// leave before.
+    fn closed(&self) -> Pin<Box<dyn Future<Output = Event> + Send>> {
+        let listener = Arc::clone(&self.peer.listener);
+        Box::pin(async move {
+            listener.stop.closing().await;
+            sleep(GOAWAY_DEADLINE).await;
+            Event::Closed
+        })
     }
 
     fn wish(&self) -> Pin<Box<dyn Future<Output = Event> + Send>> {

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use socket2::SockRef;
 use tokio::net::TcpStream;
@@ -152,7 +153,7 @@ fn reason_of(error: &io::Error) -> Reason {
 #[derive(Debug, Default)]
 pub struct DenyList {
     allow: Vec<IpNet>,
-    own: Vec<SocketAddr>,
+    own: ArcSwap<Vec<SocketAddr>>,
     answers: Answers,
 }
 
@@ -162,16 +163,21 @@ impl DenyList {
     pub fn new(allow: Vec<IpNet>, own: Vec<SocketAddr>) -> Self {
         Self {
             allow,
-            own,
+            own: ArcSwap::from_pointee(own),
             answers: Answers::default(),
         }
+    }
+
+    /// Replaces the addresses of this process's listeners.
+    pub fn set_own(&self, own: Vec<SocketAddr>) {
+        self.own.store(Arc::new(own));
     }
 
     /// Why `address` is not dialled, if it is not.
     pub fn denies(&self, address: SocketAddr) -> Option<&'static str> {
         let ip = address.ip().to_canonical();
         let address = SocketAddr::new(ip, address.port());
-        if self.own.iter().any(|own| self.is_own(*own, address)) {
+        if self.own.load().iter().any(|own| self.is_own(*own, address)) {
             return Some("a listener of this gateway");
         }
         let rule = fixed_rule(ip)?;

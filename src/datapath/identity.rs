@@ -8,9 +8,9 @@ use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Caller, Snapshot};
 use crate::telemetry::Source;
 use crate::tls::{Identity, leaf_identity};
-use crate::wire::sni::RouteBy;
 
 use super::handshake::Session;
+use super::listener::Listener;
 
 /// A downstream: as a rule one whose certificate was verified.
 #[derive(Debug)]
@@ -19,13 +19,19 @@ pub struct Peer {
     pub source: Arc<Source>,
     /// When its certificate expires; long ago where there is none.
     pub not_after: SystemTime,
-    /// By what its tunnels are routed, unless the service that they ask for says so itself.
-    pub route_by: RouteBy,
+    /// The listener that it came through.
+    pub listener: Arc<Listener>,
+    /// The server name of its hello on a TLS listener, if there was one.
+    pub server_name: Option<Arc<str>>,
 }
 
 impl Peer {
-    /// Somebody who has shown no certificate, as on a TLS listener.
-    pub fn unknown(address: SocketAddr) -> Self {
+    /// Returns a peer without a certificate, as on a TLS listener.
+    pub fn unknown(
+        address: SocketAddr,
+        listener: Arc<Listener>,
+        server_name: Option<Arc<str>>,
+    ) -> Self {
         let nothing: Arc<str> = Arc::default();
         Self {
             source: Arc::new(Source {
@@ -37,17 +43,18 @@ impl Peer {
                 cluster: nothing,
             }),
             not_after: SystemTime::UNIX_EPOCH,
-            route_by: RouteBy::default(),
+            listener,
+            server_name,
         }
     }
 
-    /// Somebody whose identity was verified, through a listener that routes by authority.
+    /// Returns a peer whose identity was verified.
     ///
     /// # Errors
     /// The trust domain is not in the set.
     pub fn known(
         identity: Identity,
-        address: SocketAddr,
+        (address, listener): (SocketAddr, Arc<Listener>),
         snapshot: &Snapshot,
     ) -> Result<Self, HandshakeRefusal> {
         let cluster = snapshot
@@ -65,13 +72,19 @@ impl Peer {
         Ok(Self {
             source: Arc::new(source),
             not_after: identity.not_after,
-            route_by: RouteBy::default(),
+            listener,
+            server_name: None,
         })
     }
 
     /// Whether it has shown no certificate.
     pub fn is_unknown(&self) -> bool {
         self.source.principal.is_empty()
+    }
+
+    /// Whether the listener's `sources` have its address now.
+    pub fn is_admitted(&self) -> bool {
+        self.listener.rules().admits(self.source.address.ip())
     }
 
     /// The peer as policy judges it.
@@ -84,14 +97,14 @@ impl Peer {
     }
 }
 
-/// Reads the peer's identity from its certificate, by the same strict parse as the verifier. It
-/// comes from an address, through a listener that routes its tunnels in some way.
+/// Reads the peer's identity from its certificate, by the same strict parse as the verifier. The
+/// peer comes from an address, through a listener.
 ///
 /// # Errors
 /// The certificate is not what the verifier let pass, or its trust domain has just left the set.
 pub fn run(
     session: &Session,
-    (address, route_by): (SocketAddr, RouteBy),
+    from: (SocketAddr, Arc<Listener>),
     snapshot: &Snapshot,
 ) -> Result<Peer, HandshakeRefusal> {
     let certificates = session.stream.get_ref().1.peer_certificates();
@@ -99,6 +112,5 @@ pub fn run(
         .and_then(|certificates| certificates.first())
         .ok_or(HandshakeRefusal::NoCertificate)?;
     let identity = leaf_identity(leaf)?;
-    let peer = Peer::known(identity, address, snapshot)?;
-    Ok(Peer { route_by, ..peer })
+    Peer::known(identity, from, snapshot)
 }

@@ -1,21 +1,33 @@
-//! What becomes of the connections of one listener.
+//! A listener while it is open: its rules, which change with the configuration, and its drain.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use arc_swap::{ArcSwap, Guard};
 use ipnet::IpNet;
 
 use crate::config::{self, ListenerProtocol, TlsRouting};
+use crate::lifecycle::Part;
 use crate::reason::Reason;
 use crate::wire::sni::{IstioName, RouteBy, SniPattern};
 use crate::wire::{Authority, Host};
 
 use super::hello::Hello;
 
-/// A listener, as its connections meet it. By default one of HBONE that is open to every address.
+/// A listener, shared by its connections. Its protocol never changes.
 #[derive(Debug, Default)]
 pub struct Listener {
+    rules: ArcSwap<Rules>,
+    /// The drain of the listener and of its connections.
+    pub stop: Part,
+}
+
+/// The rules for the connections of one listener. By default those of an HBONE listener that is
+/// open to every address.
+#[derive(Debug, Default)]
+pub struct Rules {
     sources: Vec<IpNet>,
     routing: Option<Routing>,
     route_by: RouteBy,
@@ -57,7 +69,32 @@ pub struct Wanted {
 }
 
 impl Listener {
-    /// The listener that the configuration describes.
+    /// Returns the listener that the configuration describes.
+    pub fn new(listener: &config::Listener, stop: Part) -> Self {
+        Self {
+            rules: ArcSwap::from_pointee(Rules::new(listener)),
+            stop,
+        }
+    }
+
+    /// Returns the rules in force, for a look-up that ends before the next await.
+    pub fn rules(&self) -> Guard<Arc<Rules>> {
+        self.rules.load()
+    }
+
+    /// Replaces the rules by those of the same protocol in another version of the configuration.
+    pub fn revise(&self, listener: &config::Listener) {
+        self.rules.store(Arc::new(Rules::new(listener)));
+    }
+
+    /// Returns whether its peers speak TLS that is passed on.
+    pub fn is_tls(&self) -> bool {
+        self.rules().is_tls()
+    }
+}
+
+impl Rules {
+    /// Returns the rules that the configuration describes.
     pub fn new(listener: &config::Listener) -> Self {
         let routing = match &listener.protocol {
             ListenerProtocol::Hbone { .. } => None,
@@ -102,9 +139,31 @@ impl Listener {
     /// # Errors
     /// [`Reason::UnknownSni`] or [`Reason::NoIstioAlpn`].
     pub fn target(&self, hello: &Hello) -> Result<Wanted, Reason> {
-        let name = hello.sni.as_deref();
+        self.wanted(hello.sni.as_deref(), hello.offers_istio)
+    }
+
+    /// Returns whether the listener's own route opens a tunnel now that was opened for this server
+    /// name and target, `granted` by a route or not.
+    ///
+    /// # Errors
+    /// The name does not lead to the target any more.
+    pub fn still_grants(
+        &self,
+        name: Option<&str>,
+        asked: &Authority,
+        granted: bool,
+    ) -> Result<bool, Reason> {
+        // One that no route granted has offered Istio's protocols.
+        let wanted = self.wanted(name, !granted)?;
+        match wanted.authority == *asked {
+            true => Ok(wanted.granted),
+            false => Err(Reason::UnknownSni),
+        }
+    }
+
+    fn wanted(&self, name: Option<&str>, offers_istio: bool) -> Result<Wanted, Reason> {
         match &self.routing {
-            Some(Routing::Istio) => istio(name, hello.offers_istio),
+            Some(Routing::Istio) => istio(name, offers_istio),
             Some(Routing::Routes(routes)) => Ok(Wanted {
                 authority: routes.find(name).ok_or(Reason::UnknownSni)?.1.clone(),
                 granted: true,
@@ -214,8 +273,8 @@ mod tests {
         }
     }
 
-    fn listener(protocol: ListenerProtocol, sources: &[&str]) -> Listener {
-        Listener::new(&config::Listener {
+    fn listener(protocol: ListenerProtocol, sources: &[&str]) -> Rules {
+        Rules::new(&config::Listener {
             name: "one".to_owned(),
             bind: ([127, 0, 0, 1], 0).into(),
             line: config::Line(1),
@@ -259,7 +318,7 @@ mod tests {
             (None, "any:1"),
         ];
         for (name, want) in cases {
-            let got = |from: &Listener| {
+            let got = |from: &Rules| {
                 let wanted = from.target(&hello(name, false));
                 wanted.map(|wanted| (wanted.authority.to_string(), wanted.granted))
             };
@@ -284,6 +343,26 @@ mod tests {
         for name in [None, Some("echo.app"), subset] {
             assert_eq!(target(name, true), Err(Reason::UnknownSni), "{name:?}");
         }
+    }
+
+    #[test]
+    fn other_rules_grant_an_open_tunnel_only_what_its_name_leads_to() {
+        let to = |text| Authority::parse(text).expect("an authority");
+        let routes = vec![route(&["a.example"], "a:1"), route(&["*"], "any:1")];
+        let routes = listener(ListenerProtocol::Tls(TlsRouting::Routes { routes }), &[]);
+        let named = Some("a.example");
+        assert_eq!(routes.still_grants(named, &to("a:1"), true), Ok(true));
+        assert_eq!(routes.still_grants(None, &to("any:1"), true), Ok(true));
+        let moved = routes.still_grants(named, &to("any:1"), true);
+        assert_eq!(moved, Err(Reason::UnknownSni));
+        let routing = TlsRouting::Istio { routing: "istio" };
+        let istio = listener(ListenerProtocol::Tls(routing), &[]);
+        let named = Some("outbound_.80_._.echo.app");
+        let asked = to("echo.app:80");
+        assert_eq!(istio.still_grants(named, &asked, false), Ok(false));
+        let by_route = istio.still_grants(named, &asked, true);
+        assert_eq!(by_route, Err(Reason::NoIstioAlpn));
+        assert!(istio.still_grants(None, &asked, false).is_err());
     }
 
     #[test]

@@ -48,10 +48,17 @@ async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived
             return None;
         }
     };
-    let peer = Arc::new(Peer::unknown(accepted.address));
-    let wanted = accepted.listener.target(&hello);
+    // Before the rules are read, so that no change of them goes unseen.
+    let generation = gateway.reader.generation();
+    let wanted = accepted.listener.rules().target(&hello);
+    let sni: Option<Arc<str>> = hello.sni.map(Into::into);
+    let peer = Arc::new(Peer::unknown(
+        accepted.address,
+        accepted.listener,
+        sni.clone(),
+    ));
     Some(Box::new(Arrived {
-        record: Record::of_hello(&gateway.metrics, &peer.source, hello.sni.as_deref()),
+        record: Record::of_hello(&gateway.metrics, &peer.source, sni),
         wanted: wanted.map(|wanted| {
             let target = Target {
                 authority: wanted.authority,
@@ -63,6 +70,7 @@ async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived
         held: (accepted.held, gateway.metrics.connection_opened()),
         gateway,
         peer,
+        generation,
         stream,
     }))
 }

@@ -86,8 +86,11 @@ impl Right {
 ///
 /// # Errors
 /// [`Reason::NotLinked`], [`Reason::NotExposed`] or [`Reason::NotForPeer`], which are alike to the
-/// peer.
+/// peer. The last is also for a peer that the listener's `sources` have lost.
 pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Reason> {
+    if !peer.is_admitted() {
+        return Err(Reason::NotForPeer);
+    }
     let of = (&*route.service().hostname, route.port());
     judge(snapshot, peer, route.asked(), of, route.means())?;
     Ok(Permit {
@@ -98,22 +101,36 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rea
 
 /// The permit for the target of a listener's own route, which the configuration opens to whoever
 /// reaches that listener.
-pub fn granted(route: Route) -> Permit {
-    Permit {
-        route,
-        granted: true,
+///
+/// # Errors
+/// [`Reason::NotForPeer`]: the listener's `sources` have lost the peer.
+pub fn granted(peer: &Peer, route: Route) -> Result<Permit, Reason> {
+    match peer.is_admitted() {
+        true => Ok(Permit {
+            route,
+            granted: true,
+        }),
+        false => Err(Reason::NotForPeer),
     }
 }
 
 /// Judges an open tunnel again, by the rules of now.
 ///
 /// # Errors
-/// What took the right away: a change of trust, of exposure, of names, of links, or of who is
-/// believed to come from a waypoint.
+/// What took the right away: a change of the listener, of trust, of exposure, of names, of links,
+/// or of who is believed to come from a waypoint.
 pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), &'static str> {
-    if right.granted {
-        // Listeners change with a restart only.
-        return Ok(());
+    if !peer.is_admitted() {
+        return Err("the listener's `sources` do not have the peer's address any more");
+    }
+    let rules = peer.listener.rules();
+    if rules.is_tls() {
+        let name = peer.server_name.as_deref();
+        match rules.still_grants(name, &right.asked, right.granted) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(_) => return Err("the listener does not lead from the server name there any more"),
+        }
     }
     let (asked, host, means) = (&right.asked, &*right.service.hostname, &right.means);
     let of = (host, right.port);

@@ -361,8 +361,8 @@ mod tests {
             service_account,
             not_after: std::time::SystemTime::UNIX_EPOCH,
         };
-        let address = ([127, 0, 0, 1], 1).into();
-        Peer::known(identity, address, snapshot).expect("a trusted peer")
+        let from = (([127, 0, 0, 1], 1).into(), Arc::default());
+        Peer::known(identity, from, snapshot).expect("a trusted peer")
     }
 
     #[test]

@@ -60,7 +60,7 @@ async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
 
 /// Handshake and identity.
 async fn meet(gateway: &Gateway, accepted: Accepted) -> Result<(Session, Arc<Peer>), Refused> {
-    let from = (accepted.address, accepted.listener.route_by());
+    let from = (accepted.address, Arc::clone(&accepted.listener));
     let session = handshake::run(gateway, accepted).await?;
     let peer = identity::run(&session, from, &gateway.reader.load())
         .map_err(|refusal| Refused::new(refusal, &refusal))?;

@@ -14,7 +14,6 @@ use crate::reason::HandshakeRefusal;
 use crate::snapshot::Publisher;
 use crate::telemetry::{Metrics, Source};
 use crate::tls::{self, Material, dev};
-use crate::wire::sni::RouteBy;
 
 use super::accept::{Held, Load};
 use super::admission::Admission;
@@ -64,7 +63,8 @@ fn peer(not_after: SystemTime) -> Arc<Peer> {
     Arc::new(Peer {
         source: Arc::new(source),
         not_after,
-        route_by: RouteBy::default(),
+        listener: Arc::default(),
+        server_name: None,
     })
 }
 

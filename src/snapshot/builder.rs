@@ -30,8 +30,10 @@ pub struct Change {
     pub exports: Option<ExportSet>,
     /// What is exported or kept local by objects of its own, and which clusters are linked.
     pub scope: Option<Scope>,
-    /// Whether there are TLS listeners. It takes effect with the mesh of the same change.
+    /// Whether there are TLS listeners.
     pub direct: Option<bool>,
+    /// Whether the rules of a listener have changed: open tunnels are judged anew then.
+    pub listeners: bool,
     /// Istio's authorization policies.
     pub policies: Option<Policies>,
     /// What is done about them.
@@ -60,6 +62,7 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     let renamed = !Arc::ptr_eq(&next.names, &old.names);
     let reexposed = renamed || !Arc::ptr_eq(&next.exposure, &old.exposure);
     let mut moved = reexposed
+        || change.listeners
         || (&next.trust, &next.exports, &next.scope) != (&old.trust, &old.exports, &old.scope)
         || !Arc::ptr_eq(&next.policies, &old.policies)
         || next.enforcement != old.enforcement;
@@ -67,7 +70,7 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         (None, None, None) => Arc::clone(&old.balancing),
         said => replaced(&old.balancing, Some(old.balancing.changed(said))),
     };
-    if change.mesh.is_some() || !change.answers.is_empty() {
+    if change.mesh.is_some() || !change.answers.is_empty() || next.direct != old.direct {
         let (told, network) = change.mesh.unzip();
         let network = network.unwrap_or_else(|| old.network().into());
         let mesh = next.hosts.follow(&old.mesh, told, change.answers);
@@ -239,6 +242,8 @@ mod tests {
         assert_eq!(dialled, wanted);
         assert_eq!(addresses(&first), ["10.0.0.1:15008"]);
         let tunnelled = &echo(&first).ports[&80].endpoints[0];
+        let before = &echo(&without).ports[&80].endpoints[0];
+        assert!(Arc::ptr_eq(&tunnelled.state, &before.state));
         assert!(!Arc::ptr_eq(&tunnelled.state, &direct(&first)[0].state));
         change(&mut mesh, |service| service.allow_unhealthy = true);
         let second = next(&first, &mesh, None);
@@ -246,6 +251,31 @@ mod tests {
             &direct(&second)[0].state,
             &direct(&first)[0].state
         ));
+    }
+
+    #[test]
+    fn tls_listeners_that_come_and_go_need_no_news_of_the_mesh() {
+        let first = built(&Snapshot::default(), mesh(vec![workload("a", "10.0.0.1")]));
+        let turned = |old: &Snapshot, direct| {
+            let change = Change {
+                direct: Some(direct),
+                ..Change::default()
+            };
+            build(old, change)
+        };
+        let with = turned(&first, true);
+        let direct = echo(&with).direct[&80].endpoints[0].address;
+        assert_eq!(direct, "10.0.0.1:8080".parse().expect("an address"));
+        let without = turned(&with, false);
+        assert!(echo(&without).direct.is_empty());
+        let state = |snapshot| Arc::as_ptr(&echo(snapshot).ports[&80].endpoints[0].state);
+        assert_eq!(state(&first), state(&without));
+        assert_eq!(first.generation, without.generation);
+        let change = Change {
+            listeners: true,
+            ..Change::default()
+        };
+        assert_eq!(build(&first, change).generation, first.generation + 1);
     }
 
     #[test]

@@ -61,31 +61,35 @@ pub(super) struct Behind<'a> {
 /// The members of a service that come or change, and those that go, by uid.
 type Edits<'a> = BTreeMap<&'a str, Option<Member>>;
 
-/// Puts a mesh in the place of the snapshot's. The network, whether only HBONE is dialled and
-/// whether there are TLS listeners stay what they are while a gateway runs; with others no endpoint
-/// keeps its state. Returns whether open tunnels are to be judged anew: other policies may select a
-/// workload, or a service has other waypoints or another visibility.
+/// Puts a mesh in the place of the snapshot's. Where the network, whether only HBONE is dialled or
+/// whether there are TLS listeners differs, all of it is built anew; endpoints keep their state and
+/// claims their age also then. Returns whether open tunnels are to be judged anew: other policies
+/// may select a workload, or a service has other waypoints or another visibility.
 pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> bool {
     let index = &snapshot.index;
     let rules = (&index.network, index.hbone_only, index.direct);
     let (hbone_only, direct) = (mesh.hbone_only, snapshot.direct);
+    let mut previous = Index::default();
     if rules != (&network, hbone_only, direct) {
         snapshot.mesh = Mesh::default();
         snapshot.services = Shards::default();
         snapshot.derived = Shards::default();
         snapshot.vips = Shards::default();
-        snapshot.index = Index {
+        let index = Index {
             network,
             hbone_only,
             direct,
             ..Index::default()
         };
+        previous = mem::replace(&mut snapshot.index, index);
     }
     let old = mem::replace(&mut snapshot.mesh, mesh);
     // What is written below is not what is read: a copy shares everything.
     let new = snapshot.mesh.clone();
-    let (hosts, reselected) = snapshot.index.join(&old, &new);
-    let (claimed, rerouted) = snapshot.index.claim(&old, &new, snapshot.version);
+    let (hosts, reselected) = snapshot.index.join((&old, &new), &previous);
+    let (claimed, rerouted) = snapshot
+        .index
+        .claim((&old, &new), &previous, snapshot.version);
     // Who owns a family takes its other names away from others, and gives them back.
     let families = claimed.iter().flat_map(|host| snapshot.family_of(host));
     let families = families.filter(|name| !snapshot.index.claims(name).is_empty());
@@ -131,9 +135,14 @@ pub(super) fn rebalance(snapshot: &mut Snapshot, old: &Arc<Balancing>) {
 }
 
 impl Index {
-    /// Joins workloads with the services that they name. Returns the hostnames that are touched,
+    /// Joins workloads with the services that they name. States of endpoints are looked for in
+    /// `previous` where this index has no such workload. Returns the hostnames that are touched,
     /// and whether other policies may select a workload.
-    fn join<'a>(&mut self, old: &'a Mesh, new: &'a Mesh) -> (BTreeSet<&'a str>, bool) {
+    fn join<'a>(
+        &mut self,
+        (old, new): (&'a Mesh, &'a Mesh),
+        previous: &Self,
+    ) -> (BTreeSet<&'a str>, bool) {
         let mut identities = identities::Edits::default();
         let mut edits: HashMap<&Arc<str>, Edits<'a>> = HashMap::new();
         let mut reselected = false;
@@ -164,6 +173,7 @@ impl Index {
             let new = first.and_then(|service| edits.get(service)?.values().flatten().next());
             let near = new.or_else(|| self.members.get(first?)?.first());
             let before = before.map(|(_, member)| member);
+            let before = before.or_else(|| previous.member(workload));
             let Some(member) = Member::new(workload, ip, self.direct, before, near) else {
                 continue;
             };
@@ -222,8 +232,8 @@ impl Index {
     /// have left tunnels open.
     fn claim<'a>(
         &mut self,
-        old: &'a Mesh,
-        new: &'a Mesh,
+        (old, new): (&'a Mesh, &'a Mesh),
+        previous: &Self,
         version: u64,
     ) -> (BTreeSet<&'a str>, bool) {
         let (mut hosts, mut rerouted) = (BTreeSet::new(), false);
@@ -238,7 +248,9 @@ impl Index {
             });
             for service in [before, after].into_iter().flatten() {
                 let old = self.claims(&service.hostname).iter();
-                let before = old.clone().find(|claim| claim.name == *name);
+                let earlier = previous.claims(&service.hostname).iter();
+                let mut known = old.clone().chain(earlier);
+                let before = known.find(|claim| claim.name == *name);
                 let since = before.map_or(version, |claim| claim.since);
                 let others = old.filter(|claim| claim.name != *name);
                 let mut claims: Vec<_> = others.cloned().collect();

@@ -37,7 +37,8 @@ pub struct Record {
 #[derive(Debug)]
 enum Asked {
     Authority(Box<str>),
-    Sni(Box<str>),
+    /// Shared with the peer.
+    Sni(Arc<str>),
     /// An authority, and the server name of the TLS inside. Boxed: few tunnels have both.
     Both(Box<(Box<str>, Box<str>)>),
 }
@@ -100,9 +101,8 @@ impl Record {
     }
 
     /// The record of a tunnel that was just asked for by a ClientHello.
-    pub fn of_hello(metrics: &Arc<Metrics>, source: &Arc<Source>, sni: Option<&str>) -> Self {
-        let sni = truncated(sni.unwrap_or_default());
-        Self::of(metrics, source, Asked::Sni(sni.into()))
+    pub fn of_hello(metrics: &Arc<Metrics>, source: &Arc<Source>, sni: Option<Arc<str>>) -> Self {
+        Self::of(metrics, source, Asked::Sni(sni.unwrap_or_default()))
     }
 
     fn of(metrics: &Arc<Metrics>, source: &Arc<Source>, asked: Asked) -> Self {

@@ -145,6 +145,38 @@ fn the_data_path_opens_with_the_first_certificate_of_the_authority() {
 }
 
 #[test]
+fn review_21_listeners_that_change_before_the_first_certificate_open_with_it() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = of_istio(net);
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        gateway.logged("no new certificate").await;
+        let file = gateway.file("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a file");
+        let moved = net.address(1, 15018);
+        let (old, new) = (net.address(1, 15008).to_string(), moved.to_string());
+        replace(&file, &text.replace(&old, &new));
+        let waiting = async || gateway.http(15000, "GET", "/status").await.1;
+        until("a moved listener", waiting, |page| {
+            let mut lines = page.lines();
+            lines.any(|line| line.contains(&new) && line.ends_with("waits for a certificate"))
+        })
+        .await;
+        let refused = TcpStream::connect(moved).await;
+        refused.expect_err("nobody listens without a certificate");
+
+        let istiod = Istiod::default();
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        let tls = identities().client(CLIENT, GATEWAY);
+        let client = Client::connect(moved, &tls).await.expect("a connection");
+        echoes(&mut client.tunnel(ECHO).await.expect("a tunnel")).await;
+        let refused = TcpStream::connect(gateway.address).await;
+        refused.expect_err("nobody listens where nobody should");
+    });
+}
+
+#[test]
 fn what_the_authority_must_not_answer_is_said_and_asked_for_again() {
     run(async {
         let net = Net::new();

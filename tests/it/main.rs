@@ -53,6 +53,8 @@ mod istio_faults;
 #[cfg(test)]
 mod links;
 #[cfg(test)]
+mod listeners;
+#[cfg(test)]
 mod names;
 #[cfg(test)]
 mod on_demand;

@@ -226,19 +226,32 @@ fn certificates_swapped_as_kubernetes_does_serve_new_handshakes_only() {
 }
 
 #[test]
-fn what_needs_a_restart_says_so() {
+fn review_21_a_key_that_needs_a_restart_is_an_error_and_the_rest_applies() {
     run(async {
         let gateway = Gateway::start(&Settings::new(Net::new(), identities())).await;
         let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
-        replace(&gateway.file("strait.yaml"), &(config + "workers: 3\n"));
-        reloads(&gateway, "config", "ok", 1.0).await;
-        gateway.logged("key=\"workers\"").await;
+        let level = "log: {level: debug}\n";
+        let changed = format!("{config}workers: 3\n{level}");
+        replace(&gateway.file("strait.yaml"), &changed);
+        reloads(&gateway, "config", "error", 1.0).await;
+        gateway.logged("`workers` needs a restart").await;
+        let problem = "strait.yaml: `workers` needs a restart; its value of the start stays";
+        let (code, text, _) = gateway.asked(&["status"]).await;
+        assert_eq!(code, 0, "{text}");
+        assert!(text.contains(problem), "{text}");
+        assert!(text.contains("in use but for a part"), "{text}");
+        let (_, set) = gateway.http(15000, "POST", "/logging?reset").await;
+        assert_eq!(set, "current log level is debug\n", "the rest applies");
         let (status, dump) = gateway.http(15000, "GET", "/config_dump").await;
         assert_eq!(status, 200);
         assert!(
             dump.contains("\"workers\":0") || dump.contains("\"workers\": 0"),
             "{dump}"
         );
+        replace(&gateway.file("strait.yaml"), &(config + level));
+        reloads(&gateway, "config", "ok", 1.0).await;
+        let (_, text, _) = gateway.asked(&["status"]).await;
+        assert!(!text.contains("needs a restart"), "{text}");
     });
 }
 

@@ -316,7 +316,7 @@ mod tests {
         let metrics = Arc::new(Metrics::new());
         let budget = Arc::new(Budget::new(1 << 30, metrics.buffers(1 << 30)));
         let (account, admission) = (budget.account(), Admission::new(1000));
-        let peer = Peer::unknown(([127, 0, 0, 1], 1).into());
+        let peer = Peer::unknown(([127, 0, 0, 1], 1).into(), Arc::default(), None);
         let mut record = Record::of_hello(&metrics, &peer.source, None);
         let (all, hello) = (bytes(32 << 20), b"hello".to_vec());
         let copy = run(
@@ -359,7 +359,7 @@ mod tests {
         let metrics = Arc::new(Metrics::new());
         let budget = Arc::new(Budget::new(1 << 30, metrics.buffers(1 << 30)));
         let (account, admission) = (budget.account(), Admission::new(1000));
-        let peer = Peer::unknown(([127, 0, 0, 1], 1).into());
+        let peer = Peer::unknown(([127, 0, 0, 1], 1).into(), Arc::default(), None);
         let mut record = Record::of_hello(&metrics, &peer.source, None);
         let all = bytes(64 << 20);
         let limits = (&account, &admission);

@@ -28,7 +28,7 @@ use crate::wire::sni::{self, RouteBy};
 use super::dial::DenyList;
 use super::hello::{Hello, is_istios};
 use super::identity::Peer;
-use super::listener::Listener;
+use super::listener::Rules;
 use super::policy::{self, Permit};
 use super::route::{self, Route};
 use super::tunnel::{Origin, Target};
@@ -74,7 +74,7 @@ pub struct World<'a> {
     /// The addresses that are never dialled.
     pub deny: &'a DenyList,
     /// The listeners by their names.
-    pub listeners: &'a [(String, Listener)],
+    pub listeners: &'a [(String, Rules)],
     /// Where the configuration's entries stand.
     pub places: &'a Places,
     /// Whether tunnels may hold more bytes than they do.
@@ -200,9 +200,9 @@ pub fn run(world: &World<'_>, question: &Question) -> Result<Answer, String> {
 }
 
 /// The listener that is meant.
-fn chosen<'a>(world: &World<'a>, question: &Question) -> Result<&'a (String, Listener), String> {
+fn chosen<'a>(world: &World<'a>, question: &Question) -> Result<&'a (String, Rules), String> {
     let all = world.listeners.iter();
-    let names = |listeners: Vec<&(String, Listener)>| {
+    let names = |listeners: Vec<&(String, Rules)>| {
         let names: Vec<_> = listeners.iter().map(|(name, _)| name.as_str()).collect();
         names.join(", ")
     };
@@ -243,14 +243,14 @@ struct Asking<'a> {
 
 impl Asking<'_> {
     /// A connection of a TLS listener.
-    fn hello(self, listener: &Listener, answer: &mut Answer) -> Result<(), String> {
+    fn hello(self, listener: &Rules, answer: &mut Answer) -> Result<(), String> {
         let question = self.question;
         if question.from.is_some() || question.to.is_some() || question.origin.is_some() {
             let what = "peers of a TLS listener show the gateway no certificate and send no \
                         CONNECT; write --sni and --alpn, and neither --from, --to nor --origin";
             return Err(what.to_owned());
         }
-        let peer = Peer::unknown(question.address());
+        let peer = Peer::unknown(question.address(), Arc::default(), None);
         answer.peer = why::peer(&peer);
         let offers_istio = question.alpn.iter().any(|one| is_istios(one.as_bytes()));
         let hello = Hello::named(question.sni.as_deref(), offers_istio);
@@ -287,7 +287,7 @@ impl Asking<'_> {
     }
 
     /// A CONNECT on an HBONE listener.
-    fn connect(self, listener: &Listener, answer: &mut Answer) -> Result<(), String> {
+    fn connect(self, listener: &Rules, answer: &mut Answer) -> Result<(), String> {
         let origin = self.question.origin()?;
         let Some(to) = &self.question.to else {
             return Err(
@@ -299,8 +299,8 @@ impl Asking<'_> {
         let identity = self.identity()?;
         let cluster = self.world.snapshot.trust.cluster(&identity.trust_domain);
         answer.peer = why::identity(&identity, cluster.map(|name| &**name));
-        let address = self.question.address();
-        let peer = match Peer::known(identity, address, self.world.snapshot) {
+        let from = (self.question.address(), Arc::default());
+        let peer = match Peer::known(identity, from, self.world.snapshot) {
             Ok(peer) => peer,
             Err(refusal) => {
                 answer.outcome = Outcome::of_handshake(refusal);
@@ -438,7 +438,7 @@ impl Asking<'_> {
         let judge = why::Judge::of(self.world, peer, &route);
         if granted {
             leg.rule = why::granted();
-            return (leg, Ok(policy::granted(route)));
+            return (leg, policy::granted(peer, route));
         }
         let permit = policy::run(snapshot, peer, route);
         leg.rule = judge.rule(permit.as_ref().err().copied());

@@ -87,7 +87,7 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
     } = *asked;
     let place = match place {
         Some(place) => place,
-        None => match Box::pin(place_of(&gateway, &window, &mut requested)).await {
+        None => match Box::pin(place_of(&peer, &window, &mut requested)).await {
             Ok(place) => place,
             Err(reason) => {
                 if reason == Reason::Overloaded {
@@ -101,7 +101,7 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
     let generation = gateway.reader.generation();
     let opened = match permit(&gateway, &peer, target, &mut record) {
         Err(reason) => Err(requested.refuse(reason)),
-        Ok((permit, own)) => match own.unwrap_or(peer.route_by) {
+        Ok((permit, own)) => match own.unwrap_or_else(|| peer.listener.rules().route_by()) {
             RouteBy::Authority => dial(&gateway, &peer, requested, permit, &mut record).await,
             // Boxed: to read a hello takes far more room than to dial.
             RouteBy::Sni => {
@@ -142,14 +142,14 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
 /// h2 frees the place of a stream as soon as it is reset, so that a peer at the limit may open the
 /// next one before its last one is over here.
 async fn place_of(
-    gateway: &Gateway,
+    peer: &Peer,
     window: &Arc<StreamWindow>,
     requested: &mut Requested,
 ) -> Result<OpenStream, Reason> {
     tokio::select! {
         place = timeout(PLACE_DEADLINE, window.opened()) => place.map_err(|_| Reason::Overloaded),
         reason = requested.cancelled() => Err(reason),
-        () = gateway.lifecycle.closing() => Err(Reason::DrainDeadline),
+        () = peer.listener.stop.closing() => Err(Reason::DrainDeadline),
     }
 }
 
@@ -182,7 +182,7 @@ async fn dial(
     let reached = tokio::select! {
         upstream = connect(gateway, peer, permit, record) => upstream,
         reason = requested.cancelled() => Err(reason),
-        () = gateway.lifecycle.closing() => Err(Reason::DrainDeadline),
+        () = peer.listener.stop.closing() => Err(Reason::DrainDeadline),
     };
     match reached {
         Ok(upstream) => Ok((requested.accept()?, upstream)),
@@ -336,7 +336,7 @@ async fn stopped(
     right: &policy::Right,
 ) -> (Reason, Option<String>) {
     tokio::select! {
-        () = gateway.lifecycle.closing() => (Reason::DrainDeadline, None),
+        () = peer.listener.stop.closing() => (Reason::DrainDeadline, None),
         why = revoked(gateway, generation, peer, right) => (Reason::Revoked, Some(why)),
     }
 }

@@ -32,6 +32,8 @@ pub struct Arrived {
     pub gateway: Arc<Gateway>,
     /// Who asks: an address without an identity.
     pub peer: Arc<Peer>,
+    /// Changes whenever the rights of tunnels may have changed since the hello was judged.
+    pub generation: watch::Receiver<u64>,
     /// The socket.
     pub stream: TcpStream,
     /// What was read from it so far.
@@ -57,11 +59,11 @@ pub async fn run(arrived: Box<Arrived>) {
 
 /// Resolves, judges and dials, or refuses.
 async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
-    let generation = arrived.gateway.reader.generation();
     let reached = reach(&mut arrived).await;
     let Arrived {
         gateway,
         peer,
+        generation,
         stream,
         hello,
         mut record,
@@ -112,7 +114,7 @@ async fn reach(arrived: &mut Arrived) -> Result<Upstream, Reason> {
         let route = route::direct(&snapshot, peer, target)?;
         record.routed(named(route.service()));
         match granted {
-            true => policy::granted(route),
+            true => policy::granted(peer, route)?,
             false => policy::run(&snapshot, peer, route)?,
         }
     };
@@ -120,7 +122,7 @@ async fn reach(arrived: &mut Arrived) -> Result<Upstream, Reason> {
         upstream = connect(gateway, peer, permit, record) => upstream,
         // Only a reset: a peer that has sent FIN may still wait for the answer.
         _ = stream.ready(Interest::ERROR) => Err(Reason::DownstreamReset),
-        () = gateway.lifecycle.closing() => Err(Reason::DrainDeadline),
+        () = peer.listener.stop.closing() => Err(Reason::DrainDeadline),
     }
 }
 

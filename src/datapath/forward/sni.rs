@@ -49,7 +49,7 @@ async fn reach(
     outer: Permit,
     record: &mut Record,
 ) -> Result<Upstream, Reason> {
-    let name = server_name(gateway, tunnel, record).await?;
+    let name = server_name(peer, tunnel, record).await?;
     let (origin, port) = (outer.route().origin(), outer.route().asked().port);
     drop(outer);
     let target = name.and_then(|name| sni::target(&name, port));
@@ -58,7 +58,7 @@ async fn reach(
     tokio::select! {
         upstream = connect(gateway, peer, permit, record) => upstream,
         reason = tunnel.cancelled() => Err(reason),
-        () = gateway.lifecycle.closing() => Err(Reason::DrainDeadline),
+        () = peer.listener.stop.closing() => Err(Reason::DrainDeadline),
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) async fn check(
     record: &mut Record,
 ) -> Result<(Tunnel, Upstream), Reason> {
     let (mut tunnel, upstream) = dial(gateway, peer, requested, permit, record).await?;
-    let name = match server_name(gateway, &mut tunnel, record).await {
+    let name = match server_name(peer, &mut tunnel, record).await {
         Ok(name) => name,
         Err(reason) => return Err(tunnel.refuse(reason)),
     };
@@ -85,13 +85,13 @@ pub(super) async fn check(
 
 /// The server name of the tunnel's TLS, if its hello has one. The hello stays in the tunnel.
 async fn server_name(
-    gateway: &Gateway,
+    peer: &Peer,
     tunnel: &mut Tunnel,
     record: &mut Record,
 ) -> Result<Option<Box<str>>, Reason> {
     let read = tokio::select! {
         read = timeout(HELLO_DEADLINE, read(tunnel)) => read,
-        () = gateway.lifecycle.closing() => return Err(Reason::DrainDeadline),
+        () = peer.listener.stop.closing() => return Err(Reason::DrainDeadline),
     };
     let late = || (Reason::NoHello, "no ClientHello within 5 s".to_owned());
     match read.unwrap_or_else(|_| Err(late())) {

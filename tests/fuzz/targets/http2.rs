@@ -22,7 +22,6 @@ use strait::snapshot::mesh::Mesh;
 use strait::snapshot::{Audience, Exposure, ExposureTable, Publisher, TrustSet};
 use strait::telemetry::{Metrics, Source};
 use strait::tls::{self, Material, dev};
-use strait::wire::sni::RouteBy;
 use strait::xds;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split};
 use tokio::net::{TcpListener, TcpStream};
@@ -252,7 +251,8 @@ fn peer(has_expired: bool) -> Arc<Peer> {
         } else {
             now + 24 * hour
         },
-        route_by: RouteBy::default(),
+        listener: Arc::default(),
+        server_name: None,
     })
 }
 

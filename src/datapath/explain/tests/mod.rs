@@ -37,7 +37,7 @@ enum Fault {
 
 fn explained(of: &Generated, now: Instant) -> Answer {
     let deny = DenyList::new(Vec::new(), Vec::new());
-    let listeners = [("cross-network".to_owned(), Listener::default())];
+    let listeners = [("cross-network".to_owned(), Rules::default())];
     let world = World {
         snapshot: &of.snapshot,
         places: &Places::default(),
@@ -71,7 +71,8 @@ fn distort(answer: &mut Answer, fault: Fault) {
 /// How often each endpoint is picked, by its workload and address.
 fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
     let identity = of.identity();
-    let peer = Peer::known(identity, ([0; 4], 0).into(), &of.snapshot).expect("one of the set");
+    let peer = Peer::known(identity, (([0; 4], 0).into(), Arc::default()), &of.snapshot)
+        .expect("one of the set");
     let route = || {
         let authority = Authority::parse(of.to()).expect("an authority");
         let origin = of.question.origin().expect("an origin");

@@ -6,6 +6,7 @@
 use std::time::SystemTime;
 
 use super::columns::{self, plain};
+use super::listeners::ListenerRow;
 use super::status::{Counts, Page, ServiceRow, how_many};
 use crate::status::{Discovery, Unused};
 
@@ -13,6 +14,8 @@ use crate::status::{Discovery, Unused};
 const REJECTIONS_SHOWN: usize = 10;
 /// Hostnames that are shown.
 const HOSTS_SHOWN: usize = 50;
+/// Routes of listeners that are shown.
+const ROUTES_SHOWN: usize = 50;
 
 /// The page; `one` is whether services were asked for by name.
 pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
@@ -24,6 +27,7 @@ pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
     if !one {
         text.problems(page);
         text.orders(page);
+        text.listeners(page);
         text.source(page);
         text.certificates(page);
         text.files(page);
@@ -122,6 +126,21 @@ impl Text {
                 plain(region),
                 plain(&undo)
             ));
+        }
+    }
+
+    fn listeners(&mut self, page: &Page) {
+        self.heading("Listeners", "");
+        let rows = page.listeners.iter().map(ListenerRow::columns);
+        let header = ["NAME", "ADDRESS", "PROTOCOL", "ROUTED", "SOURCES", "STATE"];
+        self.table("  ", header, rows.collect());
+        let mut opens: Vec<_> = page.listeners.iter().flat_map(ListenerRow::opens).collect();
+        let more = opens.len().saturating_sub(ROUTES_SHOWN);
+        opens.truncate(ROUTES_SHOWN);
+        let header = ["THROUGH", "ASKED FOR BY", "REACHED", "BY"];
+        self.table("  ", header, opens);
+        if more > 0 {
+            self.line(&format!("  and {more} more, see `strait status --json`"));
         }
     }
 
@@ -244,10 +263,12 @@ impl Text {
         }
         self.heading("Changes read", "");
         let rows = page.reloads.iter().map(|reload| {
-            let result = match &reload.error {
-                Some(_) => "refused, see Problems; what was read before is in use".to_owned(),
-                None => "in use".to_owned(),
+            let result = match (&reload.error, reload.in_use) {
+                (None, _) => "in use",
+                (Some(_), true) => "in use but for a part, see Problems",
+                (Some(_), false) => "refused, see Problems; what was read before is in use",
             };
+            let result = result.to_owned();
             [reload.what.to_owned(), ago(page.at, reload.at), result]
         });
         self.table("  ", ["SOURCE", "READ", "RESULT"], rows.collect());
@@ -383,208 +404,4 @@ fn span(seconds: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::super::status::{CertificateRow, EndpointRow, ReloadRow, Services, Source};
-    use super::*;
-    use crate::status::{Host, Hosts, ResourceType};
-
-    fn at(seconds: u64) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600 + seconds)
-    }
-
-    fn stream() -> Discovery {
-        let rejection = crate::status::Rejection {
-            name: "east//Pod/app/bad".into(),
-            reason: "workload.addresses[0]: 5 bytes\u{1b}[2J".into(),
-            version: "7".into(),
-            since: at(3540),
-        };
-        let addresses = ResourceType {
-            name: "addresses",
-            synced: true,
-            held: 12,
-            accepted: Some(at(0)),
-            version: "2026-01-01T00:00:00Z/7".into(),
-            responses: 5,
-            nacks: 2,
-            rejected: 11,
-            at_least: true,
-            rejections: vec![rejection; 11],
-            ..ResourceType::default()
-        };
-        let unused = Unused {
-            name: "x\u{1b}".into(),
-            why: "no service by its name".into(),
-        };
-        let clusters = ResourceType {
-            name: "clusters",
-            unused: 12,
-            unused_first: vec![unused; 12],
-            ..ResourceType::default()
-        };
-        Discovery {
-            address: "istiod:15012".into(),
-            since: Some(at(3600)),
-            why: Some("unavailable: \"gone\"".into()),
-            retries: 3,
-            next_try: Some(at(3661) + Duration::from_millis(500)),
-            types: vec![addresses, clusters],
-            saved: Some(at(3595)),
-            ..Discovery::default()
-        }
-    }
-
-    fn service() -> ServiceRow {
-        let endpoint = |uid: &str, address: Option<&str>, unused: Option<&str>| EndpointRow {
-            port: 80,
-            uid: uid.into(),
-            address: address.map(Into::into),
-            weight: 1,
-            tunnels: u32::from(unused.is_none()),
-            unused: unused.map(Into::into),
-        };
-        ServiceRow {
-            service: "app/echo.app".into(),
-            ports: vec![80, 81],
-            used: 1,
-            total: 2,
-            tunnels: 1,
-            exposed_to: vec!["cluster west on port 80".into(), "cluster north".into()],
-            endpoints: vec![
-                endpoint("a", Some("10.0.0.1:15008"), None),
-                endpoint("long-uid", None, Some("it is unhealthy")),
-            ],
-            more: 4,
-        }
-    }
-
-    fn host(name: &str, error: Option<&str>) -> Host {
-        Host {
-            name: name.into(),
-            addresses: vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()],
-            more: usize::from(error.is_none()),
-            answered: error.is_some().then(|| at(3600)),
-            error: error.map(Into::into),
-        }
-    }
-
-    fn page() -> Page {
-        Page {
-            version: "0.1.0",
-            at: at(3660),
-            ready: false,
-            pending: vec!["discovery (clusters)".into()],
-            problems: vec!["11 of addresses are rejected".into()],
-            cluster: "east".into(),
-            network: "net".into(),
-            snapshot: 7,
-            mesh: Counts {
-                services: 60,
-                workloads: 2,
-                policies: 0,
-            },
-            source: Source {
-                kind: "istio",
-                place: "istiod:15012".into(),
-                stream: Some(stream()),
-            },
-            evacuated: vec!["us-east-2".into()],
-            certificates: vec![CertificateRow {
-                identity: "spiffe://east.local/ns/a/sa/b".into(),
-                state: "Available".into(),
-                serial: "17".into(),
-                expires: "2026-01-02T01:01:00Z".into(),
-            }],
-            reloads: vec![ReloadRow {
-                what: "config",
-                at: at(0),
-                error: Some("line 3".into()),
-            }],
-            hosts: Hosts {
-                list: vec![
-                    host("a.example", None),
-                    host("db.example", Some("timed out")),
-                ],
-                left_out: 0,
-            },
-            services: Services {
-                total: 60,
-                list: vec![service()],
-            },
-        }
-    }
-
-    #[test]
-    fn the_page_is_aligned_and_says_when_and_why() {
-        let text = super::page(&page(), false, false);
-        let rejected = "  rejected of addresses: east//Pod/app/bad: workload.addresses[0]: 5 \
-                        bytes\\u{1b}[2J (version 7, 2m ago)\n";
-        let want = format!(
-            r#"strait 0.1.0  not ready, pending: discovery (clusters)
-cluster east, network net; snapshot 7: 60 services, 2 workloads, 0 policies
-
-Problems
-  11 of addresses are rejected
-
-Operator  until a restart
-  us-east-2 is evacuated; `strait drain region us-east-2 --undo` puts it back
-
-Discovery  istio istiod:15012
-  not connected since 2026-01-01T01:00:00Z (1m ago)
-  unavailable: "gone"
-  tried 3 times, next in 2s
-  state on disk of 2026-01-01T00:59:55Z (1m 5s ago)
-  TYPE       STATE    HELD  REJECTED     NACKS  VERSION                 LAST ACCEPTED
-  addresses  synced   12    at least 11  2      2026-01-01T00:00:00Z/7  1h 1m ago
-  clusters   pending  0     0            0      (0 responses)           never
-{rejected}  and 1 more, see `strait dump`
-{unused}  and 2 more, see `strait dump`
-
-Certificates
-  IDENTITY                       STATE      SERIAL  EXPIRES
-  spiffe://east.local/ns/a/sa/b  Available  17      in 1day (2026-01-02T01:01:00Z)
-
-Changes read
-  SOURCE  READ       RESULT
-  config  1h 1m ago  refused, see Problems; what was read before is in use
-
-Hostnames
-  NAME        ANSWERED  LAST ERROR  ADDRESSES
-  db.example  1m ago    timed out   10.0.0.1,10.0.0.2
-  a.example   never     -           10.0.0.1,10.0.0.2 and more
-
-Services
-  SERVICE       PORTS  ENDPOINTS USED  TUNNELS  EXPOSED TO
-  app/echo.app  80,81  1 of 2          1        cluster west on port 80; cluster north
-  1 of 60 services; see one by `strait status SERVICE`, all by --all
-"#,
-            rejected = rejected.repeat(10),
-            unused = "  not used of clusters: x\\u{1b}: no service by its name\n".repeat(10),
-        );
-        assert_eq!(text, want);
-    }
-
-    #[test]
-    fn one_service_has_its_endpoints_and_why_they_are_not_used() {
-        let page = Page {
-            ready: true,
-            ..page()
-        };
-        let text = super::page(&page, true, true);
-        let want = "\u{1b}[1mstrait\u{1b}[0m 0.1.0  \u{1b}[32mready\u{1b}[0m
-cluster east, network net; snapshot 7: 60 services, 2 workloads, 0 policies
-
-\u{1b}[1mService\u{1b}[0m  app/echo.app
-  exposed to cluster west on port 80
-  exposed to cluster north
-  1 of 2 workloads used
-  PORT  WORKLOAD  ADDRESS         WEIGHT  TUNNELS  STATE
-  80    a         10.0.0.1:15008  1       1        used
-  80    long-uid  -               1       0        not used: it is unhealthy
-  and 4 more; see all by --all
-";
-        assert_eq!(text, want);
-    }
-}
+mod tests;

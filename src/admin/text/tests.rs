@@ -1,0 +1,255 @@
+//! Tests of the page as text.
+
+use std::time::Duration;
+
+use super::super::listeners::ListenerState;
+use super::super::status::{CertificateRow, EndpointRow, ReloadRow, Services, Source};
+use super::*;
+use crate::config::{HostPort, Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
+use crate::status::{Host, Hosts, ResourceType};
+use crate::wire::sni::{RouteBy, SniPattern};
+
+fn at(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600 + seconds)
+}
+
+fn stream() -> Discovery {
+    let rejection = crate::status::Rejection {
+        name: "east//Pod/app/bad".into(),
+        reason: "workload.addresses[0]: 5 bytes\u{1b}[2J".into(),
+        version: "7".into(),
+        since: at(3540),
+    };
+    let addresses = ResourceType {
+        name: "addresses",
+        synced: true,
+        held: 12,
+        accepted: Some(at(0)),
+        version: "2026-01-01T00:00:00Z/7".into(),
+        responses: 5,
+        nacks: 2,
+        rejected: 11,
+        at_least: true,
+        rejections: vec![rejection; 11],
+        ..ResourceType::default()
+    };
+    let unused = Unused {
+        name: "x\u{1b}".into(),
+        why: "no service by its name".into(),
+    };
+    let clusters = ResourceType {
+        name: "clusters",
+        unused: 12,
+        unused_first: vec![unused; 12],
+        ..ResourceType::default()
+    };
+    Discovery {
+        address: "istiod:15012".into(),
+        since: Some(at(3600)),
+        why: Some("unavailable: \"gone\"".into()),
+        retries: 3,
+        next_try: Some(at(3661) + Duration::from_millis(500)),
+        types: vec![addresses, clusters],
+        saved: Some(at(3595)),
+        ..Discovery::default()
+    }
+}
+
+fn service() -> ServiceRow {
+    let endpoint = |uid: &str, address: Option<&str>, unused: Option<&str>| EndpointRow {
+        port: 80,
+        uid: uid.into(),
+        address: address.map(Into::into),
+        weight: 1,
+        tunnels: u32::from(unused.is_none()),
+        unused: unused.map(Into::into),
+    };
+    ServiceRow {
+        service: "app/echo.app".into(),
+        ports: vec![80, 81],
+        used: 1,
+        total: 2,
+        tunnels: 1,
+        exposed_to: vec!["cluster west on port 80".into(), "cluster north".into()],
+        endpoints: vec![
+            endpoint("a", Some("10.0.0.1:15008"), None),
+            endpoint("long-uid", None, Some("it is unhealthy")),
+        ],
+        more: 4,
+    }
+}
+
+fn host(name: &str, error: Option<&str>) -> Host {
+    Host {
+        name: name.into(),
+        addresses: vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()],
+        more: usize::from(error.is_none()),
+        answered: error.is_some().then(|| at(3600)),
+        error: error.map(Into::into),
+    }
+}
+
+fn listeners() -> Vec<ListenerRow> {
+    let listener = |name: &str, port, sources: &[&str], protocol| Listener {
+        name: name.into(),
+        bind: ([0; 4], port).into(),
+        line: Line(1),
+        sources: sources.iter().map(|one| one.parse().unwrap()).collect(),
+        protocol,
+    };
+    let row = |listener: Listener, state| ListenerRow {
+        address: listener.bind,
+        listener,
+        state,
+        error: None,
+    };
+    let route_by = RouteBy::default();
+    let hbone = listener("mesh", 15008, &[], ListenerProtocol::Hbone { route_by });
+    let istio = ListenerProtocol::Tls(TlsRouting::Istio { routing: "istio" });
+    let routes = vec![SniRoute {
+        sni: vec![SniPattern::parse("*.a").unwrap(), SniPattern::Any],
+        to: HostPort::parse("echo.app:80").unwrap(),
+        line: Line(1),
+    }];
+    let routes = ListenerProtocol::Tls(TlsRouting::Routes { routes });
+    let narrow = ["10.0.0.0/8", "192.0.2.1/32"];
+    vec![
+        row(hbone.clone(), ListenerState::Open),
+        row(listener("istio", 15443, &[], istio), ListenerState::Waiting),
+        row(listener("sni", 15012, &narrow, routes), ListenerState::Open),
+        row(hbone.clone(), ListenerState::Failed),
+        row(hbone, ListenerState::Draining),
+    ]
+}
+
+fn page() -> Page {
+    Page {
+        version: "0.1.0",
+        at: at(3660),
+        ready: false,
+        pending: vec!["discovery (clusters)".into()],
+        problems: vec!["11 of addresses are rejected".into()],
+        cluster: "east".into(),
+        network: "net".into(),
+        snapshot: 7,
+        mesh: Counts {
+            services: 60,
+            workloads: 2,
+            policies: 0,
+        },
+        listeners: listeners(),
+        source: Source {
+            kind: "istio",
+            place: "istiod:15012".into(),
+            stream: Some(stream()),
+        },
+        evacuated: vec!["us-east-2".into()],
+        certificates: vec![CertificateRow {
+            identity: "spiffe://east.local/ns/a/sa/b".into(),
+            state: "Available".into(),
+            serial: "17".into(),
+            expires: "2026-01-02T01:01:00Z".into(),
+        }],
+        reloads: vec![ReloadRow {
+            what: "config",
+            at: at(0),
+            in_use: false,
+            error: Some("line 3".into()),
+        }],
+        hosts: Hosts {
+            list: vec![
+                host("a.example", None),
+                host("db.example", Some("timed out")),
+            ],
+            left_out: 0,
+        },
+        services: Services {
+            total: 60,
+            list: vec![service()],
+        },
+    }
+}
+
+#[test]
+fn the_page_is_aligned_and_says_when_and_why() {
+    let text = super::page(&page(), false, false);
+    let rejected = "  rejected of addresses: east//Pod/app/bad: workload.addresses[0]: 5 \
+                    bytes\\u{1b}[2J (version 7, 2m ago)\n";
+    let want = format!(
+        r#"strait 0.1.0  not ready, pending: discovery (clusters)
+cluster east, network net; snapshot 7: 60 services, 2 workloads, 0 policies
+
+Problems
+  11 of addresses are rejected
+
+Operator  until a restart
+  us-east-2 is evacuated; `strait drain region us-east-2 --undo` puts it back
+
+Listeners
+  NAME   ADDRESS        PROTOCOL  ROUTED         SOURCES                   STATE
+  mesh   0.0.0.0:15008  hbone     by authority   every address             open
+  istio  0.0.0.0:15443  tls       istio          every address             waits for a certificate
+  sni    0.0.0.0:15012  tls       by its routes  10.0.0.0/8, 192.0.2.1/32  open
+  mesh   0.0.0.0:15008  hbone     by authority   every address             failed, see Problems
+  mesh   0.0.0.0:15008  hbone     by authority   every address             draining
+  THROUGH  ASKED FOR BY            REACHED                     BY
+  mesh     any authority           services by their exposure  the trust set
+  istio    outbound_.PORT_._.HOST  services exposed to anyone  anyone
+  sni      *.a, *                  echo.app:80                 anyone from 10.0.0.0/8, 192.0.2.1/32
+
+Discovery  istio istiod:15012
+  not connected since 2026-01-01T01:00:00Z (1m ago)
+  unavailable: "gone"
+  tried 3 times, next in 2s
+  state on disk of 2026-01-01T00:59:55Z (1m 5s ago)
+  TYPE       STATE    HELD  REJECTED     NACKS  VERSION                 LAST ACCEPTED
+  addresses  synced   12    at least 11  2      2026-01-01T00:00:00Z/7  1h 1m ago
+  clusters   pending  0     0            0      (0 responses)           never
+{rejected}  and 1 more, see `strait dump`
+{unused}  and 2 more, see `strait dump`
+
+Certificates
+  IDENTITY                       STATE      SERIAL  EXPIRES
+  spiffe://east.local/ns/a/sa/b  Available  17      in 1day (2026-01-02T01:01:00Z)
+
+Changes read
+  SOURCE  READ       RESULT
+  config  1h 1m ago  refused, see Problems; what was read before is in use
+
+Hostnames
+  NAME        ANSWERED  LAST ERROR  ADDRESSES
+  db.example  1m ago    timed out   10.0.0.1,10.0.0.2
+  a.example   never     -           10.0.0.1,10.0.0.2 and more
+
+Services
+  SERVICE       PORTS  ENDPOINTS USED  TUNNELS  EXPOSED TO
+  app/echo.app  80,81  1 of 2          1        cluster west on port 80; cluster north
+  1 of 60 services; see one by `strait status SERVICE`, all by --all
+"#,
+        rejected = rejected.repeat(10),
+        unused = "  not used of clusters: x\\u{1b}: no service by its name\n".repeat(10),
+    );
+    assert_eq!(text, want);
+}
+
+#[test]
+fn one_service_has_its_endpoints_and_why_they_are_not_used() {
+    let page = Page {
+        ready: true,
+        ..page()
+    };
+    let text = super::page(&page, true, true);
+    let want = "\u{1b}[1mstrait\u{1b}[0m 0.1.0  \u{1b}[32mready\u{1b}[0m
+cluster east, network net; snapshot 7: 60 services, 2 workloads, 0 policies
+
+\u{1b}[1mService\u{1b}[0m  app/echo.app
+  exposed to cluster west on port 80
+  exposed to cluster north
+  1 of 2 workloads used
+  PORT  WORKLOAD  ADDRESS         WEIGHT  TUNNELS  STATE
+  80    a         10.0.0.1:15008  1       1        used
+  80    long-uid  -               1       0        not used: it is unhealthy
+  and 4 more; see all by --all
+";
+    assert_eq!(text, want);
+}

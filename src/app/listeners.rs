@@ -1,0 +1,387 @@
+//! The listeners of the data path: their sockets, and how they follow the configuration.
+//!
+//! A listener is an address and a protocol. With another name, other sources or other routing it
+//! stays open; with another address or protocol it is a new one, and the old one drains.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use anyhow::Context;
+use socket2::Socket;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tracing::info;
+
+use crate::admin::{ListenerRow, ListenerState};
+use crate::config::{self, Config};
+use crate::datapath::accept::{self, Accepted, Registered, Worker};
+use crate::datapath::listener::Listener;
+use crate::datapath::{Gateway, serve};
+
+use super::spawn_thread;
+
+/// All listeners of the data path.
+pub(super) struct Listeners {
+    gateway: Arc<Gateway>,
+    /// How long connections of a removed listener may go on.
+    deadline: Duration,
+    /// The addresses of the other ports, which are never dialled either.
+    others: Vec<SocketAddr>,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// In the order of the configuration.
+    entries: Vec<Entry>,
+    removed: Vec<Removed>,
+    /// There once the first certificate is.
+    data_path: Option<DataPath>,
+}
+
+/// A listener of the configuration.
+pub(super) struct Entry {
+    config: config::Listener,
+    place: Place,
+}
+
+enum Place {
+    /// Not opened, and why.
+    Closed(String),
+    /// The address is ours, and connections are refused.
+    Reserved(Socket),
+    Open(Open),
+}
+
+struct Open {
+    socket: Arc<Registered>,
+    address: SocketAddr,
+    listener: Arc<Listener>,
+}
+
+/// A listener that drains. It is gone with its last connection.
+struct Removed {
+    config: config::Listener,
+    address: SocketAddr,
+    listener: Weak<Listener>,
+}
+
+/// The threads that accept and serve.
+struct DataPath {
+    /// The runtime of all acceptors.
+    acceptors: Handle,
+    workers: Vec<Worker>,
+}
+
+/// Takes the addresses of all listeners.
+///
+/// # Errors
+/// An address is in use or is not of this host.
+pub(super) fn reserve(listeners: &[config::Listener]) -> anyhow::Result<Vec<Entry>> {
+    let reserved = listeners.iter().map(|listener| {
+        Ok(Entry {
+            config: listener.clone(),
+            place: Place::Reserved(reserved(listener)?),
+        })
+    });
+    reserved.collect()
+}
+
+/// Adds to an error what could not be bound, and for which key.
+pub(super) fn explained<T>(
+    bound: std::io::Result<T>,
+    key: &str,
+    address: SocketAddr,
+) -> anyhow::Result<T> {
+    bound.with_context(|| {
+        format!("cannot listen on {address} ({key}); is another gateway running there?")
+    })
+}
+
+fn reserved(listener: &config::Listener) -> anyhow::Result<Socket> {
+    let key = format!("bind of {}", listener.name);
+    explained(accept::reserve(listener.bind), &key, listener.bind)
+}
+
+/// Returns the addresses that are taken for listeners.
+pub(super) fn addresses(entries: &[Entry]) -> impl Iterator<Item = SocketAddr> {
+    entries.iter().filter_map(|entry| match &entry.place {
+        Place::Closed(_) => None,
+        Place::Reserved(socket) => socket.local_addr().ok()?.as_socket(),
+        Place::Open(open) => Some(open.address),
+    })
+}
+
+impl Listeners {
+    pub(super) fn new(
+        gateway: &Arc<Gateway>,
+        entries: Vec<Entry>,
+        others: Vec<SocketAddr>,
+        deadline: Duration,
+    ) -> Self {
+        let state = State {
+            entries,
+            removed: Vec::new(),
+            data_path: None,
+        };
+        Self {
+            gateway: Arc::clone(gateway),
+            deadline,
+            others,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Each step leaves the state whole, so what is behind a poisoned lock is.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the workers and lets peers connect.
+    ///
+    /// # Errors
+    /// The system lacks threads, or another process has been first with an address.
+    pub(super) fn open(&self, workers: usize) -> anyhow::Result<()> {
+        let mut state = self.lock();
+        state.data_path = Some(start_workers(&self.gateway, workers)?);
+        match state.listen(&self.gateway).into_iter().next() {
+            Some((_, error)) => Err(anyhow::Error::msg(error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives the listeners that stay their new sources and routing. Returns whether any has other
+    /// ones, by which open tunnels are to be judged.
+    pub(super) fn revise(&self, config: &Config) -> bool {
+        let mut has_changed = false;
+        for entry in &mut self.lock().entries {
+            let mut new = config.listeners.iter();
+            let new = new.find(|new| entry.config.is_same_socket(new));
+            if let Some(new) = new.filter(|new| **new != entry.config) {
+                if let Place::Open(open) = &entry.place {
+                    open.listener.revise(new);
+                    has_changed = true;
+                }
+                entry.config = new.clone();
+            }
+        }
+        has_changed
+    }
+
+    /// Drains the listeners that the configuration no longer has, opens those that it has now, and
+    /// tries those again that could not be opened. Returns a line for each that cannot be.
+    pub(super) fn apply(&self, config: &Config) -> Vec<String> {
+        let mut state = self.lock();
+        let mut old = std::mem::take(&mut state.entries);
+        let entry = |new: &config::Listener| {
+            let mut known = old.iter();
+            let known = known.position(|entry| entry.config.is_same_socket(new));
+            let known = known.map(|place| old.swap_remove(place).place);
+            Entry {
+                config: new.clone(),
+                place: known.unwrap_or(Place::Closed(String::new())),
+            }
+        };
+        let mut entries: Vec<_> = config.listeners.iter().map(entry).collect();
+        // First, as an address of theirs may be part of a new one.
+        for entry in old {
+            self.remove(&mut state, entry);
+        }
+        for entry in &mut entries {
+            if let Place::Closed(_) = entry.place {
+                entry.place = match reserved(&entry.config) {
+                    Ok(socket) => Place::Reserved(socket),
+                    Err(error) => Place::Closed(format!("{error:#}")),
+                };
+            }
+        }
+        state.entries = entries;
+        let own = addresses(&state.entries).chain(self.others.iter().copied());
+        self.gateway.deny.set_own(own.collect());
+        state.listen(&self.gateway);
+        let closed = state.entries.iter().filter_map(|entry| match &entry.place {
+            Place::Closed(why) => Some((&entry.config, why)),
+            Place::Reserved(_) | Place::Open(_) => None,
+        });
+        let file = config.file.display();
+        let closed = closed.map(|(listener, why)| {
+            let (line, name) = (listener.line.0, &listener.name);
+            format!(
+                "{file}:{line}: listener `{name}` is not open: {why}; it is tried again with the \
+                 next change of a file"
+            )
+        });
+        closed.collect()
+    }
+
+    /// Stops to accept, asks peers to leave, and resets what is left at the deadline.
+    fn remove(&self, state: &mut State, entry: Entry) {
+        let (Place::Open(open), Some(data_path)) = (entry.place, &state.data_path) else {
+            return;
+        };
+        open.listener.stop.drain();
+        open.socket.stop();
+        let (name, address) = (&entry.config.name, open.address);
+        info!(listener = name, %address, "listener removed; its connections drain");
+        let listener = Arc::downgrade(&open.listener);
+        let (left, deadline) = (Weak::clone(&listener), self.deadline);
+        data_path.acceptors.spawn(async move {
+            sleep(deadline).await;
+            if let Some(listener) = left.upgrade() {
+                listener.stop.close();
+            }
+        });
+        state.removed.push(Removed {
+            config: entry.config,
+            address: open.address,
+            listener,
+        });
+    }
+
+    /// Returns each listener as people see it: those of the configuration, then those that drain.
+    pub(super) fn rows(&self) -> Vec<ListenerRow> {
+        let mut state = self.lock();
+        let is_left = |removed: &Removed| removed.listener.strong_count() > 0;
+        state.removed.retain(is_left);
+        let own = state.entries.iter().map(|entry| {
+            let bind = entry.config.bind;
+            let (address, state, error) = match &entry.place {
+                Place::Closed(why) => (bind, ListenerState::Failed, Some(why.clone())),
+                Place::Reserved(_) => (bind, ListenerState::Waiting, None),
+                Place::Open(open) if open.listener.stop.is_draining() => {
+                    (open.address, ListenerState::Draining, None)
+                }
+                Place::Open(open) => (open.address, ListenerState::Open, None),
+            };
+            ListenerRow {
+                listener: entry.config.clone(),
+                address,
+                state,
+                error,
+            }
+        });
+        let removed = state.removed.iter().map(|removed| ListenerRow {
+            listener: removed.config.clone(),
+            address: removed.address,
+            state: ListenerState::Draining,
+            error: None,
+        });
+        own.chain(removed).collect()
+    }
+}
+
+impl State {
+    /// Lets peers connect to each reserved address, if there is a data path. Returns the listeners
+    /// for which that fails, by their names.
+    fn listen(&mut self, gateway: &Arc<Gateway>) -> Vec<(String, String)> {
+        self.removed
+            .retain(|removed| removed.listener.strong_count() > 0);
+        let Some(data_path) = &self.data_path else {
+            return Vec::new();
+        };
+        let mut failed = Vec::new();
+        for entry in &mut self.entries {
+            let place = std::mem::replace(&mut entry.place, Place::Closed(String::new()));
+            entry.place = match place {
+                Place::Reserved(socket) => {
+                    match opened(gateway, data_path, &entry.config, socket) {
+                        Ok(open) => Place::Open(open),
+                        Err(error) => {
+                            let error = format!("{error:#}");
+                            failed.push((entry.config.name.clone(), error.clone()));
+                            Place::Closed(error)
+                        }
+                    }
+                }
+                other => other,
+            };
+        }
+        failed
+    }
+}
+
+/// Listens and accepts. Another process that had the same address reserved may have been first.
+fn opened(
+    gateway: &Arc<Gateway>,
+    data_path: &DataPath,
+    config: &config::Listener,
+    socket: Socket,
+) -> anyhow::Result<Open> {
+    let socket = listening(config, socket)?;
+    let address = socket.local_addr()?;
+    let registered = {
+        let _runtime = data_path.acceptors.enter();
+        Arc::new(accept::registered(socket)?)
+    };
+    let listener = Arc::new(Listener::new(config, gateway.lifecycle.part()));
+    let (socket, gateway) = (Arc::clone(&registered), Arc::clone(gateway));
+    let (accepting, workers) = (Arc::clone(&listener), data_path.workers.clone());
+    data_path.acceptors.spawn(async move {
+        accept::run(&gateway, &socket, accepting, workers).await;
+    });
+    info!(listener = config.name, %address, "listener opened");
+    Ok(Open {
+        socket: registered,
+        address,
+        listener,
+    })
+}
+
+fn listening(config: &config::Listener, socket: Socket) -> anyhow::Result<TcpListener> {
+    let listening = accept::listen(socket, config.is_tls());
+    explained(listening, "listeners[].bind", config.bind)
+}
+
+/// Starts the workers; the first also accepts, and hands each socket to the least loaded.
+fn start_workers(gateway: &Arc<Gateway>, workers: usize) -> anyhow::Result<DataPath> {
+    let count = match workers {
+        0 => std::thread::available_parallelism()?.get(),
+        count => count,
+    };
+    let (workers, queues): (Vec<_>, Vec<_>) = (0..count).map(|_| Worker::new()).unzip();
+    let spawn = |(index, queue)| spawn_worker(gateway, index, queue);
+    let handles: anyhow::Result<Vec<_>> = queues.into_iter().enumerate().map(spawn).collect();
+    let acceptors = handles?.into_iter().next().context("no worker")?;
+    Ok(DataPath { acceptors, workers })
+}
+
+fn spawn_worker(
+    gateway: &Arc<Gateway>,
+    index: usize,
+    queue: mpsc::Receiver<Accepted>,
+) -> anyhow::Result<Handle> {
+    let gateway = Arc::clone(gateway);
+    let run = async move {
+        serve::worker(gateway, queue).await;
+        // The queue has ended, its connections may not have: the process's end ends them.
+        std::future::pending::<()>().await;
+    };
+    spawn_thread(&format!("strait-worker-{index}"), run)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_listens_second_is_told_the_address() {
+        let listener = |port| config::Listener {
+            name: "a".into(),
+            bind: ([127, 0, 0, 1], port).into(),
+            line: config::Line(1),
+            sources: Vec::new(),
+            protocol: config::ListenerProtocol::Hbone {
+                route_by: crate::wire::sni::RouteBy::default(),
+            },
+        };
+        let first = reserved(&listener(0)).unwrap();
+        let address = first.local_addr().unwrap().as_socket().unwrap();
+        let config = listener(address.port());
+        let second = reserved(&config).unwrap();
+        let _first = listening(&config, first).unwrap();
+        let error = listening(&config, second).unwrap_err();
+        let want = format!("cannot listen on {address} (listeners[].bind); is another gateway");
+        assert!(format!("{error:#}").starts_with(&want), "{error:#}");
+    }
+}
