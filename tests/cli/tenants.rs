@@ -51,3 +51,24 @@ endpoints:
         assert_eq!(said, want);
     });
 }
+
+#[test]
+fn review_2_equal_claims_to_an_address_are_warnings_at_both_lines() {
+    run(async {
+        let service = |name: &str| {
+            format!(
+                "---\napiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: {name}}}\n\
+                 spec: {{clusterIP: 10.9.0.1, ports: [{{port: 80}}]}}\n"
+            )
+        };
+        let said = checked(&(service("a") + &service("b"))).await.stderr;
+        let want = [("2", "a", "b", "7"), ("7", "b", "a", "2")].map(|(line, own, other, at)| {
+            format!(
+                "objects.yaml:{line}: warning: the address 10.9.0.1 of the Service {own}/web is \
+                 not used: it is the clusterIP of the Service {other}/web at objects.yaml:{at}; \
+                 write an address that nothing else has\n"
+            )
+        });
+        assert_eq!(said, want.concat());
+    });
+}

@@ -15,6 +15,9 @@ const THIEF: u8 = 12;
 const WEB: &str = "web.app.svc.cluster.local:80";
 const THIEVES: &str = "thief.aaa.svc.cluster.local:80";
 
+/// A virtual address.
+const VIP: &str = "240.1.2.3";
+
 /// A Service and its slice, whose endpoint is `target`.
 fn service(
     (namespace, name): (&str, &str),
@@ -157,5 +160,76 @@ fn review_1_a_slice_of_a_service_that_is_not_exported_takes_no_pod_away() {
             let client = gateway.client(identities()).await;
             assert_eq!(answering(&client, WEB).await, [VICTIM], "{labels}");
         }
+    });
+}
+
+/// A ServiceImport at [`VIP`], and a slice that was copied for it.
+fn import(net: Net, namespace: &str) -> String {
+    let labels = "multicluster.kubernetes.io/source-cluster: west, topology.istio.io/network: east";
+    let ip = net.ip(THIEF);
+    format!(
+        "---
+apiVersion: multicluster.x-k8s.io/v1alpha1
+kind: ServiceImport
+metadata: {{name: thief, namespace: {namespace}}}
+spec: {{type: ClusterSetIP, ips: [{VIP}], ports: [{{name: tcp, port: 80}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: thief-1
+  namespace: {namespace}
+  labels: {{multicluster.kubernetes.io/service-name: thief, {labels}}}
+addressType: IPv4
+ports: [{{name: tcp, port: 9000}}]
+endpoints: [{{addresses: [{ip}]}}]
+"
+    )
+}
+
+#[test]
+fn review_2_an_import_of_another_namespace_does_not_take_a_cluster_ip() {
+    run(async {
+        let net = Net::new();
+        let spec = format!("clusterIP: {VIP},");
+        let victim = web(EXPORTED, &spec, &endpoint(net, VICTIM, Some("app")));
+        let (gateway, _endpoints) = gateway_with(net, &(import(net, "aaa") + &victim)).await;
+        let client = gateway.client(identities()).await;
+        assert_eq!(answering(&client, &format!("{VIP}:80")).await, [VICTIM]);
+        let global = "thief.aaa.svc.clusterset.local:80";
+        assert_eq!(answering(&client, global).await, [THIEF], "by its name");
+        let shown = conflicts(&gateway).await;
+        let want = format!(
+            "2: warning: the address {VIP} of the ServiceImport aaa/thief is not used: it is the \
+             clusterIP of the Service app/web at "
+        );
+        assert!(shown.len() == 1 && shown[0].starts_with(&want), "{shown:?}");
+    });
+}
+
+#[test]
+fn review_2_an_address_of_two_imports_leads_to_neither() {
+    run(async {
+        let net = Net::new();
+        let one = import(net, "aaa");
+        let (gateway, _endpoints) = gateway_with(net, &(one.clone() + &import(net, "app"))).await;
+        let client = gateway.client(identities()).await;
+        let vip = format!("{VIP}:80");
+        assert!(answering(&client, &vip).await.is_empty());
+        let shown = conflicts(&gateway).await;
+        assert_eq!(shown.len(), 2, "{shown:?}");
+        for (line, namespace) in [(2, "aaa"), (17, "app")] {
+            let want = format!(
+                "{line}: warning: the address {VIP} of the ServiceImport {namespace}/thief is not \
+                 used: the ServiceImport "
+            );
+            assert!(
+                shown.iter().any(|line| line.starts_with(&want)),
+                "{shown:?}"
+            );
+        }
+        write(gateway.folder.path(), "all.yaml", &one);
+        let answers = async || answering(&client, &vip).await;
+        until("the only claim", answers, |all| *all == [THIEF]).await;
     });
 }

@@ -15,6 +15,7 @@ use super::ports::{Ports, warning};
 use super::service::{Declared, Service};
 use super::slice::Slice;
 use super::view::{Key, View};
+use super::vips::Vips;
 use super::{Objects, WARNINGS_MAX};
 use crate::config::{Config, Discovery, Finding, Findings};
 use crate::snapshot::builder::HBONE_PORT;
@@ -46,12 +47,13 @@ pub fn join(mesh: &Mesh, objects: &Objects, config: &Config) -> Joined {
     let mut warnings = Vec::new();
     let view = View::new(objects, config, &mut warnings);
     let owners = Owners::new(&view, mesh);
+    let vips = Vips::new(&view, mesh, &owners);
     let mut joining = Joining {
         view: &view,
         mesh: mesh.clone(),
         members: Members::default(),
         owners: &owners,
-        vips: vips(mesh),
+        vips: &vips,
         also: HashMap::new(),
         exported: HashSet::new(),
         local: HashSet::new(),
@@ -69,8 +71,7 @@ struct Joining<'a> {
     mesh: Mesh,
     members: Members<'a>,
     owners: &'a Owners<'a>,
-    /// The host that has each address, by the network.
-    vips: BTreeMap<(String, IpAddr), Arc<str>>,
+    vips: &'a Vips<'a>,
     /// Services whose workloads in the mesh file serve other services too.
     also: HashMap<Arc<str>, Vec<Arc<str>>>,
     exported: HashSet<Box<str>>,
@@ -152,7 +153,8 @@ impl<'a> Joining<'a> {
             &mut self.warnings,
         );
         let preferences = service.preferences.clone().unwrap_or_default();
-        self.add_service(key, OWN, &ports, preferences, &service.ips);
+        let ips = self.vips.of_service(key, service);
+        self.add_service(key, OWN, &ports, preferences, &ips);
         let own = self.view.own();
         self.add_endpoints(key, &[own], &[name(key, OWN)], &ports);
     }
@@ -193,9 +195,12 @@ impl<'a> Joining<'a> {
             ports.add_numbers(known.into_iter().flat_map(|known| &known.ports));
         }
         let preferences = preferences.unwrap_or_else(|| vec![Scope::Network]);
-        let mut ips = import.map_or_else(Vec::new, |import| import.ips.clone());
+        let mut ips = import.map_or_else(Vec::new, |import| self.vips.of_import(key, import));
         if *suffixes == [OWN] {
-            ips.extend(own.iter().flat_map(|own| &own.ips).copied());
+            ips.extend(
+                own.into_iter()
+                    .flat_map(|own| self.vips.of_service(key, own)),
+            );
         }
         for (index, suffix) in suffixes.iter().enumerate() {
             let ips = if index == 0 { &*ips } else { &[] };
@@ -274,12 +279,7 @@ impl<'a> Joining<'a> {
         }
         for ip in ips {
             let vip = (network.clone(), *ip);
-            let holder = self
-                .vips
-                .entry(vip.clone())
-                .or_insert_with(|| Arc::clone(&hostname));
-            // Of one that another service has, nobody could say which is meant.
-            if *holder == hostname && !service.vips.contains(&vip) {
+            if !service.vips.contains(&vip) {
                 service.vips.push(vip);
             }
         }
@@ -364,7 +364,8 @@ impl<'a> Joining<'a> {
             }
         }
         self.warnings.truncate(WARNINGS_MAX);
-        let conflicts = self.owners.findings();
+        let mut conflicts = self.owners.findings();
+        conflicts.extend(self.vips.findings());
         Joined {
             mesh: self.mesh,
             exported: self.exported,
@@ -405,16 +406,6 @@ impl<'a> Joining<'a> {
             self.mesh.workloads.insert(uid, Arc::new(workload));
         }
     }
-}
-
-/// The addresses that services of a mesh have.
-fn vips(mesh: &Mesh) -> BTreeMap<(String, IpAddr), Arc<str>> {
-    let services = mesh.services.values();
-    let vips = services.flat_map(|service| {
-        let of_service = service.vips.iter();
-        of_service.map(|vip| (vip.clone(), Arc::clone(&service.hostname)))
-    });
-    vips.collect()
 }
 
 fn host((namespace, name): Key<'_>, suffix: &str) -> String {

@@ -17,6 +17,7 @@ mod slice;
 #[cfg(test)]
 mod tests;
 mod view;
+mod vips;
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

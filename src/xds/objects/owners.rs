@@ -167,6 +167,16 @@ impl<'a> Owners<'a> {
         others.find_map(|one| Some(Refusal::Unexposed(one.namespace, one.unexposed?)))
     }
 
+    /// Returns a claim of another namespace to an address that no tenant can forge.
+    pub(super) fn proven_elsewhere(&self, ip: IpAddr, namespace: &str) -> Option<Claim<'a>> {
+        let claims = self.claims.get(&ip)?;
+        let mut proven = claims
+            .iter()
+            .filter(|one| one.evidence >= Evidence::Kubernetes);
+        let is_own = proven.clone().any(|one| one.namespace == namespace);
+        proven.next().copied().filter(|_| !is_own)
+    }
+
     /// Returns a finding for each slice that names pods of other namespaces, and for each slice of
     /// an exposed service that has addresses it may not use.
     pub(super) fn findings(&self) -> Vec<Finding> {

@@ -86,106 +86,35 @@ fn what_a_slice_says_of_an_address_holds_in_its_namespace_only() {
     assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
 }
 
-/// Each row: the label of the Service and the endpoint of each namespace, and the endpoints of
-/// each.
+/// `a` is exported. Each row: the label of `b`, the namespace of the pod in the slice of each, or
+/// none, and who uses the address that both list.
 #[test]
 fn the_best_evidence_of_an_address_decides_who_uses_it() {
-    let bare = || at("10.0.0.1");
-    let pod = |namespace: &str| pod_at(namespace, "web", "10.0.0.1");
     let rows = [
-        (
-            "both expose it",
-            EXPORTED,
-            bare(),
-            EXPORTED,
-            bare(),
-            [true, true],
-        ),
-        (
-            "one keeps it",
-            EXPORTED,
-            bare(),
-            KEPT,
-            bare(),
-            [false, true],
-        ),
-        (
-            "one does not expose it",
-            EXPORTED,
-            bare(),
-            "",
-            bare(),
-            [false, true],
-        ),
-        (
-            "a pod that is kept",
-            EXPORTED,
-            bare(),
-            KEPT,
-            pod("b"),
-            [false, true],
-        ),
-        (
-            "a pod that is exposed",
-            EXPORTED,
-            bare(),
-            EXPORTED,
-            pod("b"),
-            [false, true],
-        ),
-        (
-            "no veto over a pod",
-            EXPORTED,
-            pod("a"),
-            KEPT,
-            bare(),
-            [true, false],
-        ),
-        (
-            "a foreign pod is none",
-            EXPORTED,
-            pod("b"),
-            KEPT,
-            bare(),
-            [false, true],
-        ),
-        (
-            "two pods, one kept",
-            EXPORTED,
-            pod("a"),
-            KEPT,
-            pod("b"),
-            [false, true],
-        ),
-        (
-            "two pods",
-            EXPORTED,
-            pod("a"),
-            EXPORTED,
-            pod("b"),
-            [true, true],
-        ),
+        ("both expose it", EXPORTED, ["", ""], [true, true]),
+        ("one keeps it", KEPT, ["", ""], [false, true]),
+        ("one does not expose it", "", ["", ""], [false, true]),
+        ("a pod that is kept", KEPT, ["", "b"], [false, true]),
+        ("a pod that is exposed", EXPORTED, ["", "b"], [false, true]),
+        ("no veto over a pod", KEPT, ["a", ""], [true, false]),
+        ("a foreign pod is none", KEPT, ["b", ""], [false, true]),
+        ("two pods, one kept", KEPT, ["a", "b"], [false, true]),
+        ("two pods", EXPORTED, ["a", "b"], [true, true]),
     ];
-    for (what, label, endpoint, other_label, other_endpoint, want) in rows {
+    for (what, label, pods, want) in rows {
+        let [one, two] = pods.map(|namespace| match namespace {
+            "" => at("10.0.0.1"),
+            namespace => pod_at(namespace, "web", "10.0.0.1"),
+        });
         let (joined, dialled) = both(
-            [service_in("a", label, ""), slice_in("a", "", &endpoint)],
-            [
-                service_in("b", other_label, ""),
-                slice_in("b", "", &other_endpoint),
-            ],
+            [service_in("a", EXPORTED, ""), slice_in("a", "", &one)],
+            [service_in("b", label, ""), slice_in("b", "", &two)],
         );
-        assert_eq!(
-            dialled.map(|all| all == [ONE]),
-            want,
-            "{what}: {}",
-            joined.conflicts
-        );
+        let said = joined.conflicts.to_string();
+        assert_eq!(dialled.map(|all| all == [ONE]), want, "{what}: {said}");
         // A service that no peer reaches loses nothing.
-        let is_told = joined
-            .conflicts
-            .to_string()
-            .contains("10.0.0.1 of a/hello is not used");
-        assert_eq!(is_told, !want[0], "{what}: {}", joined.conflicts);
+        let is_told = said.contains("10.0.0.1 of a/hello is not used");
+        assert_eq!(is_told, !want[0], "{what}: {said}");
     }
 }
 
@@ -237,7 +166,7 @@ fn clusters_do_not_hide_that_an_address_is_of_another_namespace() {
 fn a_cluster_ip_of_another_namespace_is_no_endpoint() {
     let evil = service_in("evil", EXPORTED, "") + &slice_in("evil", "", &at("10.9.0.1"));
     let own = service_in("app", KEPT, "clusterIP: 10.9.0.1, ");
-    let joined = joined(&(own.clone() + &evil));
+    let joined = joined(&(own + &evil));
     assert!(dialled_in(&joined, "evil").is_empty());
     let said = joined.conflicts.to_string();
     let want = "the address 10.9.0.1 of evil/hello is not used: it belongs to namespace app by \
@@ -308,4 +237,101 @@ fn services_of_one_namespace_share_pods() {
     );
     assert_eq!(joined.mesh.workloads.len(), 1);
     assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
+}
+
+/// An import of a namespace with an address.
+fn import(namespace: &str, ip: &str) -> String {
+    format!(
+        "---\napiVersion: multicluster.x-k8s.io/v1beta1\nkind: ServiceImport\n\
+         metadata: {{name: hello, namespace: {namespace}}}\ntype: ClusterSetIP\nips: ['{ip}']\n\
+         ports: [{{name: http, port: 80}}]\n"
+    )
+}
+
+/// The hostnames that a virtual address leads to.
+fn holders(joined: &Joined, ip: &str) -> Vec<String> {
+    let vip = ("east".to_owned(), ip.parse().expect("an address"));
+    let services = joined.mesh.services.values();
+    let holders = services.filter(|service| service.vips.contains(&vip));
+    holders
+        .map(|service| service.hostname.to_string())
+        .collect()
+}
+
+#[test]
+fn a_cluster_ip_is_that_of_its_service_whatever_imports_say() {
+    for ip in ["10.9.0.1", "::ffff:10.9.0.1"] {
+        let service = service_in("app", "", "clusterIP: 10.9.0.1, ");
+        let joined = joined(&(import("aaa", ip) + &service + &import("bbb", ip)));
+        assert_eq!(holders(&joined, "10.9.0.1"), [OWN]);
+        let said = joined.conflicts.to_string();
+        for (line, namespace) in [(2, "aaa"), (17, "bbb")] {
+            let want = format!(
+                "o.yaml:{line}: warning: the address 10.9.0.1 of the ServiceImport \
+                 {namespace}/hello is not used: it is the clusterIP of the Service app/hello at \
+                 o.yaml:9"
+            );
+            assert!(said.contains(&want), "{said}");
+        }
+    }
+    // What imports a Service may be at its address.
+    let own = service_in("app", "", "clusterIP: 10.9.0.1, ");
+    let joined = joined(&(own + &import("app", "10.9.0.1")));
+    assert_eq!(holders(&joined, "10.9.0.1"), [OWN]);
+    assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
+}
+
+#[test]
+fn of_equal_claims_to_an_address_none_holds() {
+    let both = joined(&(import("a", "10.9.0.1") + &import("b", "10.9.0.1")));
+    assert!(holders(&both, "10.9.0.1").is_empty());
+    let said = both.conflicts.to_string();
+    for (own, other) in [("a", "b"), ("b", "a")] {
+        let want = format!(
+            "the address 10.9.0.1 of the ServiceImport {own}/hello is not used: the ServiceImport \
+             {other}/hello at o.yaml:"
+        );
+        assert!(said.contains(&want), "{said}");
+    }
+    assert_eq!(
+        holders(&joined(&import("a", "10.9.0.1")), "10.9.0.1").len(),
+        1
+    );
+}
+
+#[test]
+fn an_import_does_not_take_the_address_of_an_endpoint() {
+    let slice = slice("east", MANAGED, &pod_at("app", "web", "10.0.0.1"));
+    let text = service_in("app", "", SELECTOR) + &slice + &import("evil", "10.0.0.1");
+    let joined = joined(&text);
+    assert!(holders(&joined, "10.0.0.1").is_empty());
+    let said = joined.conflicts.to_string();
+    assert!(
+        said.contains("an endpoint of namespace app at o.yaml:10 has it"),
+        "{said}"
+    );
+    // A slice alone proves nothing, and takes no address from an import.
+    let evil = service_in("evil", "", "") + &slice_in("evil", "", &at("10.9.0.1"));
+    let joined = super::joined(&(import("app", "10.9.0.1") + &evil));
+    assert_eq!(
+        holders(&joined, "10.9.0.1"),
+        ["hello.app.svc.clusterset.local"]
+    );
+}
+
+#[test]
+fn the_mesh_file_gives_an_address_before_all_objects() {
+    for network in ["", "east"] {
+        let mesh = format!(
+            "services: [{{name: dns, namespace: sys, hostname: dns.sys.svc.cluster.local,
+  vips: [{network}/10.9.0.1], ports: {{53: 53}}}}]\nworkloads: []\n"
+        );
+        let (mesh, _) = crate::xds::file::parse(Path::new("m.yaml"), &mesh).expect("a mesh");
+        let text = service_in("app", "", "clusterIP: 10.9.0.1, ") + &import("evil", "10.9.0.1");
+        let joined = joined_with(&mesh, &text, "{}");
+        assert!(!holders(&joined, "10.9.0.1").contains(&OWN.to_owned()));
+        let said = joined.conflicts.to_string();
+        let want = "is not used: the mesh file gives it to the service sys/dns";
+        assert_eq!(said.matches(want).count(), 2, "{said}");
+    }
 }
