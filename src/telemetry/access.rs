@@ -58,10 +58,8 @@ impl AccessLog {
     /// no peer can arrange to stay out of it.
     pub(super) fn admit(&self, identity: &Arc<str>, was_open: bool, level: Level) -> Option<u64> {
         let is_error = level != Level::INFO;
-        let is_left_out = !is_error
-            && !self.is_all()
-            && !(self.is(Access::Sampled) && fastrand::u32(..SAMPLE) == 0);
-        if is_left_out || self.is(Access::Off) {
+        let is_drawn = || self.is(Access::Sampled) && fastrand::u32(..SAMPLE) == 0;
+        if self.is(Access::Off) || !(is_error || self.is_all() || is_drawn()) {
             return None;
         }
         if was_open {

@@ -90,9 +90,9 @@ impl Mesh {
 /// A gateway's own count: waits until so many tunnels have ended.
 pub async fn ended(gateway: &Gateway, tunnels: u64) -> Ended {
     let counts = async || {
-        // Whole numbers below 2^53, as they were printed.
+        let whole = |count: f64| count.to_string().parse().expect("a whole number");
         let ends = gateway.ends().await.into_iter();
-        Ended(ends.map(|(reason, count)| (reason, count as u64)).collect())
+        Ended(ends.map(|(reason, count)| (reason, whole(count))).collect())
     };
     until("ended tunnels", counts, |ended| ended.tunnels() >= tunnels).await
 }
