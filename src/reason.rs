@@ -55,6 +55,12 @@ pub enum Reason {
     DialFailed,
     /// This host is out of ports, descriptors or memory.
     Overloaded,
+    /// The peer, its cluster or its address has its share of the descriptors.
+    OverShare,
+    /// Three quarters of the memory that this process may use are taken.
+    MemoryFull,
+    /// Tunnels with the same ClientHello are in flight already: a route leads back to a gateway.
+    Loop,
     /// All tunnels together hold more bytes than they may: new ones are refused, and the fattest
     /// of the stalled ones are reset.
     BuffersFull,
@@ -68,6 +74,8 @@ pub enum Reason {
     DownstreamLost,
     /// The endpoint reset the connection or it failed.
     UpstreamReset,
+    /// The endpoint of a TLS tunnel sent no byte within 10 s of the dial.
+    EndpointSilent,
     /// The tunnel was open when the drain deadline came.
     DrainDeadline,
     /// A change of trust, exposure or policy took the tunnel's right away.
@@ -91,7 +99,7 @@ pub enum Blame {
 
 impl Reason {
     /// Every reason, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 34] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
@@ -113,12 +121,16 @@ impl Reason {
         Self::DialTimeout,
         Self::DialFailed,
         Self::Overloaded,
+        Self::OverShare,
+        Self::MemoryFull,
+        Self::Loop,
         Self::BuffersFull,
         Self::EarlyData,
         Self::DownstreamCancelled,
         Self::DownstreamReset,
         Self::DownstreamLost,
         Self::UpstreamReset,
+        Self::EndpointSilent,
         Self::DrainDeadline,
         Self::Revoked,
         Self::Panic,
@@ -148,12 +160,16 @@ impl Reason {
             Self::DialTimeout => "dial_timeout",
             Self::DialFailed => "dial_failed",
             Self::Overloaded => "overloaded",
+            Self::OverShare => "over_share",
+            Self::MemoryFull => "memory_full",
+            Self::Loop => "loop",
             Self::BuffersFull => "buffers_full",
             Self::EarlyData => "early_data",
             Self::DownstreamCancelled => "downstream_cancelled",
             Self::DownstreamReset => "downstream_reset",
             Self::DownstreamLost => "downstream_lost",
             Self::UpstreamReset => "upstream_reset",
+            Self::EndpointSilent => "endpoint_silent",
             Self::DrainDeadline => "drain_deadline",
             Self::Revoked => "revoked",
             Self::Panic => "panic",
@@ -176,6 +192,7 @@ impl Reason {
             | Self::NotForPeer
             | Self::NotLinked
             | Self::PolicyDenied
+            | Self::OverShare
             | Self::EarlyData
             | Self::DownstreamReset
             | Self::DownstreamLost => Blame::Downstream,
@@ -184,10 +201,13 @@ impl Reason {
             | Self::DialRefused
             | Self::DialTimeout
             | Self::DialFailed
-            | Self::UpstreamReset => Blame::Upstream,
+            | Self::UpstreamReset
+            | Self::EndpointSilent => Blame::Upstream,
             Self::DialDenied
             | Self::DropOverload
             | Self::Overloaded
+            | Self::MemoryFull
+            | Self::Loop
             | Self::BuffersFull
             | Self::DrainDeadline
             | Self::Revoked
@@ -268,6 +288,9 @@ impl Reason {
             | Self::DialTimeout
             | Self::DialFailed
             | Self::Overloaded
+            | Self::OverShare
+            | Self::MemoryFull
+            | Self::Loop
             | Self::BuffersFull => "CONNECT",
             _ => "-",
         }
@@ -326,6 +349,8 @@ pub enum HandshakeRefusal {
     Timeout,
     /// All places for handshakes were taken, and this one was the oldest of the source with most.
     Evicted,
+    /// The peer or its cluster has its share of the descriptors.
+    OverShare,
     /// ALPN `h2` was not offered.
     NoAlpn,
     /// The peer does not speak TLS 1.3.
@@ -336,7 +361,7 @@ pub enum HandshakeRefusal {
 
 impl HandshakeRefusal {
     /// Every refusal, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::NoCertificate,
         Self::BadEncoding,
         Self::UnknownIssuer,
@@ -351,6 +376,7 @@ impl HandshakeRefusal {
         Self::UntrustedDomain,
         Self::Timeout,
         Self::Evicted,
+        Self::OverShare,
         Self::NoAlpn,
         Self::TlsVersion,
         Self::Other,
@@ -373,6 +399,7 @@ impl HandshakeRefusal {
             Self::UntrustedDomain => "untrusted_domain",
             Self::Timeout => "timeout",
             Self::Evicted => "evicted",
+            Self::OverShare => "over_share",
             Self::NoAlpn => "no_alpn",
             Self::TlsVersion => "tls_version",
             Self::Other => "other",
@@ -398,6 +425,7 @@ impl HandshakeRefusal {
             Self::UntrustedDomain => "the peer's identity is not one that is accepted here",
             Self::Timeout => "nothing came in time",
             Self::Evicted => "all places for handshakes were taken",
+            Self::OverShare => "the peer or its cluster has its share of the descriptors",
             Self::NoAlpn => "the peer does not offer ALPN h2",
             Self::TlsVersion => "the peer does not speak TLS 1.3",
             Self::Other => "the handshake failed",

@@ -11,6 +11,7 @@ use crate::tls::{Identity, leaf_identity};
 use crate::wire::sni::RouteBy;
 
 use super::handshake::Session;
+use super::pool::Holder;
 
 /// A downstream: as a rule one whose certificate was verified.
 #[derive(Debug)]
@@ -21,6 +22,9 @@ pub struct Peer {
     pub not_after: SystemTime,
     /// By what its tunnels are routed, unless the service that they ask for says so itself.
     pub route_by: RouteBy,
+    /// For whom its tunnels are counted. None of a peer that is only asked about, which can dial
+    /// nobody.
+    pub holder: Option<Holder>,
 }
 
 impl Peer {
@@ -38,6 +42,7 @@ impl Peer {
             }),
             not_after: SystemTime::UNIX_EPOCH,
             route_by: RouteBy::default(),
+            holder: None,
         }
     }
 
@@ -66,6 +71,7 @@ impl Peer {
             source: Arc::new(source),
             not_after: identity.not_after,
             route_by: RouteBy::default(),
+            holder: None,
         })
     }
 

@@ -48,7 +48,10 @@ async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived
             return None;
         }
     };
-    let peer = Arc::new(Peer::unknown(accepted.address));
+    let peer = Arc::new(Peer {
+        holder: Some(accepted.held.descriptor.holder().clone()),
+        ..Peer::unknown(accepted.address)
+    });
     let wanted = accepted.listener.target(&hello);
     Some(Box::new(Arrived {
         record: Record::of_hello(&gateway.metrics, &peer.source, hello.sni.as_deref()),

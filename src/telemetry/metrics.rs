@@ -183,7 +183,14 @@ impl Metrics {
                     .get_or_create(&[("reason", refusal.label())]),
             );
         }
-        for limit in ["source", "worker", "not_in_sources"] {
+        for limit in [
+            "source",
+            "worker",
+            "not_in_sources",
+            "share",
+            "files",
+            "memory",
+        ] {
             drop(self.shed.get_or_create(&[("limit", limit)]));
         }
         for error in AcceptError::ALL {

@@ -12,6 +12,7 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::Shutdown;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
 
 use super::buffer::{BUFFER_BYTES, Buffer, compact};
+use super::hellos::{Hellos, InFlight};
 use super::tunnel::{RECORD_DATA_BYTES, Tunnel};
 use super::window::StreamWindow;
 
@@ -65,11 +67,12 @@ impl Outcome {
 /// The time for an endpoint to take what a peer sent before it went away.
 const DELIVERY_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Copies until both directions have ended or one side broke.
+/// Copies until both directions have ended or one side broke. A tunnel that begins with a
+/// ClientHello ends if the hello comes round in a loop.
 pub async fn run(
     tunnel: &mut Tunnel,
     upstream: &mut TcpStream,
-    window: &StreamWindow,
+    (window, hellos): (&StreamWindow, &Arc<Hellos>),
     record: &mut Record,
 ) -> Outcome {
     let (mut read, write) = upstream.split();
@@ -82,7 +85,10 @@ pub async fn run(
         // upload fails by this reset.
         let down = download.poll(cx, tunnel, &mut read, record)?;
         endpoint_left_first |= down.is_ready() && !upload.ended;
-        let up = upload.poll(cx, tunnel, upstream, window, record)?;
+        let up = upload.poll(cx, tunnel, upstream, (window, hellos), record)?;
+        if upload.in_flight.is_some() && record.sent_bytes() > 0 {
+            upload.in_flight = None;
+        }
         if down.is_ready() && up.is_ready() {
             return Poll::Ready(Ok(()));
         }
@@ -97,7 +103,7 @@ pub async fn run(
     if gone && !upload.done {
         // A peer that sent END_STREAM and then went away has been promised delivery (contract 10,
         // Ends). h2 still holds what it sent; without END_STREAM this fails at once.
-        let rest = poll_fn(|cx| upload.poll(cx, tunnel, upstream, window, record));
+        let rest = poll_fn(|cx| upload.poll(cx, tunnel, upstream, (window, hellos), record));
         // Boxed: few tunnels end like this, and all would have room for it.
         let rest = Box::pin(timeout(DELIVERY_DEADLINE, rest));
         if let Ok(Err(Reason::UpstreamReset)) = rest.await {
@@ -118,6 +124,10 @@ struct Upload {
     pending: VecDeque<Bytes>,
     ended: bool,
     done: bool,
+    /// The first bytes have come.
+    begun: bool,
+    /// The place of the hello that they were, until the endpoint answers.
+    in_flight: Option<Box<InFlight>>,
     /// Bytes since the endpoint last made us wait.
     unblocked_bytes: u64,
 }
@@ -128,7 +138,7 @@ impl Upload {
         cx: &mut Context<'_>,
         tunnel: &mut Tunnel,
         upstream: &TcpStream,
-        window: &StreamWindow,
+        (window, hellos): (&StreamWindow, &Arc<Hellos>),
         record: &mut Record,
     ) -> Poll<Result<(), Reason>> {
         for _ in 0..TURNS_MAX {
@@ -136,6 +146,13 @@ impl Upload {
                 return Poll::Ready(Ok(()));
             }
             self.receive(cx, tunnel)?;
+            if !self.begun
+                && let Some(first) = self.pending.front()
+            {
+                self.begun = true;
+                let entered = hellos.enter(first).map_err(|found| found.told(record))?;
+                self.in_flight = entered.map(Box::new);
+            }
             if self.pending.is_empty() {
                 // The queue's own memory goes too: an idle tunnel keeps none.
                 self.pending = VecDeque::new();

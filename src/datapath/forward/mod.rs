@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use crate::reason::Reason;
+use crate::reason::{Blame, Reason};
 use crate::snapshot::{Endpoint, Service};
 use crate::telemetry::{Destination, DestinationService, Record};
 use crate::wire::sni::RouteBy;
@@ -195,7 +195,7 @@ async fn connect(
                 continue;
             }
         };
-        let failed = match dial::run(authorized, gateway, deadline).await {
+        let failed = match dial::run(authorized, (gateway, peer), deadline).await {
             Ok(upstream) => return Ok(upstream),
             Err(failed) => failed,
         };
@@ -241,6 +241,7 @@ impl Open {
         account.open_gate();
         let Upstream { stream, right, .. } = &mut self.upstream;
         let (tunnel, record) = (&mut self.tunnel, &mut self.record);
+        let shared = (&*self.window, &self.gateway.admission.hellos);
         let mut ended = pin!(stopped(
             &self.gateway,
             &mut self.generation,
@@ -250,7 +251,7 @@ impl Open {
         let ended = poll_fn(|cx| account.poll_gated(cx, |cx| ended.as_mut().poll(cx)));
         tokio::select! {
             biased;
-            outcome = copy::run(tunnel, stream, &self.window, record) => outcome,
+            outcome = copy::run(tunnel, stream, shared, record) => outcome,
             ended = ended => broken(ended, record),
         }
     }
@@ -349,7 +350,7 @@ fn judge_endpoint(gateway: &Gateway, upstream: &Upstream, outcome: &Outcome, ear
             upstream.right.endpoint(),
             &gateway.metrics,
         );
-    } else if !early && !matches!(outcome.ended, Err(Reason::UpstreamReset)) {
+    } else if !early && !matches!(outcome.ended, Err(why) if why.blame() == Blame::Upstream) {
         upstream.right.endpoint().state.restore(Instant::now());
     }
 }
