@@ -8,6 +8,7 @@ pub mod columns;
 mod dump;
 mod explain;
 mod guard;
+mod holders;
 mod levels;
 mod policies;
 mod regions;
@@ -34,6 +35,7 @@ use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics};
 
 pub use explain::{Explains, Written};
+pub use holders::{Descriptors, Holders};
 pub use server::serve;
 pub use view::Denies;
 
@@ -56,6 +58,8 @@ pub struct AdminState {
     pub config: Arc<ArcSwap<Config>>,
     /// Which addresses are never dialled.
     pub denies: Denies,
+    /// Who holds the descriptors of the data path.
+    pub holders: Holders,
     /// What would become of a tunnel.
     pub explains: Explains,
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::view::{Member, View, key_of};
-use super::{AdminState, pending, text};
+use super::{AdminState, Descriptors, pending, text};
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::Service;
 use crate::snapshot::{Exposure, Snapshot};
@@ -90,6 +90,8 @@ pub(super) struct Page {
     pub(super) reloads: Vec<ReloadRow>,
     /// The hostnames that discovery tells instead of addresses.
     pub(super) hosts: status::Hosts,
+    /// Who holds the descriptors of the data path.
+    pub(super) descriptors: Descriptors,
     pub(super) services: Services,
 }
 
@@ -211,6 +213,7 @@ impl Page {
                 .collect(),
             reloads: Vec::new(),
             hosts: state.status.hosts(),
+            descriptors: state.holders.most(),
             services: Services::of(&view, wanted, limit),
         };
         for (what, reload) in state.status.reloads() {

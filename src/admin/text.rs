@@ -5,6 +5,7 @@
 
 use std::time::SystemTime;
 
+use super::Descriptors;
 use super::columns::{self, plain};
 use super::status::{Counts, Page, ServiceRow, how_many};
 use crate::status::{Discovery, Unused};
@@ -28,6 +29,7 @@ pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
         text.certificates(page);
         text.files(page);
         text.hosts(page);
+        text.holders(&page.descriptors);
     }
     text.services(page, one);
     text.out
@@ -281,6 +283,13 @@ impl Text {
         }
     }
 
+    fn holders(&mut self, of: &Descriptors) {
+        if let lines @ [_, ..] = &of.lines()[..] {
+            self.heading("Descriptors", &format!("{} of {} used", of.used, of.max));
+            lines.iter().for_each(|line| self.line(line));
+        }
+    }
+
     fn services(&mut self, page: &Page, one: bool) {
         if one {
             for service in &page.services.list {
@@ -509,6 +518,7 @@ mod tests {
                 ],
                 left_out: 0,
             },
+            descriptors: Descriptors::default(),
             services: Services {
                 total: 60,
                 list: vec![service()],

@@ -501,6 +501,7 @@ fn snapshot_of(config: &Config, mesh: &Mesh) -> Snapshot {
         mesh: Some((mesh.clone(), network)),
         exposure: Some(exposure_table(config)),
         names: Some(name_table(config)),
+        direct: Some(config.listeners.iter().any(Listener::is_tls)),
         ..Change::default()
     };
     builder::build(&Snapshot::default(), change)

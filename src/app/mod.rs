@@ -5,6 +5,7 @@
 
 mod certificates;
 mod explain;
+mod holders;
 mod inputs;
 mod memory;
 mod names;
@@ -14,6 +15,7 @@ mod told;
 mod traffic;
 
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::thread;
@@ -44,6 +46,7 @@ use crate::xds::dns::{self, Dns};
 use crate::xds::stream::{self, Feed, Kind};
 
 use certificates::{Certificates, Shared};
+use memory::Memory;
 use reload::Seen;
 
 pub use explain::offline;
@@ -145,7 +148,9 @@ impl App {
             status.ready(DISCOVERY);
         }
         let sockets = Sockets::bind(&inputs.config)?;
-        let buffers = inputs.config.limits.buffers.unwrap_or_else(memory::half);
+        let configured = inputs.config.limits.buffers;
+        let memory = Memory::measure(Path::new("/"));
+        let buffers = configured.unwrap_or_else(|| memory.half());
         let budget = Arc::new(Budget::new(buffers, metrics.buffers(buffers)));
         let own = sockets.addresses().chain([front.address]).collect();
         let gateway = Arc::new(Gateway {
@@ -157,6 +162,7 @@ impl App {
             budget: Arc::clone(&budget),
             deny: DenyList::new(inputs.config.dial.allow.clone(), own),
         });
+        memory::adapt(&gateway, memory, configured);
         let app = Self {
             config,
             gateway,
@@ -170,6 +176,7 @@ impl App {
             warn!("{warning}");
         }
         tokio::spawn(async move { budget.run().await });
+        tokio::spawn(memory::watch(Arc::clone(&app.gateway), configured));
         app.discover(source)?;
         app.look_up()?;
         let read = (inputs.told, inputs.warnings, seen);
@@ -384,6 +391,7 @@ impl Sockets {
                 let gateway = Arc::clone(gateway);
                 move |address| gateway.deny.denies(address)
             }),
+            holders: holders::running(gateway),
             explains: explain::running(gateway, &app.config),
         };
         spawn_admin(&gateway.lifecycle, self.admin, admin::admin_router(state))?;

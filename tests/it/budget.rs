@@ -15,7 +15,7 @@ const KIB: u64 = 1024;
 const STREAMS: u32 = 200;
 
 /// A peer that asks for bytes on [`STREAMS`] streams with the widest windows, and reads none.
-async fn never_reads(gateway: &Gateway) -> RawPeer {
+pub async fn never_reads(gateway: &Gateway) -> RawPeer {
     const WIDEST: u32 = 0x7fff_ffff;
     // The connection's window has 65,535 already.
     let more = (WIDEST - 0xffff).to_be_bytes();

@@ -19,6 +19,8 @@ mod budget;
 #[cfg(test)]
 mod certificates;
 #[cfg(test)]
+mod cgroup;
+#[cfg(test)]
 mod churn;
 #[cfg(test)]
 mod clusters;
@@ -47,6 +49,8 @@ mod istio_faults;
 #[cfg(test)]
 mod links;
 #[cfg(test)]
+mod loops;
+#[cfg(test)]
 mod names;
 #[cfg(test)]
 mod on_demand;
@@ -66,6 +70,8 @@ mod reload;
 mod reload_under_load;
 #[cfg(test)]
 mod scope;
+#[cfg(test)]
+mod shares;
 #[cfg(test)]
 mod slow;
 #[cfg(test)]

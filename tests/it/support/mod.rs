@@ -2,6 +2,7 @@
 
 pub mod bytes;
 pub mod ca;
+pub mod cgroup;
 pub mod dns;
 pub mod eds;
 mod endpoint;
@@ -25,7 +26,7 @@ use strait::hbone::Tunnel;
 use tokio::io::AsyncReadExt;
 
 pub use endpoint::{ENDLESS, Endpoint, reset};
-pub use gateway::{Gateway, Settings, replace};
+pub use gateway::{Gateway, Settings, raise_descriptor_limit, replace};
 pub use identities::{CLIENT, ENDPOINT, GATEWAY, Identities, identities};
 pub use net::{Net, endpoint_port};
 
