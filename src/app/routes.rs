@@ -9,8 +9,8 @@ use crate::snapshot::mesh::Place;
 use crate::snapshot::{Caller, Snapshot};
 use crate::wire::{Authority, Host};
 
-/// Warns of routes to services that the mesh does not have or that are gateways, and of listeners by Istio's names where
-/// no service is exposed to anyone.
+/// Warns of routes to services that the mesh does not have or that are gateways, and of
+/// listeners by Istio's names where no service is exposed to anyone.
 pub(super) fn dead_ends(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let routes = config.listeners.iter().flat_map(|one| one.routes());
     let gateways = Gateways::new(config, snapshot);

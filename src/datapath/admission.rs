@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::hellos::Hellos;
 use super::pool::{Pool, source};
 
 /// Handshakes in flight. Each holds at most 32 KiB for at most 5 s: 32 MiB in all. There are fewer
@@ -28,8 +27,6 @@ const DESCRIPTORS_RESERVED: usize = 128;
 pub struct Admission {
     /// The descriptors, and who may have them.
     pub pool: Arc<Pool>,
-    /// The ClientHellos whose endpoints have not answered yet.
-    pub hellos: Arc<Hellos>,
     handshakes: Arc<Mutex<Handshakes>>,
 }
 
@@ -56,7 +53,6 @@ impl Admission {
         let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
         Self {
             pool: Pool::new(descriptors.saturating_sub(DESCRIPTORS_RESERVED).max(1)),
-            hellos: Arc::default(),
             handshakes: Arc::default(),
         }
     }

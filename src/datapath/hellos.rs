@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::reason::Reason;
 use crate::telemetry::Record;
@@ -16,53 +16,47 @@ use crate::wire::hello::{Random, random};
 pub const SAME_MAX: u32 = 3;
 
 /// The randoms in flight, each with its number of tunnels. An entry takes about 64 bytes, and goes
-/// with its last tunnel: there are no more entries than tunnels.
-#[derive(Debug, Default)]
-pub struct Hellos(Mutex<HashMap<Random, u32>>);
+/// with its last tunnel: there are no more entries than tunnels. One for the process, so that a
+/// tunnel does not carry a reference to it.
+static RANDOMS: LazyLock<Mutex<HashMap<Random, u32>>> = LazyLock::new(Mutex::default);
 
 /// A hello in flight, given back on drop.
 #[derive(Debug)]
-pub struct InFlight {
-    hellos: Arc<Hellos>,
-    random: Random,
-}
+pub struct InFlight(Random);
 
 /// A hello that is in flight too often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loop;
 
-impl Hellos {
-    /// Counts the hello that `bytes` begin with, if they begin with one.
-    ///
-    /// # Errors
-    /// [`SAME_MAX`] tunnels with its random are in flight.
-    pub fn enter(self: &Arc<Self>, bytes: &[u8]) -> Result<Option<InFlight>, Loop> {
-        let Some(random) = random(bytes) else {
-            return Ok(None);
-        };
-        let mut hellos = self.lock();
-        let count = hellos.entry(random).or_default();
-        if *count >= SAME_MAX {
-            return Err(Loop);
-        }
-        *count += 1;
-        let hellos = Arc::clone(self);
-        Ok(Some(InFlight { hellos, random }))
+/// Counts the hello that `bytes` begin with, if they begin with one.
+///
+/// # Errors
+/// [`SAME_MAX`] tunnels with its random are in flight.
+pub fn enter(bytes: &[u8]) -> Result<Option<InFlight>, Loop> {
+    let Some(random) = random(bytes) else {
+        return Ok(None);
+    };
+    let mut randoms = randoms();
+    let count = randoms.entry(random).or_default();
+    if *count >= SAME_MAX {
+        return Err(Loop);
     }
+    *count += 1;
+    Ok(Some(InFlight(random)))
+}
 
-    /// Each critical section is one step, so what is behind a poisoned lock is whole.
-    fn lock(&self) -> MutexGuard<'_, HashMap<Random, u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Each critical section is one step, so what is behind a poisoned lock is whole.
+fn randoms() -> MutexGuard<'static, HashMap<Random, u32>> {
+    RANDOMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let mut hellos = self.hellos.lock();
-        if let Some(count) = hellos.get_mut(&self.random) {
+        let mut randoms = randoms();
+        if let Some(count) = randoms.get_mut(&self.0) {
             *count -= 1;
             if *count == 0 {
-                hellos.remove(&self.random);
+                randoms.remove(&self.0);
             }
         }
     }
@@ -98,14 +92,13 @@ mod tests {
 
     #[test]
     fn three_tunnels_with_one_random_are_let_through_and_nothing_is_kept() {
-        let hellos = Arc::new(Hellos::default());
-        let mut held: Vec<_> = (0..3).map(|_| hellos.enter(&hello(1)).unwrap()).collect();
-        assert_eq!(hellos.enter(&hello(1)).unwrap_err(), Loop);
-        assert!(hellos.enter(&hello(2)).unwrap().is_some(), "another random");
-        assert!(hellos.enter(b"no hello").unwrap().is_none());
+        let mut held: Vec<_> = (0..3).map(|_| enter(&hello(1)).unwrap()).collect();
+        assert_eq!(enter(&hello(1)).unwrap_err(), Loop);
+        assert!(enter(&hello(2)).unwrap().is_some(), "another random");
+        assert!(enter(b"no hello").unwrap().is_none());
         held.pop();
-        assert!(hellos.enter(&hello(1)).is_ok());
+        assert!(enter(&hello(1)).is_ok());
         drop(held);
-        assert!(hellos.lock().is_empty());
+        assert!(!randoms().contains_key(&[1; 32]));
     }
 }

@@ -52,6 +52,7 @@ fn review_10_one_hello_takes_at_most_four_connections_of_two_gateways_in_a_loop(
         let _ = stream.read_to_end(&mut answer).await;
         // The refusal of the last gateway comes back through all of them.
         assert_eq!(answer, [21, 3, 3, 0, 2, 2, 40]);
+        drop(stream);
         let connections = found(&gateways).await;
         assert_eq!(
             connections,
@@ -93,9 +94,12 @@ fn review_10_the_fourth_tunnel_with_one_hello_is_reset_and_a_new_hello_is_not() 
             let mut goes = goes.clone();
             async move {
                 let mut all = vec![0; 64];
-                stream.read_exact(&mut all).await.expect("a hello");
+                // The tunnel that is refused sends none.
+                if stream.read_exact(&mut all).await.is_err() {
+                    return;
+                }
                 goes.wait_for(|&go| go).await.expect("the test's word");
-                stream.write_all(b"!").await.expect("an answer");
+                let _ = stream.write_all(b"!").await;
                 let _ = stream.read_to_end(&mut all).await;
             }
         });

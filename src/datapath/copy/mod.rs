@@ -12,7 +12,6 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::Shutdown;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -27,7 +26,7 @@ use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
 
 use super::buffer::{BUFFER_BYTES, Buffer, compact};
-use super::hellos::{Hellos, InFlight};
+use super::hellos::{self, InFlight};
 use super::tunnel::{RECORD_DATA_BYTES, Tunnel};
 use super::window::StreamWindow;
 
@@ -72,7 +71,7 @@ const DELIVERY_DEADLINE: Duration = Duration::from_secs(30);
 pub async fn run(
     tunnel: &mut Tunnel,
     upstream: &mut TcpStream,
-    (window, hellos): (&StreamWindow, &Arc<Hellos>),
+    window: &StreamWindow,
     record: &mut Record,
 ) -> Outcome {
     let (mut read, write) = upstream.split();
@@ -85,7 +84,7 @@ pub async fn run(
         // upload fails by this reset.
         let down = download.poll(cx, tunnel, &mut read, record)?;
         endpoint_left_first |= down.is_ready() && !upload.ended;
-        let up = upload.poll(cx, tunnel, upstream, (window, hellos), record)?;
+        let up = upload.poll(cx, tunnel, upstream, window, record)?;
         if upload.in_flight.is_some() && record.sent_bytes() > 0 {
             upload.in_flight = None;
         }
@@ -103,7 +102,7 @@ pub async fn run(
     if gone && !upload.done {
         // A peer that sent END_STREAM and then went away has been promised delivery (contract 10,
         // Ends). h2 still holds what it sent; without END_STREAM this fails at once.
-        let rest = poll_fn(|cx| upload.poll(cx, tunnel, upstream, (window, hellos), record));
+        let rest = poll_fn(|cx| upload.poll(cx, tunnel, upstream, window, record));
         // Boxed: few tunnels end like this, and all would have room for it.
         let rest = Box::pin(timeout(DELIVERY_DEADLINE, rest));
         if let Ok(Err(Reason::UpstreamReset)) = rest.await {
@@ -129,7 +128,7 @@ struct Upload {
     /// The place of the hello that they were, until the endpoint answers.
     in_flight: Option<Box<InFlight>>,
     /// Bytes since the endpoint last made us wait.
-    unblocked_bytes: u64,
+    unblocked_bytes: u32,
 }
 
 impl Upload {
@@ -138,7 +137,7 @@ impl Upload {
         cx: &mut Context<'_>,
         tunnel: &mut Tunnel,
         upstream: &TcpStream,
-        (window, hellos): (&StreamWindow, &Arc<Hellos>),
+        window: &StreamWindow,
         record: &mut Record,
     ) -> Poll<Result<(), Reason>> {
         for _ in 0..TURNS_MAX {
@@ -150,7 +149,7 @@ impl Upload {
                 && let Some(first) = self.pending.front()
             {
                 self.begun = true;
-                let entered = hellos.enter(first).map_err(|found| found.told(record))?;
+                let entered = hellos::enter(first).map_err(|found| found.told(record))?;
                 self.in_flight = entered.map(Box::new);
             }
             if self.pending.is_empty() {
@@ -177,8 +176,9 @@ impl Upload {
             self.taken(written);
             tunnel.release(written)?;
             record.received(written as u64);
-            self.unblocked_bytes += written as u64;
-            if self.unblocked_bytes >= u64::from(window.bytes()) {
+            let written = u32::try_from(written).unwrap_or(u32::MAX);
+            self.unblocked_bytes = self.unblocked_bytes.saturating_add(written);
+            if self.unblocked_bytes >= window.bytes() {
                 self.unblocked_bytes = 0;
                 window.kept_up();
             }

@@ -52,21 +52,36 @@ async fn silence(_in_flight: Option<InFlight>) {
     sleep(FIRST_BYTE_DEADLINE).await;
 }
 
-/// Copies until both directions have ended or one side broke, or the endpoint has not sent its first
-/// byte in time.
+/// Returns whether a wait is over before the answer; frees it once there is one.
+fn is_over(
+    silence: &mut Option<Pin<Box<impl Future<Output = ()>>>>,
+    cx: &mut Context<'_>,
+    is_answered: bool,
+) -> bool {
+    if is_answered {
+        *silence = None;
+    }
+    silence
+        .as_mut()
+        .is_some_and(|waiting| waiting.as_mut().poll(cx).is_ready())
+}
+
+/// Copies until both directions have ended or one side broke, or the endpoint has not sent its
+/// first byte in time.
 pub async fn run(
     downstream: &mut TcpStream,
     upstream: &mut TcpStream,
-    opening: Opening,
+    opening: Box<Opening>,
     limits: (&Arc<Account>, &Admission),
     record: &mut Record,
 ) -> Outcome {
     let (mut peer, to_peer) = downstream.split();
     let (mut endpoint, to_endpoint) = upstream.split();
     let (to_peer, to_endpoint) = (to_peer.as_ref(), to_endpoint.as_ref());
-    let mut upload = Direction::new(limits, opening.hello.into());
+    let Opening { hello, in_flight } = *opening;
+    let mut upload = Direction::new(limits, hello.into());
     // Boxed, as it is gone once the endpoint has answered.
-    let mut silence = Some(Box::pin(silence(opening.in_flight)));
+    let mut silence = Some(Box::pin(silence(in_flight)));
     let mut download = Direction::new(limits, Bytes::new());
     let mut endpoint_left_first = false;
     let mut peer_failed = pin!(to_peer.ready(Interest::ERROR));
@@ -85,13 +100,10 @@ pub async fn run(
         let down = download.poll(cx, &mut endpoint, to_peer, |bytes| record.sent(bytes));
         let down = down.map_err(Broken::of_download)?;
         endpoint_left_first |= down.is_ready() && !upload.ended;
-        if let Some(waiting) = &mut silence {
-            if down.is_ready() || record.sent_bytes() > 0 {
-                silence = None;
-            } else if waiting.as_mut().poll(cx).is_ready() {
-                record.detail("the endpoint sent no byte within 10 s of the dial".to_owned());
-                return Poll::Ready(Err(Reason::EndpointSilent));
-            }
+        let is_answered = down.is_ready() || record.sent_bytes() > 0;
+        if is_over(&mut silence, cx, is_answered) {
+            record.detail("the endpoint sent no byte within 10 s of the dial".to_owned());
+            return Poll::Ready(Err(Reason::EndpointSilent));
         }
         let up = upload.poll(cx, &mut peer, to_endpoint, |bytes| record.received(bytes));
         let up = up.map_err(Broken::of_upload)?;
@@ -339,9 +351,9 @@ mod tests {
         (0..count / 8).flat_map(word).collect()
     }
 
-    fn opening(hello: Vec<u8>) -> Opening {
+    fn opening(hello: Vec<u8>) -> Box<Opening> {
         let in_flight = None;
-        Opening { hello, in_flight }
+        Box::new(Opening { hello, in_flight })
     }
 
     #[tokio::test]

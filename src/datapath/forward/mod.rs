@@ -241,7 +241,6 @@ impl Open {
         account.open_gate();
         let Upstream { stream, right, .. } = &mut self.upstream;
         let (tunnel, record) = (&mut self.tunnel, &mut self.record);
-        let shared = (&*self.window, &self.gateway.admission.hellos);
         let mut ended = pin!(stopped(
             &self.gateway,
             &mut self.generation,
@@ -251,7 +250,7 @@ impl Open {
         let ended = poll_fn(|cx| account.poll_gated(cx, |cx| ended.as_mut().poll(cx)));
         tokio::select! {
             biased;
-            outcome = copy::run(tunnel, stream, shared, record) => outcome,
+            outcome = copy::run(tunnel, stream, &self.window, record) => outcome,
             ended = ended => broken(ended, record),
         }
     }

@@ -18,7 +18,7 @@ use super::super::budget::Account;
 use super::super::copy::raw::Opening;
 use super::super::copy::{self, Outcome};
 use super::super::dial::Upstream;
-use super::super::hellos::InFlight;
+use super::super::hellos::{self, InFlight};
 use super::super::identity::Peer;
 use super::super::tunnel::Target;
 use super::super::{Gateway, hello, linger, policy, route};
@@ -87,7 +87,7 @@ async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
         peer,
         generation,
         stream,
-        opening: Some(Opening { hello, in_flight }),
+        opening: Some(Box::new(Opening { hello, in_flight })),
         upstream,
         record,
         account,
@@ -109,8 +109,7 @@ async fn reach(arrived: &mut Arrived) -> Result<(Upstream, Option<InFlight>), Re
     if !gateway.budget.has_room() {
         return Err(Reason::BuffersFull);
     }
-    let in_flight = gateway.admission.hellos.enter(hello);
-    let in_flight = in_flight.map_err(|found| found.told(record))?;
+    let in_flight = hellos::enter(hello).map_err(|found| found.told(record))?;
     let (target, granted) = std::mem::replace(wanted, Err(Reason::Panic))?;
     let permit = {
         let snapshot = gateway.reader.load();
@@ -147,7 +146,7 @@ struct Open {
     generation: watch::Receiver<u64>,
     stream: TcpStream,
     /// Taken by the copy.
-    opening: Option<Opening>,
+    opening: Option<Box<Opening>>,
     upstream: Upstream,
     record: Record,
     account: Arc<Account>,

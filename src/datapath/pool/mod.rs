@@ -21,8 +21,8 @@ use crate::reason::Reason;
 /// The memory that one descriptor stands for: a tunnel costs 2.7 to 11 KiB. What is measured
 /// replaces the estimate every 100 ms.
 const DESCRIPTOR_BYTES: usize = 8 * 1024;
-/// Descriptors that a cluster or a source may take whatever the others hold: a connection, and
-/// some tunnels.
+/// Descriptors that a cluster, an identity or a source may take whatever the others hold: a
+/// connection, and some tunnels.
 const FLOOR: usize = 8;
 /// A cluster may hold twice what is free: two thirds of the pool when it is alone, so that one
 /// identity of it, which may hold half, leaves room for its siblings.
@@ -34,6 +34,9 @@ const SOURCE_FACTOR: usize = 1;
 const LISTENER_PARTS: usize = 16;
 /// The part that only holders below [`FLOOR`] may take.
 const FLOOR_PARTS: usize = 16;
+/// The part that only clusters and sources below [`FLOOR`] may take. Identities below it may take
+/// the rest of the above, while their cluster holds less than three quarters of the pool.
+const GROUP_PARTS: usize = 32;
 /// The part into which connections do not grow, so that those that are open can have tunnels.
 const TUNNEL_PARTS: usize = 5;
 
@@ -365,12 +368,16 @@ impl Holder {
             None => SOURCE_FACTOR,
         };
         let threshold = free.saturating_mul(factor);
-        let fits = in_group < FLOOR || free > kept && in_group < threshold;
-        let fits_in_group = identity.as_ref().is_none_or(|identity| {
-            let own = identity.held.load(Ordering::Relaxed);
-            own < FLOOR || own.saturating_add(in_group) < threshold
-        });
-        match fits && fits_in_group {
+        let own = identity
+            .as_ref()
+            .map(|identity| identity.held.load(Ordering::Relaxed));
+        let has_little = own.is_some_and(|own| own < FLOOR);
+        let fits_in_group =
+            has_little || own.is_none_or(|own| own.saturating_add(in_group) < threshold);
+        let fits = free > kept && in_group < threshold && fits_in_group;
+        // A quiet identity gets in though its siblings hold all that the cluster may.
+        let is_quiet = has_little && in_group < max / 4 * 3 && free > max / GROUP_PARTS;
+        match fits || in_group < FLOOR || is_quiet {
             true => Ok(()),
             false => Err(Full::Share),
         }

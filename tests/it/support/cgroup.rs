@@ -1,5 +1,6 @@
 //! A memory cgroup for a gateway.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -27,10 +28,19 @@ impl Cgroup {
                 limit: file,
             };
             std::fs::create_dir(&group.path).ok()?;
-            group.set(limit).then_some(group)
+            // Only a kernel with the controller of this version has made the file.
+            let is_made = group.path.join(file).exists();
+            (is_made && group.set(limit)).then_some(group)
         });
         if made.is_none() {
-            println!("\nSKIPPED {test}: no memory cgroup can be made here; run it as root");
+            // A line of its own, even where the harness has begun one. Cargo hides what macros
+            // print of a test that passes.
+            let why = "no memory cgroup can be made here; run it as root";
+            let _ = writeln!(std::io::stderr(), "\nSKIPPED {test}: {why}");
+            assert!(
+                std::env::var_os("STRAIT_CI").is_none_or(|ci| ci != "1"),
+                "nothing may be skipped under STRAIT_CI=1"
+            );
         }
         made
     }
@@ -52,13 +62,15 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The kernel takes a moment to bury a process that was killed.
-        for _ in 0..100 {
-            if std::fs::remove_dir(&self.path).is_ok() {
-                return;
+        // The kernel takes a moment to remove a process that was killed.
+        super::run(async {
+            for _ in 0..100 {
+                if std::fs::remove_dir(&self.path).is_ok() {
+                    return;
+                }
+                // deadline: a group can only be removed again and again.
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             }
-            // deadline: a group can only be removed again and again.
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
+        });
     }
 }
