@@ -149,7 +149,7 @@ impl Gateway {
         let mut command = Command::new("sh");
         command
             .args(["-c", enter])
-            .arg(settings.cgroup.as_deref().unwrap_or(Path::new("")))
+            .arg(settings.cgroup.as_deref().unwrap_or_else(|| Path::new("")))
             .arg(format!("--nofile={0}:{0}", settings.descriptors))
             .arg(binary());
         configure(&mut command);
