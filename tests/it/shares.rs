@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use crate::passthrough::hello;
 use crate::support::{
     CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, identities, raise_descriptor_limit,
-    run, until,
+    run, say, until,
 };
 
 const SIBLING: &str = "spiffe://west.local/ns/shop/sa/quiet";
@@ -271,14 +271,14 @@ fn review_7_a_neighbour_is_served_beside_2000_tunnels_of_one_peer() {
         let open: usize = held.iter().map(|(_, tunnels)| tunnels.len()).sum();
         let beside = neighbour(&gateway, TIME).await;
         for (name, noticed) in [("alone", &alone), ("beside", &beside)] {
-            println!(
+            say(&format!(
                 "neighbour {name}: {} served in {TIME:?}, {} failed, p50 {:?}, p99 {:?}; {open} of \
                  2000 tunnels are open",
                 noticed.served.len(),
                 noticed.failed,
                 noticed.percentile(50),
                 noticed.percentile(99),
-            );
+            ));
         }
         assert_eq!((alone.failed, beside.failed), (0, 0), "{open} tunnels");
         assert!((800..=960).contains(&open), "{open} tunnels");

@@ -1,6 +1,5 @@
 //! A memory cgroup for a gateway.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -18,7 +17,7 @@ const MOUNTS: [(&str, &str); 2] = [
 
 impl Cgroup {
     /// A new group, or none where this machine lets this user make none.
-    pub fn new(test: &str, limit: u64) -> Option<Self> {
+    pub fn new(test: &str, limit: f64) -> Option<Self> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("strait-test-{}-{next}", std::process::id());
@@ -33,10 +32,9 @@ impl Cgroup {
             (is_made && group.set(limit)).then_some(group)
         });
         if made.is_none() {
-            // A line of its own, even where the harness has begun one. Cargo hides what macros
-            // print of a test that passes.
+            // A line of its own, even where the harness has begun one.
             let why = "no memory cgroup can be made here; run it as root";
-            let _ = writeln!(std::io::stderr(), "\nSKIPPED {test}: {why}");
+            super::say(&format!("\nSKIPPED {test}: {why}"));
             assert!(
                 std::env::var_os("STRAIT_CI").is_none_or(|ci| ci != "1"),
                 "nothing may be skipped under STRAIT_CI=1"
@@ -45,9 +43,9 @@ impl Cgroup {
         made
     }
 
-    /// Changes the limit; says whether the kernel took it.
-    pub fn set(&self, limit: u64) -> bool {
-        std::fs::write(self.path.join(self.limit), limit.to_string()).is_ok()
+    /// Changes the limit, in bytes; says whether the kernel took it.
+    pub fn set(&self, limit: f64) -> bool {
+        std::fs::write(self.path.join(self.limit), format!("{limit:.0}")).is_ok()
     }
 
     /// How often the kernel has killed in it for want of memory.

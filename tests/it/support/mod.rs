@@ -49,6 +49,12 @@ pub fn run<T>(test: impl Future<Output = T>) -> T {
         })
 }
 
+/// Prints a line that shows although the test passes: cargo hides only what macros print.
+pub fn say(line: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// Asks until the answer is as wanted; fails with the last answer when the deadline comes.
 pub async fn until<T: std::fmt::Debug>(
     what: &str,
