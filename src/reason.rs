@@ -56,6 +56,12 @@ pub enum Reason {
     /// This host is out of ports, descriptors or memory, or the peer's connection has as many
     /// tunnels as it may.
     Overloaded,
+    /// The peer, its cluster or its address has its share of the descriptors.
+    OverShare,
+    /// Three quarters of the memory that this process may use are taken.
+    MemoryFull,
+    /// Tunnels with the same ClientHello are in flight already: a route leads back to a gateway.
+    Loop,
     /// All tunnels together hold more bytes than they may: new ones are refused, and the fattest
     /// of the stalled ones are reset.
     BuffersFull,
@@ -71,6 +77,8 @@ pub enum Reason {
     DownstreamLost,
     /// The endpoint reset the connection or it failed.
     UpstreamReset,
+    /// The endpoint of a TLS tunnel sent no byte within 10 s of the dial.
+    EndpointSilent,
     /// The tunnel was open when the drain deadline came.
     DrainDeadline,
     /// A change of trust, exposure or policy took the tunnel's right away.
@@ -94,7 +102,7 @@ pub enum Blame {
 
 impl Reason {
     /// Every reason, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 35] = [
         Self::Completed,
         Self::BadAuthority,
         Self::NotConnect,
@@ -116,6 +124,9 @@ impl Reason {
         Self::DialTimeout,
         Self::DialFailed,
         Self::Overloaded,
+        Self::OverShare,
+        Self::MemoryFull,
+        Self::Loop,
         Self::BuffersFull,
         Self::EarlyData,
         Self::Malformed,
@@ -123,6 +134,7 @@ impl Reason {
         Self::DownstreamReset,
         Self::DownstreamLost,
         Self::UpstreamReset,
+        Self::EndpointSilent,
         Self::DrainDeadline,
         Self::Revoked,
         Self::Panic,
@@ -152,6 +164,9 @@ impl Reason {
             Self::DialTimeout => "dial_timeout",
             Self::DialFailed => "dial_failed",
             Self::Overloaded => "overloaded",
+            Self::OverShare => "over_share",
+            Self::MemoryFull => "memory_full",
+            Self::Loop => "loop",
             Self::BuffersFull => "buffers_full",
             Self::EarlyData => "early_data",
             Self::Malformed => "malformed",
@@ -159,6 +174,7 @@ impl Reason {
             Self::DownstreamReset => "downstream_reset",
             Self::DownstreamLost => "downstream_lost",
             Self::UpstreamReset => "upstream_reset",
+            Self::EndpointSilent => "endpoint_silent",
             Self::DrainDeadline => "drain_deadline",
             Self::Revoked => "revoked",
             Self::Panic => "panic",
@@ -181,6 +197,7 @@ impl Reason {
             | Self::NotForPeer
             | Self::NotLinked
             | Self::PolicyDenied
+            | Self::OverShare
             | Self::EarlyData
             | Self::Malformed
             | Self::DownstreamReset
@@ -190,10 +207,13 @@ impl Reason {
             | Self::DialRefused
             | Self::DialTimeout
             | Self::DialFailed
-            | Self::UpstreamReset => Blame::Upstream,
+            | Self::UpstreamReset
+            | Self::EndpointSilent => Blame::Upstream,
             Self::DialDenied
             | Self::DropOverload
             | Self::Overloaded
+            | Self::MemoryFull
+            | Self::Loop
             | Self::BuffersFull
             | Self::DrainDeadline
             | Self::Revoked
@@ -278,6 +298,9 @@ impl Reason {
             | Self::DialTimeout
             | Self::DialFailed
             | Self::Overloaded
+            | Self::OverShare
+            | Self::MemoryFull
+            | Self::Loop
             | Self::BuffersFull => "CONNECT",
             _ => "-",
         }
@@ -336,6 +359,8 @@ pub enum HandshakeRefusal {
     Timeout,
     /// All places for handshakes were taken, and this one was the oldest of the source with most.
     Evicted,
+    /// The peer or its cluster has its share of the descriptors.
+    OverShare,
     /// ALPN `h2` was not offered.
     NoAlpn,
     /// The peer does not speak TLS 1.3.
@@ -346,7 +371,7 @@ pub enum HandshakeRefusal {
 
 impl HandshakeRefusal {
     /// Every refusal, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::NoCertificate,
         Self::BadEncoding,
         Self::UnknownIssuer,
@@ -361,6 +386,7 @@ impl HandshakeRefusal {
         Self::UntrustedDomain,
         Self::Timeout,
         Self::Evicted,
+        Self::OverShare,
         Self::NoAlpn,
         Self::TlsVersion,
         Self::Other,
@@ -383,6 +409,7 @@ impl HandshakeRefusal {
             Self::UntrustedDomain => "untrusted_domain",
             Self::Timeout => "timeout",
             Self::Evicted => "evicted",
+            Self::OverShare => "over_share",
             Self::NoAlpn => "no_alpn",
             Self::TlsVersion => "tls_version",
             Self::Other => "other",
@@ -408,6 +435,7 @@ impl HandshakeRefusal {
             Self::UntrustedDomain => "the peer's identity is not one that is accepted here",
             Self::Timeout => "nothing came in time",
             Self::Evicted => "all places for handshakes were taken",
+            Self::OverShare => "the peer or its cluster has its share of the descriptors",
             Self::NoAlpn => "the peer does not offer ALPN h2",
             Self::TlsVersion => "the peer does not speak TLS 1.3",
             Self::Other => "the handshake failed",

@@ -8,6 +8,7 @@ pub mod columns;
 mod dump;
 mod explain;
 mod guard;
+mod holders;
 mod levels;
 mod listeners;
 mod policies;
@@ -38,6 +39,7 @@ use crate::telemetry::{LogHandle, Metrics};
 use scrape::Scrapes;
 
 pub use explain::{Explains, Written};
+pub use holders::{Descriptors, Holders};
 pub use listeners::{ListenerRow, ListenerState, Listeners};
 pub use server::{Limits, serve};
 pub use view::Denies;
@@ -61,6 +63,8 @@ pub struct AdminState {
     pub config: Arc<ArcSwap<Config>>,
     /// Which addresses are never dialled.
     pub denies: Denies,
+    /// Who holds the descriptors of the data path.
+    pub holders: Holders,
     /// What would become of a tunnel.
     pub explains: Explains,
     /// The listeners of the data path.

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::listeners::{ListenerRow, Strangers};
 use super::view::{Member, View, key_of};
-use super::{AdminState, pending, text};
+use super::{AdminState, Descriptors, pending, text};
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::Service;
 use crate::snapshot::{Exposure, Snapshot};
@@ -97,6 +97,8 @@ pub(super) struct Page {
     pub(super) reloads: Vec<ReloadRow>,
     /// The hostnames that discovery tells instead of addresses.
     pub(super) hosts: status::Hosts,
+    /// Who holds the descriptors of the data path.
+    pub(super) descriptors: Descriptors,
     pub(super) services: Services,
 }
 
@@ -224,6 +226,7 @@ impl Page {
             reloads: Vec::new(),
             hosts: state.status.hosts(),
             listeners,
+            descriptors: state.holders.most(),
             services,
         };
         for (what, reload) in state.status.reloads() {

@@ -530,6 +530,7 @@ fn snapshot_of(config: &Config, mesh: &Mesh, scope: &Scope) -> Snapshot {
         exposure: Some(exposure_table(config)),
         names: Some(name_table(config)),
         scope: Some(scope.clone()),
+        direct: Some(config.listeners.iter().any(Listener::is_tls)),
         ..Change::default()
     };
     builder::build(&Snapshot::default(), change)

@@ -1,52 +1,199 @@
-//! How much memory this process may use, as the kernel sees it.
+//! The memory that this process may use and uses, as the kernel accounts for it.
+//!
+//! Both are read every 100 ms while the process runs, as a limit can change and nothing else knows
+//! what a tunnel costs. Three quarters of the limit are for all that is admitted; the rest is for
+//! handshakes, buffers that grow and what the kernel allocates meanwhile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tracing::warn;
+
+use crate::datapath::Gateway;
 
 /// What a process may use where no limit can be read. It is the least that a gateway is given.
 const UNKNOWN: u64 = 128 << 20;
+/// The time between two measurements.
+const PERIOD: Duration = Duration::from_millis(100);
 
-/// Half of what this process may use: what its tunnels may hold. The other half is for what they
-/// are made of, the kernel's socket buffers, and the mesh.
-pub(super) fn half() -> usize {
-    usize::try_from(limit(Path::new("/")) / 2).unwrap_or(usize::MAX)
+/// A limit and what is used of it, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Memory {
+    /// The least of the machine's memory and the limits of the process's memory cgroups.
+    limit: u64,
+    /// What the cgroup uses besides its page cache; without a limit of a cgroup, what the process
+    /// has resident.
+    used: u64,
 }
 
-/// The least of the machine's memory and the limits of the process's memory cgroups, in bytes.
-/// `root` is `/` but for tests.
-fn limit(root: &Path) -> u64 {
-    let machine = read(&root.join("proc/meminfo")).and_then(|text| {
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("MemTotal:"))?;
-        let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-        Some(kib * 1024)
-    });
-    let cgroups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
-    let limits = cgroups.lines().filter_map(|line| of_cgroup(root, line));
-    limits.chain(machine).min().unwrap_or(UNKNOWN)
+/// The limit of buffers and the room for descriptors that follow from a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shares {
+    buffers: usize,
+    room: usize,
 }
 
-/// The least limit of one line of `/proc/self/cgroup`, `ID:CONTROLLERS:PATH`, and of all groups
-/// above it. A container may see only the end of its path, at the root: that is looked at as well.
-fn of_cgroup(root: &Path, line: &str) -> Option<u64> {
-    let mut parts = line.splitn(3, ':');
-    let (controllers, path) = (parts.nth(1)?, parts.next()?);
-    let (mount, file) = match controllers {
-        "" => ("sys/fs/cgroup", "memory.max"),
-        _ if controllers.split(',').any(|name| name == "memory") => {
-            ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
+impl Memory {
+    /// Measures. `root` is `/` but for tests.
+    pub(super) fn measure(root: &Path) -> Self {
+        let machine = kib_of(&root.join("proc/meminfo"), "MemTotal:");
+        let cgroups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
+        let groups = cgroups.lines().filter_map(|line| Group::of(root, line));
+        let least = groups
+            .filter_map(|group| Some((group.limit()?, group)))
+            .filter(|(limit, _)| machine.is_none_or(|machine| *limit < machine))
+            .min_by_key(|(limit, _)| *limit);
+        let resident = || kib_of(&root.join("proc/self/status"), "VmRSS:").unwrap_or(0);
+        match least {
+            Some((limit, group)) => Self {
+                limit,
+                used: group.used().unwrap_or_else(resident),
+            },
+            None => Self {
+                limit: machine.unwrap_or(UNKNOWN),
+                used: resident(),
+            },
         }
-        _ => return None,
-    };
-    let mount = root.join(mount);
-    let own: PathBuf = mount.join(path.trim_start_matches('/'));
-    let groups = own
-        .ancestors()
-        .take_while(|group| group.starts_with(&mount));
-    groups
-        .filter_map(|group| read(&group.join(file))?.trim().parse().ok())
-        .min()
+    }
+
+    /// Half of what this process may use: what its tunnels may hold at most. The other half is for
+    /// what they are made of, the kernel's socket buffers, and the mesh.
+    pub(super) fn half(self) -> usize {
+        bytes(self.limit / 2)
+    }
+
+    /// Buffers may grow to seven eighths of the limit, and always to a sixteenth: memory that was
+    /// freed may stay resident for ten seconds. `configured` is the most they may have.
+    fn shares(self, held: usize, configured: Option<usize>) -> Shares {
+        let other = self.used.saturating_sub(held as u64);
+        let growth = (self.limit / 8 * 7).saturating_sub(other);
+        let most = configured.unwrap_or_else(|| self.half());
+        Shares {
+            buffers: bytes(growth.max(self.limit / 16)).min(most),
+            room: bytes((self.limit / 4 * 3).saturating_sub(self.used)),
+        }
+    }
+}
+
+/// Measures for ever, and adapts the pool of descriptors and the budget of buffers.
+pub(super) async fn watch(gateway: Arc<Gateway>, configured: Option<usize>) {
+    let mut was_full = false;
+    loop {
+        let memory = Memory::measure(Path::new("/"));
+        adapt(&gateway, memory, configured);
+        let is_full = memory.used >= memory.limit / 4 * 3;
+        if is_full && !was_full {
+            let Memory { limit, used } = memory;
+            warn!(
+                used,
+                limit,
+                "memory is three quarters full: new connections and tunnels are refused; raise \
+                 the limit"
+            );
+        }
+        was_full = is_full;
+        sleep(PERIOD).await;
+    }
+}
+
+/// Adapts the pool of descriptors and the budget of buffers to a measurement.
+pub(super) fn adapt(gateway: &Gateway, memory: Memory, configured: Option<usize>) {
+    let shares = memory.shares(gateway.budget.held(), configured);
+    gateway.admission.pool.set_memory(shares.room);
+    gateway.budget.set_limit(shares.buffers);
+    gateway.metrics.buffers(shares.buffers);
+    gateway.metrics.memory(memory.limit, memory.used);
+}
+
+/// A memory cgroup, of version 1 or 2.
+struct Group {
+    mount: PathBuf,
+    own: PathBuf,
+    limits: &'static [&'static str],
+    used: &'static str,
+    cache: [&'static str; 2],
+}
+
+impl Group {
+    /// The group that a line of `/proc/self/cgroup`, `ID:CONTROLLERS:PATH`, names.
+    fn of(root: &Path, line: &str) -> Option<Self> {
+        let mut parts = line.splitn(3, ':');
+        let (controllers, path) = (parts.nth(1)?, parts.next()?);
+        let mount = match controllers {
+            "" => "sys/fs/cgroup",
+            _ if controllers.split(',').any(|name| name == "memory") => "sys/fs/cgroup/memory",
+            _ => return None,
+        };
+        let mount = root.join(mount);
+        let own = mount.join(path.trim_start_matches('/'));
+        Some(match controllers {
+            "" => Self {
+                mount,
+                own,
+                // Above `memory.high` the kernel throttles the process until it stands still.
+                limits: &["memory.max", "memory.high"],
+                used: "memory.current",
+                cache: ["active_file", "inactive_file"],
+            },
+            _ => Self {
+                mount,
+                own,
+                limits: &["memory.limit_in_bytes"],
+                used: "memory.usage_in_bytes",
+                cache: ["total_active_file", "total_inactive_file"],
+            },
+        })
+    }
+
+    /// This group and all above it. A container may see only the end of its path, at the mount:
+    /// that is among them.
+    fn ancestors(&self) -> impl Iterator<Item = &Path> {
+        self.own
+            .ancestors()
+            .take_while(|group| group.starts_with(&self.mount))
+    }
+
+    /// The least limit of this group and of all above it.
+    fn limit(&self) -> Option<u64> {
+        let files = |group: &Path| self.limits.iter().map(|file| group.join(file)).collect();
+        let files = self
+            .ancestors()
+            .flat_map(|group| -> Vec<PathBuf> { files(group) });
+        files
+            .filter_map(|file| read(&file)?.trim().parse().ok())
+            .min()
+    }
+
+    /// What this group uses, without the page cache, which the kernel takes back before it kills.
+    fn used(&self) -> Option<u64> {
+        let (group, used) = self.ancestors().find_map(|group| {
+            let used = read(&group.join(self.used))?.trim().parse::<u64>().ok()?;
+            Some((group, used))
+        })?;
+        let stat = read(&group.join("memory.stat")).unwrap_or_default();
+        let cache = stat.lines().filter_map(|line| {
+            let (name, value) = line.split_once(' ')?;
+            self.cache
+                .contains(&name)
+                .then(|| value.parse::<u64>().ok())?
+        });
+        Some(used.saturating_sub(cache.sum()))
+    }
+}
+
+/// A line `KEY VALUE kB` of a file, in bytes.
+fn kib_of(path: &Path, key: &str) -> Option<u64> {
+    let text = read(path)?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib.saturating_mul(1024))
+}
+
+fn bytes(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -60,17 +207,22 @@ mod tests {
     const MACHINE: u64 = 8 << 30;
 
     fn of(files: &[(&str, &str)]) -> u64 {
+        measured(files).limit
+    }
+
+    fn measured(files: &[(&str, &str)]) -> Memory {
         let root = tempfile::tempdir().expect("a folder");
         let machine = (
             "proc/meminfo",
             "MemTotal:        8388608 kB\nMemFree: 1 kB\n",
         );
-        for (name, text) in files.iter().chain([&machine]) {
+        let status = ("proc/self/status", "VmPeak: 9 kB\nVmRSS:\t    1024 kB\n");
+        for (name, text) in files.iter().chain([&machine, &status]) {
             let path = root.path().join(name);
             fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
             fs::write(path, text).expect("a file");
         }
-        limit(root.path())
+        Memory::measure(root.path())
     }
 
     #[test]
@@ -115,7 +267,69 @@ mod tests {
     }
 
     #[test]
+    fn memory_high_is_a_limit_too() {
+        let files = [
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/memory.max", "268435456\n"),
+            ("sys/fs/cgroup/memory.high", "134217728\n"),
+        ];
+        assert_eq!(of(&files), 128 << 20);
+    }
+
+    #[test]
+    fn usage_is_that_of_the_group_without_its_page_cache() {
+        let stat = "anon 1\nfile 50\ninactive_file 20\nactive_file 30\n";
+        let v2 = [
+            ("proc/self/cgroup", "0::/a\n"),
+            ("sys/fs/cgroup/a/memory.max", "134217728\n"),
+            ("sys/fs/cgroup/a/memory.current", "1000\n"),
+            ("sys/fs/cgroup/a/memory.stat", stat),
+        ];
+        let want = |used| Memory {
+            limit: 128 << 20,
+            used,
+        };
+        assert_eq!(measured(&v2), want(950));
+        let stat = "inactive_file 1\ntotal_inactive_file 20\ntotal_active_file 30\n";
+        let v1 = [
+            ("proc/self/cgroup", "4:memory:/seen/by/the/host\n0::/\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "134217728\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n"),
+            ("sys/fs/cgroup/memory/memory.stat", stat),
+        ];
+        assert_eq!(measured(&v1), want(950));
+        let without = measured(&[]);
+        assert_eq!((without.limit, without.used), (MACHINE, 1 << 20));
+    }
+
+    #[test]
+    fn what_is_admitted_and_buffered_follows_from_what_is_used() {
+        const MIB: u64 = 1 << 20;
+        let memory = |used| Memory {
+            limit: 128 * MIB,
+            used: used * MIB,
+        };
+        let shares = |used, held: u64, configured: Option<u64>| {
+            let shares = memory(used).shares(bytes(held * MIB), configured.map(bytes));
+            (shares.buffers as u64 / MIB, shares.room as u64 / MIB)
+        };
+        assert_eq!(shares(16, 0, None), (64, 80));
+        assert_eq!(shares(60, 0, None), (52, 36));
+        assert_eq!(
+            shares(90, 40, None),
+            (62, 6),
+            "what is held is used already"
+        );
+        assert_eq!(shares(125, 0, None), (8, 0));
+        assert_eq!(shares(16, 0, Some(4 * MIB)), (4, 80));
+    }
+
+    #[test]
     fn this_machine_has_a_limit() {
-        assert!(limit(Path::new("/")) > 1 << 20);
+        let memory = Memory::measure(Path::new("/"));
+        assert!(
+            memory.limit > 1 << 20 && memory.used > 1 << 16,
+            "{memory:?}"
+        );
     }
 }

@@ -7,6 +7,7 @@
 mod certificates;
 mod check;
 mod explain;
+mod holders;
 mod inputs;
 mod listeners;
 mod memory;
@@ -18,6 +19,7 @@ mod told;
 mod traffic;
 
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::thread;
@@ -46,6 +48,7 @@ use crate::xds::stream::{self, Feed, Kind};
 
 use certificates::{Certificates, Shared};
 use listeners::{Listeners, explained};
+use memory::Memory;
 use reload::Seen;
 
 pub use check::{check, check_as_run, check_without_keys};
@@ -159,7 +162,9 @@ impl App {
         status.set_conflicts(inputs.conflicts);
         let entries = listeners::reserve(&inputs.config.listeners)?;
         let sockets = Sockets::bind(&inputs.config)?;
-        let buffers = inputs.config.limits.buffers.unwrap_or_else(memory::half);
+        let configured = inputs.config.limits.buffers;
+        let memory = Memory::measure(Path::new("/"));
+        let buffers = configured.unwrap_or_else(|| memory.half());
         let budget = Arc::new(Budget::new(buffers, metrics.buffers(buffers)));
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let own = listeners::addresses(&entries).chain(others.iter().copied());
@@ -174,6 +179,7 @@ impl App {
         });
         let deadline = inputs.config.drain.deadline;
         let listeners = Listeners::new(&gateway, entries, others, deadline);
+        memory::adapt(&gateway, memory, configured);
         let app = Self {
             config,
             gateway,
@@ -189,6 +195,7 @@ impl App {
         }
         tokio::spawn(async move { budget.run().await });
         tokio::spawn(async move { metrics.run().await });
+        tokio::spawn(memory::watch(Arc::clone(&app.gateway), configured));
         app.discover(source)?;
         app.look_up()?;
         let read = (inputs.told, inputs.warnings, seen);
@@ -378,6 +385,7 @@ impl Sockets {
                 let gateway = Arc::clone(gateway);
                 move |address| gateway.deny.denies(address)
             }),
+            holders: holders::running(gateway),
             explains: explain::running(gateway, &app.config),
             listeners: admin::Listeners::new({
                 let listeners = Arc::clone(&app.listeners);

@@ -1,14 +1,23 @@
 //! TLS listeners beside the mesh: what would lead nowhere.
 
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+
 use crate::config::{Config, ListenerProtocol, SniRoute, TlsRouting};
+use crate::snapshot::builder::HBONE_PORT;
+use crate::snapshot::mesh::Place;
 use crate::snapshot::{Caller, Snapshot};
 use crate::wire::{Authority, Host};
 
-/// Warns of routes to services that the mesh does not have, and of listeners by Istio's names where
-/// no service is exposed to anyone.
+/// Warns of routes to services that the mesh does not have or that are gateways, and of
+/// listeners by Istio's names where no service is exposed to anyone.
 pub(super) fn dead_ends(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let routes = config.listeners.iter().flat_map(|one| one.routes());
-    let wrong = routes.filter_map(|route| Some((route.line.0, wrong(snapshot, route)?)));
+    let gateways = Gateways::new(config, snapshot);
+    let wrong = routes.filter_map(|route| {
+        let wrong = wrong(snapshot, route).or_else(|| gateways.reached_by(snapshot, route));
+        Some((route.line.0, wrong?))
+    });
     let file = config.file.display();
     let mut warnings: Vec<_> = wrong
         .map(|(line, wrong)| format!("{file}:{line}: warning: {wrong}"))
@@ -30,6 +39,56 @@ pub(super) fn dead_ends(config: &Config, snapshot: &Snapshot) -> Vec<String> {
         }));
     }
     warnings
+}
+
+/// The addresses of gateways.
+struct Gateways {
+    /// Listeners of this one.
+    own: Vec<SocketAddr>,
+    /// Gateways of networks.
+    networks: HashSet<IpAddr>,
+}
+
+/// The ports of gateways that forward TLS by Istio's names, and that take HBONE.
+const GATEWAY_PORTS: [u16; 2] = [15443, HBONE_PORT];
+
+impl Gateways {
+    fn new(config: &Config, snapshot: &Snapshot) -> Self {
+        let workloads = snapshot.mesh.workloads.values();
+        let gateways = workloads.filter_map(|workload| workload.network_gateway.as_deref());
+        let addresses = gateways.filter_map(|gateway| match &gateway.place {
+            Place::Address(_, ip) => Some(*ip),
+            Place::Name(_) => None,
+        });
+        Self {
+            own: config.listeners.iter().map(|one| one.bind).collect(),
+            networks: addresses.collect(),
+        }
+    }
+
+    /// Warns of a route whose service has an endpoint that is a gateway: if that routes back, one
+    /// ClientHello goes round.
+    fn reached_by(&self, snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
+        let asked = Authority {
+            host: Host::Name(route.to.host.as_str().into()),
+            port: route.to.port?,
+        };
+        let found = snapshot.find(Caller::UNKNOWN, &asked)?;
+        let endpoints = &found.service.direct.get(&found.port)?.endpoints;
+        let mut addresses = endpoints.iter().map(|endpoint| endpoint.address);
+        let gateway = addresses.find(|address| self.has(*address))?;
+        Some(format!(
+            "{} leads to the gateway at {gateway}, which may route it back; name the service \
+             itself",
+            route.to
+        ))
+    }
+
+    fn has(&self, address: SocketAddr) -> bool {
+        GATEWAY_PORTS.contains(&address.port())
+            || self.own.contains(&address)
+            || self.networks.contains(&address.ip())
+    }
 }
 
 fn wrong(snapshot: &Snapshot, route: &SniRoute) -> Option<String> {

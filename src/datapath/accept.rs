@@ -16,11 +16,12 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use crate::telemetry::AcceptError;
+use crate::telemetry::{AcceptError, shed};
 
 use super::Gateway;
-use super::admission::{Descriptor, Handshake};
+use super::admission::Handshake;
 use super::listener::Listener;
+use super::pool::{Descriptor, Full, ListenerShare};
 
 /// A socket that a peer has opened to us.
 #[derive(Debug)]
@@ -206,6 +207,7 @@ pub async fn run(
     listener: Arc<Listener>,
     workers: Vec<Worker>,
 ) {
+    let share = gateway.admission.pool.listener();
     let backoff = ExponentialBuilder::default()
         .with_min_delay(BACKOFF_MIN)
         .with_max_delay(BACKOFF_MAX)
@@ -214,7 +216,7 @@ pub async fn run(
     let mut delays = backoff.build();
     loop {
         let accept = async {
-            while !gateway.admission.has_room() {
+            while !share.has_room() {
                 gateway.metrics.accept_paused();
                 sleep(FULL_PAUSE).await;
             }
@@ -228,7 +230,7 @@ pub async fn run(
         match accepted {
             Ok((stream, address)) => {
                 delays = backoff.build();
-                hand_over(gateway, &listener, &workers, stream, address);
+                hand_over(gateway, (&listener, &share), &workers, stream, address);
             }
             Err(_) if listener.stop.is_draining() => {}
             Err(error) if is_of_one_connection(&error) => {
@@ -272,25 +274,29 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 
 fn hand_over(
     gateway: &Gateway,
-    listener: &Arc<Listener>,
+    (listener, share): (&Arc<Listener>, &Arc<ListenerShare>),
     workers: &[Worker],
     stream: TcpStream,
     address: SocketAddr,
 ) {
     let address = SocketAddr::new(address.ip().to_canonical(), address.port());
     if !listener.rules().admits(address.ip()) {
-        return turn_away(gateway, &stream, "not_in_sources");
+        return turn_away(gateway, &stream, "not_in_sources", None);
     }
     let least = workers
         .iter()
         .min_by_key(|worker| worker.load.0.load(Ordering::Relaxed));
     let Some(worker) = least else { return };
+    let descriptor = match share.source(address.ip()).connection() {
+        Ok(descriptor) => descriptor,
+        Err(full) => return turn_away(gateway, &stream, full.label(), Some((address, full))),
+    };
     let Some(handshake) = gateway.admission.handshake(address.ip()) else {
-        return turn_away(gateway, &stream, "source");
+        return turn_away(gateway, &stream, "source", None);
     };
     let held = Held {
         load: worker.load.add(),
-        descriptor: gateway.admission.connection(),
+        descriptor,
     };
     let accepted = Accepted {
         stream,
@@ -305,8 +311,16 @@ fn hand_over(
 }
 
 /// Closes by RST: whoever is turned away shall not leave us a socket in TIME_WAIT.
-fn turn_away(gateway: &Gateway, stream: &TcpStream, limit: &'static str) {
+fn turn_away(
+    gateway: &Gateway,
+    stream: &TcpStream,
+    limit: &'static str,
+    why: Option<(SocketAddr, Full)>,
+) {
     gateway.metrics.connection_shed(limit);
+    if let Some((address, full)) = why {
+        shed(&gateway.metrics, address, limit, &full);
+    }
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 

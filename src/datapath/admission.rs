@@ -6,25 +6,27 @@
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// Handshakes in flight. Each holds at most 32 KiB for at most 5 s: 32 MiB in all.
+use super::pool::{Pool, source};
+
+/// Handshakes in flight. Each holds at most 32 KiB for at most 5 s: 32 MiB in all. There are fewer
+/// places where files or memory are short ([`Pool::handshakes`]).
 const HANDSHAKES_MAX: usize = 1024;
-/// Handshakes in flight from one source, once half of all places are taken: many clients may
-/// share an address, and reconnect together after a restart of ours.
-const HANDSHAKES_PER_SOURCE_MAX: usize = 128;
+/// One source has this part of the places, 128, once half of all are taken: many clients may share
+/// an address, and reconnect together after a restart of the gateway.
+const SOURCE_PARTS: usize = 8;
 /// Descriptors that are kept back: listeners, epoll, files, and 64 connections to the admin ports.
 const DESCRIPTORS_RESERVED: usize = 128;
 
 /// What is admitted at the moment.
 #[derive(Debug)]
 pub struct Admission {
-    descriptors: Arc<AtomicUsize>,
-    descriptors_max: usize,
+    /// The descriptors, and who may have them.
+    pub pool: Arc<Pool>,
     handshakes: Arc<Mutex<Handshakes>>,
 }
 
@@ -36,10 +38,6 @@ struct Handshakes {
     /// Those of each source with their number, the oldest first.
     by_source: HashMap<IpAddr, VecDeque<(u64, Arc<Notify>)>>,
 }
-
-/// A descriptor that is in use, given back on drop.
-#[derive(Debug)]
-pub struct Descriptor(Arc<AtomicUsize>);
 
 /// A handshake in flight, given back on drop.
 #[derive(Debug)]
@@ -54,31 +52,9 @@ impl Admission {
     pub fn new(descriptors: u64) -> Self {
         let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
         Self {
-            descriptors: Arc::default(),
-            descriptors_max: descriptors.saturating_sub(DESCRIPTORS_RESERVED).max(1),
+            pool: Pool::new(descriptors.saturating_sub(DESCRIPTORS_RESERVED).max(1)),
             handshakes: Arc::default(),
         }
-    }
-
-    /// Whether another connection may be accepted. Connections stop at four fifths, so that those
-    /// that are open can still have tunnels.
-    pub fn has_room(&self) -> bool {
-        self.descriptors.load(Ordering::Relaxed) < self.descriptors_max / 5 * 4 + 1
-    }
-
-    /// Takes a descriptor for an accepted connection.
-    pub fn connection(&self) -> Descriptor {
-        self.descriptors.fetch_add(1, Ordering::Relaxed);
-        Descriptor(Arc::clone(&self.descriptors))
-    }
-
-    /// Takes a descriptor for an endpoint, if one is left.
-    pub fn upstream(&self) -> Option<Descriptor> {
-        let free = |used: usize| (used < self.descriptors_max).then_some(used + 1);
-        self.descriptors
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, free)
-            .ok()?;
-        Some(Descriptor(Arc::clone(&self.descriptors)))
     }
 
     /// Takes a place for a handshake; none is given to a source that has too many already.
@@ -87,13 +63,14 @@ impl Admission {
     /// client is done in a few round trips, so what is old is slow on purpose.
     pub fn handshake(&self, address: IpAddr) -> Option<Handshake> {
         let source = source(address);
+        let max = self.pool.handshakes().clamp(1, HANDSHAKES_MAX);
         let evicted = Arc::new(Notify::new());
         let mut handshakes = lock(&self.handshakes);
         let of_source = handshakes.by_source.get(&source).map_or(0, VecDeque::len);
-        if of_source >= HANDSHAKES_PER_SOURCE_MAX && handshakes.all >= HANDSHAKES_MAX / 2 {
+        if of_source >= max.div_ceil(SOURCE_PARTS) && handshakes.all >= max / 2 {
             return None;
         }
-        if handshakes.all >= HANDSHAKES_MAX {
+        if handshakes.all >= max {
             handshakes.evict();
         }
         let number = handshakes.next;
@@ -146,23 +123,9 @@ impl Handshake {
     }
 }
 
-impl Drop for Descriptor {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Drop for Handshake {
     fn drop(&mut self) {
         lock(&self.handshakes).remove(self.source, &self.evicted);
-    }
-}
-
-/// One IPv4 address, or one IPv6 network of 64 bits: a host has a whole such network.
-fn source(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(ip) => ip.into(),
-        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
     }
 }
 
@@ -226,21 +189,5 @@ mod tests {
         drop(all);
         let handshakes = lock(&admission.handshakes);
         assert!(handshakes.all == 0 && handshakes.by_source.is_empty());
-    }
-
-    #[test]
-    fn connections_leave_descriptors_for_tunnels_and_tunnels_for_the_admin_ports() {
-        let admission = Admission::new(228);
-        let mut held = Vec::new();
-        while admission.has_room() {
-            held.push(admission.connection());
-        }
-        assert_eq!(held.len(), 81);
-        while let Some(upstream) = admission.upstream() {
-            held.push(upstream);
-        }
-        assert_eq!(held.len(), 100);
-        drop(held);
-        assert!(admission.has_room());
     }
 }

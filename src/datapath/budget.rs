@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::gate::Gate;
@@ -26,15 +26,20 @@ const UNTOLD_MAX: usize = 2 * 1024;
 /// A tunnel that moves less than it holds in this time counts as stalled.
 const STALL: Duration = Duration::from_secs(1);
 
+/// The time between two rounds at least.
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// Rounds of [`STALL`] in which only stalled tunnels are reset.
 const PATIENT_ROUNDS: u32 = 4;
 
 /// What all tunnels may hold, and what they do.
 #[derive(Debug)]
 pub struct Budget {
-    limit: usize,
+    limit: AtomicUsize,
     held: Gauge,
     pressed: Notify,
+    /// The limit is passed by a quarter.
+    urgent: Notify,
     /// Tunnels that have held more than a little.
     listed: Mutex<Vec<Weak<Account>>>,
 }
@@ -80,9 +85,10 @@ impl Budget {
     /// A budget of `limit` bytes. What is held is counted in the gauge.
     pub fn new(limit: usize, held: Gauge) -> Self {
         Self {
-            limit,
+            limit: AtomicUsize::new(limit),
             held,
             pressed: Notify::new(),
+            urgent: Notify::new(),
             listed: Mutex::default(),
         }
     }
@@ -94,7 +100,28 @@ impl Budget {
 
     /// Whether another tunnel may be opened.
     pub fn has_room(&self) -> bool {
-        self.held() <= self.limit
+        self.held() <= self.limit()
+    }
+
+    /// Replaces the limit, as the memory that is free has changed.
+    pub fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
+        self.press(self.held());
+    }
+
+    fn limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Wakes [`Budget::run`] if so many bytes are more than may be held.
+    fn press(&self, held: usize) {
+        let limit = self.limit();
+        if held > limit {
+            self.pressed.notify_one();
+        }
+        if held > limit.saturating_add(limit / 4) {
+            self.urgent.notify_one();
+        }
     }
 
     /// The account of a new tunnel.
@@ -123,7 +150,7 @@ impl Budget {
                 let marks = self.marks();
                 let urgent = self.wait().await || rounds >= PATIENT_ROUNDS;
                 let reset = self.evict(&marks, urgent);
-                let (held, limit) = (self.held(), self.limit);
+                let (held, limit) = (self.held(), self.limit());
                 warn!(
                     held,
                     limit, reset, "buffers are full: new tunnels are refused"
@@ -133,15 +160,20 @@ impl Budget {
         }
     }
 
-    /// Waits for [`STALL`], or less if it gets urgent: says whether it did.
+    /// Waits for [`STALL`], or less if it gets urgent: says whether it did. Never less than
+    /// [`PAUSE`], in which the tunnels that were evicted last give back what they hold.
     async fn wait(&self) -> bool {
-        for _ in 0..10 {
-            sleep(STALL / 10).await;
-            if self.held() > self.limit.saturating_add(self.limit / 4) {
-                return true;
+        sleep(PAUSE).await;
+        let urgent = async {
+            loop {
+                self.urgent.notified().await;
+                let limit = self.limit();
+                if self.held() > limit.saturating_add(limit / 4) {
+                    return;
+                }
             }
-        }
-        false
+        };
+        timeout(STALL, urgent).await.is_ok()
     }
 
     fn marks(&self) -> Vec<Mark> {
@@ -162,7 +194,7 @@ impl Budget {
         if self.has_room() {
             return 0;
         }
-        let mut excess = self.held().saturating_sub(self.limit / 8 * 7);
+        let mut excess = self.held().saturating_sub(self.limit() / 8 * 7);
         let mut order: Vec<_> = marks
             .iter()
             .map(|mark| {
@@ -215,9 +247,7 @@ impl Account {
             if !self.listed.swap(true, Ordering::Relaxed) {
                 self.budget.list(self);
             }
-            if !self.budget.has_room() {
-                self.budget.pressed.notify_one();
-            }
+            self.budget.press(self.budget.held());
         }
     }
 

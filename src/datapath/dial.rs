@@ -17,9 +17,10 @@ use crate::snapshot::{Endpoint, EndpointSet, InFlight};
 
 use super::Gateway;
 use super::accept::{Keepalive, set_options};
-use super::admission::Descriptor;
 use super::authorize::Authorized;
+use super::identity::Peer;
 use super::policy::{Permit, Right};
+use super::pool::{Descriptor, Full};
 
 /// A connected endpoint.
 #[derive(Debug)]
@@ -64,21 +65,19 @@ const UPSTREAM_KEEPALIVE: Keepalive = Keepalive {
 /// The reason, and the permit for another try.
 pub async fn run(
     authorized: Authorized,
-    gateway: &Gateway,
+    (gateway, peer): (&Gateway, &Peer),
     deadline: Instant,
 ) -> Result<Upstream, Failed> {
     let pick = authorized.into_pick();
     let address = pick.endpoint().address;
     let started = Instant::now();
-    let connected = match gateway.admission.upstream() {
-        Some(descriptor) => {
+    let holder = peer.holder.as_ref();
+    let connected = match holder.map_or(Err(Full::Share), |holder| holder.upstream()) {
+        Ok(descriptor) => {
             let connected = connect(address, &gateway.deny, deadline).await;
             connected.map(|stream| (stream, descriptor))
         }
-        None => Err((
-            Reason::Overloaded,
-            "this process has no descriptor left".to_owned(),
-        )),
+        Err(full) => Err((full.reason(), full.to_string())),
     };
     match connected {
         Ok((stream, descriptor)) => {

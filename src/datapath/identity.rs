@@ -11,6 +11,7 @@ use crate::tls::{Identity, leaf_identity};
 
 use super::handshake::Session;
 use super::listener::Listener;
+use super::pool::Holder;
 
 /// A downstream: as a rule one whose certificate was verified.
 #[derive(Debug)]
@@ -23,6 +24,9 @@ pub struct Peer {
     pub listener: Arc<Listener>,
     /// The server name of its hello on a TLS listener, if there was one.
     pub server_name: Option<Arc<str>>,
+    /// For whom its tunnels are counted. None of a peer that is only asked about, which can dial
+    /// nobody.
+    pub holder: Option<Holder>,
 }
 
 impl Peer {
@@ -45,6 +49,7 @@ impl Peer {
             not_after: SystemTime::UNIX_EPOCH,
             listener,
             server_name,
+            holder: None,
         }
     }
 
@@ -74,6 +79,7 @@ impl Peer {
             not_after: identity.not_after,
             listener,
             server_name: None,
+            holder: None,
         })
     }
 

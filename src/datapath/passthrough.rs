@@ -52,11 +52,10 @@ async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived
     let generation = gateway.reader.generation();
     let wanted = accepted.listener.rules().target(&hello);
     let sni: Option<Arc<str>> = hello.sni.map(Into::into);
-    let peer = Arc::new(Peer::unknown(
-        accepted.address,
-        accepted.listener,
-        sni.clone(),
-    ));
+    let peer = Arc::new(Peer {
+        holder: Some(accepted.held.descriptor.holder().clone()),
+        ..Peer::unknown(accepted.address, accepted.listener, sni.clone())
+    });
     Some(Box::new(Arrived {
         record: Record::of_hello(&gateway.metrics, &peer.source, sni),
         wanted: wanted.map(|wanted| {

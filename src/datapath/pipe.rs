@@ -12,7 +12,8 @@ use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::admission::{Admission, Descriptor};
+use super::admission::Admission;
+use super::pool::PipeEnd;
 
 /// What a pipe holds. An unprivileged user may have 64 MiB in pipes (`pipe-user-pages-soft`).
 const PIPE_BYTES: usize = 256 * 1024;
@@ -37,14 +38,14 @@ thread_local! {
 struct Ends {
     read: OwnedFd,
     write: OwnedFd,
-    _held: ([Descriptor; 2], Counted),
+    _held: ([PipeEnd; 2], Counted),
 }
 
 impl Ends {
     /// Makes a pipe, unless the process has enough or no descriptors for it.
     fn new(admission: &Admission) -> Option<Self> {
         let counted = Counted::new()?;
-        let descriptors = [admission.upstream()?, admission.upstream()?];
+        let descriptors = [admission.pool.pipe_end()?, admission.pool.pipe_end()?];
         let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).ok()?;
         // Where it is refused the pipe stays as small as it is, which costs only time.
         let _ = fcntl_setpipe_size(&write, PIPE_BYTES);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::interval;
 
+use crate::reason::HandshakeRefusal;
 use crate::telemetry::handshake_refused;
 
 use super::accept::Accepted;
@@ -61,9 +62,17 @@ async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
 /// Handshake and identity.
 async fn meet(gateway: &Gateway, accepted: Accepted) -> Result<(Session, Arc<Peer>), Refused> {
     let from = (accepted.address, Arc::clone(&accepted.listener));
-    let session = handshake::run(gateway, accepted).await?;
-    let peer = identity::run(&session, from, &gateway.reader.load())
+    let mut session = handshake::run(gateway, accepted).await?;
+    let mut peer = identity::run(&session, from, &gateway.reader.load())
         .map_err(|refusal| Refused::new(refusal, &refusal))?;
+    let (source, descriptor) = (&peer.source, &mut session.held.descriptor);
+    let holder = descriptor.holder();
+    let holder = holder.identified(&source.cluster, &source.principal);
+    descriptor.hand_over(&holder).map_err(|full| {
+        let detail = format!("{full}: {}", source.principal);
+        Refused::new(HandshakeRefusal::OverShare, &detail)
+    })?;
+    peer.holder = Some(holder);
     Ok((session, Arc::new(peer)))
 }
 

@@ -21,7 +21,7 @@ use super::budget::Budget;
 use super::handshake::Refused;
 use super::identity::Peer;
 use super::seal::Plain;
-use super::{Gateway, connect, dial};
+use super::{Gateway, connect, dial, pool};
 
 const BUFFERS: usize = 1 << 20;
 const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -65,7 +65,17 @@ fn peer(not_after: SystemTime) -> Arc<Peer> {
         not_after,
         listener: Arc::default(),
         server_name: None,
+        holder: None,
     })
+}
+
+fn descriptor(gateway: &Gateway) -> pool::Descriptor {
+    let source = gateway
+        .admission
+        .pool
+        .listener()
+        .source([192, 0, 2, 1].into());
+    source.connection().expect("a descriptor")
 }
 
 /// The server's end of a connection, and the scripted end.
@@ -81,7 +91,7 @@ fn serve_by(
     let served = tokio::spawn(async move {
         let held = Held {
             load: Load::default().add(),
-            descriptor: gateway.admission.connection(),
+            descriptor: descriptor(&gateway),
         };
         let served = connect::http2(&gateway, Plain::new(ours), &held, peer(not_after));
         served.await.map(|_| ())

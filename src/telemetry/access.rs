@@ -71,7 +71,7 @@ impl AccessLog {
         })
     }
 
-    /// As [`AccessLog::admit`], for a refused handshake.
+    /// As [`AccessLog::admit`], for a refused handshake or a connection that was turned away.
     pub(super) fn admit_handshake(&self) -> Option<u64> {
         match self.is(Access::Off) {
             true => None,

@@ -45,6 +45,8 @@ const SHED: &str = "Connections turned away before their handshake, by limit";
 const EXHAUSTED: &str = "Connections ended for frames that carry nothing (ENHANCE_YOUR_CALM)";
 const BUFFERED: &str = "Bytes of all tunnels that are held for slow readers";
 const BUFFERED_MAX: &str = "How many may be held: past it tunnels are refused and reset";
+const MEMORY_USED: &str = "Memory that admission takes as used, without the page cache";
+const MEMORY_LIMIT: &str = "Memory that this process may use, by its cgroup or the machine";
 const POLICIES: &str = "Tunnels that authorization policies refuse, by what came of it";
 const RELOADS: &str = "Reads of a source that has changed, by result";
 const CERTIFICATE_FETCHES: &str = "Certificates asked for and told of, by result";
@@ -123,6 +125,8 @@ pub struct Metrics {
     exhausted: Counter,
     buffered: Gauge,
     buffered_max: Gauge,
+    memory_used: Gauge,
+    memory_limit: Gauge,
     accept_pauses: Counter,
     shed: Family<Labels<1>, Counter>,
     policies: Counters<1>,
@@ -160,6 +164,8 @@ impl Metrics {
             ejections: metric(r, "strait_endpoint_ejections", EJECTIONS),
             buffered: metric(r, "strait_buffered_bytes", BUFFERED),
             buffered_max: metric(r, "strait_buffered_bytes_max", BUFFERED_MAX),
+            memory_used: metric(r, "strait_memory_used_bytes", MEMORY_USED),
+            memory_limit: metric(r, "strait_memory_limit_bytes", MEMORY_LIMIT),
             accept_pauses: metric(r, "strait_accept_pauses", ACCEPT_PAUSES),
             shed: metric(r, "strait_connections_shed", SHED),
             exhausted: metric(r, "strait_connections_exhausted", EXHAUSTED),
@@ -187,7 +193,14 @@ impl Metrics {
                     .get_or_create(&[("reason", refusal.label())]),
             );
         }
-        for limit in ["source", "worker", "not_in_sources"] {
+        for limit in [
+            "source",
+            "worker",
+            "not_in_sources",
+            "share",
+            "files",
+            "memory",
+        ] {
             drop(self.shed.get_or_create(&[("limit", limit)]));
         }
         for error in AcceptError::ALL {
@@ -269,11 +282,18 @@ impl Metrics {
         self.exhausted.inc();
     }
 
-    /// The gauge of the bytes that tunnels hold, which may be `max`.
+    /// Shows how many bytes tunnels may hold, and returns the gauge of what they do.
     pub fn buffers(&self, max: usize) -> Gauge {
         self.buffered_max
             .set(i64::try_from(max).unwrap_or(i64::MAX));
         self.buffered.clone()
+    }
+
+    /// Shows how much memory may be used, and how much is.
+    pub fn memory(&self, limit: u64, used: u64) {
+        let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.memory_limit.set(signed(limit));
+        self.memory_used.set(signed(used));
     }
 
     /// Counts an ejected endpoint.

@@ -14,7 +14,7 @@ mod xds;
 pub use labels::{Destination, DestinationService, Source};
 pub use logging::LogHandle;
 pub use metrics::{AcceptError, ConnectionGuard, Metrics, PolicyOutcome};
-pub use record::{Record, handshake_refused};
+pub use record::{Record, handshake_refused, shed};
 pub use xds::Xds;
 
 pub use crate::status::{What, WorkloadLabels};

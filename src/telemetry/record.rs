@@ -1,6 +1,7 @@
 //! The record of one tunnel: counts its bytes, and writes its metrics and its line in the access
 //! log when it is dropped, however the tunnel ended.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -286,6 +287,24 @@ pub fn handshake_refused(
             error = known(truncated(detail)),
             suppressed = (suppressed > 0).then_some(suppressed),
             "handshake refused"
+        );
+    }
+}
+
+/// Logs a connection that was turned away before its handshake. Few lines are written, as for
+/// [`handshake_refused`].
+pub fn shed(metrics: &Metrics, address: SocketAddr, limit: &str, why: &dyn fmt::Display) {
+    if let Some(suppressed) = metrics.access.admit_handshake() {
+        tracing::event!(
+            target: "access",
+            parent: None,
+            Level::WARN,
+            "src.addr" = %address,
+            direction = "inbound",
+            limit,
+            error = %why,
+            suppressed = (suppressed > 0).then_some(suppressed),
+            "connection turned away"
         );
     }
 }

@@ -4,6 +4,7 @@
 //! regions that the configuration and operators name.
 
 pub mod authority;
+pub mod hello;
 mod region;
 pub mod sni;
 

@@ -595,3 +595,25 @@ endpoints: [{addresses: [10.0.0.9]}]
         assert_eq!(check(folder.path()).await.stderr, "");
     });
 }
+
+#[test]
+fn review_10_a_route_to_a_gateway_is_a_warning_at_its_line() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        let mesh = GOOD_MESH
+            .replace("80: 8080", "80: 15443")
+            .replace("protocol: HBONE", "protocol: TCP");
+        write(folder.path(), "mesh.yaml", &mesh);
+        let route = "listeners:
+  - name: routes
+    bind: \"127.0.0.1:15012\"
+    protocol: tls
+    routes: [{sni: [\"*\"], to: \"echo.app.svc.cluster.local:80\"}]";
+        let text = GOOD.replacen("listeners:", route, 1);
+        write(folder.path(), "strait.yaml", &text);
+        let checked = check(folder.path()).await;
+        assert_eq!(checked.code, Some(0), "{checked:?}");
+        let want = "warning: echo.app.svc.cluster.local:80 leads to the gateway at 10.0.0.1:15443";
+        assert!(checked.stderr.contains(want), "{checked:?}");
+    });
+}

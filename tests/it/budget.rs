@@ -14,19 +14,26 @@ const CONNECT: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"e
 const KIB: u64 = 1024;
 const STREAMS: u32 = 200;
 
+/// The widest window.
+pub const WIDEST: u32 = 0x7fff_ffff;
+
 /// A peer that asks for bytes on [`STREAMS`] streams with the widest windows, and reads none.
 async fn never_reads(gateway: &Gateway) -> RawPeer {
-    const WIDEST: u32 = 0x7fff_ffff;
+    let mut peer = RawPeer::with_window(gateway, WIDEST).await;
+    ask_for_more(&mut peer).await;
+    peer
+}
+
+/// Asks for bytes on [`STREAMS`] streams.
+pub async fn ask_for_more(peer: &mut RawPeer) {
     // The connection's window has 65,535 already.
     let more = (WIDEST - 0xffff).to_be_bytes();
-    let mut peer = RawPeer::with_window(gateway, WIDEST).await;
     let mut hello = raw::frame(raw::WINDOW_UPDATE, 0, 0, &more);
     for stream in (0..STREAMS).map(|index| 1 + 2 * index) {
         hello.extend(raw::headers(stream, &CONNECT));
         hello.extend(raw::frame(raw::DATA, 0, stream, &[ENDLESS]));
     }
     peer.write(&hello).await;
-    peer
 }
 
 #[test]

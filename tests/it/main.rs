@@ -21,6 +21,8 @@ mod budget;
 #[cfg(test)]
 mod certificates;
 #[cfg(test)]
+mod cgroup;
+#[cfg(test)]
 mod churn;
 #[cfg(test)]
 mod clusters;
@@ -55,6 +57,8 @@ mod links;
 #[cfg(test)]
 mod listeners;
 #[cfg(test)]
+mod loops;
+#[cfg(test)]
 mod names;
 #[cfg(test)]
 mod on_demand;
@@ -76,6 +80,8 @@ mod reload_under_load;
 mod scope;
 #[cfg(test)]
 mod scrapes;
+#[cfg(test)]
+mod shares;
 #[cfg(test)]
 mod slow;
 #[cfg(test)]

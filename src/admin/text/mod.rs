@@ -5,6 +5,7 @@
 
 use std::time::SystemTime;
 
+use super::Descriptors;
 use super::columns::{self, plain};
 use super::listeners::ListenerRow;
 use super::status::{Counts, Page, ServiceRow, how_many};
@@ -32,6 +33,7 @@ pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
         text.certificates(page);
         text.files(page);
         text.hosts(page);
+        text.holders(&page.descriptors);
     }
     text.services(page, one);
     text.out
@@ -299,6 +301,13 @@ impl Text {
         let more = hosts.list.len().saturating_sub(HOSTS_SHOWN);
         if more > 0 {
             self.line(&format!("  and {more} more, see `strait status --json`"));
+        }
+    }
+
+    fn holders(&mut self, of: &Descriptors) {
+        if let lines @ [_, ..] = &of.lines()[..] {
+            self.heading("Descriptors", &format!("{} of {} used", of.used, of.max));
+            lines.iter().for_each(|line| self.line(line));
         }
     }
 

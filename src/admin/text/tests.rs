@@ -138,6 +138,7 @@ fn page() -> Page {
             policies: 0,
         },
         listeners: listeners(),
+        descriptors: Descriptors::default(),
         source: Source {
             kind: "istio",
             place: "istiod:15012".into(),

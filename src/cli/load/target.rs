@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -23,6 +24,10 @@ use super::flow::{Bare, Flow};
 const READ_BYTES: usize = 64 * 1024;
 /// HTTP/2's own default, and the least that h2 works with.
 const FRAME_BYTES: u32 = 16 * 1024;
+
+/// The random of a ClientHello: behind the heads of the record and of the message, and the version
+/// (RFC 8446 sections 4, 4.1.2 and 5.1).
+const RANDOM: Range<usize> = 11..43;
 
 /// How the gateway is reached, and how often it was.
 pub(super) struct Target {
@@ -187,10 +192,13 @@ impl Target {
         Ok(tunnel)
     }
 
-    /// Opens a bare connection and sends its hello.
+    /// Opens a bare connection and sends its hello, with a random of its own as every client's:
+    /// one that comes again and again is a loop of routes to a gateway.
     async fn bare(&self, hellos: &Turns<Bytes>) -> anyhow::Result<Open> {
         let mut stream = self.tcp().await?;
-        stream.write_all(hellos.next()).await?;
+        let mut hello = hellos.next().to_vec();
+        fastrand::fill(hello.get_mut(RANDOM).unwrap_or_default());
+        stream.write_all(&hello).await?;
         add(&self.counts.connections, 1);
         add(&self.counts.tunnels, 1);
         Ok(Open {

@@ -26,6 +26,7 @@ use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
 
 use super::buffer::{BUFFER_BYTES, Buffer, compact};
+use super::hellos::{self, InFlight};
 use super::tunnel::{RECORD_DATA_BYTES, Tunnel};
 use super::window::StreamWindow;
 
@@ -64,7 +65,8 @@ impl Outcome {
 /// acknowledged FIN.
 const DELIVERY_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Copies until both directions have ended or one side broke.
+/// Copies until both directions have ended or one side broke. A tunnel that begins with a
+/// ClientHello ends if the hello comes round in a loop.
 pub async fn run(
     tunnel: &mut Tunnel,
     upstream: &mut TcpStream,
@@ -80,6 +82,9 @@ pub async fn run(
         // upload fails by this reset.
         let down = download.poll(cx, tunnel, &mut read, record)?;
         let up = upload.poll(cx, tunnel, upstream, window, record)?;
+        if upload.in_flight.is_some() && record.sent_bytes() > 0 {
+            upload.in_flight = None;
+        }
         if down.is_ready() && up.is_ready() {
             return Poll::Ready(Ok(()));
         }
@@ -115,8 +120,12 @@ struct Upload {
     pending: VecDeque<Bytes>,
     ended: bool,
     done: bool,
+    /// The first bytes have come.
+    begun: bool,
+    /// The place of the hello that they were, until the endpoint answers.
+    in_flight: Option<Box<InFlight>>,
     /// Bytes since the endpoint last made us wait.
-    unblocked_bytes: u64,
+    unblocked_bytes: u32,
 }
 
 impl Upload {
@@ -133,6 +142,13 @@ impl Upload {
                 return Poll::Ready(Ok(()));
             }
             self.receive(cx, tunnel)?;
+            if !self.begun
+                && let Some(first) = self.pending.front()
+            {
+                self.begun = true;
+                let entered = hellos::enter(first).map_err(|found| found.told(record))?;
+                self.in_flight = entered.map(Box::new);
+            }
             if self.pending.is_empty() {
                 // The queue's own memory goes too: an idle tunnel keeps none.
                 self.pending = VecDeque::new();
@@ -157,8 +173,9 @@ impl Upload {
             self.taken(written);
             tunnel.release(written)?;
             record.received(written as u64);
-            self.unblocked_bytes += written as u64;
-            if self.unblocked_bytes >= u64::from(window.bytes()) {
+            let written = u32::try_from(written).unwrap_or(u32::MAX);
+            self.unblocked_bytes = self.unblocked_bytes.saturating_add(written);
+            if self.unblocked_bytes >= window.bytes() {
                 self.unblocked_bytes = 0;
                 window.kept_up();
             }

@@ -11,20 +11,22 @@ use std::net::Shutdown;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::ReadHalf;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::reason::Reason;
+use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
 
 use super::super::admission::Admission;
 use super::super::budget::Account;
 use super::super::buffer::{BUFFER_BYTES, Buffer};
+use super::super::hellos::InFlight;
 use super::super::pipe::Pipe;
 use super::{DELIVERY_DEADLINE, Outcome, TURNS_MAX};
 
@@ -32,20 +34,54 @@ use super::{DELIVERY_DEADLINE, Outcome, TURNS_MAX};
 const BULK_MIN: usize = BUFFER_BYTES / 2;
 /// Less than this is copied faster than two pages of it are handed over.
 const SPLICE_MIN: usize = 4 * 1024;
+/// The time from the dial to the endpoint's first byte. A TLS server answers a ClientHello at once;
+/// later bytes may take as long as they like.
+pub const FIRST_BYTE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Copies until both directions have ended or one side broke. `hello` is what was read from the
-/// peer before, and goes first.
+/// What a tunnel begins with.
+#[derive(Debug)]
+pub struct Opening {
+    /// What was read from the peer before. It goes first.
+    pub hello: Vec<u8>,
+    /// The hello's place among those whose endpoint has not answered.
+    pub in_flight: Option<InFlight>,
+}
+
+/// Waits until the endpoint has been silent for too long.
+async fn silence(_in_flight: Option<InFlight>) {
+    sleep(FIRST_BYTE_DEADLINE).await;
+}
+
+/// Returns whether a wait is over before the answer; frees it once there is one.
+fn is_over(
+    silence: &mut Option<Pin<Box<impl Future<Output = ()>>>>,
+    cx: &mut Context<'_>,
+    is_answered: bool,
+) -> bool {
+    if is_answered {
+        *silence = None;
+    }
+    silence
+        .as_mut()
+        .is_some_and(|waiting| waiting.as_mut().poll(cx).is_ready())
+}
+
+/// Copies until both directions have ended or one side broke, or the endpoint has not sent its
+/// first byte in time.
 pub async fn run(
     downstream: &mut TcpStream,
     upstream: &mut TcpStream,
-    hello: Vec<u8>,
+    opening: Box<Opening>,
     limits: (&Arc<Account>, &Admission),
     record: &mut Record,
 ) -> Outcome {
     let (mut peer, to_peer) = downstream.split();
     let (mut endpoint, to_endpoint) = upstream.split();
     let (to_peer, to_endpoint) = (to_peer.as_ref(), to_endpoint.as_ref());
+    let Opening { hello, in_flight } = *opening;
     let mut upload = Direction::new(limits, hello.into());
+    // Boxed, as it is gone once the endpoint has answered.
+    let mut silence = Some(Box::pin(silence(in_flight)));
     let mut download = Direction::new(limits, Bytes::new());
     let mut peer_failed = pin!(to_peer.ready(Interest::ERROR));
     let mut endpoint_failed = pin!(to_endpoint.ready(Interest::ERROR));
@@ -62,6 +98,11 @@ pub async fn run(
         // upload fails by this reset.
         let down = download.poll(cx, &mut endpoint, to_peer, |bytes| record.sent(bytes));
         let down = down.map_err(Broken::of_download)?;
+        let is_answered = down.is_ready() || record.sent_bytes() > 0;
+        if is_over(&mut silence, cx, is_answered) {
+            record.detail("the endpoint sent no byte within 10 s of the dial".to_owned());
+            return Poll::Ready(Err(Reason::EndpointSilent));
+        }
         let up = upload.poll(cx, &mut peer, to_endpoint, |bytes| record.received(bytes));
         let up = up.map_err(Broken::of_upload)?;
         if down.is_ready() && up.is_ready() {
@@ -76,7 +117,7 @@ pub async fn run(
     })
     .await;
     let deadline = Instant::now() + DELIVERY_DEADLINE;
-    let gone = !matches!(ended, Ok(()) | Err(Reason::UpstreamReset));
+    let gone = matches!(ended, Err(reason) if reason.blame() != Blame::Upstream);
     if gone && !upload.done && (untold || upload.ended) {
         // What a peer sent before its FIN is delivered though it reset the connection after it
         // (contract 10, Ends). Without FIN this fails when all has been read.
@@ -297,7 +338,7 @@ mod tests {
     }
 
     /// A writer that has not got on for so long is stopped.
-    const STOPPED: std::time::Duration = std::time::Duration::from_millis(500);
+    const STOPPED: Duration = Duration::from_millis(500);
 
     /// Bytes that are different at every place near each other.
     fn bytes(count: usize) -> Vec<u8> {
@@ -307,6 +348,11 @@ mod tests {
                 .to_be_bytes()
         };
         (0..count / 8).flat_map(word).collect()
+    }
+
+    fn opening(hello: Vec<u8>) -> Box<Opening> {
+        let in_flight = None;
+        Box::new(Opening { hello, in_flight })
     }
 
     #[tokio::test]
@@ -322,7 +368,7 @@ mod tests {
         let copy = run(
             &mut downstream,
             &mut upstream,
-            hello.clone(),
+            opening(hello.clone()),
             (&account, &admission),
             &mut record,
         );
@@ -366,7 +412,7 @@ mod tests {
         let copy = run(
             &mut downstream,
             &mut upstream,
-            Vec::new(),
+            opening(Vec::new()),
             limits,
             &mut record,
         );

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::reason::Reason;
+use crate::reason::{Blame, Reason};
 use crate::snapshot::{Endpoint, Service};
 use crate::telemetry::{Destination, DestinationService, Record};
 use crate::wire::sni::RouteBy;
@@ -229,7 +229,7 @@ async fn connect(
                 continue;
             }
         };
-        let failed = match dial::run(authorized, gateway, deadline).await {
+        let failed = match dial::run(authorized, (gateway, peer), deadline).await {
             Ok(upstream) => return Ok(upstream),
             Err(failed) => failed,
         };
@@ -391,7 +391,7 @@ fn judge_endpoint(
         if early && unprovoked {
             balance::failed(&upstream.siblings, endpoint, &gateway.metrics);
         }
-    } else if !early {
+    } else if !early && !matches!(outcome.ended, Err(why) if why.blame() == Blame::Upstream) {
         endpoint.state.restore(Instant::now());
     }
 }

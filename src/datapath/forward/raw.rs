@@ -15,8 +15,10 @@ use crate::telemetry::{ConnectionGuard, Record};
 
 use super::super::accept::Held;
 use super::super::budget::Account;
+use super::super::copy::raw::Opening;
 use super::super::copy::{self, Outcome};
 use super::super::dial::Upstream;
+use super::super::hellos::{self, InFlight};
 use super::super::identity::Peer;
 use super::super::tunnel::Target;
 use super::super::{Gateway, hello, linger, policy, route};
@@ -70,8 +72,8 @@ async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
         held,
         ..
     } = *arrived;
-    let upstream = match reached {
-        Ok(upstream) => upstream,
+    let (upstream, in_flight) = match reached {
+        Ok(reached) => reached,
         Err(reason) => {
             record.finish(reason);
             drop(record);
@@ -87,7 +89,7 @@ async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
         peer,
         generation,
         stream,
-        hello,
+        opening: Some(Box::new(Opening { hello, in_flight })),
         upstream,
         record,
         account,
@@ -95,12 +97,13 @@ async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
     }))
 }
 
-/// Resolves, judges and dials.
-async fn reach(arrived: &mut Arrived) -> Result<Upstream, Reason> {
+/// Resolves, judges and dials, unless the hello comes round in a loop.
+async fn reach(arrived: &mut Arrived) -> Result<(Upstream, Option<InFlight>), Reason> {
     let Arrived {
         gateway,
         peer,
         stream,
+        hello,
         wanted,
         record,
         ..
@@ -108,6 +111,7 @@ async fn reach(arrived: &mut Arrived) -> Result<Upstream, Reason> {
     if !gateway.budget.has_room() {
         return Err(Reason::BuffersFull);
     }
+    let in_flight = hellos::enter(hello).map_err(|found| found.told(record))?;
     let (target, granted) = std::mem::replace(wanted, Err(Reason::Panic))?;
     let permit = {
         let snapshot = gateway.reader.load();
@@ -118,12 +122,13 @@ async fn reach(arrived: &mut Arrived) -> Result<Upstream, Reason> {
             false => policy::run(&snapshot, peer, route)?,
         }
     };
-    tokio::select! {
+    let upstream = tokio::select! {
         upstream = connect(gateway, peer, permit, record) => upstream,
         // Only a reset: a peer that has sent FIN may still wait for the answer.
         _ = stream.ready(Interest::ERROR) => Err(Reason::DownstreamReset),
         () = peer.listener.stop.closing() => Err(Reason::DrainDeadline),
-    }
+    };
+    Ok((upstream?, in_flight))
 }
 
 /// Refuses by an alert, and closes once the peer has read it.
@@ -142,7 +147,8 @@ struct Open {
     peer: Arc<Peer>,
     generation: watch::Receiver<u64>,
     stream: TcpStream,
-    hello: Vec<u8>,
+    /// Taken by the copy.
+    opening: Option<Box<Opening>>,
     upstream: Upstream,
     record: Record,
     account: Arc<Account>,
@@ -163,11 +169,13 @@ impl Open {
             right
         ));
         let ended = poll_fn(|cx| account.poll_gated(cx, |cx| ended.as_mut().poll(cx)));
-        let hello = std::mem::take(&mut self.hello);
+        let Some(opening) = self.opening.take() else {
+            return Outcome::broken(Reason::Panic);
+        };
         let copy = copy::raw::run(
             &mut self.stream,
             stream,
-            hello,
+            opening,
             (&self.account, &self.gateway.admission),
             &mut self.record,
         );

@@ -14,6 +14,7 @@ use strait::datapath::accept::{Held, Load};
 use strait::datapath::admission::Admission;
 use strait::datapath::budget::Budget;
 use strait::datapath::identity::Peer;
+use strait::datapath::pool::Holder;
 use strait::datapath::seal::Plain;
 use strait::datapath::{Gateway, connect, dial};
 use strait::lifecycle::Lifecycle;
@@ -63,7 +64,7 @@ async fn run(mode: Mode, steps: &[Step]) {
     let echo = tokio::spawn(answer(TcpListener::from_std(echo).expect("a listener")));
     let gateway = gateway();
     let (ours, theirs) = duplex(if mode.reads() { 1 << 20 } else { 32 * 1024 });
-    let mut served = serve(&gateway, ours, peer(mode.has_expired()));
+    let mut served = serve(&gateway, ours, mode.has_expired());
     let (read, mut write) = split(theirs);
     let reads = mode.reads().then(|| tokio::spawn(count(read)));
 
@@ -99,12 +100,16 @@ async fn wait(done: impl Fn() -> bool, what: &str) {
     }
 }
 
-fn serve(gateway: &Arc<Gateway>, stream: DuplexStream, peer: Arc<Peer>) -> JoinHandle<()> {
+fn serve(gateway: &Arc<Gateway>, stream: DuplexStream, has_expired: bool) -> JoinHandle<()> {
     let gateway = Arc::clone(gateway);
     tokio::spawn(async move {
+        let source = gateway.admission.pool.listener();
+        let descriptor = source.source([192, 0, 2, 1].into()).connection();
+        let descriptor = descriptor.expect("a descriptor");
+        let peer = peer(has_expired, descriptor.holder().clone());
         let held = Held {
             load: Load::default().add(),
-            descriptor: gateway.admission.connection(),
+            descriptor,
         };
         // A refusal is as good an end as any other.
         drop(connect::http2(&gateway, Plain::new(stream), &held, peer).await);
@@ -234,7 +239,7 @@ fn tls() -> &'static Arc<ServerConfig> {
     })
 }
 
-fn peer(has_expired: bool) -> Arc<Peer> {
+fn peer(has_expired: bool, holder: Holder) -> Arc<Peer> {
     let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
     let source = Source {
         address: ([192, 0, 2, 1], 1).into(),
@@ -253,6 +258,7 @@ fn peer(has_expired: bool) -> Arc<Peer> {
         },
         listener: Arc::default(),
         server_name: None,
+        holder: Some(holder),
     })
 }
 

@@ -35,6 +35,8 @@ pub struct Settings<'a> {
     pub program: PathBuf,
     /// How many files the process may open.
     pub descriptors: u32,
+    /// The memory cgroup of the process, if it is not the test's.
+    pub cgroup: Option<PathBuf>,
     /// The mesh file.
     pub mesh: String,
 }
@@ -52,8 +54,9 @@ impl<'a> Settings<'a> {
             listeners: String::new(),
             more: "drain: {lag: 0s, deadline: 2s}\n".to_owned(),
             allow: "[\"127.0.0.0/8\"]",
-            program: env!("CARGO_BIN_EXE_strait").into(),
+            program: binary(),
             descriptors: 4096,
+            cgroup: None,
             mesh: mesh(&[]),
         }
     }
@@ -143,9 +146,12 @@ impl Gateway {
         configure: impl FnOnce(&mut Command),
     ) -> Self {
         let log = std::fs::File::create(folder.path().join("log")).expect("a log file");
-        // prlimit is of util-linux, which every Linux distribution has.
-        let mut command = Command::new("prlimit");
+        // A process that has entered its cgroup becomes prlimit, of util-linux, and then strait.
+        let enter = r#"[ -z "$0" ] || echo $$ > "$0/cgroup.procs" && exec prlimit "$@""#;
+        let mut command = Command::new("sh");
         command
+            .args(["-c", enter])
+            .arg(settings.cgroup.as_deref().unwrap_or_else(|| Path::new("")))
             .arg(format!("--nofile={0}:{0}", settings.descriptors))
             .arg(&settings.program);
         configure(&mut command);
@@ -308,10 +314,29 @@ impl Gateway {
         rustix::process::kill_process(pid, signal).expect("a signal");
     }
 
+    /// Whether the process still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.process.try_wait().expect("a status").is_none()
+    }
+
     /// Waits for the process's end.
     pub async fn exited(&mut self) -> ExitStatus {
         self.process.wait().await.expect("an exit status")
     }
+}
+
+/// The gateway's binary: this build's, or the one at `STRAIT_GATEWAY`, to compare with.
+fn binary() -> PathBuf {
+    let other = std::env::var_os("STRAIT_GATEWAY");
+    other.map_or_else(|| env!("CARGO_BIN_EXE_strait").into(), Into::into)
+}
+
+/// Lets this process, whose ends of the connections count too, open as many files as it may.
+pub fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let files = getrlimit(Resource::Nofile);
+    let current = files.maximum;
+    setrlimit(Resource::Nofile, Rlimit { current, ..files }).expect("more descriptors");
 }
 
 /// Writes `text` to `path` by a rename, as tools do that never leave a file half-written.

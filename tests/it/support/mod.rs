@@ -2,6 +2,7 @@
 
 pub mod bytes;
 pub mod ca;
+pub mod cgroup;
 pub mod dns;
 pub mod eds;
 mod endpoint;
@@ -25,7 +26,7 @@ use strait::hbone::Tunnel;
 use tokio::io::AsyncReadExt;
 
 pub use endpoint::{ENDLESS, Endpoint, reset};
-pub use gateway::{Gateway, Settings, replace};
+pub use gateway::{Gateway, Settings, raise_descriptor_limit, replace};
 pub use identities::{CLIENT, ENDPOINT, GATEWAY, Identities, identities};
 pub use net::{Net, endpoint_port};
 
@@ -46,6 +47,12 @@ pub fn run<T>(test: impl Future<Output = T>) -> T {
                 .await
                 .expect("within the deadline")
         })
+}
+
+/// Prints a line that shows although the test passes: cargo hides only what macros print.
+pub fn say(line: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Asks until the answer is as wanted; fails with the last answer when the deadline comes.

@@ -1,0 +1,81 @@
+//! Who holds the descriptors of the data path, for the status page.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::columns;
+
+/// Holders that are shown.
+const SHOWN: usize = 10;
+
+/// How much of the pool is used, and by whom: asked of the data path, for so many holders.
+#[derive(Clone)]
+pub struct Holders(Arc<dyn Fn(usize) -> Descriptors + Send + Sync>);
+
+/// The pool of descriptors.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Descriptors {
+    /// Those in use.
+    pub used: usize,
+    /// Those that may be in use.
+    pub max: usize,
+    /// The clusters, identities and source addresses with most, and what each holds.
+    pub holders: Vec<(String, usize)>,
+}
+
+impl Holders {
+    /// What this function returns.
+    pub fn new(ask: impl Fn(usize) -> Descriptors + Send + Sync + 'static) -> Self {
+        Self(Arc::new(ask))
+    }
+
+    pub(super) fn most(&self) -> Descriptors {
+        self.0(SHOWN)
+    }
+}
+
+impl fmt::Debug for Holders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Holders")
+    }
+}
+
+impl Descriptors {
+    /// The table of holders; empty where nobody holds anything.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let row = |(name, held): &(String, usize)| [name.clone(), held.to_string()];
+        match self.holders.is_empty() {
+            true => Vec::new(),
+            false => {
+                let rows = self.holders.iter().map(row).collect();
+                columns::lines("  ", ["HOLDER", "DESCRIPTORS"], rows).collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holders_are_a_table() {
+        let held = Descriptors {
+            used: 12,
+            max: 100,
+            holders: vec![("cluster west".into(), 10), ("source 10.0.0.1".into(), 2)],
+        };
+        let lines = held.lines();
+        let lines: Vec<_> = lines.iter().map(|line| line.trim_end()).collect();
+        let want = [
+            "  HOLDER           DESCRIPTORS",
+            "  cluster west     10",
+            "  source 10.0.0.1  2",
+        ];
+        assert_eq!(lines, want);
+        assert!(Descriptors::default().lines().is_empty());
+    }
+}

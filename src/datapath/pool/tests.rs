@@ -1,0 +1,141 @@
+//! Shares of the pool, as floods take them.
+
+use super::*;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn peer(listener: &Arc<ListenerShare>, cluster: &str, principal: &str) -> Holder {
+    let source = listener.source(ip("192.0.2.1"));
+    source.identified(&cluster.into(), &principal.into())
+}
+
+/// Takes for tunnels until the holder is refused.
+fn fill(holder: &Holder) -> Vec<Descriptor> {
+    std::iter::from_fn(|| holder.upstream().ok()).collect()
+}
+
+#[test]
+fn a_lone_identity_takes_half_and_a_lone_cluster_two_thirds() {
+    let pool = Pool::new(1200);
+    let listener = pool.listener();
+    let first = fill(&peer(&listener, "west", "a"));
+    assert_eq!(first.len(), 600);
+    let others: Vec<_> = (0..5)
+        .map(|at| fill(&peer(&listener, "west", &format!("b{at}"))))
+        .collect();
+    let all = first.len() + others.iter().map(Vec::len).sum::<usize>();
+    assert!((780..=840).contains(&all), "{all}");
+    let quiet = fill(&peer(&listener, "north", "c"));
+    assert!(quiet.len() >= 150, "{}", quiet.len());
+    drop((first, others, quiet));
+    assert_eq!(
+        pool.usage(10),
+        Usage {
+            max: 1200,
+            ..Usage::default()
+        }
+    );
+    assert!(pool.holders().is_empty(), "nothing is kept of holders");
+}
+
+#[test]
+fn a_quiet_identity_of_a_busy_cluster_and_a_quiet_source_get_in() {
+    let pool = Pool::new(1200);
+    let (hbone, tls) = (pool.listener(), pool.listener());
+    let mut held: Vec<_> = (0..20)
+        .flat_map(|at| fill(&peer(&hbone, "west", &format!("busy{at}"))))
+        .collect();
+    held.extend((0..4).flat_map(|at| fill(&tls.source([10, 0, 0, at].into()))));
+    let quiet = peer(&hbone, "west", "quiet").connection();
+    let source = tls.source(ip("192.0.2.9")).connection();
+    assert!(quiet.is_ok() && source.is_ok(), "{quiet:?} {source:?}");
+}
+
+#[test]
+fn the_clients_of_one_listener_leave_the_part_of_another() {
+    let pool = Pool::new(1600);
+    let (tls, hbone) = (pool.listener(), pool.listener());
+    // As many addresses as it takes, none of which takes more than the floor.
+    let floods = (0..u32::MAX).map(|at| tls.source(IpAddr::V4(at.into())));
+    let mut held = Vec::new();
+    for source in floods {
+        let taken: Vec<_> = (0..FLOOR).map_while(|_| source.connection().ok()).collect();
+        if taken.is_empty() {
+            break;
+        }
+        held.extend(taken);
+    }
+    assert_eq!(held.len(), 1500, "all but a sixteenth");
+    assert!(!tls.has_room() && hbone.has_room());
+    assert!(fill(&peer(&hbone, "west", "a")).len() >= FLOOR);
+    drop(hbone);
+    assert!(
+        tls.has_room(),
+        "what was reserved is free without the listener"
+    );
+}
+
+#[test]
+fn a_connection_is_handed_over_from_its_address_to_its_identity() {
+    let pool = Pool::new(100);
+    let listener = pool.listener();
+    let mut connection = listener
+        .source(ip("2001:db8::1"))
+        .connection()
+        .expect("room");
+    assert_eq!(pool.usage(9).holders, [(Name::Source(ip("2001:db8::")), 1)]);
+    let holder = connection.holder().identified(&"west".into(), &"a".into());
+    connection.hand_over(&holder).expect("room");
+    let both = [
+        (Name::Cluster("west".into()), 1),
+        (Name::Identity("a".into()), 1),
+    ];
+    assert_eq!(pool.usage(9).holders, both);
+    assert_eq!(pool.usage(1).holders.len(), 1);
+    drop((connection, holder));
+    assert_eq!(pool.usage(9).used, 0);
+}
+
+#[test]
+fn connections_leave_a_fifth_to_tunnels_but_for_those_who_hold_little() {
+    let pool = Pool::new(1000);
+    let listener = pool.listener();
+    let mut held = Vec::new();
+    for at in 0..10 {
+        let holder = peer(&listener, &format!("c{at}"), &format!("i{at}"));
+        held.extend(std::iter::from_fn(|| holder.connection().ok()));
+    }
+    assert!((795..=880).contains(&held.len()), "{}", held.len());
+    assert!(peer(&listener, "quiet", "quiet").connection().is_ok());
+}
+
+#[test]
+fn memory_bounds_the_pool_while_it_is_short() {
+    let pool = Pool::new(10_000);
+    let listener = pool.listener();
+    pool.set_memory(100 * DESCRIPTOR_BYTES);
+    let holder = peer(&listener, "west", "a");
+    let held = fill(&holder);
+    assert_eq!((held.len(), pool.handshakes()), (50, 3));
+    pool.set_memory(0);
+    assert_eq!(holder.upstream().unwrap_err(), Full::Memory);
+    assert!(pool.pipe_end().is_none() && !listener.has_room());
+    pool.set_memory(usize::MAX);
+    assert!(holder.upstream().is_ok());
+}
+
+#[test]
+fn pipes_leave_a_quarter_and_no_pool_is_passed() {
+    let pool = Pool::new(100);
+    let listener = pool.listener();
+    let pipes: Vec<_> = std::iter::from_fn(|| pool.pipe_end()).collect();
+    assert_eq!(pipes.len(), 75);
+    let mut held = Vec::new();
+    for at in 0..10 {
+        held.extend(fill(&listener.source([10, 0, 0, at].into())));
+    }
+    assert!(pool.usage(0).used <= 100);
+    assert_eq!(pipes.len() + held.len(), pool.usage(0).used);
+}

@@ -1,0 +1,77 @@
+//! The random of a ClientHello, by which the same hello is recognised on another connection.
+
+/// The random of a ClientHello (RFC 8446 section 4.1.2).
+pub type Random = [u8; 32];
+
+/// The content type of a handshake record (RFC 8446 section 5.1).
+const HANDSHAKE: u8 = 22;
+/// The message type of a ClientHello (RFC 8446 section 4).
+const CLIENT_HELLO: u8 = 1;
+/// What comes before the random: the message's type and length, and the legacy version.
+const HEAD_BYTES: usize = 4 + 2;
+
+/// Returns the random of the ClientHello that `bytes` begin with. The hello may be in several
+/// records, and need not be whole; none if the bytes are no hello, or end before its random does.
+pub fn random(mut bytes: &[u8]) -> Option<Random> {
+    let (mut head, mut filled) = ([0; HEAD_BYTES + 32], 0);
+    while filled < head.len() {
+        let (&[kind, _, _, high, low], rest) = bytes.split_first_chunk()?;
+        let length = usize::from(u16::from_be_bytes([high, low]));
+        if kind != HANDSHAKE || length == 0 {
+            return None;
+        }
+        let (payload, next) = rest.split_at(length.min(rest.len()));
+        let room = head.get_mut(filled..)?;
+        let taken = payload.len().min(room.len());
+        room.get_mut(..taken)?
+            .copy_from_slice(payload.get(..taken)?);
+        (filled, bytes) = (filled + taken, next);
+    }
+    let (&kind, random) = (head.first()?, head.last_chunk()?);
+    (kind == CLIENT_HELLO).then_some(*random)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RANDOM: Random = [7; 32];
+
+    fn message(kind: u8) -> Vec<u8> {
+        let mut message = vec![kind, 0, 0, 100, 3, 3];
+        message.extend(RANDOM);
+        message.extend([0; 66]);
+        message
+    }
+
+    fn records(message: &[u8], size: usize) -> Vec<u8> {
+        let record = |part: &[u8]| {
+            let length = u16::try_from(part.len()).expect("short").to_be_bytes();
+            [&[22, 3, 1], &length[..], part].concat()
+        };
+        message.chunks(size).flat_map(record).collect()
+    }
+
+    #[test]
+    fn the_random_is_found_however_the_hello_is_cut_into_records() {
+        for size in [1, 5, 37, 38, 39, 200] {
+            let bytes = records(&message(1), size);
+            assert_eq!(random(&bytes), Some(RANDOM), "{size}");
+        }
+        assert_eq!(random(&records(&message(1), 200)[..43]), Some(RANDOM));
+    }
+
+    #[test]
+    fn what_is_no_hello_or_ends_early_has_none() {
+        let hello = records(&message(1), 200);
+        for length in 0..43 {
+            assert_eq!(random(&hello[..length]), None, "{length}");
+        }
+        assert_eq!(random(&records(&message(2), 200)), None, "a ServerHello");
+        assert_eq!(
+            random(b"GET / HTTP/1.1\r\nhost: a.example.com\r\n\r\n....."),
+            None
+        );
+        assert_eq!(random(&[22, 3, 1, 0, 0].repeat(20)), None, "empty records");
+    }
+}

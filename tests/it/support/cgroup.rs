@@ -1,0 +1,74 @@
+//! A memory cgroup for a gateway.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A memory cgroup with a limit; removed on drop, when nobody is in it any more.
+pub struct Cgroup {
+    pub path: PathBuf,
+    limit: &'static str,
+}
+
+/// Where memory cgroups of both versions are mounted, and the file that has their limit.
+const MOUNTS: [(&str, &str); 2] = [
+    ("/sys/fs/cgroup", "memory.max"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+];
+
+impl Cgroup {
+    /// A new group, or none where this machine lets this user make none.
+    pub fn new(test: &str, limit: f64) -> Option<Self> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("strait-test-{}-{next}", std::process::id());
+        let made = MOUNTS.iter().find_map(|&(mount, file)| {
+            let group = Self {
+                path: Path::new(mount).join(&name),
+                limit: file,
+            };
+            std::fs::create_dir(&group.path).ok()?;
+            // Only a kernel with the controller of this version has made the file.
+            let is_made = group.path.join(file).exists();
+            (is_made && group.set(limit)).then_some(group)
+        });
+        if made.is_none() {
+            // A line of its own, even where the harness has begun one.
+            let why = "no memory cgroup can be made here; run it as root";
+            super::say(&format!("\nSKIPPED {test}: {why}"));
+            assert!(
+                std::env::var_os("STRAIT_CI").is_none_or(|ci| ci != "1"),
+                "nothing may be skipped under STRAIT_CI=1"
+            );
+        }
+        made
+    }
+
+    /// Changes the limit, in bytes; says whether the kernel took it.
+    pub fn set(&self, limit: f64) -> bool {
+        std::fs::write(self.path.join(self.limit), format!("{limit:.0}")).is_ok()
+    }
+
+    /// How often the kernel has killed in it for want of memory.
+    pub fn kills(&self) -> u64 {
+        let files = ["memory.events", "memory.oom_control"];
+        let texts = files.map(|file| std::fs::read_to_string(self.path.join(file)));
+        let mut lines = texts.iter().flatten().flat_map(|text| text.lines());
+        let kills = lines.find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
+        kills.expect("the kernel's count")
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // The kernel takes a moment to remove a process that was killed.
+        super::run(async {
+            for _ in 0..100 {
+                if std::fs::remove_dir(&self.path).is_ok() {
+                    return;
+                }
+                // deadline: a group can only be removed again and again.
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        });
+    }
+}
