@@ -1,7 +1,10 @@
 //! A gateway whose memory is limited by a real cgroup: no peer has it killed.
 
+use std::time::Duration;
+
 use strait::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
 
 use crate::budget::{WIDEST, ask_for_more};
 use crate::support::cgroup::Cgroup;
@@ -16,6 +19,9 @@ const LIMIT: f64 = 128.0 * 1024.0 * 1024.0;
 /// Tunnels of a connection: under the gateway's 256, so that none waits for another.
 const TUNNELS: usize = 250;
 
+/// A gateway that is killed may leave its clients without an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 async fn start(net: Net, cgroup: &Cgroup) -> Gateway {
     raise_descriptor_limit();
     let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
@@ -28,9 +34,9 @@ async fn start(net: Net, cgroup: &Cgroup) -> Gateway {
 async fn fill(client: &Client) -> Vec<strait::hbone::Tunnel> {
     let mut tunnels = Vec::new();
     while tunnels.len() < TUNNELS {
-        match client.tunnel(ECHO).await {
-            Ok(tunnel) => tunnels.push(tunnel),
-            Err(_) => break,
+        match timeout(PATIENCE, client.tunnel(ECHO)).await {
+            Ok(Ok(tunnel)) => tunnels.push(tunnel),
+            _ => break,
         }
     }
     tunnels
@@ -39,7 +45,8 @@ async fn fill(client: &Client) -> Vec<strait::hbone::Tunnel> {
 async fn connect(gateway: &Gateway, account: usize) -> Option<Client> {
     let id = format!("spiffe://west.local/ns/shop/sa/s{account}");
     let tls = identities().client(&id, GATEWAY);
-    Client::connect(gateway.address, &tls).await.ok()
+    let connect = timeout(PATIENCE, Client::connect(gateway.address, &tls));
+    connect.await.ok()?.ok()
 }
 
 async fn survives(gateway: &mut Gateway, cgroup: &Cgroup) {
@@ -104,7 +111,7 @@ fn review_14_peers_that_read_nothing_are_reset_before_memory_ends() {
         };
         until("the fattest are reset", reset, |&count| count > 100.0).await;
         // deadline: what grows too far does so within some rounds of a second.
-        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
         survives(&mut gateway, &cgroup).await;
     });
 }
