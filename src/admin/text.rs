@@ -26,6 +26,7 @@ pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
         text.orders(page);
         text.source(page);
         text.certificates(page);
+        text.crls(page);
         text.files(page);
         text.hosts(page);
     }
@@ -235,6 +236,24 @@ impl Text {
             ]
         });
         let header = ["IDENTITY", "STATE", "SERIAL", "EXPIRES"];
+        self.table("  ", header, rows.collect());
+    }
+
+    fn crls(&mut self, page: &Page) {
+        if page.crls.is_empty() {
+            return;
+        }
+        self.heading("Revocation lists", "");
+        let rows = page.crls.iter().map(|crl| {
+            let at = humantime::format_rfc3339_seconds(crl.next_update);
+            let next = match crl.stale {
+                true => format!("stale ({at})"),
+                false => format!("{} ({at})", until(page.at, crl.next_update)),
+            };
+            let number = crl.number.clone().unwrap_or_default();
+            [crl.issuer.clone(), number, crl.file.clone(), next]
+        });
+        let header = ["ISSUER", "NUMBER", "FILE", "NEXT UPDATE"];
         self.table("  ", header, rows.collect());
     }
 
@@ -497,6 +516,7 @@ mod tests {
                 serial: "17".into(),
                 expires: "2026-01-02T01:01:00Z".into(),
             }],
+            crls: Vec::new(),
             reloads: vec![ReloadRow {
                 what: "config",
                 at: at(0),

@@ -35,6 +35,9 @@ const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
 const FIRST_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 /// The time for a GOAWAY to leave.
 const GOAWAY_DEADLINE: Duration = Duration::from_secs(1);
+/// The time from a GOAWAY to a peer that lost trust to the end of its connection: its tunnels are
+/// reset within a second of it.
+const UNTRUSTED_MAX: Duration = Duration::from_millis(1500);
 /// When a change of the window is tried again that came while another was on its way.
 const WINDOW_RETRY: Duration = Duration::from_millis(50);
 /// The largest DATA frame that we take. Larger ones would delay other tunnels' bytes.
@@ -117,6 +120,10 @@ enum Event {
     Unused,
     /// GOAWAY is due.
     Leave,
+    /// The peer's certificate is not trusted any more.
+    Untrusted(HandshakeRefusal),
+    /// The connection of such a peer is to end.
+    Close,
     /// A tunnel wishes for a larger window.
     Window,
 }
@@ -175,6 +182,16 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                     Event::Unused if used => {}
                     Event::Unused => return self.end(connection, h2::Reason::NO_ERROR).await,
                     Event::Leave => connection.graceful_shutdown(),
+                    Event::Untrusted(refusal) => {
+                        self.gateway.metrics.connection_untrusted(refusal);
+                        self.ended(&refusal.words());
+                        connection.graceful_shutdown();
+                        events.0.push(Box::pin(async {
+                            sleep(UNTRUSTED_MAX).await;
+                            Event::Close
+                        }));
+                    }
+                    Event::Close => return self.end(connection, h2::Reason::NO_ERROR).await,
                     Event::Window => {
                         settled = self.window.adjust(&mut connection);
                         events.0.push(self.wish());
@@ -201,7 +218,11 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         let mut phases = self.gateway.lifecycle.phases();
         let exhausted = Arc::clone(&self.owner.exhausted);
         let not_after = self.peer.not_after;
-        Events(vec![
+        let untrusted = self.peer.chain.clone().map(|chain| {
+            let untrusted = async move { Event::Untrusted(chain.until_lost().await) };
+            Box::pin(untrusted) as Pin<Box<dyn Future<Output = Event> + Send>>
+        });
+        let mut events: Vec<Pin<Box<dyn Future<Output = Event> + Send>>> = vec![
             Box::pin(async move {
                 exhausted.notified().await;
                 Event::Exhausted
@@ -224,7 +245,9 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                 Event::Leave
             }),
             self.wish(),
-        ])
+        ];
+        events.extend(untrusted);
+        Events(events)
     }
 
     fn wish(&self) -> Pin<Box<dyn Future<Output = Event> + Send>> {
@@ -252,7 +275,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
     }
 
     fn tunnel(&self, request: Request<RecvStream>, mut respond: SendResponse<budget::Charged>) {
-        if self.peer.not_after <= SystemTime::now() {
+        if self.peer.not_after <= SystemTime::now() || self.peer.lost_trust().is_some() {
             // GOAWAY has been sent; until the peer has seen it, it may try.
             return respond.send_reset(h2::Reason::REFUSED_STREAM);
         }

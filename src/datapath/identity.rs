@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Caller, Snapshot};
 use crate::telemetry::Source;
-use crate::tls::{Identity, leaf_identity};
+use crate::tls::{Chain, Identity, Inbound, leaf_identity};
 use crate::wire::sni::RouteBy;
 
 use super::handshake::Session;
@@ -17,8 +17,10 @@ use super::handshake::Session;
 pub struct Peer {
     /// What logs and metrics say of it.
     pub source: Arc<Source>,
-    /// When its certificate expires; long ago where there is none.
+    /// When the first certificate of its chain expires; long ago where there is none.
     pub not_after: SystemTime,
+    /// The chain that it presented, which may lose trust; none where nothing was verified.
+    pub chain: Option<Arc<Chain>>,
     /// By what its tunnels are routed, unless the service that they ask for says so itself.
     pub route_by: RouteBy,
 }
@@ -37,6 +39,7 @@ impl Peer {
                 cluster: nothing,
             }),
             not_after: SystemTime::UNIX_EPOCH,
+            chain: None,
             route_by: RouteBy::default(),
         }
     }
@@ -52,7 +55,7 @@ impl Peer {
     ) -> Result<Self, HandshakeRefusal> {
         let cluster = snapshot
             .trust
-            .cluster(&identity.trust_domain)
+            .shared_cluster(&identity.trust_domain)
             .ok_or(HandshakeRefusal::UntrustedDomain)?;
         let source = Source {
             address,
@@ -60,13 +63,19 @@ impl Peer {
             trust_domain: identity.trust_domain,
             namespace: identity.namespace,
             service_account: identity.service_account,
-            cluster: Arc::clone(cluster),
+            cluster,
         };
         Ok(Self {
             source: Arc::new(source),
             not_after: identity.not_after,
+            chain: None,
             route_by: RouteBy::default(),
         })
+    }
+
+    /// Returns why its certificate is no longer trusted, if it is not.
+    pub fn lost_trust(&self) -> Option<HandshakeRefusal> {
+        self.chain.as_ref().and_then(|chain| chain.lost())
     }
 
     /// Whether it has shown no certificate.
@@ -88,17 +97,25 @@ impl Peer {
 /// comes from an address, through a listener that routes its tunnels in some way.
 ///
 /// # Errors
-/// The certificate is not what the verifier let pass, or its trust domain has just left the set.
+/// The certificate is not what the verifier let pass, or has just lost trust.
 pub fn run(
     session: &Session,
     (address, route_by): (SocketAddr, RouteBy),
+    tls: &Inbound,
     snapshot: &Snapshot,
 ) -> Result<Peer, HandshakeRefusal> {
     let certificates = session.stream.get_ref().1.peer_certificates();
+    let certificates = certificates.ok_or(HandshakeRefusal::NoCertificate)?;
     let leaf = certificates
-        .and_then(|certificates| certificates.first())
+        .first()
         .ok_or(HandshakeRefusal::NoCertificate)?;
     let identity = leaf_identity(leaf)?;
+    let chain = tls.admit(certificates)?;
     let peer = Peer::known(identity, address, snapshot)?;
-    Ok(Peer { route_by, ..peer })
+    Ok(Peer {
+        route_by,
+        not_after: chain.not_after(),
+        chain: Some(chain),
+        ..peer
+    })
 }

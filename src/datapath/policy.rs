@@ -92,6 +92,9 @@ pub fn granted(route: Route) -> Permit {
 /// What took the right away: a change of trust, of exposure, of names, of links, or of who is
 /// believed to come from a waypoint.
 pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), &'static str> {
+    if let Some(refusal) = peer.lost_trust() {
+        return Err(refusal.words());
+    }
     if right.granted {
         // Listeners change with a restart only.
         return Ok(());

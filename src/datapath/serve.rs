@@ -62,7 +62,7 @@ async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
 async fn meet(gateway: &Gateway, accepted: Accepted) -> Result<(Session, Arc<Peer>), Refused> {
     let from = (accepted.address, accepted.listener.route_by());
     let session = handshake::run(gateway, accepted).await?;
-    let peer = identity::run(&session, from, &gateway.reader.load())
+    let peer = identity::run(&session, from, &gateway.tls, &gateway.reader.load())
         .map_err(|refusal| Refused::new(refusal, &refusal))?;
     Ok((session, Arc::new(peer)))
 }

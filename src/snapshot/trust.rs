@@ -9,6 +9,7 @@ use std::sync::Arc;
 pub struct TrustSet {
     clusters: HashMap<Box<str>, Arc<str>>,
     waypoints: HashSet<Box<str>>,
+    any_domain: bool,
 }
 
 impl TrustSet {
@@ -18,7 +19,13 @@ impl TrustSet {
         Self {
             clusters: domains.into_iter().map(entry).collect(),
             waypoints: HashSet::new(),
+            any_domain: false,
         }
+    }
+
+    /// Returns the set with every other domain in it too, each standing for a cluster of its name.
+    pub fn with_any_domain(self, any_domain: bool) -> Self {
+        Self { any_domain, ..self }
     }
 
     /// The same set, with the identities (`spiffe://…`) of waypoints and gateways.
@@ -32,8 +39,16 @@ impl TrustSet {
         self.waypoints.contains(principal)
     }
 
-    /// The cluster that `domain` stands for, if the domain is in the set.
-    pub fn cluster(&self, domain: &str) -> Option<&Arc<str>> {
-        self.clusters.get(domain)
+    /// Returns the cluster that `domain` stands for, if the domain is in the set.
+    pub fn cluster<'a>(&'a self, domain: &'a str) -> Option<&'a str> {
+        let named = self.clusters.get(domain).map(|cluster| &**cluster);
+        named.or_else(|| (self.any_domain && !domain.is_empty()).then_some(domain))
+    }
+
+    /// Returns the same as [`TrustSet::cluster`], shared.
+    pub fn shared_cluster(&self, domain: &Arc<str>) -> Option<Arc<str>> {
+        let named = self.clusters.get(&**domain);
+        let named = named.or_else(|| (self.any_domain && !domain.is_empty()).then_some(domain));
+        named.map(Arc::clone)
     }
 }

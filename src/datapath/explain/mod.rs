@@ -286,7 +286,7 @@ impl Asking<'_> {
         };
         let identity = self.identity()?;
         let cluster = self.world.snapshot.trust.cluster(&identity.trust_domain);
-        answer.peer = why::identity(&identity, cluster.map(|name| &**name));
+        answer.peer = why::identity(&identity, cluster);
         let address = self.question.address();
         let peer = match Peer::known(identity, address, self.world.snapshot) {
             Ok(peer) => peer,

@@ -223,7 +223,7 @@ fn unknown_name(
     name: &str,
 ) -> (String, String) {
     let cluster = snapshot.trust.cluster(&peer.source.trust_domain);
-    let alias = snapshot.names.alias(asked, cluster.map(|name| &**name));
+    let alias = snapshot.names.alias(asked, cluster);
     let others = snapshot.names.called(name);
     if let Some(service) = snapshot.called(name) {
         without_port(service, asked.port)
