@@ -372,6 +372,17 @@ impl CertificateRow {
 }
 
 impl CrlRow {
+    /// Returns a row of the table of certificates.
+    pub(super) fn columns(&self) -> [String; 4] {
+        let state = if self.stale { "Stale" } else { "Available" };
+        [
+            format!("CRL of {} ({})", self.issuer, self.file),
+            state.to_owned(),
+            self.number.clone().unwrap_or_default(),
+            humantime::format_rfc3339_seconds(self.next_update).to_string(),
+        ]
+    }
+
     fn of(crl: status::Crl) -> Self {
         Self {
             issuer: crl.issuer,

@@ -6,7 +6,7 @@
 use std::time::SystemTime;
 
 use super::columns::{self, plain};
-use super::status::{Counts, Page, ServiceRow, how_many};
+use super::status::{Counts, CrlRow, Page, ServiceRow, how_many};
 use crate::status::{Discovery, Unused};
 
 /// Rejected resources of each type that are shown; the dump has more of them.
@@ -26,7 +26,6 @@ pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
         text.orders(page);
         text.source(page);
         text.certificates(page);
-        text.crls(page);
         text.files(page);
         text.hosts(page);
     }
@@ -235,25 +234,8 @@ impl Text {
                 left,
             ]
         });
+        let rows = rows.chain(page.crls.iter().map(CrlRow::columns));
         let header = ["IDENTITY", "STATE", "SERIAL", "EXPIRES"];
-        self.table("  ", header, rows.collect());
-    }
-
-    fn crls(&mut self, page: &Page) {
-        if page.crls.is_empty() {
-            return;
-        }
-        self.heading("Revocation lists", "");
-        let rows = page.crls.iter().map(|crl| {
-            let at = humantime::format_rfc3339_seconds(crl.next_update);
-            let next = match crl.stale {
-                true => format!("stale ({at})"),
-                false => format!("{} ({at})", until(page.at, crl.next_update)),
-            };
-            let number = crl.number.clone().unwrap_or_default();
-            [crl.issuer.clone(), number, crl.file.clone(), next]
-        });
-        let header = ["ISSUER", "NUMBER", "FILE", "NEXT UPDATE"];
         self.table("  ", header, rows.collect());
     }
 

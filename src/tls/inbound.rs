@@ -222,3 +222,106 @@ impl Open {
         chain
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::pem::PemObject;
+
+    use super::super::dev::Authority;
+    use super::super::{Material, PeerTrust, TrustedDomain, serve, serve_nobody};
+    use super::*;
+
+    const WEST: &str = "spiffe://west.local/ns/shop/sa/checkout";
+
+    fn domain(name: &str) -> TrustedDomain {
+        TrustedDomain {
+            name: name.into(),
+            roots: None,
+        }
+    }
+
+    /// What a gateway serves that trusts these domains.
+    fn served(authority: &Authority, domains: &[&str]) -> Served {
+        let east = authority.intermediate("east").expect("an intermediate");
+        let own = east.leaf("spiffe://east.local/ns/a/sa/b").expect("a leaf");
+        let roots = authority.root_pem();
+        let material = Material::from_pem(&own.chain_pem, &own.key_pem, &roots);
+        let trust = PeerTrust {
+            domains: domains.iter().map(|name| domain(name)).collect(),
+            ..PeerTrust::default()
+        };
+        serve(&material.expect("material"), &trust).expect("a configuration")
+    }
+
+    fn chain(authority: &Authority, id: &str) -> Vec<CertificateDer<'static>> {
+        let issuer = authority.intermediate("west").expect("an intermediate");
+        let leaf = issuer.leaf(id).expect("a leaf");
+        let read = CertificateDer::pem_slice_iter(leaf.chain_pem.as_bytes());
+        read.collect::<Result<_, _>>().expect("certificates")
+    }
+
+    fn rechecked(inbound: &Inbound) -> Vec<(Arc<str>, HandshakeRefusal)> {
+        let mut all = Vec::new();
+        inbound.recheck(|batch| {
+            all.extend(
+                batch
+                    .iter()
+                    .map(|one| (Arc::clone(&one.identity), one.refusal)),
+            );
+        });
+        all
+    }
+
+    #[test]
+    fn connections_of_one_chain_share_it_and_lose_trust_together_and_once() {
+        let authority = Authority::new().expect("a root");
+        let inbound = Inbound::new(served(&authority, &["west.local", "north.local"]));
+        let west = chain(&authority, WEST);
+        let north = chain(&authority, "spiffe://north.local/ns/a/sa/b");
+        let (first, second) = (inbound.admit(&west), inbound.admit(&west));
+        let (first, second) = (first.expect("a chain"), second.expect("a chain"));
+        let other = inbound.admit(&north).expect("a chain");
+        assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));
+        assert_eq!(rechecked(&inbound), []);
+        inbound.replace(served(&authority, &["north.local"]));
+        let lost = (Arc::from(WEST), HandshakeRefusal::UntrustedDomain);
+        assert_eq!(rechecked(&inbound), [lost]);
+        assert_eq!(rechecked(&inbound), []);
+        assert_eq!(first.lost(), Some(HandshakeRefusal::UntrustedDomain));
+        assert_eq!(other.lost(), None);
+        // Trust that comes back is for new connections.
+        inbound.replace(served(&authority, &["west.local"]));
+        let again = inbound.admit(&west).expect("a chain");
+        assert!(again.lost().is_none() && first.lost().is_some());
+    }
+
+    #[test]
+    fn a_handshake_under_an_older_configuration_is_judged_by_the_one_in_force() {
+        let authority = Authority::new().expect("a root");
+        let inbound = Inbound::new(served(&authority, &["west.local"]));
+        let west = chain(&authority, WEST);
+        inbound.admit(&west).expect("a chain");
+        inbound.replace(served(&Authority::new().expect("a root"), &["west.local"]));
+        let refused = inbound.admit(&west).expect_err("another root");
+        assert_eq!(refused, HandshakeRefusal::UnknownIssuer);
+        inbound.replace(serve_nobody().expect("a configuration"));
+        let refused = inbound.admit(&west).expect_err("nobody");
+        assert_eq!(refused, HandshakeRefusal::UntrustedDomain);
+        let none = inbound.admit(&[]).expect_err("no certificate");
+        assert_eq!(none, HandshakeRefusal::NoCertificate);
+    }
+
+    #[test]
+    fn chains_without_a_connection_do_not_pile_up() {
+        let authority = Authority::new().expect("a root");
+        let inbound = Inbound::new(served(&authority, &["west.local"]));
+        let issuer = authority.intermediate("west").expect("an intermediate");
+        for _ in 0..3 * PRUNED_MIN {
+            let leaf = issuer.leaf(WEST).expect("a leaf").chain_pem;
+            let read = CertificateDer::pem_slice_iter(leaf.as_bytes());
+            let chain: Vec<_> = read.collect::<Result<_, _>>().expect("certificates");
+            drop(inbound.admit(&chain).expect("a chain"));
+            assert!(inbound.lock().chains.len() <= PRUNED_MIN);
+        }
+    }
+}

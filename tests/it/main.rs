@@ -77,6 +77,8 @@ mod status;
 #[cfg(test)]
 mod tls;
 #[cfg(test)]
+mod trust;
+#[cfg(test)]
 mod tunnel_sni;
 #[cfg(test)]
 mod waypoint;
