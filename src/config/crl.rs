@@ -20,11 +20,10 @@ pub struct Crl {
 }
 
 /// The treatment of a certificate whose revocation status is not certain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CrlPolicy {
     /// The certificate is refused.
-    #[default]
     Reject,
     /// The certificate counts as not revoked.
     Accept,
@@ -36,7 +35,7 @@ pub(super) fn read(value: Value<'_>) -> Option<Crl> {
     let words = [("reject", CrlPolicy::Reject), ("accept", CrlPolicy::Accept)];
     let mut policy = |key| {
         let said = fields.get(key);
-        said.map_or(Some(CrlPolicy::default()), |said| said.choice(&words))
+        said.map_or(Some(CrlPolicy::Reject), |said| said.choice(&words))
     };
     let (on_stale, on_missing) = (policy("on_stale"), policy("on_missing"));
     let list = fields.need("files", "[crl.pem]");

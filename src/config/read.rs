@@ -74,9 +74,7 @@ fn sections(
     let discovery = top
         .need("discovery", "{kind: file, path: mesh.yaml}")
         .and_then(sources::discovery);
-    // Without validation any name may be that of a cluster.
-    let named = trust.as_ref().filter(|trust| !trust.skip_validation);
-    let clusters = named.map(checks::clusters);
+    let clusters = trust.as_ref().and_then(checks::clusters);
     let own = gateway.as_ref().map(|own| own.cluster.as_str());
     let (exposure, names, links) = services(&mut top, clusters.as_ref(), own);
     let policy = section(&mut top, "policy", |value| {

@@ -78,7 +78,15 @@ mod tests {
         assert_eq!(set.cluster("west.local"), Some("west"));
         assert_eq!(set.cluster(&north), Some("north.local"));
         assert_eq!(set.shared_cluster(&north), Some(north));
-        assert_eq!(set.cluster(""), None, "a caller without identity has no cluster");
-        assert_eq!(set.cluster("west"), None, "that is the cluster of west.local");
+        assert_eq!(
+            set.cluster(""),
+            None,
+            "a caller without identity has no cluster"
+        );
+        assert_eq!(
+            set.cluster("west"),
+            None,
+            "that is the cluster of west.local"
+        );
     }
 }

@@ -280,31 +280,36 @@ fn newest(mut lists: Vec<List>) -> Vec<List> {
 
 /// Returns the sets of lists with one key for each issuer's name; one empty set of no lists.
 fn sets(lists: &[List]) -> Vec<Vec<usize>> {
-    let mut issuers: Vec<(&[u8], Vec<&Option<Vec<u8>>>)> = Vec::new();
-    let mut by_name = HashMap::new();
+    struct Issuer<'a> {
+        name: &'a [u8],
+        keys: Vec<Option<&'a [u8]>>,
+    }
+
+    let mut issuers: Vec<Issuer<'_>> = Vec::new();
     for list in lists {
-        let index = *by_name.entry(&*list.issuer).or_insert_with(|| {
-            issuers.push((&list.issuer, Vec::new()));
-            issuers.len() - 1
-        });
-        if let Some((_, keys)) = issuers.get_mut(index)
-            && !keys.contains(&&list.key)
-        {
-            keys.push(&list.key);
+        let (name, key) = (&*list.issuer, list.key.as_deref());
+        match issuers.iter_mut().find(|issuer| issuer.name == name) {
+            Some(issuer) if issuer.keys.contains(&key) => {}
+            Some(issuer) => issuer.keys.push(key),
+            None => issuers.push(Issuer {
+                name,
+                keys: vec![key],
+            }),
         }
     }
-    let count = issuers.iter().map(|(_, keys)| keys.len());
+    let count = issuers.iter().map(|issuer| issuer.keys.len());
     let count = count.fold(1, usize::saturating_mul).min(SETS_MAX);
     let set = |number: usize| {
         let mut stride = 1;
         let mut chosen = HashMap::new();
-        for (issuer, keys) in &issuers {
-            chosen.insert(*issuer, keys.get(number / stride % keys.len().max(1)));
-            stride = stride.saturating_mul(keys.len().max(1));
+        for Issuer { name, keys } in &issuers {
+            let length = keys.len().max(1);
+            chosen.insert(*name, keys.get(number / stride % length));
+            stride = stride.saturating_mul(length);
         }
         let is_chosen = |(_, list): &(usize, &List)| {
             let chosen = chosen.get(&*list.issuer).copied().flatten();
-            chosen.is_some_and(|key| **key == list.key)
+            chosen.is_some_and(|key| *key == list.key.as_deref())
         };
         let of_set = lists.iter().enumerate().filter(is_chosen);
         of_set.map(|(index, _)| index).collect()

@@ -1,8 +1,8 @@
 //! Certificates and the rustls configurations made of them.
 //!
 //! Owns what is loaded from disk ([`files`], `crl`) or issued to us ([`issue`]), who is believed
-//! (`verifier`), now and while connections are open (`inbound`), and what a certificate says ([`leaf_identity`]). It touches no socket of the data
-//! path, which does its handshakes itself.
+//! (`verifier`), the chains of open connections (`inbound`), and what a certificate says
+//! ([`leaf_identity`]). It touches no socket of the data path, which does its handshakes itself.
 
 mod chains;
 mod crl;

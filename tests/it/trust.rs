@@ -350,11 +350,8 @@ fn review_16_a_stale_list_is_shown_and_refused_or_accepted_as_configured() {
         untrusted(&gateway, "stale_crl", 1.0).await;
         refused(&gateway, &tls, "stale_crl").await;
         assert!((gateway.metric("strait_crls{state=\"stale\"}").await - 1.0).abs() < 0.5);
-        assert_eq!(
-            gateway.readiness().await,
-            200,
-            "other issuers' peers are served"
-        );
+        let ready = (200, "ready; stale revocation lists: 1\n".to_owned());
+        assert_eq!(gateway.readiness().await, ready);
         let (_, page, _) = gateway.asked(&["status"]).await;
         assert!(page.contains("crl.pem is stale"), "{page}");
 

@@ -1,3 +1,5 @@
+//! The verdicts about peers' chains, and how often webpki is asked for one.
+
 use rcgen::SanType;
 use rustls::pki_types::pem::PemObject;
 use time::OffsetDateTime;
