@@ -355,6 +355,12 @@ pub enum HandshakeRefusal {
     BadSpiffeId,
     /// The trust domain is outside the configured set.
     UntrustedDomain,
+    /// A certificate of the chain is in a revocation list.
+    Revoked,
+    /// The revocation list of an issuer is past its nextUpdate.
+    StaleCrl,
+    /// The revocation list of an issuer is absent, or not signed by that issuer.
+    UnknownRevocation,
     /// The handshake or the HTTP/2 preface did not come in time.
     Timeout,
     /// All places for handshakes were taken, and this one was the oldest of the source with most.
@@ -371,7 +377,7 @@ pub enum HandshakeRefusal {
 
 impl HandshakeRefusal {
     /// Every refusal, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::NoCertificate,
         Self::BadEncoding,
         Self::UnknownIssuer,
@@ -384,6 +390,9 @@ impl HandshakeRefusal {
         Self::ManyUriSans,
         Self::BadSpiffeId,
         Self::UntrustedDomain,
+        Self::Revoked,
+        Self::StaleCrl,
+        Self::UnknownRevocation,
         Self::Timeout,
         Self::Evicted,
         Self::OverShare,
@@ -407,6 +416,9 @@ impl HandshakeRefusal {
             Self::ManyUriSans => "many_uri_sans",
             Self::BadSpiffeId => "bad_spiffe_id",
             Self::UntrustedDomain => "untrusted_domain",
+            Self::Revoked => "revoked",
+            Self::StaleCrl => "stale_crl",
+            Self::UnknownRevocation => "unknown_revocation",
             Self::Timeout => "timeout",
             Self::Evicted => "evicted",
             Self::OverShare => "over_share",
@@ -433,6 +445,9 @@ impl HandshakeRefusal {
             Self::ManyUriSans => "the certificate has more than one URI SAN",
             Self::BadSpiffeId => "the URI SAN is not spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT",
             Self::UntrustedDomain => "the peer's identity is not one that is accepted here",
+            Self::Revoked => "a certificate of the chain is revoked",
+            Self::StaleCrl => "the revocation list of an issuer is stale",
+            Self::UnknownRevocation => "an issuer has no revocation list that can be used",
             Self::Timeout => "nothing came in time",
             Self::Evicted => "all places for handshakes were taken",
             Self::OverShare => "the peer or its cluster has its share of the descriptors",

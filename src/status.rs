@@ -5,7 +5,9 @@
 //! read it, and nothing in the data path waits for either.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -96,6 +98,29 @@ pub struct CertificateInfo {
     pub valid_from: String,
     /// The end of its validity in RFC 3339.
     pub expires: String,
+}
+
+/// A certificate revocation list in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Crl {
+    /// The file that it is from.
+    pub file: PathBuf,
+    /// The issuer's name.
+    pub issuer: String,
+    /// Its number, if it says one.
+    pub number: Option<String>,
+    /// The end of its validity.
+    pub next_update: SystemTime,
+}
+
+impl fmt::Display for Crl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { issuer, file, .. } = self;
+        let number = self.number.as_deref().unwrap_or("none");
+        let next = humantime::format_rfc3339_seconds(self.next_update);
+        let file = file.display();
+        write!(f, "CRL {number} of {issuer} ({file}, nextUpdate {next})")
+    }
 }
 
 /// What is known of the stream to a control plane, and of what it told.
@@ -268,6 +293,7 @@ pub struct Status {
     pending: Mutex<Vec<(&'static str, Vec<&'static str>)>>,
     discovery: Mutex<Option<Discovery>>,
     certificates: Mutex<BTreeMap<String, Certificate>>,
+    crls: Mutex<Vec<Crl>>,
     reloads: Mutex<BTreeMap<What, Reload>>,
     conflicts: Mutex<Vec<String>>,
     hosts: Mutex<(BTreeMap<String, Host>, usize)>,
@@ -280,6 +306,7 @@ impl Status {
             pending: Mutex::new(pending.iter().map(|&name| (name, Vec::new())).collect()),
             discovery: Mutex::default(),
             certificates: Mutex::default(),
+            crls: Mutex::default(),
             reloads: Mutex::default(),
             conflicts: Mutex::default(),
             hosts: Mutex::default(),
@@ -340,6 +367,16 @@ impl Status {
     /// What is known of each identity, in their order.
     pub fn certificates(&self) -> Vec<Certificate> {
         lock(&self.certificates).values().cloned().collect()
+    }
+
+    /// Replaces the revocation lists.
+    pub fn set_crls(&self, crls: Vec<Crl>) {
+        *lock(&self.crls) = crls;
+    }
+
+    /// Returns the revocation lists.
+    pub fn crls(&self) -> Vec<Crl> {
+        lock(&self.crls).clone()
     }
 
     /// Notes that `what` was read just now, and how that went.

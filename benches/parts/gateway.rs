@@ -4,8 +4,6 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread;
 
-use arc_swap::ArcSwap;
-use rustls::ServerConfig;
 use strait::datapath::accept::{self, Worker};
 use strait::datapath::admission::Admission;
 use strait::datapath::budget::Budget;
@@ -17,6 +15,7 @@ use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::{Mesh, Protocol, Service, Workload};
 use strait::snapshot::{ExposureTable, TrustSet};
 use strait::telemetry::Metrics;
+use strait::tls::{Inbound, Served};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
@@ -80,7 +79,7 @@ pub fn runtime() -> Runtime {
 
 impl Running {
     /// Starts a gateway with one worker, and the endpoints behind it.
-    pub fn start(tls: Arc<ServerConfig>) -> Self {
+    pub fn start(tls: Served) -> Self {
         let mut exposure = ExposureTable::new(false);
         exposure.expose("endpoint.app", &mesh::to_west(), []);
         let change = Change {
@@ -93,7 +92,7 @@ impl Running {
     }
 
     /// Starts a gateway with one worker and these listeners.
-    pub fn with(tls: Arc<ServerConfig>, change: Change, listeners: Vec<Listener>) -> Self {
+    pub fn with(tls: Served, change: Change, listeners: Vec<Listener>) -> Self {
         let publisher = Publisher::new();
         publisher.update(change);
         let bound = |listener| {
@@ -107,7 +106,7 @@ impl Running {
         let metrics = Arc::new(Metrics::new());
         let gateway = Arc::new(Gateway {
             reader: publisher.reader(),
-            tls: ArcSwap::new(tls),
+            tls: Inbound::new(tls),
             budget: Arc::new(Budget::new(BUFFERS, metrics.buffers(BUFFERS))),
             metrics,
             lifecycle: Lifecycle::new(),
@@ -133,8 +132,8 @@ impl Running {
     }
 
     /// Takes another configuration, as a reload of certificates does.
-    pub fn reload(&self, tls: Arc<ServerConfig>) {
-        self.gateway.tls.store(tls);
+    pub fn reload(&self, tls: Served) {
+        self.gateway.tls.replace(tls);
     }
 }
 

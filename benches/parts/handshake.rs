@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use criterion::Criterion;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
-use strait::tls::{self, Material, TrustedDomain, dev};
+use strait::tls::{self, Material, PeerTrust, Served, TrustedDomain, dev};
 
 /// Certificates of a gateway and of a peer.
 pub struct Identities {
@@ -33,12 +33,16 @@ impl Identities {
     }
 
     /// A configuration that has seen no peer yet.
-    pub fn server(&self) -> Arc<ServerConfig> {
+    pub fn server(&self) -> Served {
         let domain = TrustedDomain {
             name: "west.local".into(),
             roots: None,
         };
-        tls::server_config(&self.east, &[domain]).expect("a configuration")
+        let trust = PeerTrust {
+            domains: vec![domain],
+            ..PeerTrust::default()
+        };
+        tls::serve(&self.east, &trust).expect("a configuration")
     }
 
     pub fn client(&self) -> Arc<ClientConfig> {
@@ -49,7 +53,7 @@ impl Identities {
 pub fn run(criterion: &mut Criterion) {
     let identities = Identities::new();
     let client = identities.client();
-    let same = identities.server();
+    let same = identities.server().config;
     let mut group = criterion.benchmark_group("handshake");
     group.bench_function("known chain", |b| {
         b.iter_custom(|count| (0..count).map(|_| shake(&same, &client)).sum());
@@ -57,7 +61,7 @@ pub fn run(criterion: &mut Criterion) {
     group.bench_function("new chain", |b| {
         b.iter_custom(|count| {
             let servers = (0..count).map(|_| identities.server());
-            servers.map(|server| shake(&server, &client)).sum()
+            servers.map(|server| shake(&server.config, &client)).sum()
         });
     });
     group.finish();

@@ -21,7 +21,7 @@ mod text;
 mod view;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use axum::Router;
@@ -137,7 +137,13 @@ fn ready<S: Clone + Send + Sync + 'static>(
     get(async move || {
         let pending = pending(&status, &lifecycle);
         if pending.is_empty() {
-            return (StatusCode::OK, "ready\n".to_owned());
+            let now = SystemTime::now();
+            let crls = status.crls().into_iter();
+            let text = match crls.filter(|crl| crl.next_update <= now).count() {
+                0 => "ready\n".to_owned(),
+                stale => format!("ready; stale revocation lists: {stale}\n"),
+            };
+            return (StatusCode::OK, text);
         }
         let text = format!("not ready, pending: {}\n", pending.join(", "));
         (StatusCode::INTERNAL_SERVER_ERROR, text)

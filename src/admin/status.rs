@@ -94,6 +94,7 @@ pub(super) struct Page {
     /// The regions that an operator has evacuated.
     pub(super) evacuated: Vec<String>,
     pub(super) certificates: Vec<CertificateRow>,
+    pub(super) crls: Vec<CrlRow>,
     pub(super) reloads: Vec<ReloadRow>,
     /// The hostnames that discovery tells instead of addresses.
     pub(super) hosts: status::Hosts,
@@ -130,6 +131,18 @@ pub(super) struct CertificateRow {
     pub(super) serial: String,
     /// In RFC 3339.
     pub(super) expires: String,
+}
+
+/// A certificate revocation list.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CrlRow {
+    pub(super) issuer: String,
+    pub(super) number: Option<String>,
+    pub(super) file: String,
+    #[serde(serialize_with = "status::rfc3339")]
+    pub(super) next_update: SystemTime,
+    pub(super) stale: bool,
 }
 
 /// The last reading of a file.
@@ -223,6 +236,7 @@ impl Page {
                 .into_iter()
                 .map(CertificateRow::of)
                 .collect(),
+            crls: state.status.crls().into_iter().map(CrlRow::of).collect(),
             reloads: Vec::new(),
             hosts: state.status.hosts(),
             listeners,
@@ -241,6 +255,10 @@ impl Page {
             }
         }
         page.problems = problems(&page);
+        if config.trust.skip_validation {
+            let problem = "`trust.skip_validation`: peers of any trust domain are accepted";
+            page.problems.push(problem.to_owned());
+        }
         page.problems.extend(dead_ends(&snapshot));
         page.problems.extend(conflicts(state.status.conflicts()));
         page.problems.extend(collisions(&snapshot));
@@ -281,6 +299,12 @@ fn problems(page: &Page) -> Vec<String> {
         }
     }
     problems.extend(names(&page.hosts));
+    for crl in page.crls.iter().filter(|crl| crl.stale) {
+        let (issuer, file) = (&crl.issuer, &crl.file);
+        problems.push(format!(
+            "the revocation list of {issuer} in {file} is stale"
+        ));
+    }
     for certificate in &page.certificates {
         let expires = humantime::parse_rfc3339(&certificate.expires);
         if expires.is_ok_and(|expires| expires <= page.at) {
@@ -385,6 +409,29 @@ impl CertificateRow {
             state: certificate.state,
             serial: leaf.serial,
             expires: leaf.expires,
+        }
+    }
+}
+
+impl CrlRow {
+    /// Returns a row of the table of certificates.
+    pub(super) fn columns(&self) -> [String; 4] {
+        let state = if self.stale { "Stale" } else { "Available" };
+        [
+            format!("CRL of {} ({})", self.issuer, self.file),
+            state.to_owned(),
+            self.number.clone().unwrap_or_default(),
+            humantime::format_rfc3339_seconds(self.next_update).to_string(),
+        ]
+    }
+
+    fn of(crl: status::Crl) -> Self {
+        Self {
+            issuer: crl.issuer,
+            number: crl.number,
+            file: crl.file.display().to_string(),
+            stale: crl.next_update <= SystemTime::now(),
+            next_update: crl.next_update,
         }
     }
 }

@@ -3,17 +3,18 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use rustls::ServerConfig;
 use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Identity, Source, pod};
 use crate::datapath::Gateway;
+use crate::snapshot::Publisher;
 use crate::status::{Certificate, Status};
 use crate::tls::issue::istio::Authority;
 use crate::tls::issue::{News, workload_api};
-use crate::tls::{self, Material, TlsError, TrustedDomain};
+use crate::tls::{self, Crls, Material, PeerTrust, Served, TlsError, TrustedDomain};
 
 use super::CERTIFICATES;
 
@@ -73,6 +74,28 @@ impl Shared {
     }
 }
 
+/// Judges the chains of open connections again whenever what they are judged by has changed. The
+/// connections hear of it by their chain, and the tunnels by the generation.
+pub(super) async fn recheck(gateway: Arc<Gateway>, publisher: Arc<Publisher>) {
+    loop {
+        gateway.tls.changed().await;
+        let (gateway, publisher) = (Arc::clone(&gateway), Arc::clone(&publisher));
+        // Ten thousand chains take a second.
+        let rechecked = spawn_blocking(move || {
+            gateway.tls.recheck(|batch| {
+                for lost in batch {
+                    let (reason, why) = (lost.refusal.label(), &lost.why);
+                    warn!(peer = %lost.identity, reason, %why, "open connections lose trust");
+                }
+                publisher.rejudge();
+            });
+        });
+        if let Err(error) = rechecked.await {
+            error!(%error, "open connections were not judged again");
+        }
+    }
+}
+
 /// Waits until a time has passed by the clock, if there is one.
 async fn passes(end: Option<SystemTime>) {
     let Some(end) = end else {
@@ -89,7 +112,9 @@ pub(super) struct Certificates {
     gateway: Arc<Gateway>,
     status: Arc<Status>,
     material: Option<Arc<Material>>,
-    domains: Vec<TrustedDomain>,
+    trust: PeerTrust,
+    /// The time up to which stale revocation lists were named.
+    looked: SystemTime,
     /// Told when there is another certificate than before.
     replaced: Arc<Notify>,
     /// Told when there is a certificate for the first time.
@@ -109,18 +134,19 @@ impl Certificates {
         gateway: Arc<Gateway>,
         status: Arc<Status>,
         (from, config): (&Source, &Config),
-        domains: Vec<TrustedDomain>,
+        trust: PeerTrust,
         first: oneshot::Sender<()>,
     ) -> Self {
         let identity = match &config.identity {
             Identity::IstioCa(ca) => from.who(config).identity(&ca.trust_domain),
             Identity::Files(_) | Identity::Spiffe { .. } => "unknown".to_owned(),
         };
-        let new = Self {
+        let mut new = Self {
             gateway,
             status,
             material: None,
-            domains,
+            trust,
+            looked: SystemTime::UNIX_EPOCH,
             replaced: Arc::default(),
             first: Some(first),
             identity,
@@ -130,11 +156,18 @@ impl Certificates {
         };
         new.show();
         new.show_domains();
+        new.name_stale();
         new
     }
 
-    /// When the certificate in force ends, if that is to come.
+    /// Returns when the certificate in force or a revocation list ends, if that is to come.
     fn end(&self) -> Option<SystemTime> {
+        let crls = self.trust.crls.as_ref();
+        let stale = crls.and_then(|crls| crls.next_stale(self.looked));
+        self.own_end().into_iter().chain(stale).min()
+    }
+
+    fn own_end(&self) -> Option<SystemTime> {
         let material = self.material.as_ref().filter(|_| !self.has_ended);
         material.map(|material| material.identity.not_after)
     }
@@ -146,9 +179,12 @@ impl Certificates {
         }
     }
 
-    /// Sees whether the certificate in force has ended.
+    /// Sees whether the certificate in force or a revocation list has ended.
     fn look(&mut self) {
-        if self.end().is_some_and(|end| end <= SystemTime::now()) {
+        if self.name_stale() {
+            self.gateway.tls.recheck_soon();
+        }
+        if self.own_end().is_some_and(|end| end <= SystemTime::now()) {
             self.has_ended = true;
             error!(identity = self.identity, "our certificate has ended");
             self.status.pending(CERTIFICATES);
@@ -157,7 +193,7 @@ impl Certificates {
     }
 
     fn issued(&mut self, material: Arc<Material>) {
-        let served = tls::server_config(&material, &self.domains);
+        let served = tls::serve(&material, &self.trust);
         match served {
             Ok(served) => {
                 self.gateway.metrics.certificate_fetched(true);
@@ -182,8 +218,8 @@ impl Certificates {
     }
 
     /// Puts a certificate in force, for handshakes from now on.
-    pub(super) fn replace(&mut self, material: Arc<Material>, served: Arc<ServerConfig>) {
-        self.gateway.tls.store(served);
+    pub(super) fn replace(&mut self, material: Arc<Material>, served: Served) {
+        self.gateway.tls.replace(served);
         let identity = material.identity.uri.to_string();
         if identity != self.identity {
             self.status.forget_certificate(&self.identity);
@@ -203,29 +239,56 @@ impl Certificates {
         }
     }
 
-    /// What handshakes would be judged by with these trust domains; none without a certificate.
-    pub(super) fn served_with(
-        &self,
-        domains: &[TrustedDomain],
-    ) -> Result<Option<Arc<ServerConfig>>, TlsError> {
+    /// Returns what handshakes would be judged by with this trust; nothing without a certificate.
+    pub(super) fn served_with(&self, trust: &PeerTrust) -> Result<Option<Served>, TlsError> {
         let material = self.material.as_ref();
         material
-            .map(|material| tls::server_config(material, domains))
+            .map(|material| tls::serve(material, trust))
             .transpose()
     }
 
-    /// Puts trust domains in force, with what [`Certificates::served_with`] made of them.
-    pub(super) fn trust(&mut self, domains: Vec<TrustedDomain>, served: Option<Arc<ServerConfig>>) {
-        for before in self.domains.iter().filter_map(TrustedDomain::status) {
+    /// Puts trust in force, with what [`Certificates::served_with`] made of it.
+    pub(super) fn trust(&mut self, trust: PeerTrust, served: Option<Served>) {
+        for before in self.trust.domains.iter().filter_map(TrustedDomain::status) {
             self.status.forget_certificate(&before.identity);
         }
-        self.domains = domains;
+        (self.trust, self.looked) = (trust, SystemTime::UNIX_EPOCH);
         self.show_domains();
         self.show_ends();
         if let Some(served) = served {
-            self.gateway.tls.store(served);
+            self.gateway.tls.replace(served);
         }
         self.name_rootless();
+        self.name_stale();
+        // The end that is waited for may be another one.
+        self.replaced.notify_one();
+    }
+
+    /// Names the revocation lists that have become stale since the last look, and counts all.
+    /// Returns whether there is a new one.
+    fn name_stale(&mut self) -> bool {
+        let now = SystemTime::now();
+        let before = std::mem::replace(&mut self.looked, now);
+        let lists = self
+            .trust
+            .crls
+            .as_deref()
+            .map_or_else(Vec::new, Crls::status);
+        let stale: Vec<_> = lists
+            .iter()
+            .filter(|list| list.next_update <= now)
+            .collect();
+        let new = stale.iter().filter(|list| list.next_update > before);
+        let count = new
+            .inspect(|list| warn!(%list, "a revocation list is stale"))
+            .count();
+        let fresh = lists.len() - stale.len();
+        self.gateway.metrics.crls(fresh, stale.len());
+        self.gateway
+            .metrics
+            .validation_skipped(self.trust.skip_validation);
+        self.status.set_crls(lists);
+        count > 0
     }
 
     /// Says which domains are in the set in vain, when that has changed.
@@ -234,7 +297,7 @@ impl Certificates {
             return;
         };
         let lacks = |domain: &&TrustedDomain| domain.roots_with(material).is_none();
-        let rootless = self.domains.iter().filter(lacks);
+        let rootless = self.trust.domains.iter().filter(lacks);
         let rootless: Vec<_> = rootless.map(|domain| domain.name.clone()).collect();
         if rootless != self.rootless && !rootless.is_empty() {
             warn!(
@@ -248,7 +311,7 @@ impl Certificates {
 
     /// Shows the roots of those trust domains that have their own.
     fn show_domains(&self) {
-        for shown in self.domains.iter().filter_map(TrustedDomain::status) {
+        for shown in self.trust.domains.iter().filter_map(TrustedDomain::status) {
             self.status.set_certificate(shown);
         }
     }
@@ -259,8 +322,12 @@ impl Certificates {
             .material
             .iter()
             .flat_map(|material| material.expiries());
-        let domains = self.domains.iter().filter_map(TrustedDomain::expiry).min();
+        let domains = self.trust.domains.iter();
+        let domains = domains.filter_map(TrustedDomain::expiry).min();
+        let crls = self.trust.crls.as_ref();
+        let crls = crls.and_then(|crls| crls.next_stale(SystemTime::UNIX_EPOCH));
         let ends = own.chain(domains.map(|end| ("domain_root", end)));
+        let ends = ends.chain(crls.map(|end| ("crl", end)));
         let ends: Vec<_> = ends.collect();
         self.gateway.metrics.certificates_end(&self.identity, &ends);
     }

@@ -18,7 +18,7 @@ use crate::snapshot::{
     Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope, Service,
     Snapshot, TrustSet,
 };
-use crate::tls::{self, Material, TlsError, TrustedDomain};
+use crate::tls::{self, Material, PeerTrust, TlsError};
 use crate::xds::{self, objects::Objects};
 
 use super::told::Told;
@@ -40,16 +40,16 @@ pub struct Inputs {
     pub(super) told: Told,
     /// Our certificate, key and roots, where they are in files.
     pub material: Option<Material>,
-    /// The trust domains with the roots of their own.
-    pub domains: Vec<TrustedDomain>,
+    /// What peers are judged by.
+    pub trust: PeerTrust,
     /// What is allowed, but worth a look.
     pub warnings: Vec<String>,
     /// Claims of objects that other claims keep from having effect.
     pub(super) conflicts: Vec<String>,
 }
 
-/// Our certificate, where it is in files, and the trust domains.
-type Certificates = (Option<Material>, Vec<TrustedDomain>);
+/// Our certificate, where it is in files, and what peers are judged by.
+type Certificates = (Option<Material>, PeerTrust);
 
 /// What `strait check` found.
 #[derive(Debug, Default)]
@@ -136,7 +136,7 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
     let certificates = report.certificates(source, &examined);
     report.control_planes(source.path(), &examined);
     report.own_domain(&examined, certificates.as_ref());
-    if let (Some(config), Some((mesh, policies)), Some(objects), Some((material, domains))) =
+    if let (Some(config), Some((mesh, policies)), Some(objects), Some((material, trust))) =
         (examined.config, mesh, objects, certificates)
     {
         let told = Told {
@@ -154,7 +154,7 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
             scope: joined.scope,
             told,
             material,
-            domains,
+            trust,
             warnings,
             conflicts: joined.conflicts,
         });
@@ -205,26 +205,27 @@ impl Report {
     /// not asked for: who checks may have no token.
     fn certificates(&mut self, source: &Source, examined: &Examined) -> Option<Certificates> {
         let path = source.path();
-        let domains = self.domains(path, examined);
+        let trust = self.trust(path, examined);
         let files = match examined.identity.as_ref()? {
             Identity::Files(files) => files,
             Identity::IstioCa(ca) => {
                 self.identity(source, examined.config.as_ref()?, ca);
-                return Some((None, domains?));
+                return Some((None, trust?));
             }
-            Identity::Spiffe { .. } => return Some((None, domains?)),
+            Identity::Spiffe { .. } => return Some((None, trust?)),
         };
         let own = [&files.chain, &files.key, &files.roots];
         if own.into_iter().any(|file| examined.is_absent(file)) {
-            return Some((None, domains?));
+            return Some((None, trust?));
         }
         let located = |error: TlsError| located(&error, path, Some(files), &examined.named);
         let material = self.keep(Material::load(files).map_err(located))?;
         self.private(path, &files.key, &examined.named);
         // Our own files can be judged without the domains.
-        let judged = domains.as_deref().unwrap_or_default();
-        self.keep(tls::server_config(&material, judged).map_err(located))?;
-        Some((Some(material), domains?))
+        let nothing = PeerTrust::default();
+        let judged = trust.as_ref().unwrap_or(&nothing);
+        self.keep(tls::serve(&material, judged).map_err(located))?;
+        Some((Some(material), trust?))
     }
 
     /// Reads the roots and tokens by which control planes are spoken to, each file once.
@@ -259,7 +260,7 @@ impl Report {
         let (Some(own), Some(trust)) = (own, &examined.trust) else {
             return;
         };
-        if trust.domains.iter().all(|domain| domain.name != own) {
+        if !trust.skip_validation && trust.domains.iter().all(|domain| domain.name != own) {
             let place = examined.trust_place.as_ref();
             let place = place.map_or_else(String::new, |place| format!("{place}: "));
             self.warnings.push(format!(
@@ -294,19 +295,18 @@ impl Report {
         }
     }
 
-    /// Loads the trust domains with their roots. One whose roots do not exist is left out, and
-    /// the findings have it.
-    pub(super) fn domains(
-        &mut self,
-        path: &Path,
-        examined: &Examined,
-    ) -> Option<Vec<TrustedDomain>> {
-        let mut domains = examined.trust.as_ref()?.domains.clone();
-        domains.retain(|domain| {
+    /// Loads the trust domains with their roots, and the revocation lists. A domain whose roots do
+    /// not exist and a list that does not are left out, and the findings have them.
+    pub(super) fn trust(&mut self, path: &Path, examined: &Examined) -> Option<PeerTrust> {
+        let mut trust = examined.trust.clone()?;
+        trust.domains.retain(|domain| {
             let mut roots = domain.roots.iter();
             !roots.any(|file| examined.is_absent(file))
         });
-        let loaded = TrustedDomain::load_all(&domains);
+        if let Some(crl) = &mut trust.crl {
+            crl.files.retain(|file| !examined.is_absent(file));
+        }
+        let loaded = PeerTrust::load(&trust);
         self.keep(loaded.map_err(|error| located(&error, path, None, &examined.named)))
     }
 
@@ -473,6 +473,7 @@ fn located(
         TlsError::Pem { file, .. }
         | TlsError::BadRoot { file, .. }
         | TlsError::BadLeaf { file, .. }
+        | TlsError::BadCrl { file, .. }
         | TlsError::NoCertificate(file)
         | TlsError::Expired(file) => (Some(file), true),
         TlsError::KeyMismatch(_) => (own.map(|own| &own.key), false),
@@ -511,6 +512,7 @@ pub(super) fn trust_set(config: &Config) -> TrustSet {
             .map(|d| (d.name.as_str(), d.cluster.as_str())),
     )
     .with_waypoints(config.trust.waypoints.iter().map(String::as_str))
+    .with_any_domain(config.trust.skip_validation)
 }
 
 /// What the configuration does about Istio's policies.

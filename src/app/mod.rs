@@ -42,7 +42,7 @@ use crate::lifecycle::Lifecycle;
 use crate::snapshot::Publisher;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
-use crate::tls::{self, Material, TrustedDomain};
+use crate::tls::{self, Inbound, Material, PeerTrust};
 use crate::xds::dns::{self, Dns};
 use crate::xds::stream::{self, Feed, Kind};
 
@@ -170,7 +170,7 @@ impl App {
         let own = listeners::addresses(&entries).chain(others.iter().copied());
         let gateway = Arc::new(Gateway {
             reader: publisher.reader(),
-            tls: ArcSwap::new(tls::server_config_without_certificate()?),
+            tls: Inbound::new(tls::serve_nobody()?),
             metrics: Arc::clone(&metrics),
             lifecycle: front.lifecycle,
             admission: Admission::new(raise_descriptor_limit()),
@@ -189,7 +189,7 @@ impl App {
         };
         sockets.serve(&app, &log)?;
         let (first, certificate) = oneshot::channel();
-        let certificates = app.certificates(source, (inputs.material, inputs.domains), first)?;
+        let certificates = app.certificates(source, (inputs.material, inputs.trust), first)?;
         for warning in &inputs.warnings {
             warn!("{warning}");
         }
@@ -208,20 +208,24 @@ impl App {
     fn certificates(
         &self,
         source: &Source,
-        (material, domains): (Option<Material>, Vec<TrustedDomain>),
+        (material, trust): (Option<Material>, PeerTrust),
         first: oneshot::Sender<()>,
     ) -> anyhow::Result<Shared> {
         let served = material.map(|material| {
-            let served = tls::server_config(&material, &domains)?;
+            let served = tls::serve(&material, &trust)?;
             anyhow::Ok((Arc::new(material), served))
         });
         let (gateway, status) = (Arc::clone(&self.gateway), Arc::clone(&self.status));
         let config = self.config.load();
         let from = (source, &**config);
-        let mut certificates = Certificates::new(gateway, status, from, domains, first);
+        let mut certificates = Certificates::new(gateway, status, from, trust, first);
         if let Some((material, served)) = served.transpose()? {
             certificates.replace(material, served);
         }
+        tokio::spawn(certificates::recheck(
+            Arc::clone(&self.gateway),
+            Arc::clone(&self.publisher),
+        ));
         Ok(Shared::new(certificates, source, &config))
     }
 

@@ -21,7 +21,7 @@ use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
 use crate::status::{Status, What};
 use crate::telemetry::LogHandle;
-use crate::tls::{self, Material, TrustedDomain};
+use crate::tls::{self, Material, PeerTrust};
 use crate::watch::FileWatcher;
 use crate::xds::{self, objects::contents};
 
@@ -215,7 +215,7 @@ impl Reloader {
         }
         let examined = self.source.examine();
         let mut report = Report::of(&examined.findings);
-        let domains = report.domains(&old.file, &examined);
+        let trust = report.trust(&old.file, &examined);
         let objects = report.objects(&examined.objects);
         let restart_only = examined
             .config
@@ -233,15 +233,15 @@ impl Reloader {
             (new, told, joined)
         });
         report.refusal()?;
-        let ((new, told, joined), domains) = new.zip(domains).context("it could not be read")?;
+        let ((new, told, joined), trust) = new.zip(trust).context("it could not be read")?;
         let mut certificates = self.certificates.lock();
-        let served = certificates.served_with(&domains)?;
+        let served = certificates.served_with(&trust)?;
         if new.log.level != old.log.level {
             let set = self.log.configure(&new.log.level);
             set.map_err(anyhow::Error::msg)?;
         }
         self.gateway.metrics.log_access(new.log.access);
-        certificates.trust(domains, served);
+        certificates.trust(trust, served);
         drop(certificates);
         // Before the snapshot, whose generation has open tunnels judged by them.
         let listeners = self.listeners.revise(&new);
@@ -338,17 +338,17 @@ impl Reloader {
 
     fn reload_certificates(&self) -> anyhow::Result<()> {
         let config = self.config.load();
-        let domains = TrustedDomain::load_all(&config.trust.domains)?;
+        let trust = PeerTrust::load(&config.trust)?;
         let Identity::Files(files) = &config.identity else {
             let mut certificates = self.certificates.lock();
-            let served = certificates.served_with(&domains)?;
-            certificates.trust(domains, served);
+            let served = certificates.served_with(&trust)?;
+            certificates.trust(trust, served);
             return Ok(());
         };
         let material = Material::load(files)?;
-        let served = tls::server_config(&material, &domains)?;
+        let served = tls::serve(&material, &trust)?;
         let mut certificates = self.certificates.lock();
-        certificates.trust(domains, None);
+        certificates.trust(trust, None);
         certificates.replace(Arc::new(material), served);
         Ok(())
     }
@@ -394,7 +394,9 @@ fn files(config: &Config, what: What) -> Vec<PathBuf> {
                 .domains
                 .iter()
                 .filter_map(|domain| domain.roots.as_ref());
-            own.into_iter().chain(domains).cloned().collect()
+            let crls = config.trust.crl.iter().flat_map(|crl| &crl.files);
+            let all = own.into_iter().chain(domains).chain(crls);
+            all.cloned().collect()
         }
     }
 }

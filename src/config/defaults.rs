@@ -60,6 +60,7 @@ fn all(root: &Node) -> Vec<Section> {
             "exposure",
             vec![("default", plain("none")), ("services", plain("[]"))],
         ),
+        ("trust", vec![("skip_validation", plain("false"))]),
         ("policy", vec![("istio", quoted(&"off"))]),
         ("dns", vec![("servers", plain("[]"))]),
         ("dial", vec![("allow", plain("[]"))]),

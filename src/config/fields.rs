@@ -419,6 +419,13 @@ impl<'a> Value<'a> {
         Some(path)
     }
 
+    /// A path, relative to the file that names it, that need not exist and is watched.
+    pub fn watched_path(self) -> Option<PathBuf> {
+        let path = self.document.folder_of(self.node).0.join(self.text()?);
+        self.report.names(path.clone(), self.line());
+        Some(path)
+    }
+
     /// A path relative to the file that names it, with the error of looking for it.
     fn named_path(self) -> Option<(PathBuf, Option<io::Error>)> {
         let text = self.text()?;

@@ -7,6 +7,7 @@
 mod aliases;
 mod auto;
 mod checks;
+mod crl;
 mod defaults;
 mod exposure;
 pub mod fields;
@@ -38,6 +39,7 @@ use crate::wire::sni::RouteBy;
 
 pub use aliases::{Alias, Names, SUFFIXES};
 pub use auto::{AutoExport, Selector};
+pub use crl::{Crl, CrlPolicy};
 pub use findings::{Finding, Findings, Place, Report, Severity};
 pub use identity::parse_identity;
 pub use layers::Source;
@@ -231,6 +233,11 @@ pub struct IdentityFiles {
 pub struct Trust {
     /// The set of trust domains; a peer outside it is refused in the handshake.
     pub domains: Vec<TrustDomain>,
+    /// Certificate revocation lists. Default: revocation is not checked.
+    pub crl: Option<Crl>,
+    /// Whether peers of trust domains outside the set are judged by the shared roots alone.
+    /// Default: no.
+    pub skip_validation: bool,
     /// Identities of waypoints and ingress gateways whose `x-istio-source` is believed, besides
     /// those of services that are used as waypoints. By default none.
     pub waypoints: Vec<String>,

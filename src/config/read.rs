@@ -9,6 +9,7 @@ use spiffe::TrustDomain as SpiffeTrustDomain;
 
 use super::aliases;
 use super::checks::{self, Opened};
+use super::crl;
 use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
@@ -75,7 +76,7 @@ fn sections(
     let discovery = top
         .need("discovery", "{kind: file, path: mesh.yaml}")
         .and_then(sources::discovery);
-    let clusters = trust.as_ref().map(checks::clusters);
+    let clusters = trust.as_ref().and_then(checks::clusters);
     let own = gateway.as_ref().map(|own| own.cluster.as_str());
     let (exposure, names, links) = services(&mut top, clusters.as_ref(), own);
     let policy = section(&mut top, "policy", |value| {
@@ -186,24 +187,37 @@ fn locality(value: Value<'_>) -> Option<Locality> {
 
 fn trust(value: Value<'_>) -> Option<Trust> {
     let mut fields = value.fields("trust")?;
-    fields.later(&["crl", "skip_validation", "end_tunnels_at_expiry"]);
-    let list = fields.need("domains", "[{name: east.local, cluster: east}]");
+    fields.later(&["end_tunnels_at_expiry"]);
+    let skip_validation = match fields.get("skip_validation") {
+        Some(flag) => skip_validation(flag),
+        None => Some(false),
+    };
+    let list = match skip_validation {
+        Some(true) => fields.get("domains"),
+        _ => fields.need("domains", "[{name: east.local, cluster: east}]"),
+    };
+    let crl = fields.get("crl").map(crl::read);
     let waypoints = match fields.get("waypoints") {
         Some(list) => list.items().map(workload_id).collect::<Vec<_>>(),
         None => Vec::new(),
     };
     fields.finish();
-    let list = list?;
-    if list.is_vacant() {
-        let what = "is empty, which would refuse every peer";
-        list.error(
-            what,
-            "`- {name: east.local, cluster: east}` for each domain",
-        );
-        return None;
-    }
-    let read: Vec<_> = list
-        .items()
+    let skip_validation = skip_validation?;
+    let items: Vec<_> = match list {
+        Some(list) if list.is_vacant() && !skip_validation => {
+            let what = "is empty, which would refuse every peer";
+            list.error(
+                what,
+                "`- {name: east.local, cluster: east}` for each domain",
+            );
+            return None;
+        }
+        Some(list) => list.items().collect(),
+        None if skip_validation => Vec::new(),
+        None => return None,
+    };
+    let read: Vec<_> = items
+        .into_iter()
         .map(|item| Some((trust_domain(item)?, item)))
         .collect();
     checks::repeated(
@@ -216,7 +230,27 @@ fn trust(value: Value<'_>) -> Option<Trust> {
         .map(|read| Some(read?.0))
         .collect::<Option<Vec<_>>>()?;
     let waypoints = waypoints.into_iter().collect::<Option<_>>()?;
-    Some(Trust { domains, waypoints })
+    let crl = match crl {
+        Some(crl) => Some(crl?),
+        None => None,
+    };
+    Some(Trust {
+        domains,
+        crl,
+        skip_validation,
+        waypoints,
+    })
+}
+
+/// Reads the flag that gives up the set of trust domains, and warns of it.
+fn skip_validation(flag: Value<'_>) -> Option<bool> {
+    let skips = flag.flag()?;
+    if skips {
+        let what = "is true: a peer of any trust domain is accepted under the shared roots, and \
+                    its domain's name stands for its cluster";
+        flag.warning(what, "`trust.domains` with each domain instead");
+    }
+    Some(skips)
 }
 
 /// The identity of a workload, as its certificate has it.

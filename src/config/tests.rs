@@ -244,8 +244,8 @@ fn what_is_not_built_yet_is_told_from_what_is_unknown() {
         format!("11: error: `dial.try` {plan}")
     );
     assert_eq!(
-        instead("  domains:", "  crl: x\n  domains:"),
-        format!("4: error: `trust.crl` {plan}")
+        instead("  domains:", "  end_tunnels_at_expiry: x\n  domains:"),
+        format!("4: error: `trust.end_tunnels_at_expiry` {plan}")
     );
     assert_eq!(
         instead("protocol: hbone", "protocol: tcp"),
@@ -316,6 +316,36 @@ fn a_trust_set_must_name_domains_one_by_one() {
         domains("    - name: a.b\n    - name: A.B"),
         "6: error: `trust.domains[]` has `a.b` twice, first on line 5; write each name once"
     );
+}
+
+#[test]
+fn revocation_lists_are_strict_unless_they_say_otherwise() {
+    let crl = |keys: &str| instead("  domains:", &format!("  crl: {{{keys}}}\n  domains:"));
+    for (keys, want) in [
+        (
+            "on_stale: accept",
+            "4: error: `trust.crl` has no `files`; write",
+        ),
+        ("files: []", "4: error: `trust.crl.files` is empty; write"),
+        (
+            "files: [/absent.pem]",
+            "4: error: `trust.crl.files[]` is `/absent.pem`: No such",
+        ),
+        ("files: [/absent.pem], on_missing: accept", ""),
+        (
+            "files: [/], on_stale: never",
+            "4: error: `trust.crl.on_stale` cannot be `never`",
+        ),
+    ] {
+        let said = crl(keys);
+        assert!(
+            said.starts_with(want) && said.is_empty() == want.is_empty(),
+            "{said}"
+        );
+    }
+    let skip = |keys: &str| instead("  domains:", &format!("{keys}\n  domains:"));
+    assert!(skip("  skip_validation: true").starts_with("4: warning: `trust.skip_validation` is"));
+    assert_eq!(skip("  skip_validation: false"), "");
 }
 
 #[test]

@@ -34,6 +34,9 @@ const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
 const FIRST_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 /// The time for a GOAWAY to leave.
 const GOAWAY_DEADLINE: Duration = Duration::from_secs(1);
+/// The time from a GOAWAY to a peer that lost trust to the end of its connection: its tunnels are
+/// reset within a second of it.
+const UNTRUSTED_MAX: Duration = Duration::from_millis(1500);
 /// When a change of the window is tried again that came while another was on its way.
 const WINDOW_RETRY: Duration = Duration::from_millis(50);
 /// The largest DATA frame that we take. Larger ones would delay other tunnels' bytes.
@@ -116,6 +119,8 @@ enum Event {
     Unused,
     /// GOAWAY is due.
     Leave,
+    /// The peer's certificate is not trusted any more.
+    Untrusted(HandshakeRefusal),
     /// The time to leave has passed, and tunnels have been reset.
     Closed,
     /// A tunnel wishes for a larger window.
@@ -179,6 +184,15 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                         connection.graceful_shutdown();
                         events.0.push(self.closed());
                     }
+                    Event::Untrusted(refusal) => {
+                        self.gateway.metrics.connection_untrusted(refusal);
+                        self.ended(&refusal.words());
+                        connection.graceful_shutdown();
+                        events.0.push(Box::pin(async {
+                            sleep(UNTRUSTED_MAX).await;
+                            Event::Closed
+                        }));
+                    }
                     Event::Closed => return self.end(connection, h2::Reason::NO_ERROR).await,
                     Event::Window => {
                         settled = self.window.adjust(&mut connection);
@@ -206,7 +220,11 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         let listener = Arc::clone(&self.peer.listener);
         let exhausted = Arc::clone(&self.owner.exhausted);
         let not_after = self.peer.not_after;
-        Events(vec![
+        let untrusted = self.peer.chain.clone().map(|chain| {
+            let untrusted = async move { Event::Untrusted(chain.until_lost().await) };
+            Box::pin(untrusted) as Pin<Box<dyn Future<Output = Event> + Send>>
+        });
+        let mut events: Vec<Pin<Box<dyn Future<Output = Event> + Send>>> = vec![
             Box::pin(async move {
                 exhausted.notified().await;
                 Event::Exhausted
@@ -229,7 +247,9 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                 Event::Leave
             }),
             self.wish(),
-        ])
+        ];
+        events.extend(untrusted);
+        Events(events)
     }
 
     /// Waits for the end of the drain, for a peer that ignores GOAWAY. The resets of its tunnels
@@ -268,7 +288,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
     }
 
     fn tunnel(&self, request: Request<RecvStream>, mut respond: SendResponse<budget::Charged>) {
-        if self.peer.not_after <= SystemTime::now() {
+        if self.peer.not_after <= SystemTime::now() || self.peer.lost_trust().is_some() {
             // GOAWAY has been sent; until the peer has seen it, it may try.
             return respond.send_reset(h2::Reason::REFUSED_STREAM);
         }

@@ -61,7 +61,7 @@ const ALERT_DEADLINE: Duration = Duration::from_secs(1);
 pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refused> {
     let stream = TcpStream::from_std(accepted.stream)
         .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
-    let acceptor = TlsAcceptor::from(gateway.tls.load_full());
+    let acceptor = TlsAcceptor::from(gateway.tls.config());
     let handshake = acceptor.accept(ReadAhead::new(stream)).into_fallible();
     let (slot, held) = (accepted.handshake, accepted.held);
     let told = |refusal, detail: &dyn ToString, socket, slot, held| Refused {

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::{Caller, Snapshot};
 use crate::telemetry::Source;
-use crate::tls::{Identity, leaf_identity};
+use crate::tls::{Chain, Identity, Inbound, leaf_identity};
 
 use super::handshake::Session;
 use super::listener::Listener;
@@ -18,7 +18,7 @@ use super::pool::Holder;
 pub struct Peer {
     /// What logs and metrics say of it.
     pub source: Arc<Source>,
-    /// When its certificate expires; long ago where there is none.
+    /// When the first certificate of its chain expires; long ago where there is none.
     pub not_after: SystemTime,
     /// The listener that it came through.
     pub listener: Arc<Listener>,
@@ -27,6 +27,8 @@ pub struct Peer {
     /// For whom its tunnels are counted. None of a peer that is only asked about, which can dial
     /// nobody.
     pub holder: Option<Holder>,
+    /// The chain that it presented, which may lose trust; none where nothing was verified.
+    pub chain: Option<Arc<Chain>>,
 }
 
 impl Peer {
@@ -50,6 +52,7 @@ impl Peer {
             listener,
             server_name,
             holder: None,
+            chain: None,
         }
     }
 
@@ -64,7 +67,7 @@ impl Peer {
     ) -> Result<Self, HandshakeRefusal> {
         let cluster = snapshot
             .trust
-            .cluster(&identity.trust_domain)
+            .shared_cluster(&identity.trust_domain)
             .ok_or(HandshakeRefusal::UntrustedDomain)?;
         let source = Source {
             address,
@@ -72,7 +75,7 @@ impl Peer {
             trust_domain: identity.trust_domain,
             namespace: identity.namespace,
             service_account: identity.service_account,
-            cluster: Arc::clone(cluster),
+            cluster,
         };
         Ok(Self {
             source: Arc::new(source),
@@ -80,7 +83,13 @@ impl Peer {
             listener,
             server_name: None,
             holder: None,
+            chain: None,
         })
+    }
+
+    /// Returns why its certificate is no longer trusted, if it is not.
+    pub fn lost_trust(&self) -> Option<HandshakeRefusal> {
+        self.chain.as_ref().and_then(|chain| chain.lost())
     }
 
     /// Whether it has shown no certificate.
@@ -107,16 +116,24 @@ impl Peer {
 /// peer comes from an address, through a listener.
 ///
 /// # Errors
-/// The certificate is not what the verifier let pass, or its trust domain has just left the set.
+/// The certificate is not what the verifier let pass, or has just lost trust.
 pub fn run(
     session: &Session,
     from: (SocketAddr, Arc<Listener>),
+    tls: &Inbound,
     snapshot: &Snapshot,
 ) -> Result<Peer, HandshakeRefusal> {
     let certificates = session.stream.get_ref().1.peer_certificates();
+    let certificates = certificates.ok_or(HandshakeRefusal::NoCertificate)?;
     let leaf = certificates
-        .and_then(|certificates| certificates.first())
+        .first()
         .ok_or(HandshakeRefusal::NoCertificate)?;
     let identity = leaf_identity(leaf)?;
-    Peer::known(identity, from, snapshot)
+    let chain = tls.admit(certificates)?;
+    let peer = Peer::known(identity, from, snapshot)?;
+    Ok(Peer {
+        not_after: chain.not_after(),
+        chain: Some(chain),
+        ..peer
+    })
 }

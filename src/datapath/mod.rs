@@ -53,20 +53,18 @@ pub mod window;
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
-use rustls::ServerConfig;
-
 use crate::lifecycle::Lifecycle;
 use crate::snapshot::Reader;
 use crate::telemetry::Metrics;
+use crate::tls::Inbound;
 
 /// What every connection of the data path shares.
 #[derive(Debug)]
 pub struct Gateway {
     /// The current snapshot.
     pub reader: Reader,
-    /// The TLS configuration of HBONE listeners, swapped when certificates or trust change.
-    pub tls: ArcSwap<ServerConfig>,
+    /// The TLS side of HBONE listeners, swapped when certificates or trust change.
+    pub tls: Inbound,
     /// Where everything is counted.
     pub metrics: Arc<Metrics>,
     /// The phases of a drain, and its tasks.

@@ -120,6 +120,9 @@ pub fn granted(peer: &Peer, route: Route) -> Result<Permit, Reason> {
 /// What took the right away: a change of the listener, of trust, of exposure, of names, of links,
 /// or of who is believed to come from a waypoint.
 pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), &'static str> {
+    if let Some(refusal) = peer.lost_trust() {
+        return Err(refusal.words());
+    }
     if !peer.is_admitted() {
         return Err("the listener's `sources` do not have the peer's address any more");
     }

@@ -63,7 +63,7 @@ async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
 async fn meet(gateway: &Gateway, accepted: Accepted) -> Result<(Session, Arc<Peer>), Refused> {
     let from = (accepted.address, Arc::clone(&accepted.listener));
     let mut session = handshake::run(gateway, accepted).await?;
-    let mut peer = identity::run(&session, from, &gateway.reader.load())
+    let mut peer = identity::run(&session, from, &gateway.tls, &gateway.reader.load())
         .map_err(|refusal| Refused::new(refusal, &refusal))?;
     let (source, descriptor) = (&peer.source, &mut session.held.descriptor);
     let holder = descriptor.holder();

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use arc_swap::ArcSwap;
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::task::JoinHandle;
@@ -13,7 +12,7 @@ use crate::lifecycle::Lifecycle;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::Publisher;
 use crate::telemetry::{Metrics, Source};
-use crate::tls::{self, Material, dev};
+use crate::tls::{self, Inbound, Material, PeerTrust, dev};
 
 use super::accept::{Held, Load};
 use super::admission::Admission;
@@ -38,11 +37,12 @@ fn gateway() -> Arc<Gateway> {
         .and_then(|east| east.leaf("spiffe://e/ns/n/sa/g"));
     let leaf = leaf.expect("a leaf");
     let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
-    let tls = tls::server_config(&material.expect("material"), &[]).expect("a configuration");
+    let trust = PeerTrust::default();
+    let tls = tls::serve(&material.expect("material"), &trust).expect("a configuration");
     let metrics = Arc::new(Metrics::new());
     Arc::new(Gateway {
         reader: Publisher::new().reader(),
-        tls: ArcSwap::new(tls),
+        tls: Inbound::new(tls),
         budget: Arc::new(Budget::new(BUFFERS, metrics.buffers(BUFFERS))),
         metrics,
         lifecycle: Lifecycle::new(),
@@ -66,6 +66,7 @@ fn peer(not_after: SystemTime) -> Arc<Peer> {
         listener: Arc::default(),
         server_name: None,
         holder: None,
+        chain: None,
     })
 }
 

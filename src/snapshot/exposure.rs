@@ -319,7 +319,7 @@ impl Audience {
                 })
         };
         self.anyone
-            || (self.cluster.as_ref().is_none_or(|only| **only == **cluster)
+            || (self.cluster.as_ref().is_none_or(|only| **only == *cluster)
                 && namespace()
                 && account())
     }

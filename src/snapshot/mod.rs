@@ -117,7 +117,7 @@ impl Snapshot {
         let linked = self.scope.linked.as_ref();
         cluster
             .zip(linked)
-            .is_none_or(|(own, linked)| linked.contains(&**own))
+            .is_none_or(|(own, linked)| linked.contains(own))
     }
 }
 
@@ -216,6 +216,12 @@ impl Publisher {
     /// The hostnames that are to be looked up again.
     pub fn doubts(&self) -> &Doubts {
         &self.doubts
+    }
+
+    /// Has every open tunnel judged again, though the snapshot is the same: the certificate of a
+    /// peer is not trusted any more.
+    pub fn rejudge(&self) {
+        self.generation.send_modify(|_| ());
     }
 
     /// Builds the next snapshot from the current one and swaps it in.

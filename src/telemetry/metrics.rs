@@ -52,6 +52,10 @@ const RELOADS: &str = "Reads of a source that has changed, by result";
 const CERTIFICATE_FETCHES: &str = "Certificates asked for and told of, by result";
 const CERTIFICATE_EXPIRY: &str = "When the first certificate of a kind ends, in seconds since 1970";
 const CERTIFICATE_FAILING: &str = "Whether the last try to get a new certificate failed";
+const CONNECTIONS_UNTRUSTED: &str =
+    "Open connections whose peer's certificate was not trusted any more, by reason";
+const CRLS: &str = "Certificate revocation lists in force, by state";
+const VALIDATION_SKIPPED: &str = "Whether peers of any trust domain are accepted";
 const LOG_LINES_DROPPED: &str = "Log lines lost because they came faster than they were written";
 const ACCESS_SUPPRESSED: &str = "Lines about refusals that the limits of the access log left out";
 const TUNNELS: &str = "Tunnels ended, by reason and by the cluster of the peer";
@@ -107,6 +111,15 @@ impl PolicyOutcome {
 /// The values of the `result` label of `strait_dials_total`.
 const DIAL_RESULTS: [&str; 5] = ["ok", "refused", "timeout", "failed", "denied"];
 
+/// The reasons for which a change of trust ends connections, each with a counter from the start.
+const LOST_TRUST: [HandshakeRefusal; 5] = [
+    HandshakeRefusal::UnknownIssuer,
+    HandshakeRefusal::UntrustedDomain,
+    HandshakeRefusal::Revoked,
+    HandshakeRefusal::StaleCrl,
+    HandshakeRefusal::UnknownRevocation,
+];
+
 /// All metrics; share it in an `Arc`.
 #[derive(Debug)]
 pub struct Metrics {
@@ -134,6 +147,9 @@ pub struct Metrics {
     certificate_fetches: Counters<1>,
     certificate_expiry: Family<[(&'static str, String); 2], Gauge>,
     certificate_failing: Gauge,
+    untrusted: Counters<1>,
+    crls: Family<Labels<1>, Gauge>,
+    validation_skipped: Gauge,
     log_lines_dropped: Counter,
     log_drops: OnceLock<ErrorCounter>,
     pub(super) access: AccessLog,
@@ -174,6 +190,9 @@ impl Metrics {
             certificate_fetches: metric(r, "strait_certificate_fetches", CERTIFICATE_FETCHES),
             certificate_expiry: metric(r, "strait_certificate_expiry_seconds", CERTIFICATE_EXPIRY),
             certificate_failing: metric(r, "strait_certificate_failing", CERTIFICATE_FAILING),
+            untrusted: metric(r, "strait_connections_untrusted", CONNECTIONS_UNTRUSTED),
+            crls: metric(r, "strait_crls", CRLS),
+            validation_skipped: metric(r, "strait_trust_validation_skipped", VALIDATION_SKIPPED),
             log_lines_dropped: metric(r, "strait_log_lines_dropped", LOG_LINES_DROPPED),
             log_drops: OnceLock::new(),
             access: AccessLog::new(suppressed),
@@ -193,6 +212,10 @@ impl Metrics {
                     .get_or_create(&[("reason", refusal.label())]),
             );
         }
+        for refusal in LOST_TRUST {
+            drop(self.untrusted.get_or_create(&[("reason", refusal.label())]));
+        }
+        self.crls(0, 0);
         for limit in [
             "source",
             "worker",
@@ -248,6 +271,25 @@ impl Metrics {
         self.handshakes_refused
             .get_or_create(&[("reason", refusal.label())])
             .inc();
+    }
+
+    /// Counts an open connection whose peer's certificate is not trusted any more.
+    pub fn connection_untrusted(&self, refusal: HandshakeRefusal) {
+        let labels = [("reason", refusal.label())];
+        self.untrusted.get_or_create(&labels).inc();
+    }
+
+    /// Shows how many revocation lists are in force.
+    pub fn crls(&self, fresh: usize, stale: usize) {
+        for (state, count) in [("fresh", fresh), ("stale", stale)] {
+            let gauge = self.crls.get_or_create(&[("state", state)]);
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Shows whether trust domains are validated.
+    pub fn validation_skipped(&self, is_skipped: bool) {
+        self.validation_skipped.set(is_skipped.into());
     }
 
     /// Counts a dial that reached its endpoint, and notes how long it took.

@@ -17,8 +17,8 @@ const HALF: usize = 512;
 ///
 /// It is safe to believe them, because all that a verdict comes from is fixed or looked at again:
 /// - the chain: its key is the SHA-256 of every certificate's bytes, with their lengths and order;
-/// - the roots, the trust domains and the algorithms: they are the verifier's, and a change of them
-///   makes a new verifier, which has believed nobody yet;
+/// - the roots, the trust domains, the revocation lists and the algorithms: they are the
+///   verifier's, and a change of them makes a new verifier, which has believed nobody yet;
 /// - the time: a chain is believed for five minutes, and never past the first end of validity of
 ///   its certificates nor before the time at which it was verified.
 ///
@@ -66,11 +66,11 @@ impl Verified {
 }
 
 impl Chains {
-    /// Whether the chain was verified lately and still holds.
-    pub(super) fn hold(&self, key: &Key, now: UnixTime) -> bool {
+    /// Returns when the first certificate ends of a chain that was verified lately and still holds.
+    pub(super) fn hold(&self, key: &Key, now: UnixTime) -> Option<UnixTime> {
         let halves = self.lock();
-        let verified = halves.young.get(key).or_else(|| halves.old.get(key));
-        verified.is_some_and(|verified| verified.holds(now))
+        let verified = halves.young.get(key).or_else(|| halves.old.get(key))?;
+        verified.holds(now).then_some(verified.not_after)
     }
 
     /// Notes that the chain was verified, and when the first of its certificates ends.
@@ -124,7 +124,7 @@ mod tests {
     fn a_chain_holds_for_five_minutes_and_never_past_its_end_nor_before_its_time() {
         let chains = Chains::default();
         let (long, short) = (key(&["long"]), key(&["short"]));
-        assert!(!chains.hold(&long, time(1000)));
+        assert!(chains.hold(&long, time(1000)).is_none());
         chains.add(long, time(1000), time(9000));
         chains.add(short, time(1000), time(1010));
         for (now, want) in [
@@ -136,11 +136,13 @@ mod tests {
             (1300, (false, false)),
         ] {
             let now = time(now);
-            let got = (chains.hold(&long, now), chains.hold(&short, now));
+            let held = |key| chains.hold(key, now).is_some();
+            let got = (held(&long), held(&short));
             assert_eq!(got, want, "at {now:?}");
         }
         chains.add(long, time(1300), time(9000));
-        assert!(chains.hold(&long, time(1300)), "verified again");
+        let end = chains.hold(&long, time(1300));
+        assert_eq!(end, Some(time(9000)), "verified again");
     }
 
     #[test]
@@ -152,7 +154,7 @@ mod tests {
             let halves = chains.lock();
             assert!(halves.young.len() <= HALF && halves.old.len() <= HALF);
         }
-        let held = |index: &usize| chains.hold(&key(*index), time(1000));
+        let held = |index: &usize| chains.hold(&key(*index), time(1000)).is_some();
         let count = (0..10 * HALF).filter(held).count();
         assert!((HALF + 1..=2 * HALF).contains(&count), "{count}");
         assert!(held(&(10 * HALF - 1)) && !held(&0));

@@ -4,15 +4,20 @@
 //! leaves. It reads and writes no file; `strait certs` does that. Nothing in production calls it.
 
 use std::fmt;
+use std::time::SystemTime;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CertifiedIssuer,
-    DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
-    PKCS_ECDSA_P256_SHA256, SanType,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams,
+    CertificateSigningRequestParams, CertifiedIssuer, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
+    RevokedCertParams, SanType,
 };
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use spiffe::{SpiffeId, SpiffeIdError};
 use thiserror::Error;
 use time::{Duration, OffsetDateTime};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// A development root. Its key never leaves this value.
 #[derive(Debug)]
@@ -43,12 +48,32 @@ impl Authority {
     /// It signs whatever identity it is asked to, as real ones do: what binds an identity to its
     /// cluster is the verifier's business, and tests want to see it refuse.
     pub fn intermediate(&self, cluster: &str) -> Result<Issuer, DevError> {
+        self.intermediate_with(cluster, |_| ())
+    }
+
+    /// Like [`Authority::intermediate`], but the caller may bend the certificate.
+    pub fn intermediate_with(
+        &self,
+        cluster: &str,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> Result<Issuer, DevError> {
         let mut params = authority_params(INTERMEDIATES_BELOW_INTERMEDIATE);
         let name = format!("Strait development intermediate of {cluster}");
         params.distinguished_name.push(DnType::CommonName, name);
+        change(&mut params);
         CertifiedIssuer::signed_by(params, new_key()?, &self.root)
             .map(|intermediate| Issuer { intermediate })
             .map_err(DevError::NotSigned)
+    }
+
+    /// Makes a revocation list of intermediates, as [`Issuer::crl`] does of leaves.
+    pub fn crl(
+        &self,
+        revoked: &[&str],
+        number: u64,
+        next_update: SystemTime,
+    ) -> Result<String, DevError> {
+        crl(&self.root, revoked, number, next_update)
     }
 
     /// The root's certificate, which is what peers trust.
@@ -93,6 +118,22 @@ impl Issuer {
             chain_pem: leaf.pem() + &self.intermediate.pem(),
             key_pem: key.serialize_pem(),
         })
+    }
+
+    /// Makes a revocation list (PEM) of the first certificate in each of some PEM texts. A list
+    /// with a larger number is newer.
+    pub fn crl(
+        &self,
+        revoked: &[&str],
+        number: u64,
+        next_update: SystemTime,
+    ) -> Result<String, DevError> {
+        crl(&self.intermediate, revoked, number, next_update)
+    }
+
+    /// The intermediate's certificate, as PEM.
+    pub fn pem(&self) -> String {
+        self.intermediate.pem()
     }
 
     /// Like [`Issuer::leaf_with`], for the key of a signing request (PEM), whose names are not
@@ -155,9 +196,44 @@ pub enum DevError {
     /// The system gave no key.
     #[error("a private key could not be made")]
     NoKey(#[source] rcgen::Error),
+    /// What is to be revoked is no certificate.
+    #[error("the text to revoke is no certificate; write one in PEM")]
+    NotACertificate,
     /// A certificate could not be encoded or signed.
     #[error("a certificate could not be signed")]
     NotSigned(#[source] rcgen::Error),
+}
+
+fn crl(
+    issuer: &CertifiedIssuer<'static, KeyPair>,
+    revoked: &[&str],
+    number: u64,
+    next_update: SystemTime,
+) -> Result<String, DevError> {
+    let now = OffsetDateTime::now_utc();
+    let entry = |pem: &&str| {
+        let der = CertificateDer::from_pem_slice(pem.as_bytes());
+        let der = der.map_err(|_| DevError::NotACertificate)?;
+        let parsed = X509Certificate::from_der(&der);
+        let (_, parsed) = parsed.map_err(|_| DevError::NotACertificate)?;
+        Ok(RevokedCertParams {
+            serial_number: parsed.raw_serial().to_vec().into(),
+            revocation_time: now,
+            reason_code: None,
+            invalidity_date: None,
+        })
+    };
+    let order = Duration::seconds(i64::try_from(number).unwrap_or(i64::MAX).min(1_000_000));
+    let params = CertificateRevocationListParams {
+        this_update: now - Duration::days(30) + order,
+        next_update: next_update.into(),
+        crl_number: number.into(),
+        issuing_distribution_point: None,
+        revoked_certs: revoked.iter().map(entry).collect::<Result<_, _>>()?,
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    let list = params.signed_by(issuer).map_err(DevError::NotSigned)?;
+    list.pem().map_err(DevError::NotSigned)
 }
 
 fn new_key() -> Result<KeyPair, DevError> {

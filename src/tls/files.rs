@@ -13,10 +13,11 @@ use thiserror::Error;
 use time::format_description::well_known::Rfc3339;
 use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
 
-use crate::config::{IdentityFiles, TrustDomain};
+use crate::config::{IdentityFiles, Trust, TrustDomain};
 use crate::reason::HandshakeRefusal;
 use crate::status::{Certificate, CertificateInfo};
 
+use super::crl::Crls;
 use super::identity::{Identity, expiry_of, leaf_identity, start_of};
 
 /// A certificate with its key, and the roots by which others are judged.
@@ -40,6 +41,17 @@ pub struct Material {
 
 /// Roots by the name of their trust domain.
 pub type Bundles = HashMap<Box<str>, Arc<RootCertStore>>;
+
+/// What peers are judged by, beside the roots that come with our certificate.
+#[derive(Debug, Default)]
+pub struct PeerTrust {
+    /// The trust domains with the roots of their own.
+    pub domains: Vec<TrustedDomain>,
+    /// The revocation lists, where revocation is checked.
+    pub crls: Option<Arc<Crls>>,
+    /// Whether the shared roots alone decide about every other trust domain.
+    pub skip_validation: bool,
+}
 
 /// A trust domain, with roots of its own or by the shared ones.
 #[derive(Debug)]
@@ -101,6 +113,14 @@ pub enum TlsError {
     /// The roots cannot be used.
     #[error("the roots cannot be used: {0}")]
     Verifier(#[source] VerifierBuilderError),
+    /// A revocation list cannot be used.
+    #[error("{file}: cannot be used as a CRL: {why}; write the path of a CRL in PEM or DER")]
+    BadCrl {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The crypto library does not offer what we ask for.
     #[error("the crypto provider cannot be used: {0}")]
     Provider(#[source] rustls::Error),
@@ -256,7 +276,7 @@ impl TrustedDomain {
     ///
     /// # Errors
     /// The first thing that is wrong, with the file's name.
-    pub fn load_all(domains: &[TrustDomain]) -> Result<Vec<Self>, TlsError> {
+    fn load_all(domains: &[TrustDomain]) -> Result<Vec<Self>, TlsError> {
         let load = |domain: &TrustDomain| {
             let own = |file: &PathBuf| {
                 let certificates = certificates(file)?;
@@ -272,6 +292,21 @@ impl TrustedDomain {
             })
         };
         domains.iter().map(load).collect()
+    }
+}
+
+impl PeerTrust {
+    /// Loads the files that `trust` names.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with the file's name.
+    pub fn load(trust: &Trust) -> Result<Self, TlsError> {
+        let crls = trust.crl.as_ref().map(Crls::load).transpose()?;
+        Ok(Self {
+            domains: TrustedDomain::load_all(&trust.domains)?,
+            crls: crls.map(Arc::new),
+            skip_validation: trust.skip_validation,
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::pki_types::CertificateDer;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -59,18 +59,13 @@ pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRef
 /// The leaf's key signs handshakes and nothing else (X509-SVID section 4.3) and, if the leaf names
 /// purposes, serves both ends of a connection (4.4). An issuer that says what its key may do says
 /// that it may sign certificates (RFC 5280 section 4.2.1.3).
-///
-/// Gives the first time at which one of the certificates ends.
 pub(super) fn check_usage(
     leaf: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],
-) -> Result<UnixTime, HandshakeRefusal> {
+) -> Result<(), HandshakeRefusal> {
     let leaf = parse(leaf)?;
-    let mut not_after = end_of(&leaf);
     for issuer in intermediates {
-        let issuer = parse(issuer)?;
-        check_issuer(&issuer)?;
-        not_after = not_after.min(end_of(&issuer));
+        check_issuer(&parse(issuer)?)?;
     }
     let usage = leaf
         .key_usage()
@@ -87,7 +82,7 @@ pub(super) fn check_usage(
         purposes.server_auth && purposes.client_auth
     });
     if signs && serves {
-        Ok(UnixTime::since_unix_epoch(Duration::from_secs(not_after)))
+        Ok(())
     } else {
         Err(HandshakeRefusal::BadKeyUsage)
     }

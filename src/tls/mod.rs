@@ -1,13 +1,15 @@
 //! Certificates and the rustls configurations made of them.
 //!
-//! Owns what is loaded from disk ([`files`]) or issued to us ([`issue`]), who is believed
-//! (`verifier`) and what a certificate says ([`leaf_identity`]). It touches no socket of the data
-//! path, which does its handshakes itself.
+//! Owns what is loaded from disk ([`files`], `crl`) or issued to us ([`issue`]), who is believed
+//! (`verifier`), the chains of open connections (`inbound`), and what a certificate says
+//! ([`leaf_identity`]). It touches no socket of the data path, which does its handshakes itself.
 
 mod chains;
+mod crl;
 pub mod dev;
 pub mod files;
 mod identity;
+mod inbound;
 pub mod issue;
 mod verifier;
 
@@ -24,8 +26,10 @@ use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, NamedGroup};
 use rustls::{ServerConfig, version::TLS13};
 
-pub use files::{Bundles, Material, OwnRoots, TlsError, TrustedDomain};
+pub use crl::Crls;
+pub use files::{Bundles, Material, OwnRoots, PeerTrust, TlsError, TrustedDomain};
 pub use identity::{Identity, leaf_identity};
+pub use inbound::{Chain, Inbound, Lost, Served};
 pub use verifier::{explanation_of, refusal_of};
 
 /// The only application protocol on an HBONE listener.
@@ -51,25 +55,40 @@ fn provider() -> Arc<CryptoProvider> {
     })
 }
 
-/// The configuration of an HBONE listener: TLS 1.3, ALPN h2, a client certificate of one of
-/// `domains` required, no resumption.
+/// The configuration of an HBONE listener: TLS 1.3, ALPN h2, a client certificate that `trust`
+/// accepts required, no resumption.
 ///
 /// # Errors
 /// The material cannot be used: the key does not belong to the certificate, or there is no root.
+pub fn serve(material: &Material, trust: &PeerTrust) -> Result<Served, TlsError> {
+    let provider = provider();
+    let verifier = Arc::new(verifier::ClientVerifier::new(trust, material, &provider)?);
+    Ok(Served {
+        config: server_config_with(material, provider, Arc::clone(&verifier) as _)?,
+        verifier,
+    })
+}
+
+/// As [`serve`], for an endpoint that serves peers of `domains` and never changes that.
+///
+/// # Errors
+/// As [`serve`].
 pub fn server_config(
     material: &Material,
-    domains: &[TrustedDomain],
+    domains: Vec<TrustedDomain>,
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    let provider = provider();
-    let verifier = verifier::ClientVerifier::new(domains, material, &provider)?;
-    server_config_with(material, provider, Arc::new(verifier))
+    let trust = PeerTrust {
+        domains,
+        ..PeerTrust::default()
+    };
+    Ok(serve(material, &trust)?.config)
 }
 
 /// A configuration that ends every handshake, for a listener whose certificate is not there yet.
 ///
 /// # Errors
 /// The crypto library does not offer what we ask for.
-pub fn server_config_without_certificate() -> Result<Arc<ServerConfig>, TlsError> {
+pub fn serve_nobody() -> Result<Served, TlsError> {
     /// Has no certificate for anybody.
     #[derive(Debug)]
     struct Nothing;
@@ -85,7 +104,10 @@ pub fn server_config_without_certificate() -> Result<Arc<ServerConfig>, TlsError
         .map_err(TlsError::Provider)?
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(Nothing));
-    Ok(Arc::new(config))
+    Ok(Served {
+        config: Arc::new(config),
+        verifier: Arc::new(verifier::ClientVerifier::of_nobody(&provider())),
+    })
 }
 
 /// As [`server_config`], for an endpoint that serves every client under `material`'s roots,

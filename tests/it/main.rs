@@ -95,6 +95,8 @@ mod tenants;
 #[cfg(test)]
 mod tls;
 #[cfg(test)]
+mod trust;
+#[cfg(test)]
 mod tunnel_sni;
 #[cfg(test)]
 mod waypoint;

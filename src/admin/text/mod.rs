@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use super::Descriptors;
 use super::columns::{self, plain};
 use super::listeners::ListenerRow;
-use super::status::{Counts, Page, ServiceRow, how_many};
+use super::status::{Counts, CrlRow, Page, ServiceRow, how_many};
 use crate::status::{Discovery, Unused};
 
 /// Rejected resources of each type that are shown; the dump has more of them.
@@ -255,6 +255,7 @@ impl Text {
                 left,
             ]
         });
+        let rows = rows.chain(page.crls.iter().map(CrlRow::columns));
         let header = ["IDENTITY", "STATE", "SERIAL", "EXPIRES"];
         self.table("  ", header, rows.collect());
     }

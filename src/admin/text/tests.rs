@@ -137,6 +137,7 @@ fn page() -> Page {
             workloads: 2,
             policies: 0,
         },
+        crls: Vec::new(),
         listeners: listeners(),
         descriptors: Descriptors::default(),
         source: Source {

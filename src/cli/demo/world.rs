@@ -259,7 +259,7 @@ fn endpoint(
         name: "west.local".into(),
         roots: None,
     };
-    let tls = tls::server_config(&material, &[west])?;
+    let tls = tls::server_config(&material, vec![west])?;
     Ok(tokio::spawn(hbone::serve(
         listener,
         tls,

@@ -48,15 +48,10 @@ const ACCOUNT: [&str; 2] = ["SERVICE_ACCOUNT", "ISTIO_META_SERVICE_ACCOUNT"];
 const END: Duration = Duration::from_secs(5);
 
 /// Variables that ask for something which this version does not do.
-const UNHEARD: [(&str, &str); 4] = [
-    ("CRL_PATH", "no list of revoked certificates is read yet"),
+const UNHEARD: [(&str, &str); 2] = [
     (
         "PROV_CERT",
         "istiod is shown a token only, that of AUTH_TOKEN",
-    ),
-    (
-        "SKIP_VALIDATE_TRUST_DOMAIN",
-        "peers outside `trust.domains` are refused; name theirs in TRUST_DOMAINS",
     ),
     (
         "COMPLIANCE_POLICY",
@@ -130,6 +125,14 @@ impl Defaults {
         let cluster = cluster.filter(|node| !is_wrong(node));
         if let (Some(cluster), Some(own)) = (cluster, own_cluster(&mut layer.root)) {
             own.clone_from(cluster);
+        }
+        // The file's `trust.crl` replaces that of CRL_PATH as a whole: its own defaults are strict.
+        if file.is_some_and(|file| file.get("trust").and_then(|own| own.get("crl")).is_some())
+            && let Some(Kind::Map(entries)) =
+                layer.root.get_mut("trust").map(|trust| &mut trust.kind)
+        {
+            let others = entries.iter().filter(|entry| *entry.key != *"crl");
+            *entries = others.cloned().collect();
         }
         layer
     }
@@ -360,8 +363,31 @@ impl Builder<'_> {
                 seen.push(other.value);
             }
         }
-        let domains = self.list(domains);
-        self.map(vec![("domains", Some(domains))])
+        let (domains, crl) = (self.list(domains), self.crl());
+        let skip = self.flag("SKIP_VALIDATE_TRUST_DOMAIN");
+        let skip = skip.map(|(skip, by)| self.node(&by, Kind::Bool(skip)));
+        self.map(vec![
+            ("domains", Some(domains)),
+            ("crl", crl),
+            ("skip_validation", skip),
+        ])
+    }
+
+    /// The revocation lists of `CRL_PATH`, as leniently as ztunnel takes them.
+    fn crl(&mut self) -> Option<Node> {
+        let file = self.environment.first(&["CRL_PATH"])?;
+        let accept = Said {
+            value: "accept".to_owned(),
+            by: file.by.clone(),
+        };
+        let files = vec![self.text(&file)];
+        let files = self.list(files);
+        let (stale, missing) = (self.text(&accept), self.text(&accept));
+        Some(self.map(vec![
+            ("files", Some(files)),
+            ("on_stale", Some(stale)),
+            ("on_missing", Some(missing)),
+        ]))
     }
 
     fn listeners(&mut self) -> Node {

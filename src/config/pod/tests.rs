@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::own::NO_ADDRESS;
 use super::*;
-use crate::config::{Config, Discovery, Examined, Identity, LogFormat, Source};
+use crate::config::{Config, CrlPolicy, Discovery, Examined, Identity, LogFormat, Source};
 
 /// A folder with the files that Istio mounts.
 fn folder() -> TempDir {
@@ -224,8 +224,10 @@ fn a_mistake_is_told_of_the_variable_that_makes_it() {
              cannot be sent; write the name of a header of your own, such as `x-tenant`",
         ),
         (
-            ("CRL_PATH", "x"),
-            "CRL_PATH: warning: is set, and no list of revoked certificates is read yet",
+            ("SKIP_VALIDATE_TRUST_DOMAIN", "true"),
+            "SKIP_VALIDATE_TRUST_DOMAIN: warning: `trust.skip_validation` is true: a peer of any \
+             trust domain is accepted under the shared roots, and its domain's name stands for \
+             its cluster; write `trust.domains` with each domain instead",
         ),
     ];
     for (variable, want) in cases {
@@ -256,6 +258,32 @@ fn a_word_that_means_nothing_is_warned_of_once_and_booleans_have_one_rule() {
         format,
         "LOG_FORMAT: warning: is `xml`, and is passed over; write `json` or `text`"
     );
+}
+
+#[test]
+fn the_lists_of_crl_path_are_taken_leniently_and_those_of_a_file_are_not() {
+    let variables = [("CRL_PATH", "absent.pem")];
+    assert_eq!(findings(&variables, ""), "");
+    let crl = good(&variables, "").trust.crl.expect("lists");
+    assert!(crl.files[0].ends_with("absent.pem"));
+    let accept = (CrlPolicy::Accept, CrlPolicy::Accept);
+    assert_eq!((crl.on_stale, crl.on_missing), accept);
+    let file = "trust: {crl: {files: [strait.yaml]}}\n";
+    let crl = good(&variables, file).trust.crl.expect("lists");
+    let reject = (CrlPolicy::Reject, CrlPolicy::Reject);
+    assert_eq!((crl.on_stale, crl.on_missing), reject);
+    let absent = findings(&variables, "trust: {crl: {files: [absent.pem]}}\n");
+    assert!(absent.contains("`trust.crl.files[]` is `"), "{absent}");
+}
+
+#[test]
+fn a_pod_that_skips_validation_says_so_and_its_file_may_not() {
+    let variables = [("SKIP_VALIDATE_TRUST_DOMAIN", "1")];
+    let config = examine(&variables, "").config.expect("a configuration");
+    assert!(config.trust.skip_validation);
+    let file = "trust: {skip_validation: false}\n";
+    assert!(!good(&variables, file).trust.skip_validation);
+    assert!(!good(&[], "").trust.skip_validation);
 }
 
 #[test]

@@ -298,7 +298,7 @@ impl Asking<'_> {
         };
         let identity = self.identity()?;
         let cluster = self.world.snapshot.trust.cluster(&identity.trust_domain);
-        answer.peer = why::identity(&identity, cluster.map(|name| &**name));
+        answer.peer = why::identity(&identity, cluster);
         let from = (self.question.address(), Arc::default());
         let peer = match Peer::known(identity, from, self.world.snapshot) {
             Ok(peer) => peer,

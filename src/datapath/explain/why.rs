@@ -235,7 +235,7 @@ fn unknown_name(
     name: &str,
 ) -> (String, String) {
     let cluster = snapshot.trust.cluster(&peer.source.trust_domain);
-    let alias = snapshot.names.alias(asked, cluster.map(|name| &**name));
+    let alias = snapshot.names.alias(asked, cluster);
     let others = snapshot.names.called(name);
     if let Some((host, port)) = snapshot.exposure.alias(asked) {
         match snapshot.called(host) {
@@ -260,7 +260,7 @@ fn unknown_name(
                 "it is, but not for this peer and port, {}{port}",
                 said_of(other)
             ),
-            change::consumer(places, other, cluster.map(|name| &**name), asked.port),
+            change::consumer(places, other, cluster, asked.port),
         )
     } else {
         (

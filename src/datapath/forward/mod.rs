@@ -160,6 +160,10 @@ fn permit(
     target: Result<Target, Reason>,
     record: &mut Record,
 ) -> Result<(policy::Permit, Option<RouteBy>), Reason> {
+    // Looked at after the generation was: trust that is lost later moves that.
+    if peer.lost_trust().is_some() {
+        return Err(Reason::Revoked);
+    }
     if !gateway.budget.has_room() {
         return Err(Reason::BuffersFull);
     }
@@ -185,6 +189,7 @@ async fn dial(
         () = peer.listener.stop.closing() => Err(Reason::DrainDeadline),
     };
     match reached {
+        Ok(_) if peer.lost_trust().is_some() => Err(requested.refuse(Reason::Revoked)),
         Ok(upstream) => Ok((requested.accept()?, upstream)),
         Err(reason) => Err(requested.refuse(reason)),
     }

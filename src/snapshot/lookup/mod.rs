@@ -147,8 +147,8 @@ impl Snapshot {
         sets.get(port).cloned().unwrap_or_default()
     }
 
-    fn cluster(&self, caller: Caller<'_>) -> Option<&str> {
-        self.trust.cluster(caller.trust_domain).map(|name| &**name)
+    fn cluster<'a>(&'a self, caller: Caller<'a>) -> Option<&'a str> {
+        self.trust.cluster(caller.trust_domain)
     }
 }
 

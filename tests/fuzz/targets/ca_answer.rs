@@ -50,7 +50,7 @@ pub fn ca_answer(data: &[u8]) {
                 name: "west.local".into(),
                 roots: None,
             };
-            assert!(server_config(&material, &[domain]).is_ok());
+            assert!(server_config(&material, vec![domain]).is_ok());
         }
         Err(why) => {
             let why = why.to_string();

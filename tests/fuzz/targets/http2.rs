@@ -8,8 +8,6 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use arc_swap::ArcSwap;
-use rustls::ServerConfig;
 use strait::datapath::accept::{Held, Load};
 use strait::datapath::admission::Admission;
 use strait::datapath::budget::Budget;
@@ -22,7 +20,7 @@ use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::Mesh;
 use strait::snapshot::{Audience, Exposure, ExposureTable, Publisher, TrustSet};
 use strait::telemetry::{Metrics, Source};
-use strait::tls::{self, Material, dev};
+use strait::tls::{self, Inbound, Material, PeerTrust, Served, dev};
 use strait::xds;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split};
 use tokio::net::{TcpListener, TcpStream};
@@ -188,7 +186,7 @@ fn gateway() -> Arc<Gateway> {
     let metrics = Arc::new(Metrics::new());
     Arc::new(Gateway {
         reader: publisher.reader(),
-        tls: ArcSwap::new(Arc::clone(tls())),
+        tls: Inbound::new(tls().clone()),
         budget: Arc::new(Budget::new(BUFFERS, metrics.buffers(BUFFERS))),
         metrics,
         lifecycle: Lifecycle::new(),
@@ -227,15 +225,16 @@ fn mesh() -> &'static Mesh {
     })
 }
 
-fn tls() -> &'static Arc<ServerConfig> {
-    static TLS: OnceLock<Arc<ServerConfig>> = OnceLock::new();
+fn tls() -> &'static Served {
+    static TLS: OnceLock<Served> = OnceLock::new();
     TLS.get_or_init(|| {
         let authority = dev::Authority::new().expect("a root");
         let east = authority.intermediate("east").expect("an intermediate");
         let leaf = east.leaf("spiffe://east.local/ns/n/sa/g").expect("a leaf");
         let roots = authority.root_pem();
         let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &roots);
-        tls::server_config(&material.expect("material"), &[]).expect("a configuration")
+        let trust = PeerTrust::default();
+        tls::serve(&material.expect("material"), &trust).expect("a configuration")
     })
 }
 
@@ -259,6 +258,7 @@ fn peer(has_expired: bool, holder: Holder) -> Arc<Peer> {
         listener: Arc::default(),
         server_name: None,
         holder: Some(holder),
+        chain: None,
     })
 }
 

@@ -59,6 +59,6 @@ impl Identities {
             name: "west.local".into(),
             roots: None,
         };
-        tls::server_config(&self.material(&self.leaf(id)), &[west]).expect("a server")
+        tls::server_config(&self.material(&self.leaf(id)), vec![west]).expect("a server")
     }
 }

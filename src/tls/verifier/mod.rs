@@ -3,23 +3,29 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
+#[cfg(test)]
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{CryptoProvider, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::server::{ParsedCertificate, VerifierBuilderError};
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError,
     PeerIncompatible, PeerMisbehaved, RootCertStore, SignatureScheme,
 };
+use webpki::{EndEntityCert, KeyUsage, RevocationOptions};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::reason::HandshakeRefusal;
 
 use super::chains::{Chains, Key};
-use super::files::{Material, TlsError, TrustedDomain};
-use super::identity::{check_usage, leaf_identity};
+use super::crl::Crls;
+use super::files::{Material, PeerTrust, TlsError};
+use super::identity::{check_usage, expiry_of, leaf_identity};
 
 /// A refusal on its way through rustls, which gives it back to us in its own error.
 #[derive(Debug)]
@@ -144,42 +150,197 @@ fn certificate_refusal(error: &CertificateError) -> HandshakeRefusal {
     }
 }
 
+/// Returns webpki's error as rustls' own verifier gives it.
+fn of_webpki(error: webpki::Error) -> CertificateError {
+    use webpki::Error as E;
+    match error {
+        E::BadDer | E::BadDerTime | E::TrailingData(_) => CertificateError::BadEncoding,
+        E::CertNotValidYet { time, not_before } => {
+            CertificateError::NotValidYetContext { time, not_before }
+        }
+        E::CertExpired { time, not_after } => CertificateError::ExpiredContext { time, not_after },
+        E::InvalidCertValidity => CertificateError::Expired,
+        E::UnknownIssuer => CertificateError::UnknownIssuer,
+        E::InvalidSignatureForPublicKey
+        | E::UnsupportedSignatureAlgorithmContext(_)
+        | E::UnsupportedSignatureAlgorithmForPublicKeyContext(_) => CertificateError::BadSignature,
+        E::RequiredEkuNotFoundContext(_) => CertificateError::InvalidPurpose,
+        error => CertificateError::Other(OtherError(Arc::new(error))),
+    }
+}
+
 /// Verifies clients: the leaf's trust domain chooses the roots, and a domain outside the set is
 /// refused before its chain costs anything. A chain that was verified lately costs a hash.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
-    domains: HashMap<Box<str>, Arc<dyn ClientCertVerifier>>,
+    domains: HashMap<Box<str>, Arc<RootCertStore>>,
+    /// The roots of every other domain, where trust domains are not validated.
+    others: Option<Arc<RootCertStore>>,
+    crls: Option<Arc<Crls>>,
     chains: Chains,
     provider: Arc<CryptoProvider>,
+    /// Chains that webpki had to judge.
+    #[cfg(test)]
+    judged: AtomicUsize,
 }
 
 impl ClientVerifier {
     /// A domain without roots, neither its own nor of the material's, is not in the set.
     pub(super) fn new(
-        domains: &[TrustedDomain],
+        trust: &PeerTrust,
         material: &Material,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, TlsError> {
-        let mut inner = HashMap::new();
-        for domain in domains {
-            let Some(roots) = domain.roots_with(material) else {
-                continue;
-            };
-            let verifier: Arc<dyn ClientCertVerifier> =
-                WebPkiClientVerifier::builder_with_provider(
-                    Arc::clone(roots),
-                    Arc::clone(provider),
-                )
-                .build()
-                .map_err(TlsError::Verifier)?;
-            inner.insert(domain.name.as_str().into(), verifier);
+        let mut new = Self::of_nobody(provider);
+        for domain in &trust.domains {
+            if let Some(roots) = domain.roots_with(material) {
+                let name = domain.name.as_str().into();
+                new.domains.insert(name, Arc::clone(roots));
+            }
         }
-        Ok(Self {
-            domains: inner,
+        match &material.bundles {
+            Some(bundles) if trust.skip_validation => {
+                for (name, roots) in bundles {
+                    let entry = new.domains.entry(name.clone());
+                    entry.or_insert_with(|| Arc::clone(roots));
+                }
+            }
+            None if trust.skip_validation => new.others = Some(Arc::clone(&material.roots)),
+            _ => {}
+        }
+        let mut all = new.domains.values().chain(&new.others);
+        if all.any(|roots| roots.is_empty()) {
+            return Err(TlsError::Verifier(VerifierBuilderError::NoRootAnchors));
+        }
+        new.crls.clone_from(&trust.crls);
+        Ok(new)
+    }
+
+    /// A verifier that refuses every client.
+    pub(super) fn of_nobody(provider: &Arc<CryptoProvider>) -> Self {
+        Self {
+            domains: HashMap::new(),
+            others: None,
+            crls: None,
             chains: Chains::default(),
             provider: Arc::clone(provider),
-        })
+            #[cfg(test)]
+            judged: AtomicUsize::new(0),
+        }
     }
+
+    /// Judges a chain. Returns when the first certificate ends of those that lead to the root.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub(super) fn judge(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<UnixTime, Error> {
+        let key = Key::new(leaf, intermediates);
+        if self.may_remember(now)
+            && let Some(not_after) = self.chains.hold(&key, now)
+        {
+            return Ok(not_after);
+        }
+        let identity = leaf_identity(leaf).map_err(refuse)?;
+        let roots = self.domains.get(&*identity.trust_domain);
+        let Some(roots) = roots.or(self.others.as_ref()) else {
+            let detail = format!(
+                "trust domain {} ({}) is not in trust.domains",
+                shown(&identity.trust_domain),
+                shown(&identity.uri)
+            );
+            return Err(refuse_because(
+                HandshakeRefusal::UntrustedDomain,
+                Some(detail),
+            ));
+        };
+        check_form(leaf, intermediates)?;
+        let not_after = self
+            .verify_path(roots, leaf, intermediates, now)
+            .map_err(|error| self.refusal(error, (leaf, intermediates), now))?;
+        check_usage(leaf, intermediates).map_err(refuse)?;
+        self.chains.add(key, now, not_after);
+        Ok(not_after)
+    }
+
+    /// Returns whether earlier verdicts count: no revocation list has become stale since.
+    fn may_remember(&self, now: UnixTime) -> bool {
+        let fresh = self.crls.as_ref().and_then(|crls| crls.fresh_until());
+        fresh.is_none_or(|end| time_of(now) < end)
+    }
+
+    fn verify_path(
+        &self,
+        roots: &RootCertStore,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<UnixTime, webpki::Error> {
+        #[cfg(test)]
+        self.judged.fetch_add(1, Ordering::Relaxed);
+        let algorithms = self.provider.signature_verification_algorithms.all;
+        let (certificate, usage) = (EndEntityCert::try_from(leaf)?, KeyUsage::client_auth());
+        let verify = |revocation: Option<RevocationOptions<'_>>| {
+            let path = certificate.verify_for_usage(
+                algorithms,
+                &roots.roots,
+                intermediates,
+                now,
+                usage,
+                revocation,
+                None,
+            )?;
+            let issuers = path.intermediate_certificates();
+            let ends = issuers.map(|issuer| expiry_of(&issuer.der()));
+            Ok(ends.fold(expiry_of(leaf), SystemTime::min))
+        };
+        let end = match &self.crls {
+            Some(crls) => crls.verify(verify),
+            None => verify(None),
+        }?;
+        let end = end.duration_since(SystemTime::UNIX_EPOCH);
+        Ok(UnixTime::since_unix_epoch(end.unwrap_or_default()))
+    }
+
+    /// Returns the refusal for webpki's error, and what there is to say of this chain.
+    fn refusal(
+        &self,
+        error: webpki::Error,
+        (leaf, intermediates): (&CertificateDer<'_>, &[CertificateDer<'_>]),
+        now: UnixTime,
+    ) -> Error {
+        let chain: Vec<_> = [leaf].into_iter().chain(intermediates).collect();
+        let crls = self.crls.as_ref();
+        if let Some((refusal, detail)) =
+            crls.and_then(|crls| crls.explain(&error, &chain, time_of(now)))
+        {
+            return refuse_because(refusal, Some(detail));
+        }
+        match error {
+            webpki::Error::UnknownIssuer => {
+                let top = chain
+                    .last()
+                    .and_then(|top| X509Certificate::from_der(top).ok());
+                let detail = top.map(|(_, top)| {
+                    let words = HandshakeRefusal::UnknownIssuer.words();
+                    format!(
+                        "{words}: its last issuer is {}",
+                        shown(&top.issuer().to_string())
+                    )
+                });
+                refuse_because(HandshakeRefusal::UnknownIssuer, detail)
+            }
+            error => Error::InvalidCertificate(of_webpki(error)),
+        }
+    }
+}
+
+fn time_of(time: UnixTime) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs())
 }
 
 impl ClientCertVerifier for ClientVerifier {
@@ -194,27 +355,8 @@ impl ClientCertVerifier for ClientVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let key = Key::new(leaf, intermediates);
-        if self.chains.hold(&key, now) {
-            return Ok(ClientCertVerified::assertion());
-        }
-        let identity = leaf_identity(leaf).map_err(refuse)?;
-        let Some(roots) = self.domains.get(&*identity.trust_domain) else {
-            let detail = format!(
-                "trust domain {} ({}) is not in trust.domains",
-                shown(&identity.trust_domain),
-                shown(&identity.uri)
-            );
-            return Err(refuse_because(
-                HandshakeRefusal::UntrustedDomain,
-                Some(detail),
-            ));
-        };
-        check_form(leaf, intermediates)?;
-        let verified = roots.verify_client_cert(leaf, intermediates, now)?;
-        let not_after = check_usage(leaf, intermediates).map_err(refuse)?;
-        self.chains.add(key, now, not_after);
-        Ok(verified)
+        self.judge(leaf, intermediates, now)?;
+        Ok(ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -336,168 +478,4 @@ impl ServerCertVerifier for ServerVerifier {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::{Duration, SystemTime};
-
-    use rcgen::SanType;
-    use rustls::pki_types::pem::PemObject;
-    use time::OffsetDateTime;
-
-    use super::super::{dev, provider};
-    use super::*;
-
-    /// Counts the chains that webpki has to judge.
-    #[derive(Debug)]
-    struct Counting(Arc<dyn ClientCertVerifier>, Arc<AtomicUsize>);
-
-    impl ClientCertVerifier for Counting {
-        fn root_hint_subjects(&self) -> &[DistinguishedName] {
-            &[]
-        }
-
-        fn verify_client_cert(
-            &self,
-            leaf: &CertificateDer<'_>,
-            intermediates: &[CertificateDer<'_>],
-            now: UnixTime,
-        ) -> Result<ClientCertVerified, Error> {
-            self.1.fetch_add(1, Ordering::Relaxed);
-            self.0.verify_client_cert(leaf, intermediates, now)
-        }
-
-        fn verify_tls12_signature(
-            &self,
-            message: &[u8],
-            leaf: &CertificateDer<'_>,
-            signature: &DigitallySignedStruct,
-        ) -> Result<HandshakeSignatureValid, Error> {
-            self.0.verify_tls12_signature(message, leaf, signature)
-        }
-
-        fn verify_tls13_signature(
-            &self,
-            message: &[u8],
-            leaf: &CertificateDer<'_>,
-            signature: &DigitallySignedStruct,
-        ) -> Result<HandshakeSignatureValid, Error> {
-            self.0.verify_tls13_signature(message, leaf, signature)
-        }
-
-        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            self.0.supported_verify_schemes()
-        }
-    }
-
-    fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
-        let read = CertificateDer::pem_slice_iter(pem.as_bytes());
-        read.collect::<Result<_, _>>().expect("certificates")
-    }
-
-    const OWN: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
-
-    /// A verifier of west.local by `root`, and how many chains webpki has judged for it.
-    fn verifier(root: &str) -> (ClientVerifier, Arc<AtomicUsize>) {
-        let own = dev::Authority::new().expect("a root").intermediate("east");
-        let own = own.expect("an intermediate").leaf(OWN).expect("a leaf");
-        let material = Material::from_pem(&own.chain_pem, &own.key_pem, root).expect("material");
-        let domain = TrustedDomain {
-            name: "west.local".into(),
-            roots: None,
-        };
-        let made = ClientVerifier::new(&[domain], &material, &provider());
-        let (mut verifier, count) = (made.expect("a verifier"), Arc::default());
-        for inner in verifier.domains.values_mut() {
-            *inner = Arc::new(Counting(Arc::clone(inner), Arc::clone(&count)));
-        }
-        (verifier, count)
-    }
-
-    /// The root, and the chain of a leaf that ends ten seconds from now.
-    fn short_lived() -> (String, Vec<CertificateDer<'static>>) {
-        let authority = dev::Authority::new().expect("a root");
-        let west = authority.intermediate("west").expect("an intermediate");
-        let leaf = west.leaf_with(|params| {
-            let uri = "spiffe://west.local/ns/shop/sa/checkout".try_into();
-            params.subject_alt_names = vec![SanType::URI(uri.expect("a uri"))];
-            params.not_after = OffsetDateTime::now_utc() + Duration::from_secs(10);
-        });
-        let chain = certificates(&leaf.expect("a leaf").chain_pem);
-        (authority.root_pem(), chain)
-    }
-
-    fn after(seconds: u64) -> UnixTime {
-        let now = SystemTime::UNIX_EPOCH.elapsed().expect("after 1970");
-        UnixTime::since_unix_epoch(now + Duration::from_secs(seconds))
-    }
-
-    #[test]
-    fn a_domain_outside_the_set_is_named_for_people() {
-        let (root, _) = short_lived();
-        let (verifier, _) = verifier(&root);
-        let authority = dev::Authority::new().expect("a root");
-        let north = authority.intermediate("north").expect("an intermediate");
-        let leaf = north.leaf("spiffe://north.local/ns/shop/sa/checkout");
-        let chain = certificates(&leaf.expect("a leaf").chain_pem);
-        let refused = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
-        let refused = refused.expect_err("a refusal");
-        assert_eq!(refusal_of(&refused), HandshakeRefusal::UntrustedDomain);
-        assert_eq!(
-            explanation_of(&refused),
-            "trust domain north.local (spiffe://north.local/ns/shop/sa/checkout) is not in \
-             trust.domains"
-        );
-        assert!(shown(&"a\n".repeat(1000)).starts_with("a\\n"));
-        assert!(shown(&"a".repeat(1000)).len() <= SHOWN_MAX);
-        let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
-        assert!(explanation_of(&unknown).contains("no root"));
-    }
-
-    #[test]
-    fn a_chain_is_judged_once_and_refused_when_it_has_expired() {
-        let (root, chain) = short_lived();
-        let (verifier, count) = verifier(&root);
-        for _ in 0..3 {
-            let verdict = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
-            assert!(verdict.is_ok(), "{verdict:?}");
-        }
-        assert_eq!(count.load(Ordering::Relaxed), 1);
-        for again in 2..4 {
-            let refused = verifier.verify_client_cert(&chain[0], &chain[1..], after(11));
-            let refused = refused.expect_err("it has expired");
-            assert_eq!(refusal_of(&refused), HandshakeRefusal::Expired);
-            assert_eq!(count.load(Ordering::Relaxed), again);
-        }
-    }
-
-    #[test]
-    fn what_differs_by_a_byte_or_was_refused_is_judged_anew() {
-        let (root, chain) = short_lived();
-        let (verifier, count) = verifier(&root);
-        let judge =
-            |leaf: &CertificateDer<'_>| verifier.verify_client_cert(leaf, &chain[1..], after(0));
-        assert!(judge(&chain[0]).is_ok());
-        let mut bytes = chain[0].to_vec();
-        *bytes.last_mut().expect("a signature") ^= 1;
-        for again in 2..4 {
-            let refused = judge(&bytes.as_slice().into()).expect_err("a bad signature");
-            assert_eq!(refusal_of(&refused), HandshakeRefusal::BadSignature);
-            assert_eq!(count.load(Ordering::Relaxed), again);
-        }
-        assert!(judge(&chain[0]).is_ok(), "it holds on");
-        assert_eq!(count.load(Ordering::Relaxed), 3);
-    }
-
-    #[test]
-    fn a_new_verifier_has_believed_nobody_yet() {
-        let (root, chain) = short_lived();
-        for root in [
-            root.as_str(),
-            &dev::Authority::new().expect("a root").root_pem(),
-        ] {
-            let (verifier, count) = verifier(root);
-            let verdict = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
-            assert_eq!(count.load(Ordering::Relaxed), 1, "{verdict:?}");
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,426 @@
+//! Certificate revocation lists: read from files, and looked at by webpki for every certificate of
+//! a chain but the root.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
+use webpki::{
+    CertRevocationList, ExpirationPolicy, OwnedCertRevocationList, RevocationOptions,
+    RevocationOptionsBuilder, UnknownStatusPolicy,
+};
+use x509_parser::extensions::ParsedExtension;
+use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
+use x509_parser::revocation_list::CertificateRevocationList;
+
+use crate::config::{Crl, CrlPolicy};
+use crate::reason::HandshakeRefusal;
+use crate::status;
+
+use super::files::TlsError;
+
+/// Bytes of all files together. A list of 100,000 certificates has about 4 MB.
+const BYTES_MAX: usize = 16 << 20;
+/// Combinations of keys of equally named issuers that are tried for one chain.
+const SETS_MAX: usize = 8;
+/// The OID of the extension issuingDistributionPoint (RFC 5280 section 5.2.5).
+const DISTRIBUTION_POINT: &str = "2.5.29.28";
+
+/// The revocation lists in force, and the treatment of what they do not tell.
+#[derive(Debug)]
+pub struct Crls {
+    lists: Vec<List>,
+    /// The lists that are looked at together, by index. webpki takes the first list of an issuer's
+    /// name, so lists of one name and several keys, as after a change of roots, are in sets apart.
+    sets: Vec<Vec<usize>>,
+    on_stale: CrlPolicy,
+    on_missing: CrlPolicy,
+}
+
+#[derive(Debug)]
+struct List {
+    list: CertRevocationList<'static>,
+    /// The issuer's name in DER.
+    issuer: Vec<u8>,
+    /// The issuer's key identifier and the issuing distribution point, where the list has them.
+    key: Option<Vec<u8>>,
+    point: Option<Vec<u8>>,
+    this_update: i64,
+    shown: status::Crl,
+}
+
+impl Crls {
+    /// Reads the lists. Of several lists of one issuer's key and scope the newest one counts.
+    ///
+    /// # Errors
+    /// The first file that cannot be used.
+    pub fn load(config: &Crl) -> Result<Self, TlsError> {
+        let (mut lists, mut left) = (Vec::new(), BYTES_MAX);
+        for file in &config.files {
+            let absent_is_empty = config.on_missing == CrlPolicy::Accept;
+            let bytes = match read(file, left) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && absent_is_empty => {
+                    continue;
+                }
+                read => read.map_err(|error| bad(file, &error))?,
+            };
+            left -= bytes.len();
+            if bytes.trim_ascii().is_empty() && absent_is_empty {
+                continue;
+            }
+            lists.extend(parse(file, &bytes)?);
+        }
+        let lists = newest(lists);
+        Ok(Self {
+            sets: sets(&lists),
+            lists,
+            on_stale: config.on_stale,
+            on_missing: config.on_missing,
+        })
+    }
+
+    /// Calls `verify` with the options of one set of lists after another, until the answer is not
+    /// that a list was signed by another key of the same name.
+    pub(super) fn verify<T>(
+        &self,
+        verify: impl Fn(Option<RevocationOptions<'_>>) -> Result<T, webpki::Error>,
+    ) -> Result<T, webpki::Error> {
+        let mut result = Err(webpki::Error::UnknownRevocationStatus);
+        for set in &self.sets {
+            let lists = set.iter().filter_map(|&index| self.lists.get(index));
+            let lists: Vec<_> = lists.map(|list| &list.list).collect();
+            result = match RevocationOptionsBuilder::new(&lists) {
+                Ok(options) => verify(Some(self.options(options))),
+                // There is no list at all, which `load` lets pass only under `on_missing: accept`.
+                Err(_) => verify(None),
+            };
+            match &result {
+                Err(
+                    webpki::Error::InvalidCrlSignatureForPublicKey
+                    | webpki::Error::UnsupportedCrlSignatureAlgorithmForPublicKeyContext(_),
+                ) => {}
+                _ => break,
+            }
+        }
+        result
+    }
+
+    fn options<'a>(&self, options: RevocationOptionsBuilder<'a>) -> RevocationOptions<'a> {
+        let status = match self.on_missing {
+            CrlPolicy::Reject => UnknownStatusPolicy::Deny,
+            CrlPolicy::Accept => UnknownStatusPolicy::Allow,
+        };
+        let expiration = match self.on_stale {
+            CrlPolicy::Reject => ExpirationPolicy::Enforce,
+            CrlPolicy::Accept => ExpirationPolicy::Ignore,
+        };
+        let options = options.with_status_policy(status);
+        options.with_expiration_policy(expiration).build()
+    }
+
+    /// Returns the first time after `at` at which a list becomes stale.
+    pub fn next_stale(&self, at: SystemTime) -> Option<SystemTime> {
+        let ends = self.lists.iter().map(|list| list.shown.next_update);
+        ends.filter(|end| *end > at).min()
+    }
+
+    /// Returns the first time at which a list that is refused when stale becomes stale.
+    pub(super) fn fresh_until(&self) -> Option<SystemTime> {
+        let is_refused = self.on_stale == CrlPolicy::Reject;
+        let end = self.next_stale(SystemTime::UNIX_EPOCH);
+        end.filter(|_| is_refused)
+    }
+
+    /// Returns the lists for people to look at.
+    pub fn status(&self) -> Vec<status::Crl> {
+        self.lists.iter().map(|list| list.shown.clone()).collect()
+    }
+
+    /// Returns the refusal behind an error about revocation, and the certificate and list that it
+    /// is about; nothing for an error about anything else.
+    pub(super) fn explain(
+        &self,
+        error: &webpki::Error,
+        chain: &[&CertificateDer<'_>],
+        now: SystemTime,
+    ) -> Option<(HandshakeRefusal, String)> {
+        let parsed = chain
+            .iter()
+            .filter_map(|der| X509Certificate::from_der(der).ok());
+        let parsed: Vec<_> = parsed.map(|(_, certificate)| certificate).collect();
+        let lists_of = |certificate: &X509Certificate<'_>| {
+            let issuer = certificate.issuer().as_raw().to_vec();
+            self.lists.iter().filter(move |list| list.issuer == issuer)
+        };
+        let named = parsed.iter();
+        let (refusal, detail) = match error {
+            webpki::Error::CertRevoked => {
+                let mut found = named.flat_map(|certificate| {
+                    let lists = lists_of(certificate).filter(|list| {
+                        let found = list.list.find_serial(certificate.raw_serial());
+                        matches!(found, Ok(Some(_)))
+                    });
+                    lists.map(move |list| {
+                        let serial = certificate.raw_serial_as_string();
+                        format!("the certificate with serial {serial} is in {}", list.shown)
+                    })
+                });
+                (HandshakeRefusal::Revoked, found.next())
+            }
+            webpki::Error::CrlExpired { .. } => {
+                let mut stale = named.flat_map(|certificate| {
+                    lists_of(certificate).filter(|list| list.shown.next_update <= now)
+                });
+                let stale = stale.next().map(|list| format!("{} is stale", list.shown));
+                (HandshakeRefusal::StaleCrl, stale)
+            }
+            webpki::Error::UnknownRevocationStatus => {
+                let mut without = named.filter(|one| lists_of(one).next().is_none());
+                let without = without
+                    .next()
+                    .map(|one| format!("`trust.crl` has no list of the issuer {}", one.issuer()));
+                (HandshakeRefusal::UnknownRevocation, without)
+            }
+            webpki::Error::InvalidCrlSignatureForPublicKey
+            | webpki::Error::UnsupportedCrlSignatureAlgorithmContext(_)
+            | webpki::Error::UnsupportedCrlSignatureAlgorithmForPublicKeyContext(_)
+            | webpki::Error::IssuerNotCrlSigner => {
+                let detail = format!("a list of the issuer cannot be used: {error}");
+                (HandshakeRefusal::UnknownRevocation, Some(detail))
+            }
+            _ => return None,
+        };
+        Some((
+            refusal,
+            detail.unwrap_or_else(|| refusal.words().to_owned()),
+        ))
+    }
+}
+
+fn bad(file: &Path, why: &dyn ToString) -> TlsError {
+    TlsError::BadCrl {
+        file: file.to_owned(),
+        why: why.to_string(),
+    }
+}
+
+fn read(file: &Path, left: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(left).unwrap_or(u64::MAX).saturating_add(1);
+    File::open(file)?.take(limit).read_to_end(&mut bytes)?;
+    match bytes.len() <= left {
+        true => Ok(bytes),
+        false => Err(io::Error::other(format!(
+            "the files have more than {} MiB",
+            BYTES_MAX >> 20
+        ))),
+    }
+}
+
+fn parse(file: &Path, bytes: &[u8]) -> Result<Vec<List>, TlsError> {
+    const PEM: &[u8] = b"-----BEGIN";
+    let is_pem = bytes.windows(PEM.len()).any(|window| window == PEM);
+    let found = match is_pem {
+        true => CertificateRevocationListDer::pem_slice_iter(bytes)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| bad(file, &error))?,
+        false => vec![CertificateRevocationListDer::from(bytes.to_vec())],
+    };
+    if found.is_empty() {
+        return Err(bad(file, &"it has no list"));
+    }
+    let lists = found.iter().map(|der| list(file, der));
+    lists.collect()
+}
+
+fn list(file: &Path, der: &CertificateRevocationListDer<'_>) -> Result<List, TlsError> {
+    let list = OwnedCertRevocationList::from_der(der).map_err(|error| bad(file, &error))?;
+    let parsed = CertificateRevocationList::from_der(der);
+    let (_, parsed) = parsed.map_err(|error| bad(file, &error))?;
+    let next_update = parsed.next_update().as_ref().map_or(0, seconds);
+    let key = parsed
+        .extensions()
+        .iter()
+        .find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::AuthorityKeyIdentifier(key) => key.key_identifier.as_ref(),
+            _ => None,
+        });
+    let mut points = parsed.extensions().iter();
+    let point = points.find(|extension| extension.oid.to_id_string() == DISTRIBUTION_POINT);
+    Ok(List {
+        list: list.into(),
+        issuer: parsed.issuer().as_raw().to_vec(),
+        key: key.map(|key| key.0.to_vec()),
+        point: point.map(|point| point.value.to_vec()),
+        this_update: parsed.last_update().timestamp(),
+        shown: status::Crl {
+            file: file.to_owned(),
+            issuer: parsed.issuer().to_string(),
+            number: parsed.crl_number().map(ToString::to_string),
+            next_update: SystemTime::UNIX_EPOCH + Duration::from_secs(next_update),
+        },
+    })
+}
+
+fn seconds(time: &ASN1Time) -> u64 {
+    u64::try_from(time.timestamp()).unwrap_or(0)
+}
+
+/// Drops each list of which there is a newer one, by issuer, key and scope.
+fn newest(mut lists: Vec<List>) -> Vec<List> {
+    lists.sort_by_key(|list| std::cmp::Reverse(list.this_update));
+    let mut seen = std::collections::HashSet::new();
+    lists.retain(|list| seen.insert((list.issuer.clone(), list.key.clone(), list.point.clone())));
+    lists
+}
+
+/// Returns the sets of lists with one key for each issuer's name; one empty set of no lists.
+fn sets(lists: &[List]) -> Vec<Vec<usize>> {
+    struct Issuer<'a> {
+        name: &'a [u8],
+        keys: Vec<Option<&'a [u8]>>,
+    }
+
+    let mut issuers: Vec<Issuer<'_>> = Vec::new();
+    for list in lists {
+        let (name, key) = (&*list.issuer, list.key.as_deref());
+        match issuers.iter_mut().find(|issuer| issuer.name == name) {
+            Some(issuer) if issuer.keys.contains(&key) => {}
+            Some(issuer) => issuer.keys.push(key),
+            None => issuers.push(Issuer {
+                name,
+                keys: vec![key],
+            }),
+        }
+    }
+    let count = issuers.iter().map(|issuer| issuer.keys.len());
+    let count = count.fold(1, usize::saturating_mul).min(SETS_MAX);
+    let set = |number: usize| {
+        let mut stride = 1;
+        let mut chosen = HashMap::new();
+        for Issuer { name, keys } in &issuers {
+            let length = keys.len().max(1);
+            chosen.insert(*name, keys.get(number / stride % length));
+            stride = stride.saturating_mul(length);
+        }
+        let is_chosen = |(_, list): &(usize, &List)| {
+            let chosen = chosen.get(&*list.issuer).copied().flatten();
+            chosen.is_some_and(|key| *key == list.key.as_deref())
+        };
+        let of_set = lists.iter().enumerate().filter(is_chosen);
+        of_set.map(|(index, _)| index).collect()
+    };
+    (0..count).map(set).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dev::Authority;
+    use super::*;
+
+    const LAX: CrlPolicy = CrlPolicy::Accept;
+    const STRICT: CrlPolicy = CrlPolicy::Reject;
+
+    /// Loads files with these contents; `None` is a file that is absent.
+    fn load(files: &[Option<&[u8]>], on_missing: CrlPolicy) -> Result<Crls, String> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |(index, text): (usize, &Option<&[u8]>)| {
+            let path = folder.path().join(format!("{index}.crl"));
+            if let Some(text) = text {
+                std::fs::write(&path, text).expect("a file");
+            }
+            path
+        };
+        let config = Crl {
+            files: files.iter().enumerate().map(file).collect(),
+            on_stale: STRICT,
+            on_missing,
+        };
+        Crls::load(&config).map_err(|error| error.to_string())
+    }
+
+    fn hour() -> SystemTime {
+        SystemTime::now() + Duration::from_secs(3600)
+    }
+
+    #[test]
+    fn lists_are_read_from_pem_and_der_and_shown() {
+        let authority = Authority::new().expect("a root");
+        let west = authority.intermediate("west").expect("an intermediate");
+        let first = authority.crl(&[], 7, hour()).expect("a list");
+        let second = west.crl(&[&west.pem()], 8, hour()).expect("a list");
+        let der = CertificateRevocationListDer::from_pem_slice(second.as_bytes());
+        let der = der.expect("DER").to_vec();
+        let both = first.clone() + &second;
+        let of = |files: &[Option<&[u8]>]| load(files, STRICT).expect("lists");
+        for crls in [
+            of(&[Some(both.as_bytes())]),
+            of(&[Some(first.as_bytes()), Some(&der)]),
+        ] {
+            let shown = crls.status();
+            let numbers: Vec<_> = shown
+                .iter()
+                .filter_map(|one| one.number.as_deref())
+                .collect();
+            assert_eq!(numbers, ["8", "7"], "the newest first");
+            assert!(
+                shown[0].issuer.contains("intermediate of west"),
+                "{shown:?}"
+            );
+            let end = crls.next_stale(SystemTime::now()).expect("an end");
+            assert!(end <= hour() && end > SystemTime::now());
+            assert_eq!(crls.next_stale(hour() + Duration::from_secs(1)), None);
+        }
+    }
+
+    #[test]
+    fn what_is_no_list_is_refused_with_its_file_and_absence_only_where_that_is_strict() {
+        for (bytes, strict, lax) in [
+            (None, "0.crl: cannot be used as a CRL: No such file", ""),
+            (Some(&b" \n"[..]), "0.crl: cannot be used as a CRL", ""),
+            (Some(b"x"), "0.crl: cannot be used", "0.crl: cannot be used"),
+            (
+                Some(b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"),
+                "it has no list",
+                "it has no list",
+            ),
+        ] {
+            for (policy, want) in [(STRICT, strict), (LAX, lax)] {
+                let said = load(&[bytes], policy).err().unwrap_or_default();
+                assert!(said.contains(want), "{said}");
+                assert_eq!(said.is_empty(), want.is_empty(), "{said}");
+            }
+        }
+        let large = vec![b' '; BYTES_MAX + 1];
+        let said = load(&[Some(&large)], LAX).expect_err("too large");
+        assert!(said.contains("more than 16 MiB"), "{said}");
+    }
+
+    #[test]
+    fn a_newer_list_replaces_an_older_one_and_keys_of_one_name_are_sets() {
+        let authority = Authority::new().expect("a root");
+        let twins = [0, 1].map(|_| authority.intermediate("west").expect("an intermediate"));
+        let mut text = authority.crl(&[], 1, hour()).expect("a list");
+        for number in [3, 2] {
+            for twin in &twins {
+                text += &twin.crl(&[], number, hour()).expect("a list");
+            }
+        }
+        let crls = load(&[Some(text.as_bytes())], STRICT).expect("lists");
+        assert_eq!(crls.lists.len(), 3, "of each twin the newest");
+        assert_eq!(crls.sets.len(), 2);
+        assert!(
+            crls.sets.iter().all(|set| set.len() == 2),
+            "{:?}",
+            crls.sets
+        );
+        assert_eq!(
+            load(&[None], LAX).expect("no lists").sets,
+            [Vec::<usize>::new()]
+        );
+    }
+}

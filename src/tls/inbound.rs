@@ -1,0 +1,327 @@
+//! The TLS side of HBONE listeners: the configuration in force, and the chains of open
+//! connections.
+//!
+//! A change of what peers are judged by replaces the configuration. The chains of connections that
+//! are open then are judged again, each once, on the control path.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use tokio::sync::{Notify, SetOnce};
+
+use crate::reason::HandshakeRefusal;
+
+use super::chains::Key;
+use super::identity::leaf_identity;
+use super::verifier::{ClientVerifier, explanation_of, refusal_of};
+
+/// The time after which the chains that lost trust so far are told of.
+const BATCH: Duration = Duration::from_millis(100);
+/// Entries below which chains without a connection are not looked for.
+const PRUNED_MIN: usize = 64;
+
+/// A configuration of HBONE listeners, and the verifier in it.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// The configuration for new handshakes.
+    pub config: Arc<ServerConfig>,
+    pub(super) verifier: Arc<ClientVerifier>,
+}
+
+/// The configuration in force and the chains of open connections.
+#[derive(Debug)]
+pub struct Inbound {
+    served: ArcSwap<Served>,
+    open: Mutex<Open>,
+    changed: Notify,
+}
+
+/// Chains by fingerprint. Those without a connection go when their number has doubled.
+#[derive(Debug, Default)]
+struct Open {
+    chains: HashMap<Key, Weak<Chain>>,
+    prune_at: usize,
+}
+
+/// The verified chain of at least one open connection, shared by all that presented it.
+#[derive(Debug)]
+pub struct Chain {
+    /// The leaf, then the intermediates.
+    certificates: Box<[CertificateDer<'static>]>,
+    not_after: SystemTime,
+    lost: SetOnce<HandshakeRefusal>,
+}
+
+/// A chain that is no longer trusted.
+#[derive(Debug)]
+pub struct Lost {
+    /// The identity of its leaf.
+    pub identity: Arc<str>,
+    /// The reason.
+    pub refusal: HandshakeRefusal,
+    /// The root, trust domain or revocation list that is the cause.
+    pub why: String,
+}
+
+impl Chain {
+    /// Returns when the first certificate ends of those that lead to the root.
+    pub fn not_after(&self) -> SystemTime {
+        self.not_after
+    }
+
+    /// Returns why the chain is no longer trusted, if it is not.
+    pub fn lost(&self) -> Option<HandshakeRefusal> {
+        self.lost.get().copied()
+    }
+
+    /// Waits until the chain is no longer trusted.
+    pub async fn until_lost(&self) -> HandshakeRefusal {
+        *self.lost.wait().await
+    }
+
+    fn parts(&self) -> Option<(&CertificateDer<'static>, &[CertificateDer<'static>])> {
+        self.certificates.split_first()
+    }
+}
+
+impl Inbound {
+    /// Returns the state of listeners with this configuration and no connection.
+    pub fn new(served: Served) -> Self {
+        Self {
+            served: ArcSwap::from_pointee(served),
+            open: Mutex::default(),
+            changed: Notify::new(),
+        }
+    }
+
+    /// Returns the configuration for a new handshake.
+    pub fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.served.load().config)
+    }
+
+    /// Replaces the configuration, and asks for open connections to be judged by it.
+    pub fn replace(&self, served: Served) {
+        self.served.store(Arc::new(served));
+        self.recheck_soon();
+    }
+
+    /// Asks for open connections to be judged again: time has passed for a revocation list.
+    pub fn recheck_soon(&self) {
+        self.changed.notify_one();
+    }
+
+    /// Waits until open connections are to be judged again.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Notes the chain of a connection whose handshake is done.
+    ///
+    /// The configuration may have changed since the handshake began, so the chain is judged by the
+    /// one in force after it is noted: a later change finds it among the noted ones. That costs a
+    /// look-up as a rule, since the verifier remembers the chain of the handshake.
+    ///
+    /// # Errors
+    /// The peer presented no certificate, or is not trusted any more.
+    pub fn admit(
+        &self,
+        certificates: &[CertificateDer<'_>],
+    ) -> Result<Arc<Chain>, HandshakeRefusal> {
+        let (leaf, intermediates) = certificates
+            .split_first()
+            .ok_or(HandshakeRefusal::NoCertificate)?;
+        let key = Key::new(leaf, intermediates);
+        loop {
+            let served = self.served.load_full();
+            let now = UnixTime::now();
+            let judged = served.verifier.judge(leaf, intermediates, now);
+            let not_after = judged.map_err(|error| refusal_of(&error))?;
+            let not_after = SystemTime::UNIX_EPOCH + Duration::from_secs(not_after.as_secs());
+            let chain = self.lock().note(key, not_after, certificates);
+            if Arc::ptr_eq(&served, &self.served.load()) {
+                return Ok(chain);
+            }
+        }
+    }
+
+    /// Judges the chains of all open connections by the configuration in force, and tells of those
+    /// that have lost trust, a batch at a time. A chain's certificates may have expired meanwhile,
+    /// which ends no tunnel: it is judged as of its last valid moment.
+    pub fn recheck(&self, mut tell: impl FnMut(&[Lost])) {
+        let open: Vec<_> = {
+            let open = self.lock();
+            open.chains.values().filter_map(Weak::upgrade).collect()
+        };
+        let (mut batch, mut since) = (Vec::new(), Instant::now());
+        for chain in open {
+            if chain.lost().is_none()
+                && let Some(lost) = self.judge(&chain)
+                && chain.lost.set(lost.refusal).is_ok()
+            {
+                batch.push(lost);
+            }
+            if !batch.is_empty() && since.elapsed() >= BATCH {
+                tell(&batch);
+                batch.clear();
+                since = Instant::now();
+            }
+        }
+        if !batch.is_empty() {
+            tell(&batch);
+        }
+    }
+
+    fn judge(&self, chain: &Chain) -> Option<Lost> {
+        let (leaf, intermediates) = chain.parts()?;
+        let at = chain.not_after.min(SystemTime::now());
+        let at = at.duration_since(SystemTime::UNIX_EPOCH);
+        let at = UnixTime::since_unix_epoch(at.unwrap_or_default());
+        let served = self.served.load_full();
+        let judged = served.verifier.judge(leaf, intermediates, at);
+        let error = judged.err()?;
+        Some(Lost {
+            identity: leaf_identity(leaf).map_or_else(|_| Arc::default(), |leaf| leaf.uri),
+            refusal: refusal_of(&error),
+            why: explanation_of(&error),
+        })
+    }
+
+    /// Each critical section is whole in itself, so data behind a poisoned lock is, too.
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Open {
+    /// Returns the chain that another connection presented, or a new one.
+    fn note(
+        &mut self,
+        key: Key,
+        not_after: SystemTime,
+        certificates: &[CertificateDer<'_>],
+    ) -> Arc<Chain> {
+        let known = self.chains.get(&key).and_then(Weak::upgrade);
+        if let Some(known) = known.filter(|known| known.lost().is_none()) {
+            return known;
+        }
+        if self.chains.len() >= self.prune_at.max(PRUNED_MIN) {
+            self.chains.retain(|_, chain| chain.strong_count() > 0);
+            self.prune_at = 2 * self.chains.len();
+        }
+        let certificates = certificates.iter();
+        let chain = Arc::new(Chain {
+            certificates: certificates.map(|one| one.clone().into_owned()).collect(),
+            not_after,
+            lost: SetOnce::new(),
+        });
+        self.chains.insert(key, Arc::downgrade(&chain));
+        chain
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::pem::PemObject;
+
+    use super::super::dev::Authority;
+    use super::super::{Material, PeerTrust, TrustedDomain, serve, serve_nobody};
+    use super::*;
+
+    const WEST: &str = "spiffe://west.local/ns/shop/sa/checkout";
+
+    fn domain(name: &str) -> TrustedDomain {
+        TrustedDomain {
+            name: name.into(),
+            roots: None,
+        }
+    }
+
+    /// What a gateway serves that trusts these domains.
+    fn served(authority: &Authority, domains: &[&str]) -> Served {
+        let east = authority.intermediate("east").expect("an intermediate");
+        let own = east.leaf("spiffe://east.local/ns/a/sa/b").expect("a leaf");
+        let roots = authority.root_pem();
+        let material = Material::from_pem(&own.chain_pem, &own.key_pem, &roots);
+        let trust = PeerTrust {
+            domains: domains.iter().map(|name| domain(name)).collect(),
+            ..PeerTrust::default()
+        };
+        serve(&material.expect("material"), &trust).expect("a configuration")
+    }
+
+    fn chain(authority: &Authority, id: &str) -> Vec<CertificateDer<'static>> {
+        let issuer = authority.intermediate("west").expect("an intermediate");
+        let leaf = issuer.leaf(id).expect("a leaf");
+        let read = CertificateDer::pem_slice_iter(leaf.chain_pem.as_bytes());
+        read.collect::<Result<_, _>>().expect("certificates")
+    }
+
+    fn rechecked(inbound: &Inbound) -> Vec<(Arc<str>, HandshakeRefusal)> {
+        let mut all = Vec::new();
+        inbound.recheck(|batch| {
+            all.extend(
+                batch
+                    .iter()
+                    .map(|one| (Arc::clone(&one.identity), one.refusal)),
+            );
+        });
+        all
+    }
+
+    #[test]
+    fn connections_of_one_chain_share_it_and_lose_trust_together_and_once() {
+        let authority = Authority::new().expect("a root");
+        let inbound = Inbound::new(served(&authority, &["west.local", "north.local"]));
+        let west = chain(&authority, WEST);
+        let north = chain(&authority, "spiffe://north.local/ns/a/sa/b");
+        let (first, second) = (inbound.admit(&west), inbound.admit(&west));
+        let (first, second) = (first.expect("a chain"), second.expect("a chain"));
+        let other = inbound.admit(&north).expect("a chain");
+        assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));
+        assert_eq!(rechecked(&inbound), []);
+        inbound.replace(served(&authority, &["north.local"]));
+        let lost = (Arc::from(WEST), HandshakeRefusal::UntrustedDomain);
+        assert_eq!(rechecked(&inbound), [lost]);
+        assert_eq!(rechecked(&inbound), []);
+        assert_eq!(first.lost(), Some(HandshakeRefusal::UntrustedDomain));
+        assert_eq!(other.lost(), None);
+        // Trust that comes back is for new connections.
+        inbound.replace(served(&authority, &["west.local"]));
+        let again = inbound.admit(&west).expect("a chain");
+        assert!(again.lost().is_none() && first.lost().is_some());
+    }
+
+    #[test]
+    fn a_handshake_under_an_older_configuration_is_judged_by_the_one_in_force() {
+        let authority = Authority::new().expect("a root");
+        let inbound = Inbound::new(served(&authority, &["west.local"]));
+        let west = chain(&authority, WEST);
+        inbound.admit(&west).expect("a chain");
+        inbound.replace(served(&Authority::new().expect("a root"), &["west.local"]));
+        let refused = inbound.admit(&west).expect_err("another root");
+        assert_eq!(refused, HandshakeRefusal::UnknownIssuer);
+        inbound.replace(serve_nobody().expect("a configuration"));
+        let refused = inbound.admit(&west).expect_err("nobody");
+        assert_eq!(refused, HandshakeRefusal::UntrustedDomain);
+        let none = inbound.admit(&[]).expect_err("no certificate");
+        assert_eq!(none, HandshakeRefusal::NoCertificate);
+    }
+
+    #[test]
+    fn chains_without_a_connection_do_not_pile_up() {
+        let authority = Authority::new().expect("a root");
+        let inbound = Inbound::new(served(&authority, &["west.local"]));
+        let issuer = authority.intermediate("west").expect("an intermediate");
+        for _ in 0..3 * PRUNED_MIN {
+            let leaf = issuer.leaf(WEST).expect("a leaf").chain_pem;
+            let read = CertificateDer::pem_slice_iter(leaf.as_bytes());
+            let chain: Vec<_> = read.collect::<Result<_, _>>().expect("certificates");
+            drop(inbound.admit(&chain).expect("a chain"));
+            assert!(inbound.lock().chains.len() <= PRUNED_MIN);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The verdicts about peers' chains, and how often webpki is asked for one.
+
+use rcgen::SanType;
+use rustls::pki_types::pem::PemObject;
+use time::OffsetDateTime;
+
+use super::super::{TrustedDomain, dev, provider};
+use super::*;
+
+fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
+    let read = CertificateDer::pem_slice_iter(pem.as_bytes());
+    read.collect::<Result<_, _>>().expect("certificates")
+}
+
+const OWN: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
+
+fn judged(verifier: &ClientVerifier) -> usize {
+    verifier.judged.load(Ordering::Relaxed)
+}
+
+/// A verifier of west.local by `root`.
+fn verifier(root: &str) -> ClientVerifier {
+    let own = dev::Authority::new().expect("a root").intermediate("east");
+    let own = own.expect("an intermediate").leaf(OWN).expect("a leaf");
+    let material = Material::from_pem(&own.chain_pem, &own.key_pem, root).expect("material");
+    let domain = TrustedDomain {
+        name: "west.local".into(),
+        roots: None,
+    };
+    let trust = PeerTrust {
+        domains: vec![domain],
+        ..PeerTrust::default()
+    };
+    ClientVerifier::new(&trust, &material, &provider()).expect("a verifier")
+}
+
+/// The root, and the chain of a leaf that ends ten seconds from now.
+fn short_lived() -> (String, Vec<CertificateDer<'static>>) {
+    let authority = dev::Authority::new().expect("a root");
+    let west = authority.intermediate("west").expect("an intermediate");
+    let leaf = west.leaf_with(|params| {
+        let uri = "spiffe://west.local/ns/shop/sa/checkout".try_into();
+        params.subject_alt_names = vec![SanType::URI(uri.expect("a uri"))];
+        params.not_after = OffsetDateTime::now_utc() + Duration::from_secs(10);
+    });
+    let chain = certificates(&leaf.expect("a leaf").chain_pem);
+    (authority.root_pem(), chain)
+}
+
+fn after(seconds: u64) -> UnixTime {
+    let now = SystemTime::UNIX_EPOCH.elapsed().expect("after 1970");
+    UnixTime::since_unix_epoch(now + Duration::from_secs(seconds))
+}
+
+#[test]
+fn a_domain_outside_the_set_is_named_for_people() {
+    let (root, _) = short_lived();
+    let verifier = verifier(&root);
+    let authority = dev::Authority::new().expect("a root");
+    let north = authority.intermediate("north").expect("an intermediate");
+    let leaf = north.leaf("spiffe://north.local/ns/shop/sa/checkout");
+    let chain = certificates(&leaf.expect("a leaf").chain_pem);
+    let refused = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
+    let refused = refused.expect_err("a refusal");
+    assert_eq!(refusal_of(&refused), HandshakeRefusal::UntrustedDomain);
+    assert_eq!(
+        explanation_of(&refused),
+        "trust domain north.local (spiffe://north.local/ns/shop/sa/checkout) is not in \
+         trust.domains"
+    );
+    assert!(shown(&"a\n".repeat(1000)).starts_with("a\\n"));
+    assert!(shown(&"a".repeat(1000)).len() <= SHOWN_MAX);
+    let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
+    assert!(explanation_of(&unknown).contains("no root"));
+}
+
+#[test]
+fn a_chain_is_judged_once_and_refused_when_it_has_expired() {
+    let (root, chain) = short_lived();
+    let verifier = verifier(&root);
+    for _ in 0..3 {
+        let verdict = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
+        assert!(verdict.is_ok(), "{verdict:?}");
+    }
+    assert_eq!(judged(&verifier), 1);
+    for again in 2..4 {
+        let refused = verifier.verify_client_cert(&chain[0], &chain[1..], after(11));
+        let refused = refused.expect_err("it has expired");
+        assert_eq!(refusal_of(&refused), HandshakeRefusal::Expired);
+        assert_eq!(judged(&verifier), again);
+    }
+}
+
+#[test]
+fn what_differs_by_a_byte_or_was_refused_is_judged_anew() {
+    let (root, chain) = short_lived();
+    let verifier = verifier(&root);
+    let judge =
+        |leaf: &CertificateDer<'_>| verifier.verify_client_cert(leaf, &chain[1..], after(0));
+    assert!(judge(&chain[0]).is_ok());
+    let mut bytes = chain[0].to_vec();
+    *bytes.last_mut().expect("a signature") ^= 1;
+    for again in 2..4 {
+        let refused = judge(&bytes.as_slice().into()).expect_err("a bad signature");
+        assert_eq!(refusal_of(&refused), HandshakeRefusal::BadSignature);
+        assert_eq!(judged(&verifier), again);
+    }
+    assert!(judge(&chain[0]).is_ok(), "it holds on");
+    assert_eq!(judged(&verifier), 3);
+}
+
+#[test]
+fn a_chain_ends_with_the_first_certificate_on_its_way_to_the_root() {
+    let (root, mut chain) = short_lived();
+    let verifier = verifier(&root);
+    let end = |chain: &[CertificateDer<'_>]| verifier.judge(&chain[0], &chain[1..], after(0));
+    let leaf = time_of(end(&chain).expect("a verdict"));
+    assert_eq!(leaf, expiry_of(&chain[0]));
+    let authority = dev::Authority::new().expect("a root");
+    let beside = authority.intermediate_with("west", |params| {
+        params.not_after = OffsetDateTime::now_utc() + Duration::from_secs(5);
+    });
+    chain.extend(certificates(&beside.expect("an intermediate").pem()));
+    assert_eq!(time_of(end(&chain).expect("a verdict")), leaf);
+}
+
+#[test]
+fn a_new_verifier_has_believed_nobody_yet() {
+    let (root, chain) = short_lived();
+    for root in [
+        root.as_str(),
+        &dev::Authority::new().expect("a root").root_pem(),
+    ] {
+        let verifier = verifier(root);
+        let verdict = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
+        assert_eq!(judged(&verifier), 1, "{verdict:?}");
+    }
+}
