@@ -1,9 +1,14 @@
-//! TLS alerts in the clear, as a gateway answers a ClientHello that it refuses.
+//! The first bytes that answer a ClientHello: a TLS alert in the clear, as a gateway sends to
+//! refuse it, or the answer of `strait load serve --after-hello`.
 
 use std::fmt;
 
 /// Record header and body of an alert (RFC 8446 sections 5.1 and 6).
 pub(super) const ALERT_BYTES: usize = 7;
+
+/// The answer of `strait load serve --after-hello` to a ClientHello: a record with the type of a
+/// ServerHello alone. Gateways may take an endpoint that answers nothing for dead.
+pub(super) const ANSWER: [u8; 6] = [22, 3, 3, 0, 1, 2];
 
 /// An alert by its description code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +19,8 @@ pub(super) struct Alert(u8);
 pub(super) enum Beginning {
     /// A TLS alert.
     Alert(Alert),
+    /// [`ANSWER`], and what follows it.
+    Answer,
     /// Too few bytes to tell.
     Open,
     /// Anything else.
@@ -21,8 +28,14 @@ pub(super) enum Beginning {
 }
 
 impl Beginning {
-    /// Tells an alert record from other bytes.
+    /// Tells an alert record and an answer from other bytes.
     pub(super) fn of(bytes: &[u8]) -> Self {
+        if bytes.starts_with(&ANSWER) {
+            return Self::Answer;
+        }
+        if ANSWER.starts_with(bytes) {
+            return Self::Open;
+        }
         let fits = |(at, byte): (usize, &u8)| match (at, *byte) {
             // The type alert, a legacy version, a length of two, a level.
             (0, 21) | (1, 3) | (2, 0..=4) | (3, 0) | (4, 2) | (5, 1 | 2) => true,
@@ -89,6 +102,11 @@ mod tests {
             assert_eq!(Beginning::of(&alert[..length]), Beginning::Open);
         }
         assert_eq!(Beginning::of(&alert), Beginning::Alert(Alert(112)));
+        for length in 0..ANSWER.len() {
+            assert_eq!(Beginning::of(&ANSWER[..length]), Beginning::Open);
+        }
+        let answered = [&ANSWER[..], &[1, 2, 3]].concat();
+        assert_eq!(Beginning::of(&answered), Beginning::Answer);
         // What follows is of no account.
         let longer = [&alert[..], &[1, 2, 3]].concat();
         assert_eq!(Beginning::of(&longer), Beginning::Alert(Alert(112)));

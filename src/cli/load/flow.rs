@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::hbone::Tunnel;
 
-use super::alert::{ALERT_BYTES, Beginning};
+use super::alert::{ALERT_BYTES, ANSWER, Beginning};
 
 /// What is read from a bare connection at once.
 const READ_BYTES: usize = 256 * 1024;
@@ -22,7 +22,8 @@ pub(super) enum Flow {
     Bare(Bare),
 }
 
-/// A bare connection. A TLS alert in its first bytes is an error, not payload.
+/// A bare connection. Of its first bytes a TLS alert is an error, and the endpoint's answer to the
+/// ClientHello is no payload.
 pub(super) struct Bare {
     stream: TcpStream,
     /// The first bytes, until they are handed out.
@@ -144,6 +145,10 @@ impl Bare {
         self.head.extend_from_slice(bytes);
         match Beginning::of(&self.head) {
             Beginning::Alert(alert) => return Err(io::Error::other(alert)),
+            Beginning::Answer => {
+                self.head.advance(ANSWER.len());
+                self.is_payload = true;
+            }
             Beginning::Payload => self.is_payload = true,
             Beginning::Open => {}
         }

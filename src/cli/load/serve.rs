@@ -25,6 +25,7 @@ use crate::cli::stop::Stop;
 use crate::hbone::{self, Incoming, Tunnel};
 use crate::tls;
 
+use super::alert::ANSWER;
 use super::args;
 use super::target::material;
 
@@ -38,7 +39,7 @@ pub(super) struct Args {
     /// What to do with a connection, or with a tunnel.
     #[arg(long, value_enum, default_value_t = Mode::Echo)]
     mode: Mode,
-    /// Drop a ClientHello first, as connections by `--sni` begin with one.
+    /// Drop and answer a ClientHello first, as connections by `--sni` begin with one.
     #[arg(long, conflicts_with = "hbone")]
     after_hello: bool,
     /// Speak HBONE, as a workload's ztunnel does, and serve its tunnels; else plain TCP.
@@ -178,6 +179,7 @@ async fn serve_stream(
     stream.set_nodelay(true)?;
     if after_hello {
         skip_hello(&mut stream).await?;
+        stream.write_all(&ANSWER).await?;
     }
     match mode {
         Mode::Echo => {
