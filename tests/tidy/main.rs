@@ -12,6 +12,8 @@ mod imports;
 #[cfg(test)]
 mod references;
 #[cfg(test)]
+mod security;
+#[cfg(test)]
 mod shape;
 #[cfg(test)]
 mod tree;
