@@ -12,6 +12,7 @@ mod holders;
 mod levels;
 mod listeners;
 mod policies;
+mod reach;
 mod regions;
 mod scrape;
 mod server;

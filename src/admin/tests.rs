@@ -470,7 +470,7 @@ fn exposure_says_to_whom_and_by_which_rule() {
         });
         let snapshot = publisher.reader().snapshot();
         let strangers = listeners::Strangers::new(&snapshot, &[]);
-        status::exposed_to(&snapshot, &strangers, snapshot.mesh.services.sorted()[0])
+        reach::exposed_to(&snapshot, &strangers, snapshot.mesh.services.sorted()[0])
     };
     assert_eq!(said(ExposureTable::new(false), &[]), ["nobody"]);
     assert_eq!(

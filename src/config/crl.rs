@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::fields::Value;
-use super::lossy_paths;
+use super::serialize::lossy_paths;
 
 /// Certificate revocation lists (RFC 5280) for the leaves and intermediates of peers.
 #[derive(Clone, Debug, PartialEq, Serialize)]

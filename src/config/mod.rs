@@ -21,6 +21,7 @@ mod listeners;
 mod names;
 pub mod pod;
 mod read;
+mod serialize;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,10 @@ use crate::wire::sni::RouteBy;
 
 pub use aliases::{Alias, Names, SUFFIXES};
 pub use auto::{AutoExport, Selector};
+use serialize::{
+    account_names, human_duration, lossy_path, lossy_path_option, lossy_paths, names_only,
+};
+
 pub use crl::{Crl, CrlPolicy};
 pub use findings::{Finding, Findings, Place, Report, Severity};
 pub use identity::parse_identity;
@@ -558,46 +563,4 @@ impl Config {
             .map(|(key, _)| key)
             .collect()
     }
-}
-
-/// Paths need not be UTF-8, and a dump must not fail over one.
-fn lossy_path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&path.display())
-}
-
-fn lossy_paths<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
-}
-
-fn lossy_path_option<S: Serializer>(
-    path: &Option<PathBuf>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    match path {
-        Some(path) => serializer.collect_str(&path.display()),
-        None => serializer.serialize_none(),
-    }
-}
-
-fn human_duration<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&humantime::format_duration(*value))
-}
-
-/// Their values may be secrets.
-fn names_only<S: Serializer>(
-    headers: &[(String, String)],
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(headers.iter().map(|(name, _)| name))
-}
-
-fn account_names<S: Serializer>(
-    accounts: &[(String, String)],
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(
-        accounts
-            .iter()
-            .map(|(namespace, name)| format!("{namespace}/{name}")),
-    )
 }

@@ -146,12 +146,19 @@ impl Gateway {
         configure: impl FnOnce(&mut Command),
     ) -> Self {
         let log = std::fs::File::create(folder.path().join("log")).expect("a log file");
-        // A process that has entered its cgroup becomes prlimit, of util-linux, and then strait.
-        let enter = r#"[ -z "$0" ] || echo $$ > "$0/cgroup.procs" && exec prlimit "$@""#;
-        let mut command = Command::new("sh");
+        // prlimit is of util-linux, which every Linux distribution has.
+        let mut command = match &settings.cgroup {
+            None => Command::new("prlimit"),
+            // A shell that has entered the cgroup becomes prlimit. It would drop variables whose
+            // names are none of its own, as Istio's XDS_HEADER_x-tenant, so others go without.
+            Some(cgroup) => {
+                let mut shell = Command::new("sh");
+                let enter = r#"echo $$ > "$0/cgroup.procs" && exec prlimit "$@""#;
+                shell.args(["-c", enter]).arg(cgroup);
+                shell
+            }
+        };
         command
-            .args(["-c", enter])
-            .arg(settings.cgroup.as_deref().unwrap_or_else(|| Path::new("")))
             .arg(format!("--nofile={0}:{0}", settings.descriptors))
             .arg(&settings.program);
         configure(&mut command);

@@ -1,0 +1,70 @@
+//! The peers that may reach a service, in words.
+
+use super::listeners::Strangers;
+use crate::snapshot::mesh::Service;
+use crate::snapshot::{Exposure, Snapshot};
+
+/// Returns who may reach a service, and by which rule: of `exposure`, or of a TLS listener.
+pub(super) fn exposed_to(
+    snapshot: &Snapshot,
+    strangers: &Strangers<'_>,
+    service: &Service,
+) -> Vec<String> {
+    let (by_rules, by_listeners) = (by_exposure(snapshot, service), strangers.of(service));
+    match (by_rules, by_listeners.is_empty()) {
+        (Ok(mut said), _) => {
+            said.extend(by_listeners);
+            said
+        }
+        (Err(nobody), true) => vec![nobody.to_owned()],
+        (Err(_), false) => by_listeners,
+    }
+}
+
+/// Returns who may reach a service by `exposure`, exports and objects.
+///
+/// # Errors
+/// Nobody, and why.
+fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, &'static str> {
+    let host = &*service.hostname;
+    if snapshot.scope.local.contains(host) {
+        return Err("nobody, as it stays in its cluster");
+    }
+    let entries = snapshot.exposure.entries(&snapshot.entry_of(host));
+    if !entries.is_empty() {
+        let said: Vec<_> = entries.iter().flat_map(of_entry).collect();
+        return match said.is_empty() {
+            true => Err("nobody, by its entry"),
+            false => Ok(said),
+        };
+    }
+    let mut said = Vec::new();
+    let ports = service.ports.keys();
+    let exported = ports.filter(|port| snapshot.is_exported(host, **port));
+    let exported: Vec<_> = exported.map(ToString::to_string).collect();
+    if snapshot.scope.exported.contains(host) {
+        said.push("the trust set (exported)".to_owned());
+    } else if !exported.is_empty() {
+        let ports = exported.join(", ");
+        said.push(format!("the trust set on port {ports} (export set)"));
+    }
+    if snapshot.is_exposed_by_default(host) {
+        said.push("the trust set (exposure.default)".to_owned());
+    }
+    match said.is_empty() {
+        true if snapshot.exposure.exposes_all() => Err("nobody, as only its namespace sees it"),
+        true => Err("nobody"),
+        false => Ok(said),
+    }
+}
+
+fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {
+    let port = entry.port.map(|port| format!(" on port {port}"));
+    let port = port.unwrap_or_default();
+    let workloads = match entry.workloads {
+        true => ", its workloads too",
+        false => "",
+    };
+    let audiences = entry.to.iter();
+    audiences.map(move |to| format!("{to}{port}{workloads}"))
+}

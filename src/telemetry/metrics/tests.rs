@@ -1,0 +1,78 @@
+//! Tests of the metrics by what they are encoded to.
+
+use super::*;
+
+#[test]
+fn every_label_of_a_closed_list_shows_as_zero_from_the_start() {
+    let text = Metrics::new().encode();
+    for reason in Reason::ALL {
+        let labels = format!("reason=\"{reason}\",source_cluster=\"unknown\"");
+        let line = format!("strait_tunnels_total{{{labels}}} 0\n");
+        assert!(text.contains(&line), "{line}");
+    }
+    for refusal in HandshakeRefusal::ALL {
+        let line = format!("strait_handshakes_refused_total{{reason=\"{refusal}\"}} 0\n");
+        assert!(text.contains(&line), "{line}");
+    }
+    for line in [
+        "strait_reload_total{what=\"config\",result=\"ok\"} 0\n",
+        "strait_reload_total{what=\"certificates\",result=\"error\"} 0\n",
+        "strait_certificate_fetches_total{result=\"error\"} 0\n",
+        "strait_connections_open 0\n",
+        "strait_tunnels_open 0\n",
+        "strait_connections_total 0\n",
+        "strait_accept_errors_total{kind=\"connection\"} 0\n",
+        "strait_accept_errors_total{kind=\"resource\"} 0\n",
+        "strait_endpoint_ejections_total 0\n",
+        "strait_connections_exhausted_total 0\n",
+        "strait_dials_total{result=\"denied\"} 0\n",
+        "strait_dial_seconds_count 0\n",
+        "strait_log_lines_dropped_total 0\n",
+        "strait_access_log_suppressed_total 0\n",
+        "strait_metric_overflow_total{metric=\"istio_tcp_connections_failed\"} 0\n",
+        "istio_build{component=\"strait\",tag=\"0.1.0\"} 1\n",
+    ] {
+        assert!(text.contains(line), "{line} in\n{text}");
+    }
+    assert!(text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn each_method_moves_its_own_metric() {
+    let metrics = Metrics::new();
+    let first = metrics.connection_opened();
+    let second = metrics.connection_opened();
+    drop(first);
+    metrics.accept_error(AcceptError::Resource);
+    metrics.handshake_refused(HandshakeRefusal::UntrustedDomain);
+    metrics.dial_failed(Reason::DialTimeout);
+    metrics.dialled(Duration::from_millis(3));
+    metrics.endpoint_ejected();
+    metrics.reload(What::Mesh, false);
+    let text = metrics.encode();
+    drop(second);
+    for line in [
+        "strait_connections_total 2",
+        "strait_connections_open 1",
+        "strait_accept_errors_total{kind=\"resource\"} 1",
+        "strait_handshakes_refused_total{reason=\"untrusted_domain\"} 1",
+        "strait_dials_total{result=\"timeout\"} 1",
+        "strait_dials_total{result=\"ok\"} 1",
+        "strait_dial_seconds_bucket{le=\"0.0025\"} 0",
+        "strait_dial_seconds_bucket{le=\"0.005\"} 1",
+        "strait_endpoint_ejections_total 1",
+        "strait_reload_total{what=\"mesh\",result=\"error\"} 1",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+    }
+    assert!(metrics.encode().contains("strait_connections_open 0\n"));
+}
+
+#[test]
+fn the_plain_format_names_counters_by_their_samples() {
+    let text = Metrics::new().encode_plain();
+    assert!(text.contains("# TYPE strait_tunnels_total counter\nstrait_tunnels_total{"));
+    assert!(text.contains("# TYPE strait_tunnels_open gauge\n"));
+    assert!(text.contains("# TYPE strait_dial_seconds histogram\n"));
+    assert!(!text.contains("# EOF"));
+}
