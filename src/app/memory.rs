@@ -42,21 +42,15 @@ impl Memory {
         let machine = kib_of(&root.join("proc/meminfo"), "MemTotal:");
         let cgroups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
         let groups = cgroups.lines().filter_map(|line| Group::of(root, line));
-        let least = groups
-            .filter_map(|group| Some((group.limit()?, group)))
-            .filter(|(limit, _)| machine.is_none_or(|machine| *limit < machine))
-            .min_by_key(|(limit, _)| *limit);
         let resident = || kib_of(&root.join("proc/self/status"), "VmRSS:").unwrap_or(0);
-        match least {
-            Some((limit, group)) => Self {
-                limit,
-                used: group.used().unwrap_or_else(resident),
-            },
-            None => Self {
-                limit: machine.unwrap_or(UNKNOWN),
-                used: resident(),
-            },
-        }
+        let limited = groups.flat_map(|group| group.measured(resident));
+        let limited = limited.filter(|own| machine.is_none_or(|machine| own.limit < machine));
+        // Of several limits the nearest counts: others may use what a group above allows.
+        let nearest = limited.min_by_key(|own| own.limit.saturating_sub(own.used));
+        nearest.unwrap_or_else(|| Self {
+            limit: machine.unwrap_or(UNKNOWN),
+            used: resident(),
+        })
     }
 
     /// Half of what this process may use: what its tunnels may hold at most. The other half is for
@@ -156,23 +150,26 @@ impl Group {
             .take_while(|group| group.starts_with(&self.mount))
     }
 
-    /// The least limit of this group and of all above it.
-    fn limit(&self) -> Option<u64> {
-        let files = |group: &Path| self.limits.iter().map(|file| group.join(file)).collect();
-        let files = self
-            .ancestors()
-            .flat_map(|group| -> Vec<PathBuf> { files(group) });
-        files
-            .filter_map(|file| read(&file)?.trim().parse().ok())
-            .min()
+    /// The limits of this group and of all above it, each with what that group uses, or where it
+    /// does not say so what the nearest group below it does.
+    fn measured(&self, resident: impl Fn() -> u64) -> Vec<Memory> {
+        let mut used = None;
+        let mut measured = Vec::new();
+        for group in self.ancestors() {
+            used = self.used(group).or(used);
+            let limits = self.limits.iter().map(|file| group.join(file));
+            let limit = limits.filter_map(|file| read(&file)?.trim().parse().ok());
+            measured.extend(limit.min().map(|limit| Memory {
+                limit,
+                used: used.unwrap_or_else(&resident),
+            }));
+        }
+        measured
     }
 
-    /// What this group uses, without the page cache, which the kernel takes back before it kills.
-    fn used(&self) -> Option<u64> {
-        let (group, used) = self.ancestors().find_map(|group| {
-            let used = read(&group.join(self.used))?.trim().parse::<u64>().ok()?;
-            Some((group, used))
-        })?;
+    /// What a group uses, without the page cache, which the kernel takes back before it kills.
+    fn used(&self, group: &Path) -> Option<u64> {
+        let used = read(&group.join(self.used))?.trim().parse::<u64>().ok()?;
         let stat = read(&group.join("memory.stat")).unwrap_or_default();
         let cache = stat.lines().filter_map(|line| {
             let (name, value) = line.split_once(' ')?;
@@ -322,6 +319,22 @@ mod tests {
         );
         assert_eq!(shares(125, 0, None), (8, 0));
         assert_eq!(shares(16, 0, Some(4 * MIB)), (4, 80));
+    }
+
+    #[test]
+    fn a_limit_above_counts_with_what_all_below_it_use() {
+        let files = [
+            ("proc/self/cgroup", "0::/pod/strait\n"),
+            ("sys/fs/cgroup/pod/strait/memory.max", "134217728\n"),
+            ("sys/fs/cgroup/pod/strait/memory.current", "1048576\n"),
+            ("sys/fs/cgroup/pod/memory.max", "268435456\n"),
+            ("sys/fs/cgroup/pod/memory.current", "260046848\n"),
+        ];
+        let want = Memory {
+            limit: 256 << 20,
+            used: 248 << 20,
+        };
+        assert_eq!(measured(&files), want);
     }
 
     #[test]

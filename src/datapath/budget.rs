@@ -3,7 +3,8 @@
 //! Each byte of a tunnel that this process holds is on the tunnel's account: what the peer sent and
 //! the endpoint has not taken, and what the endpoint sent and h2 has not written. Windows bound
 //! what one connection can hold; this bounds what all of them do. Past the limit new tunnels are
-//! refused, and those that hold most and hardly move are reset until an eighth of it is free.
+//! refused, and those that hold most and hardly move are reset until an eighth of it is free. A
+//! quarter past it no endpoint is read until there is room again.
 
 use std::cmp::Reverse;
 use std::future::poll_fn;
@@ -23,6 +24,9 @@ use super::gate::Gate;
 /// What a tunnel may hold without the budget being told, so that small messages cost nothing: no
 /// more than it takes itself.
 const UNTOLD_MAX: usize = 2 * 1024;
+/// Bytes that the kernel may hold of a side that is not read, as the other takes nothing: the initial receive buffer of
+/// Linux (`net.ipv4.tcp_rmem`). A memory cgroup of version 2 charges them to this process.
+pub const KERNEL_BYTES: usize = 128 * 1024;
 /// A tunnel that moves less than it holds in this time counts as stalled.
 const STALL: Duration = Duration::from_secs(1);
 
@@ -59,6 +63,8 @@ pub struct Account {
     evicted: AtomicBool,
     /// The task waits until nothing is held.
     draining: AtomicBool,
+    /// The task waits until endpoints are read again.
+    paused: AtomicBool,
     /// What may end the tunnel from outside is behind it.
     gate: Gate,
 }
@@ -103,6 +109,12 @@ impl Budget {
         self.held() <= self.limit()
     }
 
+    /// Whether the limit is passed by a quarter.
+    fn is_exhausted(&self) -> bool {
+        let limit = self.limit();
+        self.held() > limit.saturating_add(limit / 4)
+    }
+
     /// Replaces the limit, as the memory that is free has changed.
     pub fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
@@ -134,6 +146,7 @@ impl Budget {
             listed: AtomicBool::new(false),
             evicted: AtomicBool::new(false),
             draining: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
             gate: Gate::default(),
         })
     }
@@ -156,6 +169,21 @@ impl Budget {
                     limit, reset, "buffers are full: new tunnels are refused"
                 );
                 rounds += 1;
+                self.resume();
+            }
+            self.resume();
+        }
+    }
+
+    /// Wakes the tunnels that wait until endpoints are read again, if they are.
+    fn resume(&self) {
+        if self.is_exhausted() {
+            return;
+        }
+        let listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
+        for account in listed.iter().filter_map(Weak::upgrade) {
+            if account.paused.swap(false, Ordering::SeqCst) {
+                account.gate.open();
             }
         }
     }
@@ -167,8 +195,7 @@ impl Budget {
         let urgent = async {
             loop {
                 self.urgent.notified().await;
-                let limit = self.limit();
-                if self.held() > limit.saturating_add(limit / 4) {
+                if self.is_exhausted() {
                     return;
                 }
             }
@@ -244,19 +271,41 @@ impl Account {
         self.held.store(held, Ordering::Relaxed);
         if held >= self.told.load(Ordering::Relaxed) + UNTOLD_MAX {
             self.tell(held);
-            if !self.listed.swap(true, Ordering::Relaxed) {
-                self.budget.list(self);
-            }
+            self.enlist();
             self.budget.press(self.budget.held());
         }
     }
 
+    fn enlist(self: &Arc<Self>) {
+        if !self.listed.swap(true, Ordering::Relaxed) {
+            self.budget.list(self);
+        }
+    }
+
+    /// Whether no endpoint is to be read now, as all tunnels hold too much. The task that waits in
+    /// [`Account::poll_gated`] is woken once this may have changed.
+    pub fn must_pause(self: &Arc<Self>) -> bool {
+        if !self.budget.is_exhausted() {
+            return false;
+        }
+        self.paused.store(true, Ordering::SeqCst);
+        self.enlist();
+        self.budget.press(self.budget.held());
+        // Room that was made before the store has woken nobody.
+        self.budget.is_exhausted()
+    }
+
     /// Notes that the tunnel holds less.
     pub fn give_back(&self, bytes: usize) {
-        let held = self.held.load(Ordering::Relaxed).saturating_sub(bytes);
-        self.held.store(held, Ordering::Relaxed);
         let moved = self.moved.load(Ordering::Relaxed).wrapping_add(bytes);
         self.moved.store(moved, Ordering::Relaxed);
+        self.lessen(bytes);
+    }
+
+    /// Notes that the tunnel holds less, though nothing has moved.
+    pub fn lessen(&self, bytes: usize) {
+        let held = self.held.load(Ordering::Relaxed).saturating_sub(bytes);
+        self.held.store(held, Ordering::Relaxed);
         let told = self.told.load(Ordering::Relaxed);
         if told > 0 && (held == 0 || held + UNTOLD_MAX <= told) {
             self.tell(held);

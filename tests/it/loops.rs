@@ -1,7 +1,12 @@
 //! Gateways whose routes lead to each other: one ClientHello goes round a few times and no more.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use crate::passthrough::hello;
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, broken, identities, run, until};
@@ -90,14 +95,17 @@ fn review_10_the_fourth_tunnel_with_one_hello_is_reset_and_a_new_hello_is_not() 
         let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
         let gateway = Gateway::start(&settings).await;
         let (go, goes) = tokio::sync::watch::channel(false);
+        let hellos = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&hellos);
         let _endpoint = Endpoint::new(net.listen(11, TLS).await, move |mut stream| {
-            let mut goes = goes.clone();
+            let (mut goes, counted) = (goes.clone(), Arc::clone(&counted));
             async move {
                 let mut all = vec![0; 64];
                 // The tunnel that is refused sends none.
                 if stream.read_exact(&mut all).await.is_err() {
                     return;
                 }
+                counted.fetch_add(1, Ordering::Relaxed);
                 goes.wait_for(|&go| go).await.expect("the test's word");
                 let _ = stream.write_all(b"!").await;
                 let _ = stream.read_to_end(&mut all).await;
@@ -124,7 +132,10 @@ fn review_10_the_fourth_tunnel_with_one_hello_is_reset_and_a_new_hello_is_not() 
         until("three hellos", received, |&bytes| bytes >= all).await;
         let mut fourth = client.tunnel(ECHO).await.expect("a tunnel");
         fourth.write_all(&same).await.expect("a hello");
-        assert_eq!(broken(&mut fourth).await, Some(h2::Reason::INTERNAL_ERROR));
+        let reset = timeout(Duration::from_secs(5), broken(&mut fourth)).await;
+        let reset = reset.expect("a reset at once");
+        assert_eq!(reset, Some(h2::Reason::INTERNAL_ERROR));
+        assert_eq!(hellos.load(Ordering::Relaxed), 3, "the fourth is not sent");
         assert_eq!(gateway.tunnels("loop").await, 1.0);
         let mut fifth = client.tunnel(ECHO).await.expect("a tunnel");
         fifth.write_all(&other).await.expect("a hello");

@@ -25,6 +25,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
 
+use super::budget::KERNEL_BYTES;
 use super::buffer::{BUFFER_BYTES, Buffer, compact};
 use super::hellos::{self, InFlight};
 use super::tunnel::{RECORD_DATA_BYTES, Tunnel};
@@ -96,7 +97,11 @@ pub async fn run(
     })
     .await;
     let deadline = Instant::now() + DELIVERY_DEADLINE;
-    let gone = matches!(ended, Err(reason) if reason.blame() != Blame::Upstream);
+    // Of a loop nothing more is to reach the endpoint.
+    let gone = matches!(
+        ended,
+        Err(reason) if matches!(reason.blame(), Blame::Nobody | Blame::Downstream)
+    );
     if gone && !upload.done {
         // A peer that sent END_STREAM and then went away has been promised delivery (contract 10,
         // Ends). h2 still holds what it sent; without END_STREAM this fails at once.
@@ -231,6 +236,9 @@ impl Upload {
 struct Download {
     reserved: bool,
     done: bool,
+    /// The endpoint has sent what the peer has no window for, and the account has it. A copy that
+    /// is dropped leaves it there until the account is.
+    unread: bool,
 }
 
 impl Download {
@@ -255,8 +263,22 @@ impl Download {
                 return Poll::Pending;
             };
             readable.map_err(|_| Reason::UpstreamReset)?;
+            if tunnel.account().must_pause() {
+                return Poll::Pending;
+            }
             self.reserved = true;
-            let capacity = ready!(tunnel.poll_capacity(cx, READ_BYTES_MAX))?;
+            let Poll::Ready(capacity) = tunnel.poll_capacity(cx, READ_BYTES_MAX) else {
+                if !self.unread {
+                    self.unread = true;
+                    tunnel.account().take(KERNEL_BYTES);
+                }
+                return Poll::Pending;
+            };
+            if self.unread {
+                self.unread = false;
+                tunnel.account().lessen(KERNEL_BYTES);
+            }
+            let capacity = capacity?;
             match poll_read(cx, upstream, capacity) {
                 Poll::Ready(Ok((bytes, _))) if bytes.is_empty() => {
                     tunnel.finish()?;
