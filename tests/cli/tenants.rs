@@ -46,8 +46,9 @@ endpoints:
                     is passed over: a slice names pods of its own namespace only; write no such \
                     `targetRef`\n\
                     objects.yaml:6: warning: the address 10.0.0.8 (and 1 more) of aaa/web is not \
-                    used: it belongs to namespace app by objects.yaml:16; write addresses of pods \
-                    of the slice's namespace, or a workload of the mesh file\n";
+                    used: namespace app lists it too at objects.yaml:16, and nothing proves whose \
+                    it is; write addresses of pods of the slice's namespace that Kubernetes keeps \
+                    up to date, or a workload of the mesh file\n";
         assert_eq!(said, want);
     });
 }
