@@ -54,6 +54,30 @@ endpoints:
 }
 
 #[test]
+fn review_1_a_host_name_in_a_slice_is_a_warning_at_its_line() {
+    run(async {
+        let objects = "apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: aaa, labels: {istio.io/global: \"true\"}}
+spec: {ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: aaa, labels: {kubernetes.io/service-name: web}}
+addressType: FQDN
+ports: [{port: 8080}]
+endpoints: [{addresses: [db.app.svc.cluster.local]}]
+";
+        let said = checked(objects).await.stderr;
+        let want = "objects.yaml:6: warning: the endpoint db.app.svc.cluster.local of aaa/web is \
+                    not used: the answer to a host name could be an address of another namespace; \
+                    write a workload with this `hostname` into the mesh file, which an operator \
+                    writes\n";
+        assert_eq!(said, want);
+    });
+}
+
+#[test]
 fn review_2_equal_claims_to_an_address_are_warnings_at_both_lines() {
     run(async {
         let service = |name: &str| {

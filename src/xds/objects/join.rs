@@ -333,7 +333,8 @@ impl<'a> Joining<'a> {
             let is_here = *site.network == *view.config.gateway.network;
             let owners = self.owners;
             let may_use = |ip: &IpAddr| !is_here || owners.refusal(*ip, site.namespace).is_none();
-            for backend in &slice.endpoints {
+            let addressed = slice.endpoints.iter().filter(|one| one.host.is_empty());
+            for backend in addressed {
                 let own = backend.addresses.iter().copied();
                 let own: Vec<_> = own.filter(may_use).collect();
                 if own.is_empty() && !backend.addresses.is_empty() {

@@ -167,10 +167,10 @@ impl<'a> Owners<'a> {
     }
 
     /// Returns a finding for each slice that names pods of other namespaces, and for each slice of
-    /// an exposed service that has addresses it may not use.
+    /// an exposed service that has addresses it may not use, or host names.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let found = self.listed.iter().flat_map(|listed| {
-            let address = self.refused_address(listed);
+            let address = self.refused_address(listed).or_else(|| host_name(listed));
             foreign_pod(listed).into_iter().chain(address)
         });
         found.take(WARNINGS_MAX).collect()
@@ -274,4 +274,19 @@ fn foreign_pod(listed: &Listed<'_>) -> Option<Finding> {
          names pods of its own namespace only"
     );
     Some(warning(&listed.slice.place, what, "no such `targetRef`"))
+}
+
+fn host_name(listed: &Listed<'_>) -> Option<Finding> {
+    if !listed.is_here || !listed.is_exposed {
+        return None;
+    }
+    let (namespace, name) = listed.key;
+    let hosts = listed.slice.endpoints.iter().map(|one| &one.host);
+    let host = hosts.clone().find(|host| !host.is_empty())?;
+    let what = format!(
+        "the endpoint {host} of {namespace}/{name} is not used: the answer to a host name could be \
+         an address of another namespace"
+    );
+    let how = "a workload with this `hostname` into the mesh file, which an operator writes";
+    Some(warning(&listed.slice.place, what, how))
 }

@@ -298,6 +298,33 @@ fn services_of_one_namespace_share_pods() {
     assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
 }
 
+#[test]
+fn a_host_name_in_a_slice_is_no_endpoint() {
+    // The victim's headless service, a DNS name of one of its pods, and a name of the tenant's own.
+    for host in [
+        "hello.app.svc.cluster.local",
+        "10-0-0-1.app.pod.cluster.local",
+        "X.Evil.",
+    ] {
+        for pod in ["", ", targetRef: {kind: Pod, namespace: evil, name: p}"] {
+            let backend = format!("{{addresses: [{host}]{pod}}}");
+            let named = slice_in("evil", "", &backend).replace("IPv4", "FQDN");
+            for (label, is_told) in [(EXPORTED, true), (KEPT, false)] {
+                let joined = joined(&(service_in("evil", label, "") + &named));
+                assert!(joined.mesh.workloads.is_empty(), "{host} {pod}");
+                let name = host.trim_end_matches('.').to_lowercase();
+                let want = format!(
+                    "o.yaml:10: warning: the endpoint {name} of evil/hello is not used: the answer \
+                     to a host name could be an address of another namespace; write a workload \
+                     with this `hostname` into the mesh file, which an operator writes\n"
+                );
+                let want = if is_told { want } else { String::new() };
+                assert_eq!(joined.conflicts.to_string(), want);
+            }
+        }
+    }
+}
+
 /// An import of a namespace with an address.
 fn import(namespace: &str, ip: &str) -> String {
     format!(
