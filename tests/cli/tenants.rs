@@ -78,6 +78,38 @@ endpoints: [{addresses: [db.app.svc.cluster.local]}]
 }
 
 #[test]
+fn review_1_a_service_of_another_namespace_that_is_no_waypoint_is_a_warning_at_what_names_it() {
+    run(async {
+        let objects = |label: &str| {
+            format!(
+                "apiVersion: v1
+kind: Service
+metadata:
+  name: x
+  namespace: aaa
+  labels: {{istio.io/use-waypoint: web, istio.io/use-waypoint-namespace: app}}
+spec: {{ports: [{{port: 80}}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: web, namespace: app, labels: {{istio.io/global: \"false\", {label}}}}}
+spec: {{ports: [{{port: 80}}]}}
+"
+            )
+        };
+        let said = checked(&objects("")).await.stderr;
+        let want = "objects.yaml:1: warning: tunnels to aaa/x are refused: its waypoint app/web is \
+                    of another namespace, and is no Service with the label \
+                    `gateway.istio.io/managed: istio.io-mesh-controller`; write the name of a \
+                    waypoint, or the service with its waypoint into the mesh file\n";
+        assert_eq!(said, want);
+        let labelled = objects("gateway.istio.io/managed: istio.io-mesh-controller");
+        let said = checked(&labelled).await.stderr;
+        assert!(!said.contains("are refused"), "{said}");
+    });
+}
+
+#[test]
 fn review_2_equal_claims_to_an_address_are_warnings_at_both_lines() {
     run(async {
         let service = |name: &str| {

@@ -316,11 +316,52 @@ fn a_host_name_in_a_slice_is_no_endpoint() {
                 let want = format!(
                     "o.yaml:10: warning: the endpoint {name} of evil/hello is not used: the answer \
                      to a host name could be an address of another namespace; write a workload \
-                     with this `hostname` into the mesh file, which an operator writes\n"
+                     with this `hostname` into the mesh file, which an operator writes"
                 );
                 let want = if is_told { want } else { String::new() };
                 assert_eq!(joined.conflicts.to_string(), want);
             }
+        }
+    }
+}
+
+#[test]
+fn a_waypoint_of_another_namespace_or_kept_local_is_used_only_if_its_labels_say_that_it_is_one() {
+    const WAYPOINT: &str = "gateway.istio.io/managed: istio.io-mesh-controller";
+    let both = format!("{KEPT}, {WAYPOINT}");
+    let ambient = "istio.io/dataplane-mode: ambient";
+    let names = "istio.io/use-waypoint: web, istio.io/use-waypoint-namespace: app";
+    let web = |text: String| text.replace("hello", "web");
+    for (namespace, label, want) in [
+        ("evil", KEPT, false),
+        ("evil", EXPORTED, false),
+        ("evil", "", false),
+        ("evil", WAYPOINT, true),
+        ("evil", &both, true),
+        ("app", "", true),
+        ("app", KEPT, false),
+        ("app", &both, true),
+    ] {
+        let mut text = service_in(namespace, &format!("{EXPORTED}, {names}"), "");
+        text += &slice_in(namespace, "", &at("10.0.0.2"));
+        text += &(web(service("east", label)) + &web(slice("east", ambient, &at("10.0.0.1"))));
+        let told = format!(
+            "---\napiVersion: v1\nkind: Namespace\n\
+             metadata: {{name: {namespace}, labels: {{{names}}}}}\n"
+        );
+        // The name is in a label of the Service, or in one of its namespace.
+        for text in [text.clone(), text.replacen(names, "", 1) + &told] {
+            let joined = joined(&text);
+            let key = format!("{namespace}/hello.{namespace}.svc.cluster.local");
+            let service = joined.mesh.services.get(&*key).expect("a service");
+            assert!(!service.waypoints.is_empty(), "never dialled past it");
+            let lacks = snapshot(&joined).lacks_waypoint(service);
+            assert_eq!(lacks, !want, "{namespace} {label}");
+            let said = joined.conflicts.to_string();
+            let told = format!(
+                "o.yaml:2: warning: tunnels to {namespace}/hello are refused: its waypoint app/web "
+            );
+            assert_eq!(said.contains(&told), !want, "{namespace} {label}: {said}");
         }
     }
 }
