@@ -46,9 +46,66 @@ endpoints:
                     is passed over: a slice names pods of its own namespace only; write no such \
                     `targetRef`\n\
                     objects.yaml:6: warning: the address 10.0.0.8 (and 1 more) of aaa/web is not \
-                    used: it belongs to namespace app by objects.yaml:16; write addresses of pods \
-                    of the slice's namespace, or a workload of the mesh file\n";
+                    used: namespace app lists it too at objects.yaml:16, and nothing proves whose \
+                    it is; write addresses of pods of the slice's namespace that Kubernetes keeps \
+                    up to date, or a workload of the mesh file\n";
         assert_eq!(said, want);
+    });
+}
+
+#[test]
+fn review_1_a_host_name_in_a_slice_is_a_warning_at_its_line() {
+    run(async {
+        let objects = "apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: aaa, labels: {istio.io/global: \"true\"}}
+spec: {ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: aaa, labels: {kubernetes.io/service-name: web}}
+addressType: FQDN
+ports: [{port: 8080}]
+endpoints: [{addresses: [db.app.svc.cluster.local]}]
+";
+        let said = checked(objects).await.stderr;
+        let want = "objects.yaml:6: warning: the endpoint db.app.svc.cluster.local of aaa/web is \
+                    not used: the answer to a host name could be an address of another namespace; \
+                    write a workload with this `hostname` into the mesh file, which an operator \
+                    writes\n";
+        assert_eq!(said, want);
+    });
+}
+
+#[test]
+fn review_1_a_service_of_another_namespace_that_is_no_waypoint_is_a_warning_at_what_names_it() {
+    run(async {
+        let objects = |label: &str| {
+            format!(
+                "apiVersion: v1
+kind: Service
+metadata:
+  name: x
+  namespace: aaa
+  labels: {{istio.io/use-waypoint: web, istio.io/use-waypoint-namespace: app}}
+spec: {{ports: [{{port: 80}}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: web, namespace: app, labels: {{istio.io/global: \"false\", {label}}}}}
+spec: {{ports: [{{port: 80}}]}}
+"
+            )
+        };
+        let said = checked(&objects("")).await.stderr;
+        let want = "objects.yaml:1: warning: tunnels to aaa/x are refused: its waypoint app/web is \
+                    of another namespace, and is no Service with the label \
+                    `gateway.istio.io/managed: istio.io-mesh-controller`; write the name of a \
+                    waypoint, or the service with its waypoint into the mesh file\n";
+        assert_eq!(said, want);
+        let labelled = objects("gateway.istio.io/managed: istio.io-mesh-controller");
+        let said = checked(&labelled).await.stderr;
+        assert!(!said.contains("are refused"), "{said}");
     });
 }
 

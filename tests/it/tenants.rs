@@ -7,6 +7,9 @@ use crate::support::{Endpoint, Gateway, Net, identities, run, until};
 const EXPORTED: &str = "istio.io/global: \"true\"";
 const KEPT: &str = "istio.io/global: \"false\"";
 
+/// The label of a slice that Kubernetes keeps for a Service with a selector.
+const MANAGED: &str = "endpointslice.kubernetes.io/managed-by: endpointslice-controller.k8s.io";
+
 /// The hosts of the endpoint of the victim, `web` in `app`, and of that of the other tenant,
 /// `thief` in `aaa`, which comes first by its name.
 const VICTIM: u8 = 11;
@@ -155,10 +158,42 @@ fn review_1_a_slice_of_a_service_that_is_not_exported_takes_no_pod_away() {
         for labels in ["", KEPT] {
             let net = Net::new();
             let objects = thief(labels, "", &endpoint(net, VICTIM, None))
-                + &web(EXPORTED, "", &endpoint(net, VICTIM, Some("app")));
+                + &service(
+                    ("app", "web"),
+                    (EXPORTED, "selector: {app: web},"),
+                    (MANAGED, &endpoint(net, VICTIM, Some("app"))),
+                );
             let (gateway, _endpoints) = gateway_with(net, &objects).await;
             let client = gateway.client(identities()).await;
             assert_eq!(answering(&client, WEB).await, [VICTIM], "{labels}");
+        }
+    });
+}
+
+#[test]
+fn review_1_a_managed_copy_or_an_invented_pod_takes_no_address() {
+    run(async {
+        let copy = format!(
+            "multicluster.kubernetes.io/source-cluster: west, {MANAGED}, \
+             multicluster.kubernetes.io/service-name: thief, topology.istio.io/network: east"
+        );
+        for (labels, global) in [(&*copy, "thief.aaa.mesh.internal:80"), ("", THIEVES)] {
+            let net = Net::new();
+            let forged = endpoint(net, VICTIM, Some("aaa"));
+            let of = match labels {
+                "" => EXPORTED.to_owned(),
+                _ => format!("{EXPORTED}, topology.istio.io/cluster: west"),
+            };
+            let spec = (&*of, "selector: {app: thief},");
+            let objects = service(("aaa", "thief"), spec, (labels, &forged))
+                + &web(KEPT, "", &endpoint(net, VICTIM, None));
+            let (gateway, [victim, _thief]) = gateway_with(net, &objects).await;
+            let client = gateway.client(identities()).await;
+            assert!(answering(&client, global).await.is_empty(), "{global}");
+            assert_eq!(victim.accepted(), 0, "{global}");
+            let want = format!("7: warning: the address {} of aaa/thief", net.ip(VICTIM));
+            let shown = conflicts(&gateway).await;
+            assert!(shown.len() == 1 && shown[0].starts_with(&want), "{shown:?}");
         }
     });
 }
@@ -212,7 +247,9 @@ fn review_2_an_address_of_two_imports_leads_to_neither() {
     run(async {
         let net = Net::new();
         let one = import(net, "aaa");
-        let (gateway, _endpoints) = gateway_with(net, &(one.clone() + &import(net, "app"))).await;
+        let [from, to] = [THIEF, VICTIM].map(|host| net.ip(host).to_string());
+        let other = import(net, "app").replace(&from, &to);
+        let (gateway, _endpoints) = gateway_with(net, &(one.clone() + &other)).await;
         let client = gateway.client(identities()).await;
         let vip = format!("{VIP}:80");
         assert!(answering(&client, &vip).await.is_empty());

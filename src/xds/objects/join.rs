@@ -16,13 +16,13 @@ use super::service::{Declared, Service};
 use super::slice::Slice;
 use super::view::{Key, View};
 use super::vips::Vips;
+use super::waypoints::{self, Named};
 use super::{Objects, WARNINGS_MAX};
 use crate::config::{Config, Discovery, Finding, Findings};
-use crate::snapshot::builder::HBONE_PORT;
-use crate::snapshot::mesh::{self, GatewayAddress, Mesh, Place, Protocol, Scope, Waypoint};
+use crate::snapshot::mesh::{self, Mesh, Protocol, Scope, Waypoint};
 
 /// Suffix of a service in its own cluster.
-const OWN: &str = "svc.cluster.local";
+pub(super) const OWN: &str = "svc.cluster.local";
 /// Suffixes of a service of all clusters that export it: that of MCS, which has the addresses of
 /// the import, and that of Istio's ambient mode.
 const GLOBAL: [&str; 2] = ["svc.clusterset.local", "mesh.internal"];
@@ -62,7 +62,9 @@ pub fn join(mesh: &Mesh, objects: &Objects, config: &Config) -> Joined {
     for key in view.keys() {
         joining.join(key);
     }
-    joining.finish()
+    let mut joined = joining.finish();
+    joined.conflicts.0.extend(waypoints::findings(&view, mesh));
+    joined
 }
 
 /// What is joined so far.
@@ -290,13 +292,8 @@ impl<'a> Joining<'a> {
     fn waypoint(&self, key: Key<'a>, suffix: &str) -> Option<Waypoint> {
         let is_here = suffix == OWN || self.exported.contains(&*host(key, OWN));
         let service = self.view.service(key, self.view.own())?;
-        let (namespace, name) = self.view.waypoint(service).filter(|_| is_here)?;
-        let place = Place::Name(self::name((namespace, name), OWN).to_string());
-        let gateway = GatewayAddress {
-            place,
-            port: HBONE_PORT,
-        };
-        Some(Waypoint { gateway, weight: 1 })
+        let named = Named::find(self.view, service).filter(|_| is_here)?;
+        Some(named.waypoint())
     }
 
     /// Adds the endpoints of some clusters to services.
@@ -333,7 +330,8 @@ impl<'a> Joining<'a> {
             let is_here = *site.network == *view.config.gateway.network;
             let owners = self.owners;
             let may_use = |ip: &IpAddr| !is_here || owners.refusal(*ip, site.namespace).is_none();
-            for backend in &slice.endpoints {
+            let addressed = slice.endpoints.iter().filter(|one| one.host.is_empty());
+            for backend in addressed {
                 let own = backend.addresses.iter().copied();
                 let own: Vec<_> = own.filter(may_use).collect();
                 if own.is_empty() && !backend.addresses.is_empty() {
@@ -412,6 +410,6 @@ fn host((namespace, name): Key<'_>, suffix: &str) -> String {
     format!("{name}.{namespace}.{suffix}")
 }
 
-fn name(key: Key<'_>, suffix: &str) -> Arc<str> {
+pub(super) fn name(key: Key<'_>, suffix: &str) -> Arc<str> {
     format!("{}/{}", key.0, host(key, suffix)).into()
 }

@@ -51,14 +51,7 @@ struct Place<'a> {
     cluster: &'a str,
     namespace: &'a str,
     network: &'a str,
-    at: At<'a>,
-}
-
-/// An address or a host name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum At<'a> {
-    Ip(IpAddr),
-    Host(&'a str),
+    at: IpAddr,
 }
 
 impl<'a> Members<'a> {
@@ -95,7 +88,7 @@ impl<'a> Members<'a> {
             }
         }
         member.workload.addresses = addresses.into();
-        for place in places(site, (backend, own)) {
+        for place in places(site, own) {
             let there = self.by_place.entry(place).or_default();
             if !there.contains(&index) {
                 there.push(index);
@@ -110,7 +103,7 @@ impl<'a> Members<'a> {
         if let Some(index) = self.by_uid.get(&uid) {
             return *index;
         }
-        let there = places(site, (backend, own));
+        let there = places(site, own);
         let there = there.filter_map(|place| self.by_place.get(&place));
         let same = there.flatten().copied().find(|index| {
             let known = self
@@ -227,7 +220,6 @@ fn member(site: Site<'_>, backend: &Backend, uid: &Arc<str>) -> Member {
         cluster: site.cluster.into(),
         network: site.network.into(),
         node: Arc::clone(&backend.node),
-        hostname: Arc::clone(&backend.host),
         protocol: site.protocol,
         locality: Arc::new(Locality {
             region: site.region.into(),
@@ -258,23 +250,15 @@ fn uid(site: Site<'_>, (backend, own): (&Backend, &[IpAddr])) -> String {
     if let Some(name) = backend.own_pod(namespace) {
         return format!("{cluster}//Pod/{namespace}/{name}");
     }
-    let first = match own.first() {
-        Some(address) => address.to_string(),
-        None => backend.host.to_string(),
-    };
+    let first = own.first().map(ToString::to_string).unwrap_or_default();
     format!("{cluster}//Endpoint/{namespace}/{network}/{first}")
 }
 
-fn places<'a>(
-    site: Site<'a>,
-    (backend, own): (&'a Backend, &[IpAddr]),
-) -> impl Iterator<Item = Place<'a>> {
-    let host = Some(&*backend.host).filter(|host| !host.is_empty());
-    let at = own.iter().copied().map(At::Ip).chain(host.map(At::Host));
-    at.map(move |at| Place {
+fn places<'a>(site: Site<'a>, own: &[IpAddr]) -> impl Iterator<Item = Place<'a>> {
+    own.iter().map(move |at| Place {
         cluster: site.cluster,
         namespace: site.namespace,
         network: site.network,
-        at,
+        at: *at,
     })
 }

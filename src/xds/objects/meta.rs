@@ -19,6 +19,8 @@ const DATAPLANE: &str = "istio.io/dataplane-mode";
 const MANAGED: &str = "gateway.istio.io/managed";
 /// The controller of waypoints.
 const WAYPOINTS: &str = "istio.io-mesh-controller";
+/// What a Service that is a waypoint has, for messages.
+pub(super) const WAYPOINT_LABEL: &str = "gateway.istio.io/managed: istio.io-mesh-controller";
 /// The waypoint that traffic to a Service, or to all of a namespace, has to go through.
 const WAYPOINT: &str = "istio.io/use-waypoint";
 /// Its namespace, where it is another one.
@@ -69,12 +71,14 @@ impl Meta {
 
     /// Whether its pods speak HBONE, if it says so or not.
     pub(super) fn is_ambient(&self) -> Option<bool> {
-        let is_waypoint = self
-            .labels
-            .get(MANAGED)
-            .is_some_and(|by| **by == *WAYPOINTS);
         let said = self.labels.get(DATAPLANE).map(|mode| **mode == *"ambient");
-        if is_waypoint { Some(true) } else { said }
+        if self.is_waypoint() { Some(true) } else { said }
+    }
+
+    /// Whether its labels say that it is of a waypoint.
+    pub(super) fn is_waypoint(&self) -> bool {
+        let managed = self.labels.get(MANAGED);
+        managed.is_some_and(|by| **by == *WAYPOINTS)
     }
 
     /// The namespace and name of the waypoint that it names. `none` is none, and no other is asked.

@@ -18,6 +18,7 @@ mod slice;
 mod tests;
 mod view;
 mod vips;
+mod waypoints;
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

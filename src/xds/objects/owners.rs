@@ -2,8 +2,9 @@
 //!
 //! Whoever may write EndpointSlices of one namespace may write any address into them
 //! (CVE-2021-25740), so that a slice alone proves nothing. An address belongs to the namespaces
-//! with the best [`Evidence`] for it, and services of other namespaces do not use it. Clusters make
-//! no difference, because a slice names its cluster itself and the address is dialled all the same.
+//! with proof of it, and services of other namespaces do not use it. An address without proof is
+//! used only if one namespace alone lists it. Clusters make no difference, because a slice names
+//! its cluster itself and the address is dialled all the same.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -18,10 +19,8 @@ use crate::snapshot::mesh::{Mesh, Workload};
 /// Evidence that an address belongs to a namespace, the weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Evidence {
-    /// A slice lists the address.
+    /// A slice lists the address, with or without a pod: its author may have invented the pod.
     Slice,
-    /// A slice names a pod of its own namespace there. Its author may have invented the pod.
-    Pod,
     /// Kubernetes itself gave the address to a Service, or put the pod into the slice of a Service
     /// with a selector. Pods of several namespaces share an address only as that of their node.
     Kubernetes,
@@ -36,8 +35,6 @@ pub(super) struct Claim<'a> {
     evidence: Evidence,
     /// The object with the best evidence; none for the mesh file.
     pub(super) place: Option<&'a Place>,
-    /// A slice that lists the address for a service that no peer may reach.
-    unexposed: Option<&'a Place>,
 }
 
 /// Why a namespace may not use an address.
@@ -45,8 +42,8 @@ pub(super) struct Claim<'a> {
 pub(super) enum Refusal<'a> {
     /// It belongs to another namespace.
     Owned(Claim<'a>),
-    /// Another namespace has the same evidence and does not expose the address.
-    Unexposed(&'a str, &'a Place),
+    /// Another namespace lists it too, and no claim to it is proven.
+    Unproven(Claim<'a>),
 }
 
 /// A slice, and what is known of its service.
@@ -79,8 +76,7 @@ impl<'a> Owners<'a> {
                 continue;
             };
             for ip in &service.ips {
-                let places = (Some(&service.meta.place), None);
-                owners.note(*ip, key.0, Evidence::Kubernetes, places);
+                owners.note(*ip, key.0, Evidence::Kubernetes, Some(&service.meta.place));
             }
         }
         for one in std::mem::take(&mut owners.listed) {
@@ -97,32 +93,27 @@ impl<'a> Owners<'a> {
         for workload in mesh.workloads.values().filter(|one| is_here(&one.network)) {
             for ip in &workload.addresses {
                 for namespace in namespaces(workload) {
-                    self.note(*ip, namespace, Evidence::File, (None, None));
+                    self.note(*ip, namespace, Evidence::File, None);
                 }
             }
         }
         for service in mesh.services.values() {
             for (_, ip) in service.vips.iter().filter(|(of, _)| is_here(of)) {
-                self.note(*ip, &service.namespace, Evidence::File, (None, None));
+                self.note(*ip, &service.namespace, Evidence::File, None);
             }
         }
     }
 
     fn note_slice(&mut self, view: &View<'a>, listed: &Listed<'a>) {
         let (slice, namespace) = (listed.slice, listed.key.0);
-        let service = view.service(listed.key, listed.cluster);
-        // The controller removes what others write into a slice of such a Service.
-        let is_proven = slice.is_managed && service.is_some_and(|service| service.has_selector);
-        let unexposed = Some(&slice.place).filter(|_| !listed.is_exposed);
+        let is_kept_up = is_kept_up(view, listed);
         for backend in &slice.endpoints {
             let evidence = match backend.own_pod(namespace) {
-                Some(_) if is_proven => Evidence::Kubernetes,
-                Some(_) => Evidence::Pod,
-                None => Evidence::Slice,
+                Some(_) if is_kept_up => Evidence::Kubernetes,
+                Some(_) | None => Evidence::Slice,
             };
             for ip in &backend.addresses {
-                let places = (Some(&slice.place), unexposed);
-                self.note(*ip, namespace, evidence, places);
+                self.note(*ip, namespace, evidence, Some(&slice.place));
             }
         }
     }
@@ -132,39 +123,37 @@ impl<'a> Owners<'a> {
         ip: IpAddr,
         namespace: &'a str,
         evidence: Evidence,
-        (place, unexposed): (Option<&'a Place>, Option<&'a Place>),
+        place: Option<&'a Place>,
     ) {
         let claims = self.claims.entry(ip).or_default();
-        let known = claims.iter_mut().find(|one| one.namespace == namespace);
-        match known {
-            Some(known) => {
-                if evidence > known.evidence {
-                    (known.evidence, known.place) = (evidence, place);
-                }
-                known.unexposed = known.unexposed.or(unexposed);
-            }
-            None => claims.push(Claim {
-                namespace,
-                evidence,
-                place,
-                unexposed,
-            }),
+        let new = Claim {
+            namespace,
+            evidence,
+            place,
+        };
+        match claims.iter_mut().find(|one| one.namespace == namespace) {
+            Some(known) if evidence > known.evidence => *known = new,
+            Some(_) => {}
+            None => claims.push(new),
         }
     }
 
     /// Returns why services of a namespace may not use an address that it claims, if they may not.
+    ///
+    /// Of several claims without proof none holds, exposed or not: otherwise a tenant could expose
+    /// an address to more peers than the owner does.
     pub(super) fn refusal(&self, ip: IpAddr, namespace: &str) -> Option<Refusal<'a>> {
         let claims = self.claims.get(&ip).filter(|claims| claims.len() > 1)?;
         let best = claims.iter().map(|one| one.evidence).max()?;
+        if best == Evidence::Slice {
+            let other = claims.iter().find(|one| one.namespace != namespace);
+            return other.copied().map(Refusal::Unproven);
+        }
         let mut owners = claims.iter().filter(|one| one.evidence == best);
-        if !owners.clone().any(|one| one.namespace == namespace) {
-            return owners.next().copied().map(Refusal::Owned);
+        match owners.clone().any(|one| one.namespace == namespace) {
+            true => None,
+            false => owners.next().copied().map(Refusal::Owned),
         }
-        if best >= Evidence::Kubernetes {
-            return None;
-        }
-        let mut others = owners.filter(|one| one.namespace != namespace);
-        others.find_map(|one| Some(Refusal::Unexposed(one.namespace, one.unexposed?)))
     }
 
     /// Returns a claim of another namespace to an address that no tenant can forge.
@@ -178,10 +167,10 @@ impl<'a> Owners<'a> {
     }
 
     /// Returns a finding for each slice that names pods of other namespaces, and for each slice of
-    /// an exposed service that has addresses it may not use.
+    /// an exposed service that has addresses it may not use, or host names.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let found = self.listed.iter().flat_map(|listed| {
-            let address = self.refused_address(listed);
+            let address = self.refused_address(listed).or_else(|| host_name(listed));
             foreign_pod(listed).into_iter().chain(address)
         });
         found.take(WARNINGS_MAX).collect()
@@ -208,14 +197,30 @@ impl<'a> Owners<'a> {
             Refusal::Owned(Claim { namespace, .. }) => {
                 format!("it belongs to namespace {namespace} by the mesh file")
             }
-            Refusal::Unexposed(namespace, place) => format!(
-                "namespace {namespace} lists it at {place} for a service that is not exposed"
-            ),
+            Refusal::Unproven(Claim {
+                namespace, place, ..
+            }) => {
+                let at = place
+                    .map(|place| format!(" at {place}"))
+                    .unwrap_or_default();
+                format!("namespace {namespace} lists it too{at}, and nothing proves whose it is")
+            }
         };
         let what = format!("the address {ip}{others} of {namespace}/{name} is not used: {why}");
-        let how = "addresses of pods of the slice's namespace, or a workload of the mesh file";
+        let how = "addresses of pods of the slice's namespace that Kubernetes keeps up to date, or \
+                   a workload of the mesh file";
         Some(warning(&listed.slice.place, what, how))
     }
+}
+
+/// Returns whether the controller of Kubernetes removes what others write into a slice. It finds
+/// the slices of a Service with a selector by [`super::slice`]'s label of this cluster. Copies,
+/// and objects that say to be of another cluster, are out of its sight.
+fn is_kept_up<'a>(view: &View<'a>, listed: &Listed<'a>) -> bool {
+    let (slice, own) = (listed.slice, view.own());
+    let is_own = !slice.is_copy && listed.cluster == own;
+    let service = view.service(listed.key, own);
+    is_own && slice.is_managed && service.is_some_and(|service| service.has_selector)
 }
 
 /// Returns the namespaces that a workload of a mesh file is for: its own and those of its services.
@@ -269,4 +274,19 @@ fn foreign_pod(listed: &Listed<'_>) -> Option<Finding> {
          names pods of its own namespace only"
     );
     Some(warning(&listed.slice.place, what, "no such `targetRef`"))
+}
+
+fn host_name(listed: &Listed<'_>) -> Option<Finding> {
+    if !listed.is_here || !listed.is_exposed {
+        return None;
+    }
+    let (namespace, name) = listed.key;
+    let hosts = listed.slice.endpoints.iter().map(|one| &one.host);
+    let host = hosts.clone().find(|host| !host.is_empty())?;
+    let what = format!(
+        "the endpoint {host} of {namespace}/{name} is not used: the answer to a host name could be \
+         an address of another namespace"
+    );
+    let how = "a workload with this `hostname` into the mesh file, which an operator writes";
+    Some(warning(&listed.slice.place, what, how))
 }

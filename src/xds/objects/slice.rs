@@ -47,7 +47,8 @@ pub(super) struct Slice {
 pub(super) struct Backend {
     /// Its addresses, or none where it has a host name.
     pub(super) addresses: Vec<IpAddr>,
-    /// Its host name, or an empty one.
+    /// Its host name, or an empty one. It is never looked up: the answer to a tenant's host name
+    /// could be any address.
     pub(super) host: Arc<str>,
     pub(super) is_ready: bool,
     pub(super) is_serving: bool,

@@ -283,13 +283,6 @@ fn endpoints_know_their_cluster_network_place_and_protocol() {
         learned("north", ""),
         ("net-n".into(), String::new(), Protocol::Tcp)
     );
-    let named = slice("east", "", "{addresses: [ELB.Example.]}").replace("IPv4", "FQDN");
-    let joined = joined(&(service("east", "") + &named));
-    let workload = joined.mesh.workloads.values().next().unwrap();
-    assert_eq!(
-        (&*workload.hostname, workload.addresses.len()),
-        ("elb.example", 0)
-    );
 }
 
 #[test]

@@ -86,22 +86,21 @@ fn what_a_slice_says_of_an_address_holds_in_its_namespace_only() {
     assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
 }
 
-/// `a` is exported. Each row: the label of `b`, the namespace of the pod in the slice of each, or
-/// none, and who uses the address that both list.
+/// `a` is exported. Each row: the label of `b`, and the namespace of the pod in the slice of each,
+/// or none.
 #[test]
-fn the_best_evidence_of_an_address_decides_who_uses_it() {
+fn an_address_that_two_namespaces_list_without_proof_is_used_by_neither() {
     let rows = [
-        ("both expose it", EXPORTED, ["", ""], [true, true]),
-        ("one keeps it", KEPT, ["", ""], [false, true]),
-        ("one does not expose it", "", ["", ""], [false, true]),
-        ("a pod that is kept", KEPT, ["", "b"], [false, true]),
-        ("a pod that is exposed", EXPORTED, ["", "b"], [false, true]),
-        ("no veto over a pod", KEPT, ["a", ""], [true, false]),
-        ("a foreign pod is none", KEPT, ["b", ""], [false, true]),
-        ("two pods, one kept", KEPT, ["a", "b"], [false, true]),
-        ("two pods", EXPORTED, ["a", "b"], [true, true]),
+        ("both expose it", EXPORTED, ["", ""]),
+        ("one keeps it", KEPT, ["", ""]),
+        ("one does not expose it", "", ["", ""]),
+        ("an invented pod, a kept address", KEPT, ["a", ""]),
+        ("an invented pod, an exposed address", EXPORTED, ["a", ""]),
+        ("a foreign pod, a kept address", KEPT, ["b", ""]),
+        ("two pods, one kept", KEPT, ["a", "b"]),
+        ("two pods", EXPORTED, ["a", "b"]),
     ];
-    for (what, label, pods, want) in rows {
+    for (what, label, pods) in rows {
         let [one, two] = pods.map(|namespace| match namespace {
             "" => at("10.0.0.1"),
             namespace => pod_at(namespace, "web", "10.0.0.1"),
@@ -110,11 +109,69 @@ fn the_best_evidence_of_an_address_decides_who_uses_it() {
             [service_in("a", EXPORTED, ""), slice_in("a", "", &one)],
             [service_in("b", label, ""), slice_in("b", "", &two)],
         );
+        assert_eq!(dialled, [const { Vec::<String>::new() }; 2], "{what}");
         let said = joined.conflicts.to_string();
-        assert_eq!(dialled.map(|all| all == [ONE]), want, "{what}: {said}");
+        let want = "o.yaml:10: warning: the address 10.0.0.1 of a/hello is not used: namespace b \
+                    lists it too at o.yaml:28, and nothing proves whose it is";
+        assert!(said.contains(want), "{what}: {said}");
         // A service that no peer reaches loses nothing.
-        let is_told = said.contains("10.0.0.1 of a/hello is not used");
-        assert_eq!(is_told, !want[0], "{what}: {said}");
+        let is_told = said.contains("10.0.0.1 of b/hello is not used");
+        assert_eq!(is_told, label == EXPORTED, "{what}: {said}");
+    }
+}
+
+#[test]
+fn a_workload_of_the_mesh_file_settles_whose_an_address_without_proof_is() {
+    let mesh = "services: []
+workloads: [{uid: vm, workloadIps: [10.0.0.1], namespace: b, services: {}}]
+";
+    let (mesh, _) = crate::xds::file::parse(Path::new("m.yaml"), mesh).expect("a mesh");
+    let forged = slice_in("a", "", &pod_at("a", "web", "10.0.0.1"));
+    let mut text = service_in("a", EXPORTED, "") + &forged;
+    text += &(service_in("b", EXPORTED, "") + &slice_in("b", "", &at("10.0.0.1")));
+    let joined = joined_with(&mesh, &text, "{}");
+    assert!(dialled_in(&joined, "a").is_empty());
+    assert_eq!(dialled_in(&joined, "b"), [ONE]);
+}
+
+/// Labels of a copy for the Service `hello`, which the controller of this cluster never sees.
+const COPIED: &str = "multicluster.kubernetes.io/source-cluster: west, \
+                      multicluster.kubernetes.io/service-name: hello";
+
+#[test]
+fn a_managed_slice_that_the_controller_never_sees_proves_nothing() {
+    let victim = service_in("app", KEPT, SELECTOR)
+        + &slice_in("app", MANAGED, &pod_at("app", "web", "10.0.0.1"));
+    let forged = pod_at("evil", "invented", "10.0.0.1");
+    for (what, cluster, labels) in [
+        ("a copy", "west", COPIED),
+        ("a copy beside an own Service", "east", COPIED),
+        (
+            "a copy of our own cluster",
+            "east",
+            &*COPIED.replace("west", "east"),
+        ),
+        (
+            "a slice of another cluster",
+            "west",
+            "topology.istio.io/cluster: west",
+        ),
+    ] {
+        let labels = format!("{labels}, {MANAGED}, topology.istio.io/network: east");
+        let slice = slice_in("evil", &labels, &forged);
+        let slice = slice.replace("topology.istio.io/cluster: east, ", "");
+        let service = service_in("evil", EXPORTED, SELECTOR);
+        let service = service.replace("cluster: east", &format!("cluster: {cluster}"));
+        let joined = joined(&(victim.clone() + &service + &slice));
+        assert_eq!(
+            reached(&joined, "hello.evil.mesh.internal").unwrap_or_default(),
+            [""; 0]
+        );
+        assert!(dialled_in(&joined, "evil").is_empty(), "{what}");
+        assert_eq!(dialled_in(&joined, "app"), [ONE], "{what}");
+        let said = joined.conflicts.to_string();
+        let want = "the address 10.0.0.1 of evil/hello is not used: it belongs to namespace app";
+        assert!(said.contains(want), "{what}: {said}");
     }
 }
 
@@ -216,11 +273,13 @@ fn an_entry_of_strait_yaml_exposes_a_service_as_an_export_does() {
     let text = pair("a") + &pair("b");
     let told = |entries: &[String]| {
         let exposure = format!("{{services: [{}]}}", entries.join(", "));
-        let joined = joined_with(&Mesh::default(), &text, &exposure);
-        ["a", "b"].map(|namespace| dialled_in(&joined, namespace).len())
+        let said = joined_with(&Mesh::default(), &text, &exposure).conflicts;
+        let said = said.to_string();
+        ["a", "b"].map(|namespace| said.contains(&format!("of {namespace}/hello is not used")))
     };
-    assert_eq!(told(&[entry("a")]), [0, 1]);
-    assert_eq!(told(&[entry("a"), entry("b")]), [1, 1]);
+    assert_eq!(told(&[]), [false, false]);
+    assert_eq!(told(&[entry("a")]), [true, false]);
+    assert_eq!(told(&[entry("a"), entry("b")]), [true, true]);
 }
 
 #[test]
@@ -237,6 +296,74 @@ fn services_of_one_namespace_share_pods() {
     );
     assert_eq!(joined.mesh.workloads.len(), 1);
     assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
+}
+
+#[test]
+fn a_host_name_in_a_slice_is_no_endpoint() {
+    // The victim's headless service, a DNS name of one of its pods, and a name of the tenant's own.
+    for host in [
+        "hello.app.svc.cluster.local",
+        "10-0-0-1.app.pod.cluster.local",
+        "X.Evil.",
+    ] {
+        for pod in ["", ", targetRef: {kind: Pod, namespace: evil, name: p}"] {
+            let backend = format!("{{addresses: [{host}]{pod}}}");
+            let named = slice_in("evil", "", &backend).replace("IPv4", "FQDN");
+            for (label, is_told) in [(EXPORTED, true), (KEPT, false)] {
+                let joined = joined(&(service_in("evil", label, "") + &named));
+                assert!(joined.mesh.workloads.is_empty(), "{host} {pod}");
+                let name = host.trim_end_matches('.').to_lowercase();
+                let want = format!(
+                    "o.yaml:10: warning: the endpoint {name} of evil/hello is not used: the answer \
+                     to a host name could be an address of another namespace; write a workload \
+                     with this `hostname` into the mesh file, which an operator writes"
+                );
+                let want = if is_told { want } else { String::new() };
+                assert_eq!(joined.conflicts.to_string(), want);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_waypoint_of_another_namespace_or_kept_local_is_used_only_if_its_labels_say_that_it_is_one() {
+    const WAYPOINT: &str = "gateway.istio.io/managed: istio.io-mesh-controller";
+    let both = format!("{KEPT}, {WAYPOINT}");
+    let ambient = "istio.io/dataplane-mode: ambient";
+    let names = "istio.io/use-waypoint: web, istio.io/use-waypoint-namespace: app";
+    let web = |text: String| text.replace("hello", "web");
+    for (namespace, label, want) in [
+        ("evil", KEPT, false),
+        ("evil", EXPORTED, false),
+        ("evil", "", false),
+        ("evil", WAYPOINT, true),
+        ("evil", &both, true),
+        ("app", "", true),
+        ("app", KEPT, false),
+        ("app", &both, true),
+    ] {
+        let mut text = service_in(namespace, &format!("{EXPORTED}, {names}"), "");
+        text += &slice_in(namespace, "", &at("10.0.0.2"));
+        text += &(web(service("east", label)) + &web(slice("east", ambient, &at("10.0.0.1"))));
+        let told = format!(
+            "---\napiVersion: v1\nkind: Namespace\n\
+             metadata: {{name: {namespace}, labels: {{{names}}}}}\n"
+        );
+        // The name is in a label of the Service, or in one of its namespace.
+        for text in [text.clone(), text.replacen(names, "", 1) + &told] {
+            let joined = joined(&text);
+            let key = format!("{namespace}/hello.{namespace}.svc.cluster.local");
+            let service = joined.mesh.services.get(&*key).expect("a service");
+            assert!(!service.waypoints.is_empty(), "never dialled past it");
+            let lacks = snapshot(&joined).lacks_waypoint(service);
+            assert_eq!(lacks, !want, "{namespace} {label}");
+            let said = joined.conflicts.to_string();
+            let told = format!(
+                "o.yaml:2: warning: tunnels to {namespace}/hello are refused: its waypoint app/web "
+            );
+            assert_eq!(said.contains(&told), !want, "{namespace} {label}: {said}");
+        }
+    }
 }
 
 /// An import of a namespace with an address.

@@ -1,0 +1,73 @@
+//! Waypoints that Services name, and which of them their tunnels go to.
+//!
+//! A tunnel to a service is dialled to its waypoint, so that any HBONE workload could be exposed by
+//! naming its Service. A Service of another namespace, or one that stays in its cluster, is used
+//! only if its own labels say that it is a waypoint. A service without a usable waypoint has no
+//! endpoint.
+
+use super::WARNINGS_MAX;
+use super::join::{OWN, name};
+use super::meta::WAYPOINT_LABEL;
+use super::ports::warning;
+use super::service::Service;
+use super::view::{Key, View};
+use crate::config::Finding;
+use crate::snapshot::builder::HBONE_PORT;
+use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Waypoint};
+
+/// The waypoint that a Service of our cluster names.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Named<'a> {
+    key: Key<'a>,
+    is_usable: bool,
+}
+
+impl<'a> Named<'a> {
+    /// Finds the waypoint that a Service, or its namespace, names.
+    pub(super) fn find(view: &View<'a>, service: &'a Service) -> Option<Self> {
+        let (key, own) = (view.waypoint(service)?, view.own());
+        let is_waypoint = view
+            .service(key, own)
+            .is_some_and(|of| of.meta.is_waypoint());
+        let is_near = *key.0 == *service.meta.namespace && !view.is_kept(key, own);
+        let is_usable = is_waypoint || is_near;
+        Some(Self { key, is_usable })
+    }
+
+    /// Returns the waypoint for a mesh. With weight 0, one that is not usable is never picked, and
+    /// its service is never dialled past it.
+    pub(super) fn waypoint(self) -> Waypoint {
+        let gateway = GatewayAddress {
+            place: Place::Name(name(self.key, OWN).to_string()),
+            port: HBONE_PORT,
+        };
+        let weight = u32::from(self.is_usable);
+        Waypoint { gateway, weight }
+    }
+}
+
+/// Returns a finding for each Service with a waypoint that is not used. Those of the mesh file have
+/// the waypoint that it names.
+pub(super) fn findings(view: &View<'_>, mesh: &Mesh) -> Vec<Finding> {
+    let mut keys = view.keys();
+    keys.retain(|key| !mesh.services.contains_key(&*name(*key, OWN)));
+    let services = keys
+        .into_iter()
+        .filter_map(|key| view.service(key, view.own()));
+    let found = services.filter_map(|service| {
+        let named = Named::find(view, service).filter(|named| !named.is_usable)?;
+        let (namespace, waypoint) = named.key;
+        let why = match *namespace == *service.meta.namespace {
+            true => "stays in its cluster",
+            false => "is of another namespace",
+        };
+        let what = format!(
+            "tunnels to {}/{} are refused: its waypoint {namespace}/{waypoint} {why}, and is no \
+             Service with the label `{WAYPOINT_LABEL}`",
+            service.meta.namespace, service.meta.name
+        );
+        let how = "the name of a waypoint, or the service with its waypoint into the mesh file";
+        Some(warning(&service.meta.place, what, how))
+    });
+    found.take(WARNINGS_MAX).collect()
+}
