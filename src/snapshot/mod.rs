@@ -66,7 +66,7 @@ use traffic::Balancing;
 pub struct Snapshot {
     /// Counts every change.
     pub version: u64,
-    /// Moves only when trust, exposure, exports, scope, policies, what they select, waypoints, their
+    /// Moves only when trust, exposure, exports, scope, policies, what they select, waypoints,
     /// identities or the rules of a listener change: open tunnels are judged anew then.
     pub generation: u64,
     /// The trust domains and the clusters that they stand for.
