@@ -45,7 +45,8 @@ const FRAME_BYTES_MAX: u32 = 64 * 1024;
 const SEND_BUFFER_BYTES: usize = 256 * 1024;
 /// Bytes of a decoded header list. Istio's own headers take under 1 KiB.
 const HEADER_LIST_BYTES: u32 = 16 * 1024;
-/// The header by which Istio's waypoints and gateways say that they are one (contract 2.3).
+/// The header by which Istio's waypoints and gateways say that they are one. It is believed only of
+/// the waypoints of the service that is asked for and of `trust.waypoints`.
 const SOURCE: &str = "x-istio-source";
 /// Fields of a header list: HPACK makes a field of one byte, and each costs an allocation.
 const HEADER_FIELDS_MAX: usize = 64;

@@ -46,8 +46,10 @@ impl Edits {
 }
 
 impl Identities {
-    /// Makes the edits.
-    pub(super) fn apply(&mut self, edits: Edits) {
+    /// Makes the edits. Returns whether a service has lost an identity: its tunnels that went past
+    /// a waypoint may be open still.
+    pub(super) fn apply(&mut self, edits: Edits) -> bool {
+        let mut is_lost = false;
         for (service, edits) in edits.0 {
             if edits.values().all(|by| *by == 0) {
                 continue;
@@ -57,7 +59,7 @@ impl Identities {
             for (principal, by) in edits {
                 let count = counts.get(&principal).copied().unwrap_or(0);
                 match count.saturating_add_signed(by) {
-                    0 => drop(counts.remove(&principal)),
+                    0 => is_lost |= counts.remove(&principal).is_some(),
                     count => drop(counts.insert(principal, count)),
                 }
             }
@@ -66,6 +68,7 @@ impl Identities {
                 false => drop(self.0.insert(service, counts.into())),
             }
         }
+        is_lost
     }
 }
 
@@ -185,5 +188,30 @@ mod tests {
             assert_eq!(got, [false, false, want], "step {index}");
         }
         assert!(snapshot.index.identities.0.is_empty(), "nothing is left");
+    }
+
+    #[test]
+    fn the_generation_moves_when_a_service_loses_the_last_workload_of_an_identity() {
+        // One mesh after the other, and whether open tunnels are judged anew.
+        let steps = [
+            (&[("a", "app", "w")][..], 0),
+            (&[("a", "app", "w"), ("b", "app", "w")], 0),
+            (&[("b", "app", "w")], 0),
+            (&[("c", "app", "w")], 0),
+            (&[("c", "app", "other")], 1),
+            (&[], 1),
+            (&[("b", "shop", "w")], 0),
+            (&[], 0),
+        ];
+        let mut snapshot = Snapshot::default();
+        for (index, (workloads, want)) in steps.into_iter().enumerate() {
+            let change = Change {
+                mesh: Some((mesh(&[], workloads), "east".into())),
+                ..Change::default()
+            };
+            let before = snapshot.generation;
+            snapshot = build(&snapshot, change);
+            assert_eq!(snapshot.generation - before, want, "step {index}");
+        }
     }
 }

@@ -64,17 +64,19 @@ type Edits<'a> = BTreeMap<&'a str, Option<Member>>;
 /// Puts a mesh in the place of the snapshot's. Where the network, whether only HBONE is dialled or
 /// whether there are TLS listeners differs, all of it is built anew; endpoints keep their state and
 /// claims their age also then. Returns whether open tunnels are to be judged anew: other policies
-/// may select a workload, or a service has other waypoints or another visibility.
+/// may select a workload, a service has lost an identity of its workloads, or it has other
+/// waypoints or another visibility.
 pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> bool {
     let index = &snapshot.index;
     let rules = (&index.network, index.hbone_only, index.direct);
     let (hbone_only, direct) = (mesh.hbone_only, snapshot.direct);
     let mut previous = Index::default();
+    let mut claims_before = None;
     if rules != (&network, hbone_only, direct) {
         snapshot.mesh = Mesh::default();
-        snapshot.services = Shards::default();
+        let services = mem::take(&mut snapshot.services);
         snapshot.derived = Shards::default();
-        snapshot.vips = Shards::default();
+        claims_before = Some((mem::take(&mut snapshot.vips), services));
         let index = Index {
             network,
             hbone_only,
@@ -96,6 +98,9 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> b
     let mut touched: BTreeSet<Cow<'_, str>> = families.map(Cow::Owned).collect();
     touched.extend(hosts.into_iter().chain(claimed).map(Cow::Borrowed));
     let renamed = snapshot.refresh(touched.iter().map(|host| &**host));
+    if let Some((vips, services)) = &claims_before {
+        snapshot.keep_ages(vips, services);
+    }
     reselected || rerouted || renamed
 }
 
@@ -137,7 +142,7 @@ pub(super) fn rebalance(snapshot: &mut Snapshot, old: &Arc<Balancing>) {
 impl Index {
     /// Joins workloads with the services that they name. States of endpoints are looked for in
     /// `previous` where this index has no such workload. Returns the hostnames that are touched,
-    /// and whether other policies may select a workload.
+    /// and whether other policies may select a workload or a service has lost an identity.
     fn join<'a>(
         &mut self,
         (old, new): (&'a Mesh, &'a Mesh),
@@ -182,13 +187,13 @@ impl Index {
                 edits.insert(uid, Some(member.clone()));
             }
         }
-        self.identities.apply(identities);
+        let has_lost = self.identities.apply(identities);
         let mut hosts = BTreeSet::new();
         for (service, edits) in edits {
             self.edit(service, edits);
             hosts.extend(service.split_once('/').map(|(_, host)| host));
         }
-        (hosts, reselected)
+        (hosts, reselected || has_lost)
     }
 
     /// What is known of a workload that could be dialled.

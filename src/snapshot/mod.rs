@@ -66,8 +66,8 @@ use traffic::Balancing;
 pub struct Snapshot {
     /// Counts every change.
     pub version: u64,
-    /// Moves only when trust, exposure, exports, scope, policies, what they select, waypoints or
-    /// the rules of a listener change: open tunnels are judged anew then.
+    /// Moves only when trust, exposure, exports, scope, policies, what they select, waypoints,
+    /// identities or the rules of a listener change: open tunnels are judged anew then.
     pub generation: u64,
     /// The trust domains and the clusters that they stand for.
     pub trust: Arc<TrustSet>,

@@ -9,7 +9,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::{Service, Snapshot, mesh};
+use super::{Service, Shards, Snapshot, mesh};
 
 /// A claim of a service to a hostname.
 #[derive(Clone, Debug)]
@@ -193,6 +193,31 @@ impl Snapshot {
         match claims.is_empty() {
             true => drop(self.vips.remove(&vip)),
             false => drop(self.vips.insert(vip, claims.into())),
+        }
+    }
+
+    /// Gives claims to VIPs the age that they had before all of them were made anew, by the claims
+    /// and the services of then. A claim is the same if it is of the same service.
+    pub(super) fn keep_ages(
+        &mut self,
+        vips: &Shards<IpAddr, Arc<[VipClaim]>>,
+        services: &Shards<Arc<str>, Arc<Service>>,
+    ) {
+        for (vip, before) in vips.iter() {
+            let Some(claims) = self.vips.get(vip) else {
+                continue;
+            };
+            let mut claims = claims.to_vec();
+            for claim in &mut claims {
+                let owners = [&self.services, services].map(|of| of.get(&claim.host));
+                let [now, then] = owners.map(|of| of.map(|of| &of.namespace));
+                let known = before.iter().find(|known| known.host == claim.host);
+                if let Some(known) = known.filter(|_| now == then) {
+                    claim.rank.since = known.rank.since;
+                }
+            }
+            claims.sort_by_key(|claim| claim.rank);
+            self.vips.insert(*vip, claims.into());
         }
     }
 
@@ -497,6 +522,44 @@ mod tests {
         // Another service of the same hostname is another claim.
         let moved = next(&second, &["y/echo.z.svc.cluster.local", other]);
         assert_eq!(by_vip(&moved), host(other));
+    }
+
+    #[test]
+    fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
+        let own = "z/echo.z.svc.cluster.local";
+        let (other, third) = ("a/a.a.svc.cluster.local", "b/b.b.svc.cluster.local");
+        let first = next(&configured(&[]), &[own]);
+        let mut snapshot = next(&first, &[own, other]);
+        for direct in [true, false] {
+            let services = [own, other].map(service);
+            let change = Change {
+                mesh: Some((Mesh::new(services, []), "east".into())),
+                direct: Some(direct),
+                ..Change::default()
+            };
+            snapshot = build(&snapshot, change);
+            let namespace = snapshot.by_vip(VIP).map(|of| of.namespace.to_string());
+            assert_eq!(namespace.as_deref(), Some("z"), "direct: {direct}");
+        }
+        // A claim that was alone is older than one that comes later.
+        let rebuilt = Change {
+            direct: Some(true),
+            ..Change::default()
+        };
+        let alone = build(&first, rebuilt);
+        let joined = next(&alone, &[own, third]);
+        assert_eq!(joined.by_vip(VIP).map(|of| &*of.namespace), Some("z"));
+        // Another service of the same hostname is another claim.
+        let change = Change {
+            mesh: Some((
+                Mesh::new(["y/echo.z.svc.cluster.local", other].map(service), []),
+                "east".into(),
+            )),
+            direct: Some(true),
+            ..Change::default()
+        };
+        let moved = build(&next(&first, &[own, other]), change);
+        assert_eq!(moved.by_vip(VIP).map(|of| &*of.namespace), Some("a"));
     }
 
     #[test]

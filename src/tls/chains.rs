@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 
 /// How long a chain is believed without being verified again.
 const BELIEVED: Duration = Duration::from_secs(5 * 60);
-/// Chains in each half: 2 × 512 × 48 bytes, with the maps' own room, are about 100 KiB.
+/// Chains in each half: 2 × 512 × 56 bytes, with the maps' own room, are about 120 KiB.
 const HALF: usize = 512;
 
 /// The chains that one verifier has verified.
@@ -20,7 +20,8 @@ const HALF: usize = 512;
 /// - the roots, the trust domains, the revocation lists and the algorithms: they are the
 ///   verifier's, and a change of them makes a new verifier, which has believed nobody yet;
 /// - the time: a chain is believed for five minutes, and never past the first end of validity of
-///   its certificates nor before the time at which it was verified.
+///   its certificates, nor before the time at which it was verified, nor once another revocation
+///   list is stale.
 ///
 /// That the peer has the leaf's key is proved in every handshake, whatever is in here, and after a
 /// chain has come in. Whoever knows a good chain can fill the places with variants of it: others'
@@ -39,10 +40,15 @@ struct Halves {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key([u8; 32]);
 
+/// A verdict that a chain is good.
 #[derive(Clone, Copy, Debug)]
-struct Verified {
-    at: UnixTime,
-    not_after: UnixTime,
+pub(super) struct Verified {
+    /// The time that it is about.
+    pub(super) at: UnixTime,
+    /// The time from which it counts no more.
+    pub(super) until: UnixTime,
+    /// The end of the first certificate of the chain.
+    pub(super) not_after: UnixTime,
 }
 
 impl Key {
@@ -61,7 +67,8 @@ impl Key {
 impl Verified {
     fn holds(&self, now: UnixTime) -> bool {
         let age = now.as_secs().checked_sub(self.at.as_secs());
-        age.is_some_and(|age| age < BELIEVED.as_secs()) && now <= self.not_after
+        let is_young = age.is_some_and(|age| age < BELIEVED.as_secs());
+        is_young && now < self.until && now <= self.not_after
     }
 }
 
@@ -73,13 +80,12 @@ impl Chains {
         verified.holds(now).then_some(verified.not_after)
     }
 
-    /// Notes that the chain was verified, and when the first of its certificates ends.
-    pub(super) fn add(&self, key: Key, now: UnixTime, not_after: UnixTime) {
+    /// Notes that the chain was verified.
+    pub(super) fn add(&self, key: Key, verified: Verified) {
         let mut halves = self.lock();
         if halves.young.len() >= HALF {
             halves.old = mem::take(&mut halves.young);
         }
-        let verified = Verified { at: now, not_after };
         halves.young.insert(key, verified);
     }
 
@@ -105,6 +111,14 @@ mod tests {
         UnixTime::since_unix_epoch(Duration::from_secs(seconds))
     }
 
+    fn verified(at: u64, until: u64, not_after: u64) -> Verified {
+        Verified {
+            at: time(at),
+            until: time(until),
+            not_after: time(not_after),
+        }
+    }
+
     #[test]
     fn a_chain_is_its_certificates_their_order_and_where_each_ends() {
         let same = key(&["leaf", "issuer"]);
@@ -123,24 +137,25 @@ mod tests {
     #[test]
     fn a_chain_holds_for_five_minutes_and_never_past_its_end_nor_before_its_time() {
         let chains = Chains::default();
-        let (long, short) = (key(&["long"]), key(&["short"]));
+        let (long, short, stale) = (key(&["long"]), key(&["short"]), key(&["stale"]));
         assert!(chains.hold(&long, time(1000)).is_none());
-        chains.add(long, time(1000), time(9000));
-        chains.add(short, time(1000), time(1010));
+        chains.add(long, verified(1000, 9000, 9000));
+        chains.add(short, verified(1000, 9000, 1010));
+        chains.add(stale, verified(1000, 1010, 9000));
         for (now, want) in [
-            (999, (false, false)),
-            (1000, (true, true)),
-            (1010, (true, true)),
-            (1011, (true, false)),
-            (1299, (true, false)),
-            (1300, (false, false)),
+            (999, [false, false, false]),
+            (1000, [true, true, true]),
+            (1009, [true, true, true]),
+            (1010, [true, true, false]),
+            (1011, [true, false, false]),
+            (1299, [true, false, false]),
+            (1300, [false, false, false]),
         ] {
             let now = time(now);
-            let held = |key| chains.hold(key, now).is_some();
-            let got = (held(&long), held(&short));
+            let got = [long, short, stale].map(|key| chains.hold(&key, now).is_some());
             assert_eq!(got, want, "at {now:?}");
         }
-        chains.add(long, time(1300), time(9000));
+        chains.add(long, verified(1300, 9000, 9000));
         let end = chains.hold(&long, time(1300));
         assert_eq!(end, Some(time(9000)), "verified again");
     }
@@ -150,7 +165,7 @@ mod tests {
         let chains = Chains::default();
         let key = |index: usize| key(&[&index.to_string()]);
         for index in 0..10 * HALF {
-            chains.add(key(index), time(1000), time(9000));
+            chains.add(key(index), verified(1000, 9000, 9000));
             let halves = chains.lock();
             assert!(halves.young.len() <= HALF && halves.old.len() <= HALF);
         }

@@ -1,7 +1,6 @@
 //! Certificate revocation lists: read from files, and looked at by webpki for every certificate of
 //! a chain but the root.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -14,7 +13,7 @@ use webpki::{
     RevocationOptionsBuilder, UnknownStatusPolicy,
 };
 use x509_parser::extensions::ParsedExtension;
-use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
+use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate, X509Extension};
 use x509_parser::revocation_list::CertificateRevocationList;
 
 use crate::config::{Crl, CrlPolicy};
@@ -25,7 +24,8 @@ use super::files::TlsError;
 
 /// Bytes of all files together. A list of 100,000 certificates has about 4 MB.
 const BYTES_MAX: usize = 16 << 20;
-/// Combinations of keys of equally named issuers that are tried for one chain.
+/// Combinations of keys of equally named issuers that are tried for one chain. Anybody may cause
+/// them, and each costs the signatures of a chain.
 const SETS_MAX: usize = 8;
 /// The OID of the extension issuingDistributionPoint (RFC 5280 section 5.2.5).
 const DISTRIBUTION_POINT: &str = "2.5.29.28";
@@ -34,9 +34,7 @@ const DISTRIBUTION_POINT: &str = "2.5.29.28";
 #[derive(Debug)]
 pub struct Crls {
     lists: Vec<List>,
-    /// The lists that are looked at together, by index. webpki takes the first list of an issuer's
-    /// name, so lists of one name and several keys, as after a change of roots, are in sets apart.
-    sets: Vec<Vec<usize>>,
+    issuers: Vec<Issuer>,
     on_stale: CrlPolicy,
     on_missing: CrlPolicy,
 }
@@ -51,6 +49,27 @@ struct List {
     point: Option<Vec<u8>>,
     this_update: i64,
     shown: status::Crl,
+}
+
+/// The lists of one issuer's name. webpki takes the first one of a name, so those of several keys,
+/// as after a change of roots, are tried one after another.
+#[derive(Debug)]
+struct Issuer {
+    name: Vec<u8>,
+    keys: Vec<OfKey>,
+}
+
+/// The lists of one key, by index.
+#[derive(Debug)]
+struct OfKey {
+    key: Option<Vec<u8>>,
+    lists: Vec<usize>,
+}
+
+/// The issuer that a certificate names.
+struct Named {
+    name: Vec<u8>,
+    key: Option<Vec<u8>>,
 }
 
 impl Crls {
@@ -76,37 +95,68 @@ impl Crls {
         }
         let lists = newest(lists);
         Ok(Self {
-            sets: sets(&lists),
+            issuers: issuers(&lists),
             lists,
             on_stale: config.on_stale,
             on_missing: config.on_missing,
         })
     }
 
-    /// Calls `verify` with the options of one set of lists after another, until the answer is not
-    /// that a list was signed by another key of the same name.
+    /// Calls `verify` for a chain with the options of one set of lists after another, until the
+    /// answer is not that something was signed by another key of the same name.
     pub(super) fn verify<T>(
         &self,
+        chain: &[&CertificateDer<'_>],
         verify: impl Fn(Option<RevocationOptions<'_>>) -> Result<T, webpki::Error>,
     ) -> Result<T, webpki::Error> {
         let mut result = Err(webpki::Error::UnknownRevocationStatus);
-        for set in &self.sets {
-            let lists = set.iter().filter_map(|&index| self.lists.get(index));
-            let lists: Vec<_> = lists.map(|list| &list.list).collect();
+        for lists in self.sets(chain) {
             result = match RevocationOptionsBuilder::new(&lists) {
                 Ok(options) => verify(Some(self.options(options))),
                 // There is no list at all, which `load` lets pass only under `on_missing: accept`.
                 Err(_) => verify(None),
             };
             match &result {
+                // Of several roots of one name webpki gives the first error of equal rank: that
+                // another root did not sign the chain hides that this one did not sign the list.
                 Err(
                     webpki::Error::InvalidCrlSignatureForPublicKey
-                    | webpki::Error::UnsupportedCrlSignatureAlgorithmForPublicKeyContext(_),
+                    | webpki::Error::InvalidSignatureForPublicKey
+                    | webpki::Error::UnsupportedCrlSignatureAlgorithmForPublicKeyContext(_)
+                    | webpki::Error::UnsupportedSignatureAlgorithmForPublicKeyContext(_),
                 ) => {}
                 _ => break,
             }
         }
         result
+    }
+
+    /// Returns the sets of lists to try for a chain, at most [`SETS_MAX`], each with the lists of
+    /// one key of every issuer's name. Only issuers that the chain names are tried with several
+    /// keys, those first that its certificates name.
+    fn sets(
+        &self,
+        chain: &[&CertificateDer<'_>],
+    ) -> impl Iterator<Item = Vec<&CertRevocationList<'static>>> {
+        let has_twins = self.issuers.iter().any(|issuer| issuer.keys.len() > 1);
+        let chain = chain.iter().filter(|_| has_twins);
+        let named: Vec<_> = chain.filter_map(|der| named(der)).collect();
+        let choices = self.issuers.iter().map(|issuer| issuer.choices(&named));
+        let choices: Vec<_> = choices.collect();
+        let count = choices.iter().map(Vec::len);
+        let count = count.fold(1, usize::saturating_mul).min(SETS_MAX);
+        (0..count).map(move |number| {
+            let mut rest = number;
+            let chosen = choices.iter().filter_map(|keys| {
+                let length = keys.len().max(1);
+                let key = keys.get(rest % length).copied();
+                rest /= length;
+                key
+            });
+            let lists = chosen.flat_map(|of: &OfKey| &of.lists);
+            let lists = lists.filter_map(|&index| self.lists.get(index));
+            lists.map(|list| &list.list).collect()
+        })
     }
 
     fn options<'a>(&self, options: RevocationOptionsBuilder<'a>) -> RevocationOptions<'a> {
@@ -128,11 +178,10 @@ impl Crls {
         ends.filter(|end| *end > at).min()
     }
 
-    /// Returns the first time at which a list that is refused when stale becomes stale.
-    pub(super) fn fresh_until(&self) -> Option<SystemTime> {
+    /// Returns the first time after `at` at which a list that is refused when stale becomes stale.
+    pub(super) fn fresh_until(&self, at: SystemTime) -> Option<SystemTime> {
         let is_refused = self.on_stale == CrlPolicy::Reject;
-        let end = self.next_stale(SystemTime::UNIX_EPOCH);
-        end.filter(|_| is_refused)
+        self.next_stale(at).filter(|_| is_refused)
     }
 
     /// Returns the lists for people to look at.
@@ -242,19 +291,12 @@ fn list(file: &Path, der: &CertificateRevocationListDer<'_>) -> Result<List, Tls
     let parsed = CertificateRevocationList::from_der(der);
     let (_, parsed) = parsed.map_err(|error| bad(file, &error))?;
     let next_update = parsed.next_update().as_ref().map_or(0, seconds);
-    let key = parsed
-        .extensions()
-        .iter()
-        .find_map(|extension| match extension.parsed_extension() {
-            ParsedExtension::AuthorityKeyIdentifier(key) => key.key_identifier.as_ref(),
-            _ => None,
-        });
     let mut points = parsed.extensions().iter();
     let point = points.find(|extension| extension.oid.to_id_string() == DISTRIBUTION_POINT);
     Ok(List {
         list: list.into(),
         issuer: parsed.issuer().as_raw().to_vec(),
-        key: key.map(|key| key.0.to_vec()),
+        key: authority_key(parsed.extensions()),
         point: point.map(|point| point.value.to_vec()),
         this_update: parsed.last_update().timestamp(),
         shown: status::Crl {
@@ -278,43 +320,61 @@ fn newest(mut lists: Vec<List>) -> Vec<List> {
     lists
 }
 
-/// Returns the sets of lists with one key for each issuer's name; one empty set of no lists.
-fn sets(lists: &[List]) -> Vec<Vec<usize>> {
-    struct Issuer<'a> {
-        name: &'a [u8],
-        keys: Vec<Option<&'a [u8]>>,
-    }
-
-    let mut issuers: Vec<Issuer<'_>> = Vec::new();
-    for list in lists {
-        let (name, key) = (&*list.issuer, list.key.as_deref());
-        match issuers.iter_mut().find(|issuer| issuer.name == name) {
-            Some(issuer) if issuer.keys.contains(&key) => {}
-            Some(issuer) => issuer.keys.push(key),
-            None => issuers.push(Issuer {
-                name,
-                keys: vec![key],
-            }),
-        }
-    }
-    let count = issuers.iter().map(|issuer| issuer.keys.len());
-    let count = count.fold(1, usize::saturating_mul).min(SETS_MAX);
-    let set = |number: usize| {
-        let mut stride = 1;
-        let mut chosen = HashMap::new();
-        for Issuer { name, keys } in &issuers {
-            let length = keys.len().max(1);
-            chosen.insert(*name, keys.get(number / stride % length));
-            stride = stride.saturating_mul(length);
-        }
-        let is_chosen = |(_, list): &(usize, &List)| {
-            let chosen = chosen.get(&*list.issuer).copied().flatten();
-            chosen.is_some_and(|key| *key == list.key.as_deref())
+/// Groups lists by their issuers' names and keys.
+fn issuers(lists: &[List]) -> Vec<Issuer> {
+    let mut issuers: Vec<Issuer> = Vec::new();
+    for (index, list) in lists.iter().enumerate() {
+        let of_key = || OfKey {
+            key: list.key.clone(),
+            lists: vec![index],
         };
-        let of_set = lists.iter().enumerate().filter(is_chosen);
-        of_set.map(|(index, _)| index).collect()
-    };
-    (0..count).map(set).collect()
+        let Some(issuer) = issuers.iter_mut().find(|one| one.name == list.issuer) else {
+            issuers.push(Issuer {
+                name: list.issuer.clone(),
+                keys: vec![of_key()],
+            });
+            continue;
+        };
+        match issuer.keys.iter_mut().find(|one| one.key == list.key) {
+            Some(known) => known.lists.push(index),
+            None => issuer.keys.push(of_key()),
+        }
+    }
+    issuers
+}
+
+impl Issuer {
+    /// Returns the keys to try for certificates with these issuers.
+    fn choices(&self, named: &[Named]) -> Vec<&OfKey> {
+        let named: Vec<_> = named.iter().filter(|one| one.name == self.name).collect();
+        let count = if named.is_empty() { 1 } else { self.keys.len() };
+        let mut keys: Vec<_> = self.keys.iter().take(count).collect();
+        keys.sort_by_key(|of| {
+            !named
+                .iter()
+                .any(|one| one.key.is_some() && one.key == of.key)
+        });
+        keys
+    }
+}
+
+/// Returns the issuer that a certificate names, if the certificate can be read.
+fn named(der: &CertificateDer<'_>) -> Option<Named> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    Some(Named {
+        name: certificate.issuer().as_raw().to_vec(),
+        key: authority_key(certificate.extensions()),
+    })
+}
+
+/// Returns the identifier of the issuer's key.
+fn authority_key(extensions: &[X509Extension<'_>]) -> Option<Vec<u8>> {
+    let parsed = extensions.iter().map(X509Extension::parsed_extension);
+    let mut keys = parsed.filter_map(|extension| match extension {
+        ParsedExtension::AuthorityKeyIdentifier(key) => key.key_identifier.as_ref(),
+        _ => None,
+    });
+    keys.next().map(|key| key.0.to_vec())
 }
 
 #[cfg(test)]
@@ -341,6 +401,11 @@ mod tests {
             on_missing,
         };
         Crls::load(&config).map_err(|error| error.to_string())
+    }
+
+    fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
+        let read = CertificateDer::pem_slice_iter(pem.as_bytes());
+        read.collect::<Result<_, _>>().expect("certificates")
     }
 
     fn hour() -> SystemTime {
@@ -412,15 +477,39 @@ mod tests {
         }
         let crls = load(&[Some(text.as_bytes())], STRICT).expect("lists");
         assert_eq!(crls.lists.len(), 3, "of each twin the newest");
-        assert_eq!(crls.sets.len(), 2);
-        assert!(
-            crls.sets.iter().all(|set| set.len() == 2),
-            "{:?}",
-            crls.sets
-        );
-        assert_eq!(
-            load(&[None], LAX).expect("no lists").sets,
-            [Vec::<usize>::new()]
-        );
+        let leaf = twins[1].leaf("spiffe://west.local/ns/a/sa/b");
+        let chain = certificates(&leaf.expect("a leaf").chain_pem);
+        let sets: Vec<_> = crls.sets(&chain.iter().collect::<Vec<_>>()).collect();
+        assert_eq!(sets.len(), 2);
+        assert!(sets.iter().all(|set| set.len() == 2), "{sets:?}");
+        assert_eq!(crls.sets(&[]).count(), 1, "a chain that names neither");
+        let none = load(&[None], LAX).expect("no lists");
+        let sets: Vec<_> = none.sets(&[]).collect();
+        assert!(sets.len() == 1 && sets[0].is_empty(), "one empty set");
+    }
+
+    #[test]
+    fn only_issuers_of_the_chain_are_tried_with_several_keys_and_the_named_ones_first() {
+        let authority = Authority::new().expect("a root");
+        let mut text = authority.crl(&[], 1, hour()).expect("a list");
+        let mut twins = Vec::new();
+        for name in ["a", "b", "c", "d"] {
+            for number in [2, 1] {
+                let twin = authority.intermediate(name).expect("an intermediate");
+                text += &twin.crl(&[], number, hour()).expect("a list");
+                twins.push(twin);
+            }
+        }
+        let crls = load(&[Some(text.as_bytes())], STRICT).expect("lists");
+        for twin in &twins {
+            let leaf = twin.leaf("spiffe://west.local/ns/a/sa/b");
+            let chain = certificates(&leaf.expect("a leaf").chain_pem);
+            let sets: Vec<_> = crls.sets(&chain.iter().collect::<Vec<_>>()).collect();
+            assert_eq!(sets.len(), 2);
+            let key = named(&chain[0]).expect("an issuer").key;
+            let own = crls.lists.iter().find(|list| list.key == key);
+            let own = &own.expect("a list of the key").list;
+            assert!(sets[0].iter().any(|list| std::ptr::eq(*list, own)));
+        }
     }
 }

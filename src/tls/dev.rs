@@ -22,6 +22,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 /// A development root. Its key never leaves this value.
 #[derive(Debug)]
 pub struct Authority {
+    name: String,
     root: CertifiedIssuer<'static, KeyPair>,
 }
 
@@ -30,17 +31,27 @@ impl Authority {
     /// as a chain to an unknown issuer, as it would between two meshes.
     pub fn new() -> Result<Self, DevError> {
         let key = new_key()?;
-        let mut params = authority_params(INTERMEDIATES_BELOW_ROOT);
-        let id = params.key_identifier(&key);
+        let id = authority_params(INTERMEDIATES_BELOW_ROOT).key_identifier(&key);
         let id: String = id
             .iter()
             .take(4)
             .map(|byte| format!("{byte:02x}"))
             .collect();
-        let name = format!("Strait development root {id}");
-        params.distinguished_name.push(DnType::CommonName, name);
+        Self::named(format!("Strait development root {id}"), key)
+    }
+
+    /// Makes a root of the same name with a new key, as an authority does that renews its key.
+    pub fn successor(&self) -> Result<Self, DevError> {
+        Self::named(self.name.clone(), new_key()?)
+    }
+
+    fn named(name: String, key: KeyPair) -> Result<Self, DevError> {
+        let mut params = authority_params(INTERMEDIATES_BELOW_ROOT);
+        params
+            .distinguished_name
+            .push(DnType::CommonName, name.as_str());
         let root = CertifiedIssuer::self_signed(params, key).map_err(DevError::NotSigned)?;
-        Ok(Self { root })
+        Ok(Self { name, root })
     }
 
     /// Makes a new intermediate for a cluster, with a key of its own.

@@ -5,6 +5,7 @@
 //! are open then are judged again, each once, on the control path.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -52,7 +53,9 @@ struct Open {
 pub struct Chain {
     /// The leaf, then the intermediates.
     certificates: Box<[CertificateDer<'static>]>,
-    not_after: SystemTime,
+    /// The end of the first certificate on the way to the root, in seconds since 1970. Other roots
+    /// may make it another way.
+    not_after: AtomicU64,
     lost: SetOnce<HandshakeRefusal>,
 }
 
@@ -70,7 +73,11 @@ pub struct Lost {
 impl Chain {
     /// Returns when the first certificate ends of those that lead to the root.
     pub fn not_after(&self) -> SystemTime {
-        self.not_after
+        SystemTime::UNIX_EPOCH + Duration::from_secs(self.not_after.load(Ordering::Relaxed))
+    }
+
+    fn set_not_after(&self, end: UnixTime) {
+        self.not_after.store(end.as_secs(), Ordering::Relaxed);
     }
 
     /// Returns why the chain is no longer trusted, if it is not.
@@ -140,7 +147,6 @@ impl Inbound {
             let now = UnixTime::now();
             let judged = served.verifier.judge(leaf, intermediates, now);
             let not_after = judged.map_err(|error| refusal_of(&error))?;
-            let not_after = SystemTime::UNIX_EPOCH + Duration::from_secs(not_after.as_secs());
             let chain = self.lock().note(key, not_after, certificates);
             if Arc::ptr_eq(&served, &self.served.load()) {
                 return Ok(chain);
@@ -177,12 +183,18 @@ impl Inbound {
 
     fn judge(&self, chain: &Chain) -> Option<Lost> {
         let (leaf, intermediates) = chain.parts()?;
-        let at = chain.not_after.min(SystemTime::now());
+        let at = chain.not_after().min(SystemTime::now());
         let at = at.duration_since(SystemTime::UNIX_EPOCH);
         let at = UnixTime::since_unix_epoch(at.unwrap_or_default());
         let served = self.served.load_full();
         let judged = served.verifier.judge(leaf, intermediates, at);
-        let error = judged.err()?;
+        let error = match judged {
+            Ok(not_after) => {
+                chain.set_not_after(not_after);
+                return None;
+            }
+            Err(error) => error,
+        };
         Some(Lost {
             identity: leaf_identity(leaf).map_or_else(|_| Arc::default(), |leaf| leaf.uri),
             refusal: refusal_of(&error),
@@ -201,11 +213,12 @@ impl Open {
     fn note(
         &mut self,
         key: Key,
-        not_after: SystemTime,
+        not_after: UnixTime,
         certificates: &[CertificateDer<'_>],
     ) -> Arc<Chain> {
         let known = self.chains.get(&key).and_then(Weak::upgrade);
         if let Some(known) = known.filter(|known| known.lost().is_none()) {
+            known.set_not_after(not_after);
             return known;
         }
         if self.chains.len() >= self.prune_at.max(PRUNED_MIN) {
@@ -215,7 +228,7 @@ impl Open {
         let certificates = certificates.iter();
         let chain = Arc::new(Chain {
             certificates: certificates.map(|one| one.clone().into_owned()).collect(),
-            not_after,
+            not_after: AtomicU64::new(not_after.as_secs()),
             lost: SetOnce::new(),
         });
         self.chains.insert(key, Arc::downgrade(&chain));
@@ -309,6 +322,27 @@ mod tests {
         assert_eq!(refused, HandshakeRefusal::UntrustedDomain);
         let none = inbound.admit(&[]).expect_err("no certificate");
         assert_eq!(none, HandshakeRefusal::NoCertificate);
+    }
+
+    #[test]
+    fn the_end_of_a_known_chain_is_that_of_the_configuration_in_force() {
+        let authority = Authority::new().expect("a root");
+        let inbound = Inbound::new(served(&authority, &["west.local"]));
+        let west = chain(&authority, WEST);
+        let first = inbound.admit(&west).expect("a chain");
+        let end = first.not_after();
+        // Another configuration led to another root.
+        let other = UnixTime::since_unix_epoch(Duration::from_secs(1));
+        let key = Key::new(&west[0], &west[1..]);
+        let same = inbound.lock().note(key, other, &west);
+        assert!(Arc::ptr_eq(&first, &same));
+        assert_eq!(
+            same.not_after(),
+            SystemTime::UNIX_EPOCH + Duration::from_secs(1)
+        );
+        let again = inbound.admit(&west).expect("a chain");
+        assert!(Arc::ptr_eq(&first, &again));
+        assert_eq!(first.not_after(), end);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::reason::HandshakeRefusal;
 
-use super::chains::{Chains, Key};
+use super::chains::{Chains, Key, Verified};
 use super::crl::Crls;
 use super::files::{Material, PeerTrust, TlsError};
 use super::identity::{check_usage, expiry_of, leaf_identity};
@@ -240,9 +240,7 @@ impl ClientVerifier {
         now: UnixTime,
     ) -> Result<UnixTime, Error> {
         let key = Key::new(leaf, intermediates);
-        if self.may_remember(now)
-            && let Some(not_after) = self.chains.hold(&key, now)
-        {
+        if let Some(not_after) = self.chains.hold(&key, now) {
             return Ok(not_after);
         }
         let identity = leaf_identity(leaf).map_err(refuse)?;
@@ -263,14 +261,21 @@ impl ClientVerifier {
             .verify_path(roots, leaf, intermediates, now)
             .map_err(|error| self.refusal(error, (leaf, intermediates), now))?;
         check_usage(leaf, intermediates).map_err(refuse)?;
-        self.chains.add(key, now, not_after);
+        let verified = Verified {
+            at: now,
+            until: self.remembered_until(now),
+            not_after,
+        };
+        self.chains.add(key, verified);
         Ok(not_after)
     }
 
-    /// Returns whether earlier verdicts count: no revocation list has become stale since.
-    fn may_remember(&self, now: UnixTime) -> bool {
-        let fresh = self.crls.as_ref().and_then(|crls| crls.fresh_until());
-        fresh.is_none_or(|end| time_of(now) < end)
+    /// Returns when a verdict of `now` counts no more: another revocation list is stale then.
+    fn remembered_until(&self, now: UnixTime) -> UnixTime {
+        let crls = self.crls.as_ref();
+        let end = crls.and_then(|crls| crls.fresh_until(time_of(now)));
+        let end = end.and_then(|end| end.duration_since(SystemTime::UNIX_EPOCH).ok());
+        UnixTime::since_unix_epoch(end.unwrap_or(Duration::MAX))
     }
 
     fn verify_path(
@@ -299,7 +304,10 @@ impl ClientVerifier {
             Ok(ends.fold(expiry_of(leaf), SystemTime::min))
         };
         let end = match &self.crls {
-            Some(crls) => crls.verify(verify),
+            Some(crls) => {
+                let chain: Vec<_> = [leaf].into_iter().chain(intermediates).collect();
+                crls.verify(&chain, verify)
+            }
             None => verify(None),
         }?;
         let end = end.duration_since(SystemTime::UNIX_EPOCH);

@@ -4,6 +4,8 @@ use rcgen::SanType;
 use rustls::pki_types::pem::PemObject;
 use time::OffsetDateTime;
 
+use crate::config::{Crl, CrlPolicy};
+
 use super::super::{TrustedDomain, dev, provider};
 use super::*;
 
@@ -20,6 +22,21 @@ fn judged(verifier: &ClientVerifier) -> usize {
 
 /// A verifier of west.local by `root`.
 fn verifier(root: &str) -> ClientVerifier {
+    verifier_with(root, None)
+}
+
+/// The same by these revocation lists.
+fn verifier_with(root: &str, lists: Option<&str>) -> ClientVerifier {
+    let crls = lists.map(|text| {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), text).expect("a file");
+        let config = Crl {
+            files: vec![file.path().to_owned()],
+            on_stale: CrlPolicy::Reject,
+            on_missing: CrlPolicy::Reject,
+        };
+        Arc::new(Crls::load(&config).expect("lists"))
+    });
     let own = dev::Authority::new().expect("a root").intermediate("east");
     let own = own.expect("an intermediate").leaf(OWN).expect("a leaf");
     let material = Material::from_pem(&own.chain_pem, &own.key_pem, root).expect("material");
@@ -29,6 +46,7 @@ fn verifier(root: &str) -> ClientVerifier {
     };
     let trust = PeerTrust {
         domains: vec![domain],
+        crls,
         ..PeerTrust::default()
     };
     ClientVerifier::new(&trust, &material, &provider()).expect("a verifier")
@@ -135,4 +153,91 @@ fn a_new_verifier_has_believed_nobody_yet() {
         let verdict = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
         assert_eq!(judged(&verifier), 1, "{verdict:?}");
     }
+}
+
+/// The time after so many seconds.
+fn ends(seconds: u64) -> SystemTime {
+    time_of(after(seconds))
+}
+
+fn verdict(verifier: &ClientVerifier, chain: &[CertificateDer<'_>]) -> Option<HandshakeRefusal> {
+    let judged = verifier.judge(&chain[0], &chain[1..], after(0));
+    judged.err().as_ref().map(refusal_of)
+}
+
+#[test]
+fn peers_of_each_of_two_equally_named_roots_are_judged_by_its_own_list() {
+    let old = dev::Authority::new().expect("a root");
+    let new = old.successor().expect("a root");
+    for has_key_ids in [true, false] {
+        let issue = |root: &dev::Authority, name: &str| {
+            let issuer = root.intermediate_with(name, |params| {
+                params.use_authority_key_identifier_extension = has_key_ids;
+            });
+            let issuer = issuer.expect("an intermediate");
+            let leaf = issuer.leaf("spiffe://west.local/ns/a/sa/b");
+            (issuer, certificates(&leaf.expect("a leaf").chain_pem))
+        };
+        let peers = [(&old, "one"), (&new, "two")].map(|(root, name)| issue(root, name));
+        let revoked = [(&old, "three"), (&new, "four")].map(|(root, name)| issue(root, name));
+        let all = || peers.iter().chain(&revoked);
+        let own = all().map(|(issuer, _)| issuer.crl(&[], 1, ends(3600)).expect("a list"));
+        let own: String = own.collect();
+        for numbers in [[1, 2], [2, 1]] {
+            let lists = [&old, &new].into_iter().zip(&revoked).zip(numbers);
+            let lists = lists.map(|((root, (issuer, _)), number)| {
+                root.crl(&[&issuer.pem()], number, ends(3600))
+            });
+            let lists: Result<Vec<_>, _> = lists.collect();
+            let lists = lists.expect("lists").concat() + &own;
+            for roots in [[&old, &new], [&new, &old]] {
+                let bundle = roots.map(dev::Authority::root_pem).concat();
+                let verifier = verifier_with(&bundle, Some(&lists));
+                let got = peers.each_ref().map(|(_, chain)| verdict(&verifier, chain));
+                assert_eq!(got, [None; 2], "{has_key_ids} {numbers:?}");
+                let got = revoked
+                    .each_ref()
+                    .map(|(_, chain)| verdict(&verifier, chain));
+                assert_eq!(got, [Some(HandshakeRefusal::Revoked); 2]);
+            }
+        }
+    }
+}
+
+#[test]
+fn peers_of_four_issuers_with_two_keys_each_are_trusted() {
+    let authority = dev::Authority::new().expect("a root");
+    let mut lists = authority.crl(&[], 1, ends(3600)).expect("a list");
+    let mut chains = Vec::new();
+    for name in ["a", "b", "c", "d", "a", "b", "c", "d"] {
+        let issuer = authority.intermediate(name).expect("an intermediate");
+        lists += &issuer.crl(&[], 1, ends(3600)).expect("a list");
+        let leaf = issuer.leaf("spiffe://west.local/ns/a/sa/b");
+        chains.push(certificates(&leaf.expect("a leaf").chain_pem));
+    }
+    let verifier = verifier_with(&authority.root_pem(), Some(&lists));
+    for chain in &chains {
+        assert_eq!(verdict(&verifier, chain), None);
+    }
+}
+
+#[test]
+fn a_stale_list_of_another_issuer_leaves_verdicts_in_force_until_the_next_is_stale() {
+    let authority = dev::Authority::new().expect("a root");
+    let [own, other] = ["own", "other"].map(|name| authority.intermediate(name));
+    let (own, other) = (own.expect("an issuer"), other.expect("an issuer"));
+    let leaf = own.leaf("spiffe://west.local/ns/a/sa/b");
+    let chain = certificates(&leaf.expect("a leaf").chain_pem);
+    let stale = SystemTime::now() - Duration::from_secs(3600);
+    let lists = authority.crl(&[], 1, ends(3600)).expect("a list")
+        + &own.crl(&[], 1, ends(60)).expect("a list")
+        + &other.crl(&[], 1, stale).expect("a list");
+    let verifier = verifier_with(&authority.root_pem(), Some(&lists));
+    for _ in 0..3 {
+        assert_eq!(verdict(&verifier, &chain), None);
+    }
+    assert_eq!(judged(&verifier), 1);
+    let refused = verifier.judge(&chain[0], &chain[1..], after(61));
+    let refused = refused.expect_err("its own list is stale");
+    assert_eq!(refusal_of(&refused), HandshakeRefusal::StaleCrl);
 }
