@@ -118,6 +118,7 @@ pub fn source() -> Source {
         namespace: "shop".into(),
         service_account: "checkout".into(),
         cluster: "west".into(),
+        counted_cluster: "west".into(),
     }
 }
 

@@ -225,7 +225,10 @@ pub async fn run(
         };
         let accepted = tokio::select! {
             accepted = accept => accepted,
-            () = listener.stop.draining() => return socket.stop(),
+            () = listener.stop.draining() => {
+                share.release();
+                return socket.stop();
+            }
         };
         match accepted {
             Ok((stream, address)) => {

@@ -10,7 +10,7 @@ use h2::server::{Builder, Connection, SendResponse};
 use h2::{PingPong, RecvStream};
 use http::{HeaderMap, HeaderValue, Method, Request};
 use tokio::io::AsyncRead;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
 use crate::reason::{HandshakeRefusal, Reason};
@@ -34,6 +34,9 @@ const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
 const FIRST_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 /// The time for a GOAWAY to leave.
 const GOAWAY_DEADLINE: Duration = Duration::from_secs(1);
+/// The time from a GOAWAY to the first tunnel that it refuses: two round trips between far regions,
+/// and the peer's own. A peer that acknowledges no PING would open tunnels through the whole drain.
+const LEAVE_GRACE: Duration = Duration::from_secs(1);
 /// The time from a GOAWAY to a peer that lost trust to the end of its connection: its tunnels are
 /// reset within a second of it.
 const UNTRUSTED_MAX: Duration = Duration::from_millis(1500);
@@ -164,6 +167,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         let gate = Arc::new(Gate::default());
         let mut events = self.events(connection.ping_pong());
         let (mut used, mut settled) = (false, true);
+        let mut goaway: Option<Instant> = None;
         loop {
             let event = poll_fn(|cx| {
                 let waker = || Waker::from(Arc::clone(&gate));
@@ -182,6 +186,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                     Event::Unused if used => {}
                     Event::Unused => return self.end(connection, h2::Reason::NO_ERROR).await,
                     Event::Leave => {
+                        goaway = Some(Instant::now());
                         connection.graceful_shutdown();
                         events.0.push(self.closed());
                     }
@@ -204,9 +209,12 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                     settled = self.window.adjust(&mut connection);
                 }
                 request = self.owner.run(connection.accept()) => match request {
-                    Some(Ok((request, respond))) => {
+                    Some(Ok((request, mut respond))) => {
                         used = true;
-                        self.tunnel(request, respond);
+                        match goaway.is_some_and(|at| at.elapsed() >= LEAVE_GRACE) {
+                            true => respond.send_reset(h2::Reason::REFUSED_STREAM),
+                            false => self.tunnel(request, respond),
+                        }
                         settled = self.window.adjust(&mut connection);
                     }
                     Some(Err(error)) => return self.ended(&error),

@@ -46,7 +46,8 @@ impl Peer {
                 trust_domain: Arc::clone(&nothing),
                 namespace: Arc::clone(&nothing),
                 service_account: Arc::clone(&nothing),
-                cluster: nothing,
+                cluster: Arc::clone(&nothing),
+                counted_cluster: nothing,
             }),
             not_after: SystemTime::UNIX_EPOCH,
             listener,
@@ -67,7 +68,7 @@ impl Peer {
     ) -> Result<Self, HandshakeRefusal> {
         let cluster = snapshot
             .trust
-            .shared_cluster(&identity.trust_domain)
+            .peer_cluster(&identity.trust_domain)
             .ok_or(HandshakeRefusal::UntrustedDomain)?;
         let source = Source {
             address,
@@ -75,7 +76,8 @@ impl Peer {
             trust_domain: identity.trust_domain,
             namespace: identity.namespace,
             service_account: identity.service_account,
-            cluster,
+            cluster: cluster.name,
+            counted_cluster: cluster.counted,
         };
         Ok(Self {
             source: Arc::new(source),

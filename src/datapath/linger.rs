@@ -1,7 +1,8 @@
 //! Closing a socket without losing what we sent last.
 //!
-//! TCP answers data that nobody reads by a reset, and a reset makes the peer's kernel drop what
-//! it has not delivered yet: an alert, a GOAWAY, the last bytes of a tunnel.
+//! TCP answers data that nobody reads by a reset. A reset drops what is on its way or unsent: an
+//! alert, a GOAWAY, the last bytes of a tunnel. What the other kernel has acknowledged, FIN
+//! included, is in its receive queue, and Linux lets the application read that after a reset.
 
 use std::io;
 use std::time::Duration;
@@ -56,6 +57,9 @@ pub async fn close(mut stream: TcpStream, patience: Patience) {
 
 /// Closes the socket of an endpoint whose peer has gone, once the endpoint's kernel has all that
 /// was written, FIN included. What it has not acknowledged by `deadline` is taken back by RST.
+///
+/// The close may itself be a reset, as the endpoint may still send. It comes after the last
+/// acknowledgement, so all is in the endpoint's receive queue by then.
 ///
 /// Where the kernel does not tell, the socket is closed by FIN after [`UNOBSERVED`].
 pub async fn deliver(stream: TcpStream, deadline: Instant) {

@@ -67,7 +67,7 @@ async fn meet(gateway: &Gateway, accepted: Accepted) -> Result<(Session, Arc<Pee
         .map_err(|refusal| Refused::new(refusal, &refusal))?;
     let (source, descriptor) = (&peer.source, &mut session.held.descriptor);
     let holder = descriptor.holder();
-    let holder = holder.identified(&source.cluster, &source.principal);
+    let holder = holder.identified(&source.counted_cluster, &source.principal);
     descriptor.hand_over(&holder).map_err(|full| {
         let detail = format!("{full}: {}", source.principal);
         Refused::new(HandshakeRefusal::OverShare, &detail)

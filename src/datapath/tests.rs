@@ -59,6 +59,7 @@ fn peer(not_after: SystemTime) -> Arc<Peer> {
         namespace: "n".into(),
         service_account: "c".into(),
         cluster: "west".into(),
+        counted_cluster: "west".into(),
     };
     Arc::new(Peer {
         source: Arc::new(source),

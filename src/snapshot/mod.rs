@@ -52,7 +52,7 @@ pub use policies::{Enforcement, Policies, Refusal, Verdict as PolicyVerdict};
 pub use precedence::Collision;
 pub use scope::Scope;
 pub use shards::Shards;
-pub use trust::TrustSet;
+pub use trust::{PeerCluster, TrustSet};
 pub use usable::{Unused, unused};
 
 use index::Index;

@@ -23,6 +23,8 @@ pub struct Source {
     pub service_account: Arc<str>,
     /// The cluster that the trust domain stands for.
     pub cluster: Arc<str>,
+    /// The same, or one name for all trust domains that the configuration does not name.
+    pub counted_cluster: Arc<str>,
 }
 
 /// Facts about the service that a tunnel was routed to.
@@ -61,8 +63,8 @@ pub(super) struct TcpLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct TunnelLabels {
     pub(super) reason: &'static str,
-    /// The cluster of the peer's trust domain, so that the configuration bounds the label; empty,
-    /// and written as `unknown`, for a peer without identity.
+    /// [`Source::counted_cluster`], so that the configuration bounds the label; empty, and written
+    /// as `unknown`, for a peer without identity.
     pub(super) source_cluster: Arc<str>,
 }
 

@@ -50,6 +50,7 @@ pub(super) fn source() -> Source {
         namespace: "shop".into(),
         service_account: "checkout".into(),
         cluster: "west".into(),
+        counted_cluster: "west".into(),
     }
 }
 

@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::support::raw::{Ending, GOAWAY, RawPeer};
 use crate::support::{
     ECHO, Endpoint, Gateway, Net, Settings, broken, bytes, identities, run, until,
 };
@@ -120,6 +121,36 @@ fn sigterm_loses_no_byte_of_what_ends_in_time_and_resets_the_rest() {
         let log = gateway.log();
         let count = |reason: &str| log.matches(&format!("reason=\"{reason}\"")).count();
         assert_eq!((count("completed"), count("drain_deadline")), (135, 66));
+    });
+}
+
+#[test]
+fn review_21_a_peer_that_ignores_goaway_opens_no_tunnel_after_a_second() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        // It acknowledges no PING, so that h2 goes on to take its streams.
+        let mut peer = RawPeer::connect(&gateway).await;
+        peer.tunnel(1, ECHO).await;
+        gateway.signal(Signal::TERM);
+        while peer.next().await.expect("an open connection").kind != GOAWAY {}
+        let start = Instant::now();
+        // What was on its way when GOAWAY came is served.
+        peer.tunnel(3, ECHO).await;
+        let refused = Ending::Reset(7);
+        for stream in (5..).step_by(2) {
+            // deadline: the grace after a GOAWAY is a time.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let fields: [(&str, &[u8]); 2] =
+                [(":method", b"CONNECT"), (":authority", ECHO.as_bytes())];
+            peer.headers(stream, &fields).await;
+            if peer.ending(stream).await == refused {
+                break;
+            }
+            assert!(start.elapsed() < DEADLINE / 2, "{:?}", start.elapsed());
+        }
+        assert!(start.elapsed() >= Duration::from_millis(900));
     });
 }
 

@@ -100,15 +100,18 @@ fn review_12_readiness_answers_at_once_while_forty_clients_scrape() {
                 page.len()
             });
         }
-        let mut slowest = Duration::ZERO;
-        for _ in 0..20 {
+        let mut times = Vec::new();
+        for _ in 0..50 {
             let start = Instant::now();
             assert_eq!(gateway.readiness().await.0, 200);
-            slowest = slowest.max(start.elapsed());
+            times.push(start.elapsed());
         }
-        // A page takes 0.1 s to encode in a debug build, so 40 of them would take 4 s. Probes take
-        // a few milliseconds; the bound is for loaded machines.
-        assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+        times.sort_unstable();
+        // A page takes 0.1 s to encode in a debug build, so 40 of them would take 4 s.
+        let (median, slowest) = (times[25], times[49]);
+        assert!(median < Duration::from_millis(10), "{times:?}");
+        // A loaded machine may delay a single probe.
+        assert!(slowest < Duration::from_secs(1), "{times:?}");
         let pages = scrapers.join_all().await;
         assert!(pages.iter().all(|&bytes| bytes > 1_500_000), "{pages:?}");
     });

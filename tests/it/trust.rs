@@ -451,3 +451,41 @@ fn review_17_without_validation_the_shared_root_decides_and_names_are_clusters()
         untrusted(&gateway, "untrusted_domain", 1.0).await;
     });
 }
+
+#[test]
+fn review_17_domains_that_no_entry_names_share_one_label_and_one_cluster_of_descriptors() {
+    run(async {
+        let world = World::new();
+        let (gateway, _endpoint) = world
+            .gateway(|folder| {
+                let file = folder.join("strait.yaml");
+                let text = std::fs::read_to_string(&file).expect("a configuration");
+                let text = text.replace("trust:\n", "trust:\n  skip_validation: true\n");
+                std::fs::write(file, text).expect("a configuration");
+            })
+            .await;
+        let mut open = Vec::new();
+        for name in ["north", "south", "center"] {
+            let issuer = world.authority.intermediate(name).expect("an issuer");
+            let id = format!("spiffe://{name}.local/ns/shop/sa/checkout");
+            let tls = world.client(&issuer.leaf(&id).expect("a leaf"));
+            let (_client, mut tunnel) = connect(&gateway, &tls).await;
+            tunnel.shutdown().await.expect("our end");
+            tunnel.read_to_end(&mut Vec::new()).await.expect("its end");
+            open.push(connect(&gateway, &tls).await);
+        }
+        let name = "strait_tunnels_total{reason=\"completed\",source_cluster=\"unlisted\"}";
+        let count = async || gateway.metric(name).await;
+        until(name, count, |&count| count == 3.0).await;
+        let page = gateway.scrape().await;
+        let mut tunnels = page
+            .lines()
+            .filter(|it| it.starts_with("strait_tunnels_total"));
+        assert!(tunnels.all(|line| !line.contains(".local")), "{page}");
+        let (_, status, _) = gateway.asked(&["status"]).await;
+        assert!(status.contains("cluster unlisted"), "{status}");
+        assert!(!status.contains("cluster north.local"), "{status}");
+        // The log has the domain's name.
+        gateway.logged("src.cluster=\"north.local\"").await;
+    });
+}

@@ -153,7 +153,7 @@ impl Pool {
         Some(PipeEnd(Arc::clone(self)))
     }
 
-    /// Registers a listener, whose part of the pool is reserved until the share is dropped.
+    /// Registers a listener, whose part of the pool is reserved until [`ListenerShare::release`].
     pub fn listener(self: &Arc<Self>) -> Arc<ListenerShare> {
         let held = Arc::new(AtomicUsize::new(0));
         self.listeners.rcu(|all| {
@@ -256,6 +256,14 @@ impl ListenerShare {
         self.free() > 0
     }
 
+    /// Ends the reserve of a listener that accepts no more. Its connections still hold the share.
+    pub fn release(&self) {
+        self.pool.listeners.rcu(|all| {
+            let others = all.iter().filter(|it| !Arc::ptr_eq(it, &self.held));
+            others.cloned().collect::<Vec<_>>()
+        });
+    }
+
     /// The holder that a connection is counted for before its peer is known.
     pub fn source(self: &Arc<Self>, address: IpAddr) -> Holder {
         Holder(Arc::new(Parties {
@@ -281,10 +289,7 @@ impl ListenerShare {
 
 impl Drop for ListenerShare {
     fn drop(&mut self) {
-        self.pool.listeners.rcu(|all| {
-            let others = all.iter().filter(|it| !Arc::ptr_eq(it, &self.held));
-            others.cloned().collect::<Vec<_>>()
-        });
+        self.release();
     }
 }
 

@@ -78,6 +78,33 @@ fn the_clients_of_one_listener_leave_the_part_of_another() {
 }
 
 #[test]
+fn a_listener_that_drains_keeps_its_connections_and_no_reserve() {
+    let pool = Pool::new(1600);
+    let (old, new) = (pool.listener(), pool.listener());
+    let open = peer(&old, "west", "a").connection().expect("room");
+    assert_eq!(new.free(), 1600 - 1 - 99, "the rest of a sixteenth");
+    old.release();
+    assert_eq!(new.free(), 1600 - 1);
+    drop(old);
+    assert!(open.holder().upstream().is_ok(), "it goes on");
+}
+
+#[test]
+fn many_identities_of_one_cluster_leave_a_quarter_to_others() {
+    let pool = Pool::new(1600);
+    let listener = pool.listener();
+    let held: Vec<_> = (0..1600)
+        .map_while(|at| {
+            peer(&listener, "unlisted", &format!("i{at}"))
+                .connection()
+                .ok()
+        })
+        .collect();
+    assert!(held.len() <= 1200, "{}", held.len());
+    assert!(peer(&listener, "west", "a").connection().is_ok());
+}
+
+#[test]
 fn a_connection_is_handed_over_from_its_address_to_its_identity() {
     let pool = Pool::new(100);
     let listener = pool.listener();

@@ -454,7 +454,7 @@ impl Metrics {
         self.tcp.ended(facts, handles, reason.response_flags());
         let labels = TunnelLabels {
             reason: reason.label(),
-            source_cluster: Arc::clone(&facts.source.cluster),
+            source_cluster: Arc::clone(&facts.source.counted_cluster),
         };
         if let Some(tunnels) = self.tunnels.get(&labels) {
             tunnels.inc();

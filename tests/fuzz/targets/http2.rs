@@ -247,6 +247,7 @@ fn peer(has_expired: bool, holder: Holder) -> Arc<Peer> {
         namespace: "n".into(),
         service_account: "c".into(),
         cluster: "west".into(),
+        counted_cluster: "west".into(),
     };
     Arc::new(Peer {
         source: Arc::new(source),
