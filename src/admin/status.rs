@@ -260,6 +260,7 @@ impl Page {
             let problem = "`trust.skip_validation`: peers of any trust domain are accepted";
             page.problems.push(problem.to_owned());
         }
+        page.problems.extend(unlisted(&state.status));
         page.problems.extend(dead_ends(&snapshot));
         page.problems.extend(conflicts(state.status.conflicts()));
         page.problems.extend(collisions(&snapshot));
@@ -342,6 +343,12 @@ fn names(hosts: &status::Hosts) -> Vec<String> {
         ));
     }
     problems
+}
+
+/// Trusted roots below which peers are refused for want of a revocation list.
+fn unlisted(status: &status::Status) -> impl Iterator<Item = String> {
+    let roots = status.unlisted_roots().into_iter();
+    roots.map(|root| format!("`trust.crl` has no list of {root}: peers below {root} are refused"))
 }
 
 /// Claims of objects that other claims keep from having effect.
