@@ -377,9 +377,11 @@ fn dead_ends(snapshot: &Snapshot) -> Option<String> {
     ))
 }
 
-/// Hostnames and VIPs that several services claim, and which of them answers.
+/// Hostnames and VIPs that several services claim, and which of them answers, but for those of
+/// which the configuration names the namespace.
 fn collisions(snapshot: &Snapshot) -> Vec<String> {
-    let mut collisions: Vec<_> = snapshot.collisions().map(|one| one.to_string()).collect();
+    let open = snapshot.collisions().filter(|one| !one.is_intended());
+    let mut collisions: Vec<_> = open.map(|one| one.to_string()).collect();
     collisions.sort_unstable();
     let more = collisions.len().saturating_sub(COLLISIONS_SHOWN);
     collisions.truncate(COLLISIONS_SHOWN);
