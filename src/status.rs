@@ -294,6 +294,7 @@ pub struct Status {
     discovery: Mutex<Option<Discovery>>,
     certificates: Mutex<BTreeMap<String, Certificate>>,
     crls: Mutex<Vec<Crl>>,
+    unlisted_roots: Mutex<Vec<String>>,
     reloads: Mutex<BTreeMap<What, Reload>>,
     conflicts: Mutex<Vec<String>>,
     hosts: Mutex<(BTreeMap<String, Host>, usize)>,
@@ -307,6 +308,7 @@ impl Status {
             discovery: Mutex::default(),
             certificates: Mutex::default(),
             crls: Mutex::default(),
+            unlisted_roots: Mutex::default(),
             reloads: Mutex::default(),
             conflicts: Mutex::default(),
             hosts: Mutex::default(),
@@ -377,6 +379,18 @@ impl Status {
     /// Returns the revocation lists.
     pub fn crls(&self) -> Vec<Crl> {
         lock(&self.crls).clone()
+    }
+
+    /// Replaces the subjects of the trusted roots below which peers are refused for want of a
+    /// revocation list.
+    pub fn set_unlisted_roots(&self, roots: Vec<String>) {
+        *lock(&self.unlisted_roots) = roots;
+    }
+
+    /// Returns the subjects of the trusted roots below which peers are refused for want of a
+    /// revocation list.
+    pub fn unlisted_roots(&self) -> Vec<String> {
+        lock(&self.unlisted_roots).clone()
     }
 
     /// Notes that `what` was read just now, and how that went.

@@ -10,13 +10,20 @@ pub(super) fn exposed_to(
     strangers: &Strangers<'_>,
     service: &Service,
 ) -> Vec<String> {
+    if let Some(namespace) = snapshot.namespace_of(&service.hostname)
+        && *namespace != *service.namespace
+    {
+        return vec![format!(
+            "nobody, as `exposure` names the service of namespace {namespace}"
+        )];
+    }
     let (by_rules, by_listeners) = (by_exposure(snapshot, service), strangers.of(service));
     match (by_rules, by_listeners.is_empty()) {
         (Ok(mut said), _) => {
             said.extend(by_listeners);
             said
         }
-        (Err(nobody), true) => vec![nobody.to_owned()],
+        (Err(nobody), true) => vec![nobody],
         (Err(_), false) => by_listeners,
     }
 }
@@ -25,16 +32,16 @@ pub(super) fn exposed_to(
 ///
 /// # Errors
 /// Nobody, and why.
-fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, &'static str> {
+fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, String> {
     let host = &*service.hostname;
     if snapshot.scope.local.contains(host) {
-        return Err("nobody, as it stays in its cluster");
+        return Err("nobody, as it stays in its cluster".to_owned());
     }
     let entries = snapshot.exposure.entries(&snapshot.entry_of(host));
     if !entries.is_empty() {
         let said: Vec<_> = entries.iter().flat_map(of_entry).collect();
         return match said.is_empty() {
-            true => Err("nobody, by its entry"),
+            true => Err("nobody, by its entry".to_owned()),
             false => Ok(said),
         };
     }
@@ -52,8 +59,10 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, &'
         said.push("the trust set (exposure.default)".to_owned());
     }
     match said.is_empty() {
-        true if snapshot.exposure.exposes_all() => Err("nobody, as only its namespace sees it"),
-        true => Err("nobody"),
+        true if snapshot.exposure.exposes_all() => {
+            Err("nobody, as only its namespace sees it".to_owned())
+        }
+        true => Err("nobody".to_owned()),
         false => Ok(said),
     }
 }

@@ -219,7 +219,7 @@ fn known(snapshot: &Snapshot, asked: &RegionPattern) -> String {
     let mut places: BTreeSet<_> = workloads.map(|one| place(&one.locality)).collect();
     places.remove("");
     match places.is_empty() {
-        true => ", as the mesh names no region".to_owned(),
+        true => ", as no `workloads[].locality` names a region".to_owned(),
         false => format!("; write one of {}", named(&places)),
     }
 }
@@ -339,7 +339,10 @@ mod tests {
     async fn a_region_in_which_nothing_is_is_refused_with_those_that_there_are() {
         let fixture = fixture();
         for (place, text) in [
-            (None, "no workload is there, as the mesh names no region\n"),
+            (
+                None,
+                "no workload is there, as no `workloads[].locality` names a region\n",
+            ),
             (
                 Some("us-east-2"),
                 "no workload is there; write one of us-east-2\n",

@@ -260,6 +260,7 @@ impl Page {
             let problem = "`trust.skip_validation`: peers of any trust domain are accepted";
             page.problems.push(problem.to_owned());
         }
+        page.problems.extend(unlisted(&state.status));
         page.problems.extend(dead_ends(&snapshot));
         page.problems.extend(conflicts(state.status.conflicts()));
         page.problems.extend(collisions(&snapshot));
@@ -344,6 +345,12 @@ fn names(hosts: &status::Hosts) -> Vec<String> {
     problems
 }
 
+/// Trusted roots below which peers are refused for want of a revocation list.
+fn unlisted(status: &status::Status) -> impl Iterator<Item = String> {
+    let roots = status.unlisted_roots().into_iter();
+    roots.map(|root| format!("`trust.crl` has no list of {root}: peers below {root} are refused"))
+}
+
 /// Claims of objects that other claims keep from having effect.
 fn conflicts(mut all: Vec<String>) -> Vec<String> {
     let more = all.len().saturating_sub(CONFLICTS_SHOWN);
@@ -370,9 +377,11 @@ fn dead_ends(snapshot: &Snapshot) -> Option<String> {
     ))
 }
 
-/// Hostnames and VIPs that several services claim, and which of them answers.
+/// Hostnames and VIPs that several services claim, and which of them answers, but for those of
+/// which the configuration names the namespace.
 fn collisions(snapshot: &Snapshot) -> Vec<String> {
-    let mut collisions: Vec<_> = snapshot.collisions().map(|one| one.to_string()).collect();
+    let open = snapshot.collisions().filter(|one| !one.is_intended());
+    let mut collisions: Vec<_> = open.map(|one| one.to_string()).collect();
     collisions.sort_unstable();
     let more = collisions.len().saturating_sub(COLLISIONS_SHOWN);
     collisions.truncate(COLLISIONS_SHOWN);

@@ -514,6 +514,20 @@ fn exposure_says_to_whom_and_by_which_rule() {
         ]
     );
     assert_eq!(said(entry(vec![]), &[]), ["nobody, by its entry"]);
+    let mut of_other = ExposureTable::new(true);
+    let entry = Exposure {
+        namespace: Some("other".into()),
+        to: vec![Audience {
+            anyone: true,
+            ..Audience::default()
+        }],
+        ..Exposure::default()
+    };
+    of_other.expose("echo.app", &entry, []);
+    assert_eq!(
+        said(of_other, &[]),
+        ["nobody, as `exposure` names the service of namespace other"]
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
 //! The certificate in force, from files or issued to us, and what is said of it.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -62,9 +63,17 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Names what the certificate and the trust in force refuse together; a reload replaces both
+    /// under one lock. Returns when the first of them ends.
+    fn look_at_trust(&self) -> Option<SystemTime> {
+        let mut certificates = self.lock();
+        certificates.name_unlisted();
+        certificates.end()
+    }
+
     async fn run(self, mut news: mpsc::Receiver<News>, replaced: Arc<Notify>) {
         loop {
-            let end = self.lock().end();
+            let end = self.look_at_trust();
             tokio::select! {
                 Some(news) = news.recv() => self.lock().hear(news),
                 () = passes(end) => self.lock().look(),
@@ -126,6 +135,8 @@ pub(super) struct Certificates {
     has_ended: bool,
     /// The domains without roots that were named last.
     rootless: Vec<String>,
+    /// The roots without revocation list that were named last.
+    unlisted: BTreeSet<String>,
 }
 
 impl Certificates {
@@ -153,6 +164,7 @@ impl Certificates {
             failure: None,
             has_ended: false,
             rootless: Vec::new(),
+            unlisted: BTreeSet::new(),
         };
         new.show();
         new.show_domains();
@@ -307,6 +319,22 @@ impl Certificates {
             );
         }
         self.rootless = rootless;
+    }
+
+    /// Names the trusted roots that `trust.crl` has no list of, though it has to, when that has
+    /// changed.
+    fn name_unlisted(&mut self) {
+        let unlisted = self.trust.unlisted_roots(self.material.as_deref());
+        for root in unlisted.difference(&self.unlisted) {
+            warn!(
+                root,
+                "`trust.crl` has no list of a trusted root: peers below it are refused; add its \
+                 list, or write `on_missing: accept`"
+            );
+        }
+        self.status
+            .set_unlisted_roots(unlisted.iter().cloned().collect());
+        self.unlisted = unlisted;
     }
 
     /// Shows the roots of those trust domains that have their own.

@@ -22,7 +22,7 @@ use crate::tls::{self, Material, PeerTrust, TlsError};
 use crate::xds::{self, objects::Objects};
 
 use super::told::Told;
-use super::{names, routes, traffic};
+use super::{names, revocation, routes, traffic};
 
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
@@ -49,7 +49,7 @@ pub struct Inputs {
 }
 
 /// Our certificate, where it is in files, and what peers are judged by.
-type Certificates = (Option<Material>, PeerTrust);
+pub(super) type Certificates = (Option<Material>, PeerTrust);
 
 /// What `strait check` found.
 #[derive(Debug, Default)]
@@ -136,6 +136,7 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
     let certificates = report.certificates(source, &examined);
     report.control_planes(source.path(), &examined);
     report.own_domain(&examined, certificates.as_ref());
+    let revocation = revocation::warnings(source.path(), &examined, certificates.as_ref());
     if let (Some(config), Some((mesh, policies)), Some(objects), Some((material, trust))) =
         (examined.config, mesh, objects, certificates)
     {
@@ -159,6 +160,7 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
             conflicts: joined.conflicts,
         });
     }
+    report.warnings.extend(revocation);
     report
 }
 
@@ -488,7 +490,11 @@ fn located(
 }
 
 /// The place that names a file; the first line of the configuration in `path` where none does.
-fn place_of(file: &Path, path: &Path, named: &[(PathBuf, findings::Place)]) -> findings::Place {
+pub(super) fn place_of(
+    file: &Path,
+    path: &Path,
+    named: &[(PathBuf, findings::Place)],
+) -> findings::Place {
     let found = named.iter().find(|(named, _)| named == file);
     let first = || findings::Place {
         file: path.to_owned(),

@@ -13,6 +13,7 @@ mod listeners;
 mod memory;
 mod names;
 mod reload;
+mod revocation;
 mod routes;
 mod server;
 mod told;

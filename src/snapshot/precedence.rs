@@ -119,9 +119,9 @@ impl Snapshot {
             .is_none_or(|only| *only == *namespace)
     }
 
-    /// The only namespace that may have a hostname, where an entry of it or of another name of its
-    /// family says so.
-    fn namespace_of(&self, host: &str) -> Option<&str> {
+    /// Returns the only namespace that may have a hostname, where an entry of it or of another
+    /// name of its family says so.
+    pub fn namespace_of(&self, host: &str) -> Option<&str> {
         if !self.exposure.has_namespaces() {
             return None;
         }
@@ -298,6 +298,13 @@ impl Snapshot {
             losers: losers.map(|claim| name(&claim.host)).collect(),
             why: why.unwrap_or(Why::Vip),
         })
+    }
+}
+
+impl Collision {
+    /// Returns whether an entry's `namespace` decides it, and the service that it means answers.
+    pub fn is_intended(&self) -> bool {
+        self.winner.is_some() && matches!(self.why, Why::Namespace(_))
     }
 }
 
@@ -577,10 +584,15 @@ mod tests {
         };
         let after = change(&["y/api.example"]);
         assert_eq!(namespace(&after, "api.example"), None);
+        let said = after.collision("api.example").expect("a collision");
+        assert!(!said.is_intended(), "none answers: {said}");
         assert!(!after.is_meant("api.example", "z") && after.is_meant("api.example", "y"));
         assert_eq!(after.collisions().count(), 1);
         let after = change(&["z/api.example"]);
         assert_eq!(namespace(&after, "api.example"), Some("z"));
+        let both = next(&after, &["y/api.example", "z/api.example"]);
+        let said = both.collision("api.example").expect("a collision");
+        assert!(said.is_intended(), "{said}");
         assert_eq!(after.collisions().count(), 1, "the VIP");
     }
 }

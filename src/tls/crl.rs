@@ -1,6 +1,7 @@
 //! Certificate revocation lists: read from files, and looked at by webpki for every certificate of
 //! a chain but the root.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -70,6 +71,19 @@ struct OfKey {
 struct Named {
     name: Vec<u8>,
     key: Option<Vec<u8>>,
+}
+
+impl List {
+    /// Returns whether the list is of a root, by its name and, where both say it, by its key.
+    fn is_of(&self, root: &X509Certificate<'_>) -> bool {
+        let mut extensions = root.extensions().iter();
+        let key = extensions.find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::SubjectKeyIdentifier(key) => Some(key.0),
+            _ => None,
+        });
+        let keys = self.key.as_deref().zip(key);
+        self.issuer == root.subject().as_raw() && keys.is_none_or(|(own, of)| own == of)
+    }
 }
 
 impl Crls {
@@ -182,6 +196,28 @@ impl Crls {
     pub(super) fn fresh_until(&self, at: SystemTime) -> Option<SystemTime> {
         let is_refused = self.on_stale == CrlPolicy::Reject;
         self.next_stale(at).filter(|_| is_refused)
+    }
+
+    /// Returns the lists that are stale at a time, where certificates are refused for that.
+    pub fn refused_as_stale(&self, at: SystemTime) -> impl Iterator<Item = &status::Crl> {
+        let is_refused = self.on_stale == CrlPolicy::Reject;
+        let lists = self.lists.iter().map(|list| &list.shown);
+        lists.filter(move |list| is_refused && list.next_update <= at)
+    }
+
+    /// Returns the subjects of the roots that have no list, where certificates are refused for
+    /// that.
+    pub(super) fn unlisted<'a>(
+        &self,
+        roots: impl Iterator<Item = &'a CertificateDer<'static>>,
+    ) -> BTreeSet<String> {
+        if self.on_missing == CrlPolicy::Accept {
+            return BTreeSet::new();
+        }
+        let parsed = roots.filter_map(|der| X509Certificate::from_der(der).ok());
+        let roots = parsed.map(|(_, root)| root);
+        let unlisted = roots.filter(|root| !self.lists.iter().any(|list| list.is_of(root)));
+        unlisted.map(|root| root.subject().to_string()).collect()
     }
 
     /// Returns the lists for people to look at.

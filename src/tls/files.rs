@@ -1,6 +1,6 @@
 //! Certificates from PEM files.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -307,6 +307,20 @@ impl PeerTrust {
             crls: crls.map(Arc::new),
             skip_validation: trust.skip_validation,
         })
+    }
+
+    /// Returns the subjects of the trusted roots below which every peer is refused, as `trust.crl`
+    /// has no list of the root.
+    pub fn unlisted_roots(&self, material: Option<&Material>) -> BTreeSet<String> {
+        let Some(crls) = &self.crls else {
+            return BTreeSet::new();
+        };
+        let mut domains = self.domains.iter();
+        let uses_shared = self.skip_validation || domains.any(|domain| domain.roots.is_none());
+        let shared = material.filter(|_| uses_shared).into_iter();
+        let shared = shared.flat_map(|material| &material.root_certificates);
+        let own = self.domains.iter().filter_map(|one| one.roots.as_ref());
+        crls.unlisted(shared.chain(own.flat_map(|own| &own.certificates)))
     }
 }
 

@@ -25,6 +25,8 @@ mod proxy;
 #[cfg(test)]
 mod reach;
 #[cfg(test)]
+mod revocation;
+#[cfg(test)]
 mod routes;
 #[cfg(test)]
 mod status;

@@ -330,6 +330,28 @@ fn review_16_an_issuer_without_a_list_is_refused_unless_configured_otherwise() {
 }
 
 #[test]
+fn review_16_a_root_without_a_list_is_logged_and_a_problem_until_it_has_one() {
+    run(async {
+        let world = World::new();
+        let of_west = world.identities.west.crl(&[], 1, hours(24));
+        let (gateway, _endpoint) = world
+            .gateway_with("files: [crl.pem]", &of_west.expect("a list"))
+            .await;
+        gateway
+            .logged("`trust.crl` has no list of a trusted root: peers below it are refused")
+            .await;
+        let tls = world.client(&world.identities.leaf(CLIENT));
+        refused(&gateway, &tls, "unknown_revocation").await;
+        let page = async || gateway.asked(&["status"]).await.1;
+        let said = "peers below CN=Strait development root";
+        until(said, page, |page| page.contains(said)).await;
+        replace(&gateway.file("crl.pem"), &world.lists(2, &[], &[]));
+        until("no problem", page, |page| !page.contains(said)).await;
+        assert!(serves(&gateway, &tls).await);
+    });
+}
+
+#[test]
 fn review_16_a_stale_list_is_shown_and_refused_or_accepted_as_configured() {
     run(async {
         let world = World::new();
