@@ -61,7 +61,7 @@ pub async fn close(mut stream: TcpStream, patience: Patience) {
 /// The close may itself be a reset, as the endpoint may still send. It comes after the last
 /// acknowledgement, so all is in the endpoint's receive queue by then.
 ///
-/// Where the kernel does not tell, the socket is closed by FIN after [`UNOBSERVED`].
+/// Where the kernel does not tell, the socket is closed by FIN after a second.
 pub async fn deliver(stream: TcpStream, deadline: Instant) {
     // From here on FIN is true: a process that is stopped meanwhile still delivers.
     gently(&stream);

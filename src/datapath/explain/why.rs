@@ -1,5 +1,5 @@
-//! Reasons in words: what matched, and what allows or refuses. What to write is in
-//! [`change`](super::change).
+//! Reasons in words: what matched, and what allows or refuses. Remedies are in
+//! [`change`].
 
 use crate::reason::Reason;
 use crate::snapshot::{Alias, Enforcement, Exposure, Means, Service, Snapshot, Verdict};

@@ -397,7 +397,7 @@ impl Metrics {
         self.access.set(mode);
     }
 
-    /// Does every [`SWEEP`] what has to be done again and again, for as long as it is polled:
+    /// Does every few seconds what has to be done again and again, for as long as it is polled:
     /// unused label sets expire, and the counts of suppressed log lines are logged.
     pub async fn run(&self) {
         loop {
