@@ -25,7 +25,8 @@ use super::gate::Gate;
 /// more than it takes itself.
 const UNTOLD_MAX: usize = 2 * 1024;
 /// Bytes that the kernel may hold of a side that is not read, as the other takes nothing: the
-/// initial receive buffer of Linux (`net.ipv4.tcp_rmem`). A memory cgroup of version 2 charges them to this process.
+/// initial receive buffer of Linux (`net.ipv4.tcp_rmem`). A memory cgroup of version 2 charges them
+/// to this process.
 pub const KERNEL_BYTES: usize = 128 * 1024;
 /// A tunnel that moves less than it holds in this time counts as stalled.
 const STALL: Duration = Duration::from_secs(1);

@@ -1,5 +1,4 @@
-//! Reasons in words: what matched, and what allows or refuses. Remedies are in
-//! [`change`].
+//! Reasons in words: what matched, and what allows or refuses. Remedies are in [`change`].
 
 use crate::reason::Reason;
 use crate::snapshot::{Alias, Enforcement, Exposure, Means, Service, Snapshot, Verdict};
