@@ -104,14 +104,15 @@ const STALLED: [Held; 1] = [Held {
     streams: 1,
 }];
 
-/// Connections that were passed on. Each is one of its own.
+/// Connections that were passed on. Each is one of its own, and holds two descriptors: an address
+/// gets half of Strait's pool at most, which has 16,256 here.
 const PASSED: [Held; 2] = [
     Held {
         connections: 1000,
         streams: 1,
     },
     Held {
-        connections: 5000,
+        connections: 3500,
         streams: 1,
     },
 ];
