@@ -3,8 +3,8 @@
 //! Each byte of a tunnel that this process holds is on the tunnel's account: what the peer sent and
 //! the endpoint has not taken, and what the endpoint sent and h2 has not written. Windows bound
 //! what one connection can hold; this bounds what all of them do. Past the limit new tunnels are
-//! refused, and those that hold most and hardly move are reset until an eighth of it is free. A
-//! quarter past it no endpoint is read until there is room again.
+//! refused, no endpoint is read for a tunnel that holds much, and those that hold most and hardly
+//! move are reset until an eighth of it is free. A quarter past it no endpoint is read at all.
 
 use std::cmp::Reverse;
 use std::future::poll_fn;
@@ -24,10 +24,8 @@ use super::gate::Gate;
 /// What a tunnel may hold without the budget being told, so that small messages cost nothing: no
 /// more than it takes itself.
 const UNTOLD_MAX: usize = 2 * 1024;
-/// Bytes that the kernel may hold of a side that is not read, as the other takes nothing: the
-/// initial receive buffer of Linux (`net.ipv4.tcp_rmem`). A memory cgroup of version 2 charges them
-/// to this process.
-pub const KERNEL_BYTES: usize = 128 * 1024;
+/// A tunnel that holds as much waits once the limit is passed. One with small messages does not.
+const MUCH: usize = 16 * 1024;
 /// A tunnel that moves less than it holds in this time counts as stalled.
 const STALL: Duration = Duration::from_secs(1);
 
@@ -119,20 +117,19 @@ impl Budget {
     /// Replaces the limit, as the memory that is free has changed.
     pub fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
-        self.press(self.held());
+        self.press();
     }
 
     fn limit(&self) -> usize {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Wakes [`Budget::run`] if so many bytes are more than may be held.
-    fn press(&self, held: usize) {
-        let limit = self.limit();
-        if held > limit {
+    /// Wakes [`Budget::run`] if more is held than may be.
+    fn press(&self) {
+        if !self.has_room() {
             self.pressed.notify_one();
         }
-        if held > limit.saturating_add(limit / 4) {
+        if self.is_exhausted() {
             self.urgent.notify_one();
         }
     }
@@ -273,7 +270,7 @@ impl Account {
         if held >= self.told.load(Ordering::Relaxed) + UNTOLD_MAX {
             self.tell(held);
             self.enlist();
-            self.budget.press(self.budget.held());
+            self.budget.press();
         }
     }
 
@@ -283,28 +280,28 @@ impl Account {
         }
     }
 
-    /// Whether no endpoint is to be read now, as all tunnels hold too much. The task that waits in
-    /// [`Account::poll_gated`] is woken once this may have changed.
+    /// Whether the tunnel's endpoint is not to be read now, as all tunnels hold too much. The task
+    /// that waits in [`Account::poll_gated`] is woken once this may have changed.
     pub fn must_pause(self: &Arc<Self>) -> bool {
-        if !self.budget.is_exhausted() {
+        if !self.is_over() {
             return false;
         }
         self.paused.store(true, Ordering::SeqCst);
         self.enlist();
-        self.budget.press(self.budget.held());
+        self.budget.press();
         // Room that was made before the store has woken nobody.
-        self.budget.is_exhausted()
+        self.is_over()
+    }
+
+    fn is_over(&self) -> bool {
+        let holds_much = self.held.load(Ordering::Relaxed) >= MUCH;
+        self.budget.is_exhausted() || (holds_much && !self.budget.has_room())
     }
 
     /// Notes that the tunnel holds less.
     pub fn give_back(&self, bytes: usize) {
         let moved = self.moved.load(Ordering::Relaxed).wrapping_add(bytes);
         self.moved.store(moved, Ordering::Relaxed);
-        self.lessen(bytes);
-    }
-
-    /// Notes that the tunnel holds less, though nothing has moved.
-    pub fn lessen(&self, bytes: usize) {
         let held = self.held.load(Ordering::Relaxed).saturating_sub(bytes);
         self.held.store(held, Ordering::Relaxed);
         let told = self.told.load(Ordering::Relaxed);

@@ -25,7 +25,6 @@ use tokio::time::{Instant, timeout_at};
 use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
 
-use super::budget::KERNEL_BYTES;
 use super::buffer::{BUFFER_BYTES, Buffer, compact};
 use super::hellos::{self, InFlight};
 use super::tunnel::{RECORD_DATA_BYTES, Tunnel};
@@ -236,9 +235,6 @@ impl Upload {
 struct Download {
     reserved: bool,
     done: bool,
-    /// The endpoint has sent what the peer has no window for, and the account has it. A copy that
-    /// is dropped leaves it there until the account is.
-    unread: bool,
 }
 
 impl Download {
@@ -267,18 +263,7 @@ impl Download {
                 return Poll::Pending;
             }
             self.reserved = true;
-            let Poll::Ready(capacity) = tunnel.poll_capacity(cx, READ_BYTES_MAX) else {
-                if !self.unread {
-                    self.unread = true;
-                    tunnel.account().take(KERNEL_BYTES);
-                }
-                return Poll::Pending;
-            };
-            if self.unread {
-                self.unread = false;
-                tunnel.account().lessen(KERNEL_BYTES);
-            }
-            let capacity = capacity?;
+            let capacity = ready!(tunnel.poll_capacity(cx, READ_BYTES_MAX))?;
             match poll_read(cx, upstream, capacity) {
                 Poll::Ready(Ok((bytes, _))) if bytes.is_empty() => {
                     tunnel.finish()?;

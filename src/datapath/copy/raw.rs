@@ -24,7 +24,7 @@ use crate::reason::{Blame, Reason};
 use crate::telemetry::Record;
 
 use super::super::admission::Admission;
-use super::super::budget::{Account, KERNEL_BYTES};
+use super::super::budget::Account;
 use super::super::buffer::{BUFFER_BYTES, Buffer};
 use super::super::hellos::InFlight;
 use super::super::pipe::Pipe;
@@ -182,8 +182,6 @@ struct Direction<'a> {
     pending: Bytes,
     /// The same where it is in a pipe. Never both, and none that is empty.
     piped: Option<Pipe>,
-    /// `to` takes nothing, and `from` may have sent more, which the account has.
-    unread: bool,
     /// Much came at once the last time.
     bulk: bool,
     ended: bool,
@@ -198,7 +196,6 @@ impl<'a> Direction<'a> {
             admission,
             pending: first,
             piped: None,
-            unread: false,
             bulk: false,
             ended: false,
             done: false,
@@ -218,18 +215,7 @@ impl<'a> Direction<'a> {
                 return Poll::Ready(Ok(()));
             }
             // A side that takes nothing now is not written to, and nothing is read for it.
-            let Poll::Ready(writable) = to.poll_write_ready(cx) else {
-                if !self.unread {
-                    self.unread = true;
-                    self.account.take(KERNEL_BYTES);
-                }
-                return Poll::Pending;
-            };
-            if self.unread {
-                self.unread = false;
-                self.account.lessen(KERNEL_BYTES);
-            }
-            writable.map_err(Broken::to)?;
+            ready!(to.poll_write_ready(cx)).map_err(Broken::to)?;
             if self.piped.is_some() {
                 count(self.drain(to)? as u64);
             } else if !self.pending.is_empty() {
@@ -323,9 +309,6 @@ impl Drop for Direction<'_> {
     fn drop(&mut self) {
         let piped = self.piped.as_ref().map_or(0, Pipe::filled);
         self.account.give_back(self.pending.len() + piped);
-        if self.unread {
-            self.account.lessen(KERNEL_BYTES);
-        }
     }
 }
 
@@ -441,7 +424,7 @@ mod tests {
             let written = timeout(STOPPED, client.write_all(&all)).await;
             assert!(written.is_err(), "the writer is stopped");
             let held = budget.held();
-            assert!((1..=256 * 1024 + KERNEL_BYTES).contains(&held), "{held}");
+            assert!((1..=256 * 1024).contains(&held), "{held}");
         };
         tokio::select! {
             outcome = copy => panic!("{outcome:?}"),
