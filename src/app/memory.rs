@@ -53,10 +53,11 @@ impl Memory {
         })
     }
 
-    /// Half of what this process may use: what its tunnels may hold at most. The other half is for
-    /// what they are made of, the kernel's socket buffers, and the mesh.
-    pub(super) fn half(self) -> usize {
-        bytes(self.limit / 2)
+    /// Three eighths of what this process may use, which its tunnels may hold at most. The rest is
+    /// for what they are made of, the kernel's socket buffers, the mesh, and memory that the
+    /// allocator has not given back.
+    pub(super) fn buffers(self) -> usize {
+        bytes(self.limit / 8 * 3)
     }
 
     /// Buffers may grow to seven eighths of the limit, and always to a sixteenth: memory that was
@@ -64,7 +65,7 @@ impl Memory {
     fn shares(self, held: usize, configured: Option<usize>) -> Shares {
         let other = self.used.saturating_sub(held as u64);
         let growth = (self.limit / 8 * 7).saturating_sub(other);
-        let most = configured.unwrap_or_else(|| self.half());
+        let most = configured.unwrap_or_else(|| self.buffers());
         Shares {
             buffers: bytes(growth.max(self.limit / 16)).min(most),
             room: bytes((self.limit / 4 * 3).saturating_sub(self.used)),
@@ -310,11 +311,11 @@ mod tests {
             let shares = memory(used).shares(bytes(held * MIB), configured.map(bytes));
             (shares.buffers as u64 / MIB, shares.room as u64 / MIB)
         };
-        assert_eq!(shares(16, 0, None), (64, 80));
-        assert_eq!(shares(60, 0, None), (52, 36));
+        assert_eq!(shares(16, 0, None), (48, 80));
+        assert_eq!(shares(70, 0, None), (42, 26));
         assert_eq!(
             shares(90, 40, None),
-            (62, 6),
+            (48, 6),
             "what is held is used already"
         );
         assert_eq!(shares(125, 0, None), (8, 0));

@@ -165,7 +165,7 @@ impl App {
         let sockets = Sockets::bind(&inputs.config)?;
         let configured = inputs.config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));
-        let buffers = configured.unwrap_or_else(|| memory.half());
+        let buffers = configured.unwrap_or_else(|| memory.buffers());
         let budget = Arc::new(Budget::new(buffers, metrics.buffers(buffers)));
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let own = listeners::addresses(&entries).chain(others.iter().copied());

@@ -4,7 +4,7 @@
 //! the endpoint has not taken, and what the endpoint sent and h2 has not written. Windows bound
 //! what one connection can hold; this bounds what all of them do. Past the limit new tunnels are
 //! refused, no endpoint is read for a tunnel that holds much, and those that hold most and hardly
-//! move are reset until an eighth of it is free. A quarter past it no endpoint is read at all.
+//! move are reset until an eighth of it is free. An eighth past it no endpoint is read at all.
 
 use std::cmp::Reverse;
 use std::future::poll_fn;
@@ -25,7 +25,7 @@ use super::gate::Gate;
 /// more than it takes itself.
 const UNTOLD_MAX: usize = 2 * 1024;
 /// A tunnel that holds as much waits once the limit is passed. One with small messages does not.
-const MUCH: usize = 16 * 1024;
+const MUCH: usize = 8 * 1024;
 /// A tunnel that moves less than it holds in this time counts as stalled.
 const STALL: Duration = Duration::from_secs(1);
 
@@ -295,7 +295,8 @@ impl Account {
 
     fn is_over(&self) -> bool {
         let holds_much = self.held.load(Ordering::Relaxed) >= MUCH;
-        self.budget.is_exhausted() || (holds_much && !self.budget.has_room())
+        let (held, limit) = (self.budget.held(), self.budget.limit());
+        held > limit.saturating_add(limit / 8) || (holds_much && held > limit)
     }
 
     /// Notes that the tunnel holds less.
