@@ -53,11 +53,11 @@ impl Memory {
         })
     }
 
-    /// Three eighths of what this process may use, which its tunnels may hold at most. The rest is
+    /// A quarter of what this process may use, which its tunnels may hold at most. The rest is
     /// for what they are made of, the kernel's socket buffers, the mesh, and memory that the
     /// allocator has not given back.
     pub(super) fn buffers(self) -> usize {
-        bytes(self.limit / 8 * 3)
+        bytes(self.limit / 4)
     }
 
     /// Buffers may grow to seven eighths of the limit, and always to a sixteenth: memory that was
@@ -311,11 +311,11 @@ mod tests {
             let shares = memory(used).shares(bytes(held * MIB), configured.map(bytes));
             (shares.buffers as u64 / MIB, shares.room as u64 / MIB)
         };
-        assert_eq!(shares(16, 0, None), (48, 80));
-        assert_eq!(shares(70, 0, None), (42, 26));
+        assert_eq!(shares(16, 0, None), (32, 80));
+        assert_eq!(shares(84, 0, None), (28, 12));
         assert_eq!(
             shares(90, 40, None),
-            (48, 6),
+            (32, 6),
             "what is held is used already"
         );
         assert_eq!(shares(125, 0, None), (8, 0));

@@ -177,7 +177,7 @@ impl Printer<'_> {
         let limits = root.get("limits");
         if limits.is_none_or(|limits| limits.get("buffers").is_none()) {
             // Not a number that could be read back: it is looked up at the start.
-            let said = "# limits.buffers: three eighths of the memory of this process";
+            let said = "# limits.buffers: a quarter of the memory of this process";
             self.line(said, defaults::ORIGIN);
         }
     }

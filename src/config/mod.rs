@@ -350,7 +350,7 @@ impl Serialize for Roots {
 /// How much of this host strangers and slow readers may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Limits {
-    /// Bytes that all tunnels together may hold. Default: three eighths of what this process
+    /// Bytes that all tunnels together may hold. Default: a quarter of what this process
     /// may use, by its cgroup or by the machine's size.
     pub buffers: Option<usize>,
 }

@@ -3,8 +3,8 @@
 //! Each byte of a tunnel that this process holds is on the tunnel's account: what the peer sent and
 //! the endpoint has not taken, and what the endpoint sent and h2 has not written. Windows bound
 //! what one connection can hold; this bounds what all of them do. Past the limit new tunnels are
-//! refused, no endpoint is read for a tunnel that holds much, and those that hold most and hardly
-//! move are reset until an eighth of it is free. An eighth past it no endpoint is read at all.
+//! refused, and those that hold most and hardly move are reset until an eighth of it is free. A
+//! quarter past it no endpoint is read until there is room again.
 
 use std::cmp::Reverse;
 use std::future::poll_fn;
@@ -24,8 +24,6 @@ use super::gate::Gate;
 /// What a tunnel may hold without the budget being told, so that small messages cost nothing: no
 /// more than it takes itself.
 const UNTOLD_MAX: usize = 2 * 1024;
-/// A tunnel that holds as much waits once the limit is passed. One with small messages does not.
-const MUCH: usize = 8 * 1024;
 /// A tunnel that moves less than it holds in this time counts as stalled.
 const STALL: Duration = Duration::from_secs(1);
 
@@ -283,20 +281,14 @@ impl Account {
     /// Whether the tunnel's endpoint is not to be read now, as all tunnels hold too much. The task
     /// that waits in [`Account::poll_gated`] is woken once this may have changed.
     pub fn must_pause(self: &Arc<Self>) -> bool {
-        if !self.is_over() {
+        if !self.budget.is_exhausted() {
             return false;
         }
         self.paused.store(true, Ordering::SeqCst);
         self.enlist();
         self.budget.press();
         // Room that was made before the store has woken nobody.
-        self.is_over()
-    }
-
-    fn is_over(&self) -> bool {
-        let holds_much = self.held.load(Ordering::Relaxed) >= MUCH;
-        let (held, limit) = (self.budget.held(), self.budget.limit());
-        held > limit.saturating_add(limit / 8) || (holds_much && held > limit)
+        self.budget.is_exhausted()
     }
 
     /// Notes that the tunnel holds less.

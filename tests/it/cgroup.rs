@@ -99,7 +99,7 @@ fn review_14_peers_that_read_nothing_are_reset_before_memory_ends() {
         let mut gateway = start(net, &cgroup).await;
         let _endpoint = Endpoint::echo_or_endless(net.listen(11, 9000).await);
         let mut peers = Vec::new();
-        for _ in 0..6 {
+        for _ in 0..4 {
             peers.push(RawPeer::with_window(&gateway, WIDEST).await);
         }
         for peer in &mut peers {
