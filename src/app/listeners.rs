@@ -146,7 +146,7 @@ impl Listeners {
         let mut state = self.lock();
         state.data_path = Some(start_workers(&self.gateway, workers)?);
         match state.listen(&self.gateway).into_iter().next() {
-            Some((_, error)) => Err(anyhow::Error::msg(error)),
+            Some(error) => Err(anyhow::Error::msg(error)),
             None => Ok(()),
         }
     }
@@ -272,9 +272,9 @@ impl Listeners {
 }
 
 impl State {
-    /// Lets peers connect to each reserved address, if there is a data path. Returns the listeners
-    /// for which that fails, by their names.
-    fn listen(&mut self, gateway: &Arc<Gateway>) -> Vec<(String, String)> {
+    /// Lets peers connect to each reserved address, if there is a data path. Returns the errors of
+    /// the listeners for which that fails.
+    fn listen(&mut self, gateway: &Arc<Gateway>) -> Vec<String> {
         self.removed
             .retain(|removed| removed.listener.strong_count() > 0);
         let Some(data_path) = &self.data_path else {
@@ -289,7 +289,7 @@ impl State {
                         Ok(open) => Place::Open(open),
                         Err(error) => {
                             let error = format!("{error:#}");
-                            failed.push((entry.config.name.clone(), error.clone()));
+                            failed.push(error.clone());
                             Place::Closed(error)
                         }
                     }

@@ -22,7 +22,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// A limit and what is used of it, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Memory {
-    /// The least of the machine's memory and the limits of the process's memory cgroups.
+    /// The memory of the machine, or of the memory cgroup of this process that has least left.
     limit: u64,
     /// What the cgroup uses besides its page cache; without a limit of a cgroup, what the process
     /// has resident.

@@ -96,10 +96,10 @@ impl Reloader {
             .ok();
         loop {
             // Before the first event too: a file may have changed before it was watched.
-            if watcher.is_some() && self.apply_changes() {
+            if watcher.is_some() && self.apply_changes(false) {
                 // A file that changed between its fingerprint and its reading was read as it is
                 // now, and remembered as it was then: the next change back would go unseen.
-                self.apply_changes();
+                self.apply_changes(true);
             }
             let now = self.files();
             if now == files {
@@ -126,8 +126,9 @@ impl Reloader {
 
     /// Reloads what has changed. What failed before is tried again with every change, as it may
     /// have waited for that one: a root for its file, an alias for the service that had its name.
+    /// `again` says that files were reloaded just before, which may have found what is new here.
     /// Returns whether anything was reloaded.
-    fn apply_changes(&mut self) -> bool {
+    fn apply_changes(&mut self, again: bool) -> bool {
         let files = self.files();
         let now = fingerprints(&files);
         let is_new = |(file, print): &(&PathBuf, &u64)| self.seen.get(*file) != Some(*print);
@@ -143,6 +144,7 @@ impl Reloader {
             own.any(|file| changed.contains(&file))
         };
         let is_due = |what: &What| has_changed(*what) || self.failed.contains_key(what);
+        let is_news = |what| !again && has_changed(what);
         let mut due: Vec<_> = What::ALL.into_iter().filter(is_due).collect();
         loop {
             let tried = due.len();
@@ -150,13 +152,13 @@ impl Reloader {
             for what in std::mem::take(&mut due) {
                 match self.reload(what) {
                     Ok(left) if left.is_empty() => self.succeeded(what),
-                    Ok(left) => self.succeeded_in_part(what, left.join("\n"), has_changed(what)),
+                    Ok(left) => self.succeeded_in_part(what, left.join("\n"), is_news(what)),
                     Err(error) => failures.push((what, format!("{error:#}"))),
                 }
             }
             if failures.is_empty() || failures.len() == tried {
                 for (what, error) in failures {
-                    self.failed(what, error, has_changed(what));
+                    self.failed(what, error, is_news(what));
                 }
                 return true;
             }
@@ -171,9 +173,9 @@ impl Reloader {
         self.status.set_reload(what, Ok(()));
     }
 
-    /// A new try that fails as the last one did is no news.
-    fn failed(&mut self, what: What, error: String, has_changed: bool) {
-        if self.failed.get(&what) == Some(&error) && !has_changed {
+    /// Reports a failure, if it is news or another one than the last.
+    fn failed(&mut self, what: What, error: String, is_news: bool) {
+        if self.failed.get(&what) == Some(&error) && !is_news {
             return;
         }
         error!(
@@ -186,8 +188,8 @@ impl Reloader {
     }
 
     /// Notes what of a file is in use, and what is not. The rest is tried again with every change.
-    fn succeeded_in_part(&mut self, what: What, left: String, has_changed: bool) {
-        if self.failed.get(&what) == Some(&left) && !has_changed {
+    fn succeeded_in_part(&mut self, what: What, left: String, is_news: bool) {
+        if self.failed.get(&what) == Some(&left) && !is_news {
             return;
         }
         error!(what = what.label(), error = %left, "a changed file is in use, but not all of it");

@@ -155,7 +155,11 @@ impl Budget {
         loop {
             self.pressed.notified().await;
             let mut rounds = 0;
-            while !self.has_room() {
+            loop {
+                self.resume();
+                if self.has_room() {
+                    break;
+                }
                 let marks = self.marks();
                 let urgent = self.wait().await || rounds >= PATIENT_ROUNDS;
                 let reset = self.evict(&marks, urgent);
@@ -165,9 +169,7 @@ impl Budget {
                     limit, reset, "buffers are full: new tunnels are refused"
                 );
                 rounds += 1;
-                self.resume();
             }
-            self.resume();
         }
     }
 
@@ -293,10 +295,10 @@ impl Account {
 
     /// Notes that the tunnel holds less.
     pub fn give_back(&self, bytes: usize) {
-        let moved = self.moved.load(Ordering::Relaxed).wrapping_add(bytes);
-        self.moved.store(moved, Ordering::Relaxed);
         let held = self.held.load(Ordering::Relaxed).saturating_sub(bytes);
         self.held.store(held, Ordering::Relaxed);
+        let moved = self.moved.load(Ordering::Relaxed).wrapping_add(bytes);
+        self.moved.store(moved, Ordering::Relaxed);
         let told = self.told.load(Ordering::Relaxed);
         if told > 0 && (held == 0 || held + UNTOLD_MAX <= told) {
             self.tell(held);

@@ -137,7 +137,7 @@ fn endpoints_come_go_sicken_and_change_weight_and_no_tunnel_fails() {
         let loading = tokio::spawn(load(net.address(21, 19001), Arc::clone(&stop)));
         change(&istiod, net).await;
         // For the rest of the load there is no control plane.
-        drop(serving);
+        serving.stop().await;
         // deadline: tunnels are to meet that, too.
         tokio::time::sleep(20 * BETWEEN).await;
         stop.store(true, Ordering::Relaxed);

@@ -255,7 +255,7 @@ fn an_authority_that_is_down_at_half_life_is_asked_until_it_is_back() {
         let mut gateway = of_istio(net);
         gateway.ready().await;
         let first = shown(&gateway).await;
-        drop(serving);
+        serving.stop().await;
         gateway.logged("no new certificate").await;
         gateway.logged("the one before ends at").await;
         let failing = async || gateway.metric("strait_certificate_failing").await;
@@ -290,7 +290,7 @@ fn a_certificate_that_ends_takes_readiness_with_it_until_there_is_a_new_one() {
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
         let mut gateway = of_istio(net);
         gateway.ready().await;
-        drop(serving);
+        serving.stop().await;
         gateway.logged("our certificate has ended").await;
         let (status, pending) = gateway.readiness().await;
         assert_eq!(status, 500);
@@ -422,7 +422,7 @@ fn a_file_that_hangs_holds_up_neither_renewal_nor_the_end_of_a_certificate() {
             |shown| *shown != first,
         )
         .await;
-        drop(serving);
+        serving.stop().await;
         gateway.logged("our certificate has ended").await;
         let (status, pending) = gateway.readiness().await;
         assert!(

@@ -70,12 +70,7 @@ async fn closed(gateway: &Gateway) -> usize {
 fn two_hundred_clusters_are_told_apart() {
     run(async {
         let authority = Authority::new().expect("a root");
-        let intermediate = |name| authority.intermediate(name).expect("an intermediate");
-        let identities = Identities {
-            root: authority.root_pem(),
-            east: intermediate("east"),
-            west: intermediate("west"),
-        };
+        let identities = Identities::of(&authority);
         let net = Net::new();
         let mut settings = Settings::new(net, &identities).endpoints(&[(11, 1, "HBONE")]);
         let to = (0..CLUSTERS - 1).map(|cluster| format!("{{cluster: c{cluster}}}"));

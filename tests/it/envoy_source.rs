@@ -210,7 +210,7 @@ fn what_was_told_stays_in_force_while_the_control_plane_is_away() {
         tell(&control, net, CLUSTER_NAME, &[11]);
         let serving = control.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
-        drop(serving);
+        serving.stop().await;
         gateway.logged("no stream to the control plane").await;
         reaches(&gateway, &endpoint).await;
         assert_eq!(gateway.readiness().await.0, 200);
@@ -265,7 +265,7 @@ fn a_start_without_a_control_plane_serves_the_cached_state() {
         first.ready().await;
         let state = async || std::fs::read(first.file("state")).expect("the cache");
         let state = until("the cache", state, |state| !state.is_empty()).await;
-        drop(serving);
+        serving.stop().await;
         first.signal(rustix::process::Signal::KILL);
         first.exited().await;
 
@@ -311,7 +311,7 @@ fn floods_of_changes_end_in_the_last_one() {
         }
         tell(&control, net, CLUSTER_NAME, &[11]);
         reaches(&gateway, &first).await;
-        drop(serving);
+        serving.stop().await;
         let shown = status(&gateway).await;
         let held = (2_001 - 30).to_string();
         let row = |name: &str| {

@@ -174,7 +174,7 @@ fn what_was_told_stays_in_force_while_the_control_plane_is_away() {
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
         asks(&gateway).await.expect("a tunnel");
-        drop(serving);
+        serving.stop().await;
         gateway.logged("no stream to the control plane").await;
         asks(&gateway)
             .await
@@ -210,7 +210,7 @@ fn a_start_without_a_control_plane_serves_the_cached_state_and_says_so() {
         first.ready().await;
         let state = async || std::fs::read(first.file("state")).expect("the cache");
         let state = until("the cache", state, |state| state != b"half of one").await;
-        drop(serving);
+        serving.stop().await;
         first.signal(rustix::process::Signal::KILL);
         first.exited().await;
 
@@ -278,7 +278,7 @@ fn ten_thousand_services_are_served_from_the_cache() {
         };
         until("the cache", size, |&size| size > 0).await;
         let state = std::fs::read(first.file("state")).expect("the cache");
-        drop(serving);
+        serving.stop().await;
         first.signal(rustix::process::Signal::KILL);
         first.exited().await;
 

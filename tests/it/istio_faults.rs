@@ -329,7 +329,7 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
             istiod.sent(),
             istiod.requests().len(),
         );
-        drop(serving);
+        serving.stop().await;
 
         // Something that is no control plane has its address, and counts who asks.
         let asked = Arc::<AtomicUsize>::default();

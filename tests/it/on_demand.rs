@@ -172,7 +172,7 @@ fn a_start_from_the_cache_claims_what_it_has_and_asks_for_the_same() {
         first.ready().await;
         let state = async || std::fs::read(first.file("state")).unwrap_or_default();
         let state = until("the cache", state, |state| !state.is_empty()).await;
-        drop(serving);
+        serving.stop().await;
         first.signal(rustix::process::Signal::KILL);
         first.exited().await;
 

@@ -208,7 +208,7 @@ fn nothing_is_let_in_while_the_policies_are_withheld() {
         }
         gateway.logged("are not known yet").await;
         istiod.behave(Manner::Well);
-        drop(serving);
+        serving.stop().await;
         gateway.logged("no stream to the control plane").await;
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         until("a tunnel", asks, Result::is_ok)

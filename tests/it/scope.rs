@@ -286,6 +286,6 @@ fn objects_apply_live_and_bad_ones_not_at_all() {
         let east = gateway.client_as(identities(), EAST).await;
         east.tunnel(ECHO).await.expect("whom the entry names");
         let count = gateway.metric("strait_reload_total{what=\"objects\",result=\"error\"}");
-        assert_eq!(count.await, 1.0);
+        assert_eq!(count.await, 1.0, "{}", gateway.log());
     });
 }

@@ -31,15 +31,9 @@ struct World {
 impl World {
     fn new() -> Self {
         let authority = Authority::new().expect("a root");
-        let intermediate = |name| authority.intermediate(name).expect("an intermediate");
-        let identities = Identities {
-            root: authority.root_pem(),
-            east: intermediate("east"),
-            west: intermediate("west"),
-        };
         Self {
+            identities: Identities::of(&authority),
             authority,
-            identities,
             net: Net::new(),
         }
     }

@@ -252,14 +252,12 @@ impl Download {
             // Readable first, then capacity: a reservation that waits for an idle endpoint would
             // hold window of the connection that busy tunnels need.
             let Poll::Ready(readable) = upstream.as_ref().poll_read_ready(cx) else {
-                if self.reserved {
-                    tunnel.release_capacity();
-                    self.reserved = false;
-                }
+                self.release(tunnel);
                 return Poll::Pending;
             };
             readable.map_err(|_| Reason::UpstreamReset)?;
             if tunnel.account().must_pause() {
+                self.release(tunnel);
                 return Poll::Pending;
             }
             self.reserved = true;
@@ -280,6 +278,13 @@ impl Download {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Gives the window back to the other tunnels of the connection.
+    fn release(&mut self, tunnel: &mut Tunnel) {
+        if std::mem::take(&mut self.reserved) {
+            tunnel.release_capacity();
+        }
     }
 }
 

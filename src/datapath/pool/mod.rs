@@ -8,7 +8,6 @@
 //! limit of open files allows, or as memory does (`Pool::set_memory`).
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -196,28 +195,16 @@ impl Pool {
 
     fn count(self: &Arc<Self>, name: Name) -> Arc<Count> {
         let mut holders = self.holders();
-        let new = |name: &Name| {
-            Arc::new(Count {
-                name: name.clone(),
-                held: AtomicUsize::new(0),
-                pool: Arc::clone(self),
-            })
-        };
-        match holders.entry(name) {
-            Entry::Occupied(mut entry) => match entry.get().upgrade() {
-                Some(count) => count,
-                None => {
-                    let count = new(entry.key());
-                    entry.insert(Arc::downgrade(&count));
-                    count
-                }
-            },
-            Entry::Vacant(entry) => {
-                let count = new(entry.key());
-                entry.insert(Arc::downgrade(&count));
-                count
-            }
+        if let Some(count) = holders.get(&name).and_then(Weak::upgrade) {
+            return count;
         }
+        let count = Arc::new(Count {
+            name: name.clone(),
+            held: AtomicUsize::new(0),
+            pool: Arc::clone(self),
+        });
+        holders.insert(name, Arc::downgrade(&count));
+        count
     }
 
     /// The map is whole at every unlock, so a poisoned lock is as good as any.

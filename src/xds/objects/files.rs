@@ -1,5 +1,6 @@
 //! The files of objects: those that are named, and those of directories that are named.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::config::{Finding, Findings, Place, Severity};
@@ -33,7 +34,8 @@ pub fn contents(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads each file once, and gives the findings of all.
+/// Reads each file once, and gives the findings of all. A file that is removed from its directory
+/// meanwhile has none, as if it had been removed before.
 pub(super) fn each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findings) -> Findings {
     let (mut findings, mut files) = (Vec::new(), Vec::new());
     for path in paths {
@@ -57,9 +59,18 @@ pub(super) fn each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findings) -
         return Findings(vec![refusal(&first, what)]);
     }
     for file in files {
-        findings.extend(read(&file).0);
+        let found = read(&file).0;
+        if paths.contains(&file) || !is_gone(&file) {
+            findings.extend(found);
+        }
     }
     Findings(findings)
+}
+
+/// Whether a path leads to nothing. A link that leads nowhere is still there itself.
+fn is_gone(file: &Path) -> bool {
+    let found = file.symlink_metadata();
+    found.is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 fn refusal(path: &Path, what: String) -> Finding {
@@ -93,5 +104,21 @@ mod tests {
         let _socket = UnixListener::bind(path("socket.yaml")).expect("a socket");
         let found = contents(folder.path()).expect("the names");
         assert_eq!(found, ["a.json", "b.yaml", "lost.yml"].map(path));
+    }
+
+    #[test]
+    fn a_file_that_leaves_its_directory_before_it_is_read_is_no_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("a.yaml");
+        let found = |path: &Path| {
+            std::fs::write(&file, "").expect("a file");
+            let remove = |file: &Path| {
+                std::fs::remove_file(file).expect("no file");
+                Findings(vec![refusal(file, "it is gone".to_owned())])
+            };
+            each(&[path.to_owned()], remove).has_errors()
+        };
+        assert!(!found(folder.path()));
+        assert!(found(&file), "a file that the configuration names");
     }
 }

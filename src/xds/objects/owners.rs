@@ -68,7 +68,7 @@ impl<'a> Owners<'a> {
     pub(super) fn new(view: &View<'a>, mesh: &'a Mesh) -> Self {
         let mut owners = Self {
             claims: HashMap::new(),
-            listed: listed(view),
+            listed: Vec::new(),
         };
         owners.note_mesh(mesh, &view.config.gateway.network);
         for key in view.keys() {
@@ -79,13 +79,11 @@ impl<'a> Owners<'a> {
                 owners.note(*ip, key.0, Evidence::Kubernetes, Some(&service.meta.place));
             }
         }
-        for one in std::mem::take(&mut owners.listed) {
-            if one.is_here {
-                owners.note_slice(view, &one);
-            }
-            owners.listed.push(one);
+        let listed = listed(view);
+        for one in listed.iter().filter(|one| one.is_here) {
+            owners.note_slice(view, one);
         }
-        owners
+        Self { listed, ..owners }
     }
 
     fn note_mesh(&mut self, mesh: &'a Mesh, network: &str) {

@@ -25,7 +25,11 @@ pub fn identities() -> &'static Identities {
 
 impl Identities {
     pub fn new() -> Self {
-        let authority = Authority::new().expect("a root");
+        Self::of(&Authority::new().expect("a root"))
+    }
+
+    /// Returns two clusters under the root of `authority`.
+    pub fn of(authority: &Authority) -> Self {
         let intermediate = |name| authority.intermediate(name).expect("an intermediate");
         Self {
             root: authority.root_pem(),

@@ -97,10 +97,17 @@ struct Watch {
     names: BTreeSet<String>,
 }
 
-/// A running server. Dropped, it is gone with all its connections.
+/// A running server. Dropped, it ends with all its connections.
 pub struct Serving {
     sockets: Arc<Mutex<Vec<Socket>>>,
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
+}
+
+impl Serving {
+    /// Ends the server, and returns once another one can listen at its address.
+    pub async fn stop(mut self) {
+        self.tasks.shutdown().await;
+    }
 }
 
 impl Drop for Serving {
@@ -153,10 +160,7 @@ impl Istiod {
                 .serve_with_incoming(ReceiverStream::new(incoming))
                 .await;
         });
-        Serving {
-            sockets,
-            _tasks: tasks,
-        }
+        Serving { sockets, tasks }
     }
 
     /// Puts a resource in and tells those who are connected.
