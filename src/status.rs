@@ -65,11 +65,11 @@ impl What {
 /// The last reload of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reload {
-    /// When it was tried.
+    /// Time of the attempt.
     pub at: SystemTime,
-    /// Whether what was read is now in use; if not, the last good one stays.
+    /// Use of the content that was read. If `false`, the last good one stays.
     pub ok: bool,
-    /// Why it is not in use, or which parts of it are not.
+    /// Reason for which it is not in use, or the parts of it that are not.
     pub error: Option<String>,
 }
 

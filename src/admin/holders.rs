@@ -1,4 +1,4 @@
-//! Who holds the descriptors of the data path, for the status page.
+//! Holders of the data path's descriptors, for the status page.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::columns;
 /// Holders that are shown.
 const SHOWN: usize = 10;
 
-/// How much of the pool is used, and by whom: asked of the data path, for so many holders.
+/// Source of the pool's usage: a function of the data path that takes a maximum of holders.
 #[derive(Clone)]
 pub struct Holders(Arc<dyn Fn(usize) -> Descriptors + Send + Sync>);
 
@@ -27,7 +27,7 @@ pub struct Descriptors {
 }
 
 impl Holders {
-    /// What this function returns.
+    /// Wraps the function that returns the usage.
     pub fn new(ask: impl Fn(usize) -> Descriptors + Send + Sync + 'static) -> Self {
         Self(Arc::new(ask))
     }

@@ -19,13 +19,13 @@ pub struct ListenerRow {
     pub listener: Listener,
     /// Its address, with the port that the kernel chose.
     pub address: SocketAddr,
-    /// Whether it takes connections.
+    /// Its state: accepting connections or not.
     pub state: ListenerState,
-    /// Why it does not, where that failed.
+    /// Reason for the failure in the state [`ListenerState::Failed`].
     pub error: Option<String>,
 }
 
-/// Whether a listener takes connections.
+/// State of a listener: accepting connections or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ListenerState {
@@ -131,7 +131,7 @@ fn names(route: &SniRoute) -> String {
     names.join(", ")
 }
 
-/// Who reaches services through TLS listeners, where peers show the gateway no identity.
+/// Access to services through TLS listeners, whose peers have no verified identity.
 pub(super) struct Strangers<'a> {
     snapshot: &'a Snapshot,
     /// By the hostnames of the services that routes lead to.
@@ -184,7 +184,7 @@ impl<'a> Strangers<'a> {
         lines
     }
 
-    /// Whether `exposure` opens a port to peers without an identity.
+    /// Returns whether `exposure` opens a port to peers without an identity.
     fn is_open(&self, host: &str, port: u16) -> bool {
         let asked = Authority {
             host: Host::Name(host.into()),

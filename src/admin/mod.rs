@@ -45,7 +45,7 @@ pub use listeners::{ListenerRow, ListenerState, Listeners};
 pub use server::{Limits, serve};
 pub use view::Denies;
 
-/// What the admin pages show and change.
+/// State that the admin pages show and change.
 #[derive(Clone, Debug)]
 pub struct AdminState {
     /// The snapshot that the data path reads.
@@ -62,11 +62,11 @@ pub struct AdminState {
     pub log: LogHandle,
     /// The configuration in use.
     pub config: Arc<ArcSwap<Config>>,
-    /// Which addresses are never dialled.
+    /// The addresses that are never dialled.
     pub denies: Denies,
-    /// Who holds the descriptors of the data path.
+    /// The holders of the data path's descriptors.
     pub holders: Holders,
-    /// What would become of a tunnel.
+    /// Explanations of the outcome of a tunnel.
     pub explains: Explains,
     /// The listeners of the data path.
     pub listeners: Listeners,

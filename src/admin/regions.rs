@@ -36,7 +36,7 @@ pub(super) struct Parameters {
 struct Order {
     region: RegionPattern,
     kind: Kind,
-    /// Whether it is carried out, or only judged.
+    /// Execution of the order, rather than a preview.
     is_real: bool,
 }
 

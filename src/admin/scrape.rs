@@ -102,7 +102,7 @@ impl Format {
     /// The last page if it is fresh enough or there is no place for another, else a new one; none
     /// if the encoding failed.
     async fn page(&self, metrics: &Arc<Metrics>, fresh: Duration) -> Option<Bytes> {
-        // Who waits here gets the page of the encoding that it waits for, if pages stay fresh.
+        // A scrape that waits here for an encoding gets its page, if pages stay fresh.
         let last = Arc::clone(&self.last).lock_owned().await;
         let is_fresh = |page: &&Page| page.at.elapsed() < fresh;
         if let Some(page) = last.as_ref().filter(is_fresh) {
@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether the page counts so many accepted connections.
+    /// Returns whether the page counts so many accepted connections.
     fn counts(page: &[u8], connections: usize) -> bool {
         let line = format!("strait_connections_total {connections}\n");
         String::from_utf8_lossy(page).contains(&line)

@@ -88,7 +88,7 @@ pub(super) struct Page {
     pub(super) cluster: String,
     pub(super) network: String,
     pub(super) snapshot: u64,
-    /// How much the mesh has.
+    /// Sizes of the mesh.
     pub(super) mesh: Counts,
     pub(super) listeners: Vec<ListenerRow>,
     pub(super) source: Source,
@@ -99,12 +99,12 @@ pub(super) struct Page {
     pub(super) reloads: Vec<ReloadRow>,
     /// The hostnames that discovery tells instead of addresses.
     pub(super) hosts: status::Hosts,
-    /// Who holds the descriptors of the data path.
+    /// The descriptors of the data path and their holders.
     pub(super) descriptors: Descriptors,
     pub(super) services: Services,
 }
 
-/// How much a mesh has.
+/// Sizes of a mesh.
 #[derive(Debug, Serialize)]
 pub(super) struct Counts {
     pub(super) services: usize,
@@ -112,7 +112,7 @@ pub(super) struct Counts {
     pub(super) policies: usize,
 }
 
-/// Where the mesh comes from.
+/// Source of the mesh.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Source {
@@ -153,7 +153,7 @@ pub(super) struct ReloadRow {
     pub(super) what: &'static str,
     #[serde(serialize_with = "status::rfc3339")]
     pub(super) at: SystemTime,
-    /// Whether it is in use, but for what the error says.
+    /// Use of the file's content, except for the parts that `error` names.
     pub(super) in_use: bool,
     pub(super) error: Option<String>,
 }

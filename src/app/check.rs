@@ -42,7 +42,8 @@ fn tolerant(source: &Source, mut examined: Examined) -> Report {
     report
 }
 
-/// Whether the machine has a credential of the gateway: its certificate, its key, or a token.
+/// Returns whether the machine has a credential of the gateway: its certificate, its key, or a
+/// token.
 fn has_credential(examined: &Examined) -> bool {
     let own = match &examined.identity {
         Some(Identity::Files(files)) => vec![&files.chain, &files.key],

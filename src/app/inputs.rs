@@ -34,24 +34,24 @@ pub struct Inputs {
     pub config: Config,
     /// The mesh.
     pub mesh: Mesh,
-    /// What is exported, what stays local, and who may come.
+    /// Exported services, services that stay local, and linked clusters.
     pub scope: Scope,
-    /// What the files of the mesh say by themselves, its authorization policies included.
+    /// Content of the mesh's files without the configuration, including authorization policies.
     pub(super) told: Told,
     /// Our certificate, key and roots, where they are in files.
     pub material: Option<Material>,
-    /// What peers are judged by.
+    /// Trust domains, roots and revocation lists that peers are verified against.
     pub trust: PeerTrust,
-    /// What is allowed, but worth a look.
+    /// Warnings about settings that are allowed.
     pub warnings: Vec<String>,
     /// Claims of objects that other claims keep from having effect.
     pub(super) conflicts: Vec<String>,
 }
 
-/// Our certificate, where it is in files, and what peers are judged by.
+/// Our certificate, where it is in files, and the trust that peers are verified against.
 pub(super) type Certificates = (Option<Material>, PeerTrust);
 
-/// What `strait check` found.
+/// Findings of `strait check`.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Mistakes, each a line.
@@ -60,7 +60,7 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// The warning, also among the others, that certificates, keys or tokens do not exist here.
     pub absent: Option<String>,
-    /// What was read, if every file could be.
+    /// The files' content, if every file could be read.
     pub inputs: Option<Inputs>,
 }
 

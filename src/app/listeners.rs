@@ -25,7 +25,7 @@ use super::spawn_thread;
 /// All listeners of the data path.
 pub(super) struct Listeners {
     gateway: Arc<Gateway>,
-    /// How long connections of a removed listener may go on.
+    /// Time for which connections of a removed listener may continue.
     deadline: Duration,
     /// The addresses of the other ports, which are never dialled either.
     others: Vec<SocketAddr>,

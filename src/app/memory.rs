@@ -14,7 +14,7 @@ use tracing::warn;
 
 use crate::datapath::Gateway;
 
-/// What a process may use where no limit can be read. It is the least that a gateway is given.
+/// Memory limit of a process where none can be read. It is the least that a gateway is given.
 const UNKNOWN: u64 = 128 << 20;
 /// The time between two measurements.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -24,8 +24,8 @@ const PERIOD: Duration = Duration::from_millis(100);
 pub(super) struct Memory {
     /// The memory of the machine, or of the memory cgroup of this process that has least left.
     limit: u64,
-    /// What the cgroup uses besides its page cache; without a limit of a cgroup, what the process
-    /// has resident.
+    /// Memory that the cgroup uses without its page cache. Where no cgroup has a limit or reports
+    /// its use, the resident memory of the process.
     used: u64,
 }
 
@@ -168,7 +168,8 @@ impl Group {
         measured
     }
 
-    /// What a group uses, without the page cache, which the kernel takes back before it kills.
+    /// Returns the memory that a group uses without the page cache, which the kernel reclaims
+    /// before it kills.
     fn used(&self, group: &Path) -> Option<u64> {
         let used = read(&group.join(self.used))?.trim().parse::<u64>().ok()?;
         let stat = read(&group.join("memory.stat")).unwrap_or_default();

@@ -3,8 +3,8 @@
 use crate::config::{Alias, Config, Discovery};
 use crate::snapshot::{Audience, Snapshot};
 
-/// What is wrong with the aliases, and with entries of `exposure` that another one hides, as errors
-/// and warnings. The snapshot is that of the mesh and of the configuration.
+/// Returns errors and warnings about the aliases, and about entries of `exposure` that another one
+/// hides. The snapshot is that of the mesh and of the configuration.
 pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> (Vec<String>, Vec<String>) {
     let (mut errors, mut warnings) = (Vec::new(), Vec::new());
     let file = config.file.display();
@@ -92,7 +92,7 @@ fn shut_out(config: &Config, alias: &Alias, snapshot: &Snapshot, is_told: bool) 
     wrong
 }
 
-/// Whether some peer of a cluster, or some peer at all, may reach a service by its exposure.
+/// Returns whether the exposure of a service admits any peer of a cluster, or any peer at all.
 fn is_exposed(
     snapshot: &Snapshot,
     (host, port): (&str, Option<u16>),
@@ -116,7 +116,7 @@ fn is_exposed(
     !snapshot.is_kept(host) && (to.any(admits) || (is_silent() && is_exported()))
 }
 
-/// What exposes a service to a cluster.
+/// Returns the remedy for an alias whose service is not exposed to a cluster.
 fn remedy(
     config: &Config,
     snapshot: &Snapshot,
@@ -150,7 +150,7 @@ fn remedy(
     }
 }
 
-/// What of an alias leads nowhere.
+/// Returns the findings about targets and the region of an alias that the mesh does not have.
 fn dead_ends(alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
     let mut wrong = Vec::new();
     for target in &alias.to {

@@ -8,7 +8,7 @@ use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Policies, Scope};
 use crate::xds::objects::{Objects, join};
 
-/// What was read.
+/// Content of the mesh file and of the files of objects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Told {
     /// The mesh of the mesh file; an empty one where a control plane tells it.
@@ -19,15 +19,15 @@ pub(super) struct Told {
     pub(super) objects: Objects,
 }
 
-/// What a configuration makes of it.
+/// Result of joining that content under a configuration.
 #[derive(Debug)]
 pub(super) struct Joined {
     /// The mesh of the file and of the objects. Under a control plane, whose mesh has its own
     /// services and endpoints, it is empty.
     pub(super) mesh: Mesh,
-    /// What is exported, what stays local, and who may come.
+    /// Exported services, services that stay local, and linked clusters.
     pub(super) scope: Scope,
-    /// What is worth a look, a line each, the conflicts among it.
+    /// Warnings, a line each, including the conflicts.
     pub(super) warnings: Vec<String>,
     /// Claims of objects that other claims keep from having effect, a line each.
     pub(super) conflicts: Vec<String>,

@@ -191,7 +191,7 @@ impl<'a> Value<'a> {
         self.line.into()
     }
 
-    /// Where it stands, for findings that only show later.
+    /// Returns its place, for findings that only show later.
     pub fn place(self) -> Place {
         self.document.place_of(self.node)
     }
@@ -356,7 +356,7 @@ impl<'a> Value<'a> {
         entries.iter().map(move |entry| (entry, value(entry)))
     }
 
-    /// Whether this is a list or a map without entries.
+    /// Returns whether this is a list or a map without entries.
     pub fn is_vacant(self) -> bool {
         match &self.node.kind {
             Kind::List(nodes) => nodes.is_empty(),
@@ -365,12 +365,12 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Whether this is a list.
+    /// Returns whether this is a list.
     pub fn is_list(self) -> bool {
         matches!(self.node.kind, Kind::List(_))
     }
 
-    /// Whether this is a map.
+    /// Returns whether this is a map.
     pub fn is_map(self) -> bool {
         matches!(self.node.kind, Kind::Map(_))
     }
@@ -436,7 +436,7 @@ impl<'a> Value<'a> {
         Some((path, error))
     }
 
-    /// What is wrong with a path, and what to write instead.
+    /// Returns the two texts of a finding about a path: the mistake, and the text to write instead.
     fn unusable(self, path: &Path, error: &io::Error) -> (String, String) {
         let (_, its_name) = self.document.folder_of(self.node);
         let what = format!("is `{}`: {error}", shortened(&path.to_string_lossy()));

@@ -1,4 +1,4 @@
-//! What is wrong with a file, line by line, in the one form that every tool of ours prints.
+//! Findings about a file, line by line, in the one form that every tool of ours prints.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -10,7 +10,7 @@ use super::yaml::{self, Document};
 /// cost more memory in findings than in text.
 const FINDINGS_MAX: usize = 200;
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
     /// The file is not used.
@@ -21,7 +21,7 @@ pub enum Severity {
     Warning,
 }
 
-/// Where something is said.
+/// Place of a text: a line of a file, or a source without lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The file, as it was named when it was loaded; or what else says it, such as a variable of
@@ -32,7 +32,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// What is no file and has no lines.
+    /// Returns the place of a source that is no file and has no lines.
     pub fn named(name: &str) -> Self {
         Self {
             file: name.into(),
@@ -53,13 +53,13 @@ impl fmt::Display for Place {
 /// One thing that is wrong at one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Where it is.
+    /// Its place.
     pub place: Place,
-    /// Whether the file can be used nevertheless.
+    /// Its severity, which decides whether the file can be used nevertheless.
     pub severity: Severity,
-    /// What is wrong.
+    /// Description of the mistake.
     pub what: String,
-    /// What to write instead; empty when there is nothing to say.
+    /// Text to write instead; empty when there is nothing to say.
     pub how: String,
 }
 
@@ -82,21 +82,22 @@ impl fmt::Display for Finding {
 pub struct Findings(pub Vec<Finding>);
 
 impl Findings {
-    /// Whether any finding keeps the file from being used.
+    /// Returns whether any finding keeps the file from being used.
     pub fn has_errors(&self) -> bool {
         self.0
             .iter()
             .any(|finding| finding.severity != Severity::Warning)
     }
 
-    /// Whether a finding keeps the file from being used even by whoever needs no certificates.
+    /// Returns whether a finding keeps the file from being used even where no certificates are
+    /// needed.
     pub(super) fn has_errors_beside_absent(&self) -> bool {
         self.0
             .iter()
             .any(|finding| finding.severity == Severity::Error)
     }
 
-    /// Whether there is nothing to report.
+    /// Returns whether there is nothing to report.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -141,7 +141,7 @@ impl Examined {
         self
     }
 
-    /// Whether this is a file of certificates, a key or a token that does not exist.
+    /// Returns whether this is a file of certificates, a key or a token that does not exist.
     pub fn is_absent(&self, file: &Path) -> bool {
         self.absent.iter().any(|(absent, _)| absent == file)
     }

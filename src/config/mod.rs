@@ -233,15 +233,15 @@ pub struct IdentityFiles {
     pub roots: PathBuf,
 }
 
-/// Whom this gateway talks to.
+/// Trust in peers: trust domains, revocation lists, and identities of waypoints.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Trust {
     /// The set of trust domains; a peer outside it is refused in the handshake.
     pub domains: Vec<TrustDomain>,
     /// Certificate revocation lists. Default: revocation is not checked.
     pub crl: Option<Crl>,
-    /// Whether peers of trust domains outside the set are judged by the shared roots alone.
-    /// Default: no.
+    /// Acceptance of peers from trust domains outside the set, verified against the shared roots
+    /// alone. Default: no.
     pub skip_validation: bool,
     /// Identities of waypoints and ingress gateways whose `x-istio-source` is believed, besides
     /// those of services that are used as waypoints. By default none.

@@ -45,14 +45,14 @@ pub struct Budget {
     listed: Mutex<Vec<Weak<Account>>>,
 }
 
-/// What one tunnel holds.
+/// Bytes that one tunnel holds.
 ///
 /// A tunnel and its connection live in one thread, which alone writes here; others read.
 #[derive(Debug)]
 pub struct Account {
     budget: Arc<Budget>,
     held: AtomicUsize,
-    /// What of it the budget has been told.
+    /// Bytes of it that were reported to the budget.
     told: AtomicUsize,
     /// Bytes that were given back so far; it wraps.
     moved: AtomicUsize,
@@ -62,7 +62,7 @@ pub struct Account {
     draining: AtomicBool,
     /// The task waits until endpoints are read again.
     paused: AtomicBool,
-    /// What may end the tunnel from outside is behind it.
+    /// Gate in front of the events that may end the tunnel from outside.
     gate: Gate,
 }
 
@@ -101,12 +101,12 @@ impl Budget {
         usize::try_from(self.held.get()).unwrap_or(0)
     }
 
-    /// Whether another tunnel may be opened.
+    /// Returns whether another tunnel may be opened.
     pub fn has_room(&self) -> bool {
         self.held() <= self.limit()
     }
 
-    /// Whether the limit is passed by a quarter.
+    /// Returns whether the limit is exceeded by more than a quarter.
     fn is_exhausted(&self) -> bool {
         let limit = self.limit();
         self.held() > limit.saturating_add(limit / 4)
@@ -254,7 +254,7 @@ impl Budget {
 }
 
 impl Mark {
-    /// Whether the tunnel has moved less than it holds.
+    /// Returns whether the tunnel has moved less than it holds.
     fn stalled(&self) -> bool {
         let held = self.account.held.load(Ordering::Relaxed);
         let moved = self.account.moved.load(Ordering::Relaxed);
@@ -280,8 +280,8 @@ impl Account {
         }
     }
 
-    /// Whether the tunnel's endpoint is not to be read now, as all tunnels hold too much. The task
-    /// that waits in [`Account::poll_gated`] is woken once this may have changed.
+    /// Returns whether reads from the tunnel's endpoint must pause, as all tunnels hold too much.
+    /// The task that waits in [`Account::poll_gated`] is woken once this may have changed.
     pub fn must_pause(self: &Arc<Self>) -> bool {
         if !self.budget.is_exhausted() {
             return false;

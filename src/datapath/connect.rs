@@ -224,7 +224,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         }
     }
 
-    /// What is waited for from the start, in the order of its importance.
+    /// Returns the events that are waited for from the start, in the order of their importance.
     fn events(&self, pings: Option<PingPong>) -> Events {
         let listener = Arc::clone(&self.peer.listener);
         let exhausted = Arc::clone(&self.owner.exhausted);
@@ -246,8 +246,8 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                 sleep(FIRST_CONNECT_DEADLINE).await;
                 Event::Unused
             }),
-            // When the process or the listener drains, and when the peer's certificate expires: no
-            // new tunnels from then on, and the open ones go on.
+            // Drain of the process or the listener, or expiry of the peer's certificate: no new
+            // tunnels from then on, and the open ones go on.
             Box::pin(async move {
                 tokio::select! {
                     () = listener.stop.draining() => {}

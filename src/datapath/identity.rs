@@ -16,16 +16,16 @@ use super::pool::Holder;
 /// A downstream: as a rule one whose certificate was verified.
 #[derive(Debug)]
 pub struct Peer {
-    /// What logs and metrics say of it.
+    /// Labels of the peer in logs and metrics.
     pub source: Arc<Source>,
-    /// When the first certificate of its chain expires; long ago where there is none.
+    /// Earliest expiry of a certificate of its chain; `UNIX_EPOCH` without a certificate.
     pub not_after: SystemTime,
     /// The listener that it came through.
     pub listener: Arc<Listener>,
     /// The server name of its hello on a TLS listener, if there was one.
     pub server_name: Option<Arc<str>>,
-    /// For whom its tunnels are counted. None of a peer that is only asked about, which can dial
-    /// nobody.
+    /// Holder that its tunnels are counted for. None for a peer that is only asked about: it cannot
+    /// dial.
     pub holder: Option<Holder>,
     /// The chain that it presented, which may lose trust; none where nothing was verified.
     pub chain: Option<Arc<Chain>>,
@@ -94,12 +94,12 @@ impl Peer {
         self.chain.as_ref().and_then(|chain| chain.lost())
     }
 
-    /// Whether it has shown no certificate.
+    /// Returns whether it has shown no certificate.
     pub fn is_unknown(&self) -> bool {
         self.source.principal.is_empty()
     }
 
-    /// Whether the listener's `sources` have its address now.
+    /// Returns whether the listener's `sources` contain its address now.
     pub fn is_admitted(&self) -> bool {
         self.listener.rules().admits(self.source.address.ip())
     }

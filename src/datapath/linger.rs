@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::buffer::{BUFFER_BYTES, Buffer};
 use super::unsent::unsent;
 
-/// How long, and for how many bytes, the other side's end is waited for.
+/// Limits of the wait for the other side's end: a time, and bytes that are dropped meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     time: Duration,
@@ -61,7 +61,7 @@ pub async fn close(mut stream: TcpStream, patience: Patience) {
 /// The close may itself be a reset, as the endpoint may still send. It comes after the last
 /// acknowledgement, so all is in the endpoint's receive queue by then.
 ///
-/// Where the kernel does not tell, the socket is closed by FIN after a second.
+/// If the count of unacknowledged bytes is unavailable, the socket is closed by FIN after a second.
 pub async fn deliver(stream: TcpStream, deadline: Instant) {
     // From here on FIN is true: a process that is stopped meanwhile still delivers.
     gently(&stream);

@@ -24,7 +24,7 @@ impl Permit {
         &self.route
     }
 
-    /// What an open tunnel to `endpoint` keeps of its permit, to be judged anew by.
+    /// Converts the permit into the right by which an open tunnel to `endpoint` is judged anew.
     pub fn into_right(self, endpoint: Arc<Endpoint>) -> Right {
         let route = &self.route;
         let waypoint = match (route.is_by_waypoint(), route.is_past_waypoints()) {
@@ -46,7 +46,7 @@ impl Permit {
     }
 }
 
-/// What an open tunnel was permitted.
+/// Permission of an open tunnel.
 #[derive(Clone, Debug)]
 pub struct Right {
     asked: Authority,
@@ -75,7 +75,7 @@ impl Right {
         &self.endpoint
     }
 
-    /// Whether the endpoint is one of a waypoint.
+    /// Returns whether the endpoint is one of a waypoint.
     pub fn is_by_waypoint(&self) -> bool {
         self.waypoint == Waypoint::Endpoint
     }
@@ -117,8 +117,8 @@ pub fn granted(peer: &Peer, route: Route) -> Result<Permit, Reason> {
 /// Judges an open tunnel again, by the rules of now.
 ///
 /// # Errors
-/// What took the right away: a change of the listener, of trust, of exposure, of names, of links,
-/// or of who is believed to come from a waypoint.
+/// The change that ended the right: of the listener, of trust, of exposure, of names, of links, or
+/// of the peers whose `x-istio-source` is believed.
 pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), &'static str> {
     if let Some(refusal) = peer.lost_trust() {
         return Err(refusal.words());
@@ -153,8 +153,8 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<
     }
 }
 
-/// Whether a server name, by itself or in Istio's form, is one of the service that was permitted:
-/// its own or any other that leads there.
+/// Returns whether a server name, by itself or in Istio's form, is one of the service that was
+/// permitted: its own or any other that leads there.
 pub fn is_named(snapshot: &Snapshot, peer: &Peer, right: &Right, name: &str) -> bool {
     let leads_there = |port: u16| {
         let asked = sni::target(name, port)?;

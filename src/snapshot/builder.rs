@@ -13,7 +13,7 @@ use super::{
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
 pub const HBONE_PORT: u16 = 15008;
 
-/// What may change at once; what is none stays as it was.
+/// Parts of a snapshot that may change at once. A part that is none stays as it was.
 #[derive(Debug, Default)]
 pub struct Change {
     /// The mesh, and the network whose endpoints are local.
@@ -26,23 +26,23 @@ pub struct Change {
     pub exposure: Option<ExposureTable>,
     /// The other names of services.
     pub names: Option<NameTable>,
-    /// What the control plane exports.
+    /// Exports of the control plane.
     pub exports: Option<ExportSet>,
-    /// What is exported or kept local by objects of its own, and which clusters are linked.
+    /// Services that objects of their own export or keep local, and the linked clusters.
     pub scope: Option<Scope>,
-    /// Whether there are TLS listeners.
+    /// Presence of TLS listeners.
     pub direct: Option<bool>,
-    /// Whether the rules of a listener have changed: open tunnels are judged anew then.
+    /// A change of a listener's rules, after which open tunnels are judged anew.
     pub listeners: bool,
     /// Istio's authorization policies.
     pub policies: Option<Policies>,
-    /// What is done about them.
+    /// The mode in which they are evaluated.
     pub enforcement: Option<Enforcement>,
-    /// Where this gateway is.
+    /// Position of this gateway.
     pub position: Option<Position>,
-    /// What the configuration says of balancing.
+    /// Load balancing of the configuration.
     pub traffic: Option<Traffic>,
-    /// What an operator orders. It holds until the opposite is ordered.
+    /// An operator's order. It holds until the opposite is ordered.
     pub overrides: Option<Override>,
 }
 

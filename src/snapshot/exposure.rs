@@ -1,4 +1,4 @@
-//! Who may reach which service, and under which names.
+//! Exposure rules: the peers that may reach a service, and the names that they may use.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,18 +12,18 @@ use super::TrustSet;
 /// a service that comes and goes keeps its rules.
 #[derive(Debug, Default, PartialEq)]
 pub struct ExposureTable {
-    /// Whether services without an entry are exposed to every peer of the trust set, but for those
-    /// that only clients of their namespace see.
+    /// Exposure of services without an entry to every peer of the trust set, but for those that
+    /// only clients of their namespace see.
     expose_all: bool,
     /// Rules by service hostname.
     services: HashMap<Box<str>, Vec<Exposure>>,
     /// Rules by the host of an alias, each with what the alias stands for.
     aliases: HashMap<Box<str>, Vec<(Alias, Exposure)>>,
-    /// Whether any entry says the namespace of its service.
+    /// Presence of an entry that says the namespace of its service.
     has_namespaces: bool,
 }
 
-/// What a name stands for.
+/// Service and port that a name stands for.
 #[derive(Clone, Debug, PartialEq)]
 struct Alias {
     /// The port that has to be asked for; none is any.
@@ -34,17 +34,17 @@ struct Alias {
     port: Option<u16>,
 }
 
-/// What a control plane exports to every peer of the trust set: services and their ports.
+/// Exports of a control plane to every peer of the trust set: services and their ports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExportSet(HashMap<Box<str>, Vec<u16>>);
 
 impl ExportSet {
-    /// Whether a port of a service is exported.
+    /// Returns whether a port of a service is exported.
     pub fn contains(&self, host: &str, port: u16) -> bool {
         self.0.get(host).is_some_and(|ports| ports.contains(&port))
     }
 
-    /// Whether any port of a service is exported.
+    /// Returns whether any port of a service is exported.
     pub fn has(&self, host: &str) -> bool {
         self.0.contains_key(host)
     }
@@ -74,11 +74,11 @@ pub struct Exposure {
     pub port: Option<u16>,
     /// The namespace of the service; none is that of the service that answers to the hostname.
     pub namespace: Option<Box<str>>,
-    /// Who may; alternatives. Empty is nobody.
+    /// Audiences that may reach it; alternatives. Empty is nobody.
     pub to: Vec<Audience>,
-    /// Whether workloads of the service are reached at their addresses too.
+    /// Exposure of the service's workloads at their own addresses too.
     pub workloads: bool,
-    /// By what tunnels to it are routed; none is as their listener does.
+    /// Routing of tunnels to it, by authority or server name; none is as their listener does.
     pub route_by: Option<RouteBy>,
 }
 
@@ -95,7 +95,7 @@ pub struct Audience {
     pub service_accounts: Vec<(Box<str>, Box<str>)>,
 }
 
-/// What the exposure rules are judged by: the peer's verified identity.
+/// Peer's verified identity, which the exposure rules are evaluated for.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller<'a> {
     /// The trust domain of the peer's certificate.
@@ -114,13 +114,13 @@ impl Caller<'_> {
         service_account: "",
     };
 
-    /// Whether there is no identity. One that was verified has a trust domain.
+    /// Returns whether there is no identity. One that was verified has a trust domain.
     fn is_unknown(self) -> bool {
         self.trust_domain.is_empty()
     }
 }
 
-/// What the exposure rules say.
+/// Result of the exposure rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The caller may.
@@ -166,12 +166,12 @@ impl ExposureTable {
             .push(exposure.clone());
     }
 
-    /// Whether a service has an entry, which then says alone to whom it is exposed.
+    /// Returns whether a service has an entry, which then decides alone to whom it is exposed.
     pub fn has_entry(&self, host: &str) -> bool {
         self.services.contains_key(host)
     }
 
-    /// Whether any service has an entry.
+    /// Returns whether any service has an entry.
     pub fn has_entries(&self) -> bool {
         !self.services.is_empty()
     }
@@ -186,7 +186,7 @@ impl ExposureTable {
         self.services.get(host).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether any entry says the namespace of its service.
+    /// Returns whether any entry says the namespace of its service.
     pub fn has_namespaces(&self) -> bool {
         self.has_namespaces
     }
@@ -197,15 +197,15 @@ impl ExposureTable {
         entries.find_map(|entry| entry.namespace.as_deref())
     }
 
-    /// By what tunnels to a port of a service are routed, where an entry says so.
+    /// Returns the routing of tunnels to a port of a service, where an entry sets it.
     pub fn route_by(&self, host: &str, port: u16) -> Option<RouteBy> {
         let entries = self.entries(host).iter();
         let mut of_port = entries.filter(|entry| entry.port.is_none_or(|only| only == port));
         of_port.find_map(|entry| entry.route_by)
     }
 
-    /// Whether services without an entry are exposed to every peer of the trust set, but for those
-    /// that only clients of their namespace see.
+    /// Returns whether services without an entry are exposed to every peer of the trust set, but
+    /// for those that only clients of their namespace see.
     pub fn exposes_all(&self) -> bool {
         self.expose_all
     }
@@ -243,15 +243,15 @@ impl ExposureTable {
         )
     }
 
-    /// Whether `caller` may reach the service that it asks for by an alias: only the entries count
-    /// that give the service this alias, as another consumer's name opens nothing.
+    /// Judges whether `caller` may reach the service that it asks for by an alias. Only the entries
+    /// count that give the service this alias, as another consumer's name opens nothing.
     pub fn judge_alias(&self, caller: Caller<'_>, trust: &TrustSet, asked: &Authority) -> Verdict {
         let entries = self.entries_of_alias(asked).into_iter().flatten();
         verdict(entries.map(|(_, exposure)| exposure), caller, trust)
     }
 
-    /// Whether `caller` may reach a workload of service `host`, which serves port `port` of it, at
-    /// its address.
+    /// Judges whether `caller` may reach a workload of service `host`, which serves port `port` of
+    /// it, at its address.
     pub fn judge_workload(
         &self,
         caller: Caller<'_>,
@@ -274,7 +274,7 @@ impl ExposureTable {
 }
 
 impl Exposure {
-    /// Whether the entry is about a port of its service.
+    /// Returns whether the entry is about a port of its service.
     pub fn is_about(&self, port: u16) -> bool {
         self.port.is_none_or(|only| only == port)
     }
@@ -296,8 +296,8 @@ fn verdict<'a>(
 }
 
 impl Audience {
-    /// Whether the caller is one of these. A caller of a domain outside the trust set never is,
-    /// and one without identity only where anyone is.
+    /// Returns whether the caller is one of these. A caller of a domain outside the trust set never
+    /// is, and one without identity only where anyone is.
     pub fn admits(&self, caller: Caller<'_>, trust: &TrustSet) -> bool {
         if caller.is_unknown() {
             return self.anyone;

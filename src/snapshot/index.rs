@@ -86,13 +86,13 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> b
         previous = mem::replace(&mut snapshot.index, index);
     }
     let old = mem::replace(&mut snapshot.mesh, mesh);
-    // What is written below is not what is read: a copy shares everything.
+    // The mesh is read from a copy, as the snapshot is written below. A copy shares everything.
     let new = snapshot.mesh.clone();
     let (hosts, reselected) = snapshot.index.join((&old, &new), &previous);
     let (claimed, rerouted) = snapshot
         .index
         .claim((&old, &new), &previous, snapshot.version);
-    // Who owns a family takes its other names away from others, and gives them back.
+    // The owner of a family takes its other names away from others, and gives them back.
     let families = claimed.iter().flat_map(|host| snapshot.family_of(host));
     let families = families.filter(|name| !snapshot.index.claims(name).is_empty());
     let mut touched: BTreeSet<Cow<'_, str>> = families.map(Cow::Owned).collect();

@@ -43,7 +43,7 @@ impl AccessLog {
         self.mode.store(mode as u8, Ordering::Relaxed);
     }
 
-    /// Whether every tunnel is logged, its opening included.
+    /// Returns whether every tunnel is logged, its opening included.
     pub(super) fn is_all(&self) -> bool {
         self.is(Access::All)
     }
@@ -52,7 +52,8 @@ impl AccessLog {
         self.mode.load(Ordering::Relaxed) == mode as u8
     }
 
-    /// Whether a tunnel that has ended gets a line; if so, how many were suppressed before it.
+    /// Decides whether a tunnel that has ended gets a line. Returns the number of lines that were
+    /// suppressed before it, or none if it gets no line.
     ///
     /// `identity` is the peer's, or empty. The sample is drawn at random for each tunnel, so that
     /// no peer can arrange to stay out of it.
@@ -109,7 +110,7 @@ impl AccessLog {
 mod tests {
     use super::*;
 
-    /// How many of 10,000 tunnels of one identity get a line.
+    /// Returns the number of lines for 10,000 tunnels of one identity.
     fn lines(mode: Access, was_open: bool, level: Level) -> usize {
         let log = AccessLog::new(Counter::default());
         log.set(mode);

@@ -1,7 +1,7 @@
 //! Counters with Istio's labels: at most [`MAX_LABEL_SETS`] label sets of each, which expire.
 //!
-//! Who may mint identities in a trusted domain must not be able to fill the memory, nor the table
-//! for good. A counter that was not used for [`UNUSED`] is removed, unless an open tunnel holds
+//! An issuer of identities in a trusted domain must not be able to fill the memory, nor the table
+//! permanently. A counter that was not used for [`UNUSED`] is removed, unless an open tunnel holds
 //! it. One that comes back starts at 0, which Prometheus' `rate()` takes for a reset.
 
 use std::collections::HashMap;
@@ -17,12 +17,12 @@ use prometheus_client::registry::Registry;
 
 use super::labels::TcpLabels;
 
-/// How many label sets one counter holds; what comes later is counted together under `unknown`. A
-/// label set is about 1 KiB: 5 counters × 4,096 × 1 KiB = 20 MiB.
+/// Label sets that one counter holds. Later ones are counted together under `unknown`. A label set
+/// is about 1 KiB: 5 counters × 4,096 × 1 KiB = 20 MiB.
 pub(super) const MAX_LABEL_SETS: usize = 4096;
 
-/// How long an unused label set stays: longer than any scrape interval, and than a Prometheus
-/// alert looks back as a rule.
+/// Time for which an unused label set stays: longer than any scrape interval, and than a
+/// Prometheus alert looks back as a rule.
 pub(super) const UNUSED: Duration = Duration::from_secs(60 * 60);
 
 /// The counter of one label set. It does not expire while a clone of it is held.
@@ -51,7 +51,7 @@ pub(super) struct LabelSets(Arc<Inner>);
 struct Inner {
     name: &'static str,
     sets: RwLock<HashMap<TcpLabels, LabelSet>>,
-    /// Whether label sets were counted under `unknown` since there was room last.
+    /// Overflow into `unknown` since there was room last.
     is_full: AtomicBool,
     overflow: Counter,
 }
@@ -123,7 +123,7 @@ impl LabelSets {
         }
     }
 
-    // What is behind a poisoned lock is whole: each change is one step.
+    // The map behind a poisoned lock is whole: each change is one step.
     fn read(&self) -> RwLockReadGuard<'_, HashMap<TcpLabels, LabelSet>> {
         self.0.sets.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -105,7 +105,7 @@ impl Tcp {
     pub(super) fn sweep(&self, now: Instant) {
         for place in &self.lately {
             let mut lately = place.lock().unwrap_or_else(PoisonError::into_inner);
-            // What only this place holds counts as unused.
+            // Counters that only this place holds count as unused.
             if lately.as_ref().is_some_and(Lately::is_idle) {
                 *lately = None;
             }
@@ -134,7 +134,7 @@ impl Tcp {
         let Some(place) = self.lately.get(place_of(facts, workload)) else {
             return make();
         };
-        // What is behind a poisoned lock is whole: it is replaced in one step.
+        // The value behind a poisoned lock is whole: it is replaced in one step.
         let mut lately = place.lock().unwrap_or_else(PoisonError::into_inner);
         match &*lately {
             Some(found) if found.is_of(facts, workload) => Arc::clone(&found.handles),
@@ -153,14 +153,14 @@ impl Tcp {
 }
 
 impl Lately {
-    /// Whether no open tunnel has these counters.
+    /// Returns whether no open tunnel has these counters.
     fn is_idle(&self) -> bool {
         Arc::strong_count(&self.handles) == 1
     }
 
     fn is_of(&self, facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> bool {
         let (own, other) = (&self.service, facts.service);
-        // What the labels have of a source, so that all peers without identity share theirs.
+        // Only the parts of a source that its labels have: all peers without identity share theirs.
         Arc::ptr_eq(&self.source.principal, &facts.source.principal)
             && Arc::ptr_eq(&self.source.namespace, &facts.source.namespace)
             && Arc::ptr_eq(&self.source.cluster, &facts.source.cluster)

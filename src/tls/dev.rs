@@ -183,7 +183,7 @@ impl fmt::Debug for Leaf {
     }
 }
 
-/// Why a development certificate could not be made.
+/// Reason for which a development certificate could not be made.
 #[derive(Debug, Error)]
 pub enum DevError {
     /// The identity does not parse.
@@ -191,9 +191,9 @@ pub enum DevError {
         "`{id}` is not a SPIFFE identity; write it as spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/ACCOUNT"
     )]
     NotSpiffe {
-        /// What was asked for.
+        /// The requested identity.
         id: String,
-        /// What the parser says about it.
+        /// The error of the parser.
         source: SpiffeIdError,
     },
     /// The identity is that of a trust domain as a whole, which only authorities carry.
@@ -201,13 +201,13 @@ pub enum DevError {
         "`{id}` names a trust domain and no workload in it; add a path: /ns/NAMESPACE/sa/ACCOUNT"
     )]
     NoWorkload {
-        /// What was asked for.
+        /// The requested identity.
         id: String,
     },
     /// The system gave no key.
     #[error("a private key could not be made")]
     NoKey(#[source] rcgen::Error),
-    /// What is to be revoked is no certificate.
+    /// The text to revoke is no certificate.
     #[error("the text to revoke is no certificate; write one in PEM")]
     NotACertificate,
     /// A certificate could not be encoded or signed.

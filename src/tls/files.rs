@@ -33,23 +33,23 @@ pub struct Material {
     pub bundles: Option<Bundles>,
     /// All certificates among the roots, for people to look at.
     pub root_certificates: Vec<CertificateDer<'static>>,
-    /// Who the leaf says that we are.
+    /// The identity in the leaf.
     pub identity: Identity,
-    /// When the leaf begins to be valid.
+    /// Start of the leaf's validity.
     pub not_before: SystemTime,
 }
 
 /// Roots by the name of their trust domain.
 pub type Bundles = HashMap<Box<str>, Arc<RootCertStore>>;
 
-/// What peers are judged by, beside the roots that come with our certificate.
+/// Trust that peers are verified against, beside the roots that come with our certificate.
 #[derive(Debug, Default)]
 pub struct PeerTrust {
     /// The trust domains with the roots of their own.
     pub domains: Vec<TrustedDomain>,
     /// The revocation lists, where revocation is checked.
     pub crls: Option<Arc<Crls>>,
-    /// Whether the shared roots alone decide about every other trust domain.
+    /// Acceptance of every other trust domain by the shared roots alone.
     pub skip_validation: bool,
 }
 
@@ -65,13 +65,13 @@ pub struct TrustedDomain {
 /// The roots of one trust domain.
 #[derive(Debug)]
 pub struct OwnRoots {
-    /// What peers are judged by.
+    /// The roots as peers are verified against them.
     store: Arc<RootCertStore>,
     /// The same, for people to look at.
     certificates: Vec<CertificateDer<'static>>,
 }
 
-/// Why certificates could not be used.
+/// Reason for which certificates could not be used.
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// A file is missing, unreadable or not PEM.
@@ -79,7 +79,7 @@ pub enum TlsError {
     Pem {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// Cause of the failure.
         source: pem::Error,
     },
     /// A file holds no certificate.
@@ -90,7 +90,7 @@ pub enum TlsError {
     BadRoot {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// Cause of the failure.
         source: rustls::Error,
     },
     /// Our own certificate is not one that a peer would accept.
@@ -118,7 +118,7 @@ pub enum TlsError {
     BadCrl {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// Cause of the failure.
         why: String,
     },
     /// The crypto library does not offer what we ask for.

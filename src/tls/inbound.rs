@@ -253,7 +253,7 @@ mod tests {
         }
     }
 
-    /// What a gateway serves that trusts these domains.
+    /// Returns the configuration of a gateway that trusts these domains.
     fn served(authority: &Authority, domains: &[&str]) -> Served {
         let east = authority.intermediate("east").expect("an intermediate");
         let own = east.leaf("spiffe://east.local/ns/a/sa/b").expect("a leaf");

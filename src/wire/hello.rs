@@ -7,7 +7,7 @@ pub type Random = [u8; 32];
 const HANDSHAKE: u8 = 22;
 /// The message type of a ClientHello (RFC 8446 section 4).
 const CLIENT_HELLO: u8 = 1;
-/// What comes before the random: the message's type and length, and the legacy version.
+/// Bytes before the random: the message's type and length, and the legacy version.
 const HEAD_BYTES: usize = 4 + 2;
 
 /// Returns the random of the ClientHello that `bytes` begin with. The hello may be in several

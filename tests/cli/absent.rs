@@ -95,7 +95,7 @@ fn review_19_check_without_certificates_warns_once_and_finds_everything_else() {
         );
         assert!(checked.stderr.starts_with(&place), "{checked:?}");
         assert!(names_all_three(&checked.stderr), "{checked:?}");
-        // What only both files together show is found, and so are mistakes.
+        // Findings that only both files together show are reported, and so are mistakes.
         replaced(
             path,
             "strait.yaml",

@@ -250,7 +250,7 @@ const REMEDIES: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// What a client sends to a TLS listener, with the remedy.
+/// Hellos of a client to TLS listeners, as arguments, each with its remedy.
 const TLS_REMEDIES: &[(&str, &str)] = &[
     (
         "--listener sidecars --sni echo.app.svc.cluster.local",

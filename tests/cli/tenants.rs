@@ -3,7 +3,7 @@
 use crate::check::{GOOD, GOOD_MESH, check};
 use crate::support::{Done, folder_with_certificates, run, write};
 
-/// What `strait check` says of these objects beside the usual files.
+/// Returns the output of `strait check` for these objects beside the usual files.
 async fn checked(objects: &str) -> Done {
     let folder = folder_with_certificates().await;
     let config = GOOD.replacen("exposure:\n", "exposure:\n  files: [objects.yaml]\n", 1);

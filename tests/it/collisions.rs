@@ -187,7 +187,7 @@ fn review_3_a_later_claim_displaces_the_first_one_neither_by_hostname_nor_by_vip
         let (_, text, _) = world.gateway.asked(&arguments).await;
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains("is claimed by a/api.example"), "{text}");
-        // What nobody else has any more is the other's.
+        // The other service has the hostname once the first claim is gone.
         world.istiod.remove(ADDRESS, "team-b/api.example");
         world.becomes("api.example:80", Some(OTHER)).await;
     });

@@ -151,7 +151,7 @@ fn review_8_an_endpoint_that_sends_without_end_is_left_though_its_tunnel_was_pro
             let (counts, tell) = (Arc::clone(&counts), tell.clone());
             async move {
                 while let Ok(bytes) = stream.write(&[0; CHUNK]).await {
-                    // Where it goes on for ever the test ends all the same.
+                    // A limit, so that the test ends also if the writes go on for ever.
                     if counts.fetch_add(bytes, Ordering::SeqCst) >= 2 * BYTES_MAX {
                         break;
                     }

@@ -136,7 +136,7 @@ fn review_21_a_peer_that_ignores_goaway_opens_no_tunnel_after_a_second() {
         gateway.signal(Signal::TERM);
         while peer.next().await.expect("an open connection").kind != GOAWAY {}
         let start = Instant::now();
-        // What was on its way when GOAWAY came is served.
+        // A CONNECT that was on its way when GOAWAY came is served.
         peer.tunnel(3, ECHO).await;
         let refused = Ending::Reset(7);
         for stream in (5..).step_by(2) {

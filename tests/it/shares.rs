@@ -213,8 +213,8 @@ fn review_7_a_tls_tunnel_whose_endpoint_stays_silent_is_reset_after_10_seconds()
     });
 }
 
-/// What a quiet neighbour notices: how many of its new connections were served, how many were not,
-/// and how long each took, the shortest first.
+/// New connections of a quiet neighbour: the time that each served one took, the shortest first,
+/// and the number of those that were not served.
 struct Noticed {
     served: Vec<Duration>,
     failed: usize,

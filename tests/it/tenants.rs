@@ -137,7 +137,7 @@ fn review_1_a_pod_that_its_namespace_keeps_local_is_not_exported_by_another() {
             let want = format!("7: warning: the address {ip} of aaa/thief is not used: ");
             let shown = conflicts(&gateway).await;
             assert!(shown.len() == 1 && shown[0].starts_with(&want), "{shown:?}");
-            // What no longer conflicts is no problem any more, and is served.
+            // A slice without a conflict is no longer reported, and is served.
             let own = thief(EXPORTED, "", &endpoint(net, THIEF, None));
             write(gateway.folder.path(), "all.yaml", &own);
             until(

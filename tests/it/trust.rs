@@ -111,7 +111,7 @@ async fn echoes(tunnel: &mut Tunnel) {
     assert_eq!(&answer, b"hello");
 }
 
-/// Whether a new connection gets a tunnel.
+/// Returns whether a new connection gets a tunnel.
 async fn serves(gateway: &Gateway, tls: &Arc<ClientConfig>) -> bool {
     match Client::connect(gateway.address, tls).await {
         Ok(client) => client.tunnel(ECHO).await.is_ok(),

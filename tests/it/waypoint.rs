@@ -342,7 +342,7 @@ fn review_6_policies_of_its_namespace_let_everybody_come_to_a_waypoint() {
         let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(why.contains("which evaluates those"), "{text}");
 
-        // What is open is judged anew by the same rule.
+        // Open tunnels are judged anew by the same rule.
         let deny = policy("deny", Scope::Namespace, Action::Deny, "shop");
         mesh.istiod.put(AUTHORIZATION, "app/deny", &deny);
         let told = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;

@@ -14,7 +14,7 @@ pub(super) const ANSWER: [u8; 6] = [22, 3, 3, 0, 1, 2];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Alert(u8);
 
-/// What the first bytes of a connection are.
+/// Kind of the first bytes of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Beginning {
     /// A TLS alert.
@@ -107,7 +107,7 @@ mod tests {
         }
         let answered = [&ANSWER[..], &[1, 2, 3]].concat();
         assert_eq!(Beginning::of(&answered), Beginning::Answer);
-        // What follows is of no account.
+        // Bytes after the alert are ignored.
         let longer = [&alert[..], &[1, 2, 3]].concat();
         assert_eq!(Beginning::of(&longer), Beginning::Alert(Alert(112)));
         assert_eq!(Alert(112).to_string(), "TLS alert unrecognized_name (112)");

@@ -1,4 +1,4 @@
-//! What work is done on: a tunnel of HBONE, or a bare connection through a TLS listener.
+//! Streams that carry the load: an HBONE tunnel, or a bare connection through a TLS listener.
 
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
@@ -13,7 +13,7 @@ use crate::hbone::Tunnel;
 
 use super::alert::{ALERT_BYTES, ANSWER, Beginning};
 
-/// What is read from a bare connection at once.
+/// Bytes that one read takes from a bare connection at most.
 const READ_BYTES: usize = 256 * 1024;
 
 /// A stream of bytes in both directions, each of which ends by itself.
@@ -28,7 +28,7 @@ pub(super) struct Bare {
     stream: TcpStream,
     /// The first bytes, until they are handed out.
     head: BytesMut,
-    /// Whether they are known to be payload.
+    /// Their classification as payload. `false` while they may still be an alert or [`ANSWER`].
     is_payload: bool,
 }
 

@@ -38,10 +38,10 @@ const SPLICE_MIN: usize = 4 * 1024;
 /// later bytes may take as long as they like.
 pub const FIRST_BYTE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What a tunnel begins with.
+/// State at the start of a tunnel.
 #[derive(Debug)]
 pub struct Opening {
-    /// What was read from the peer before. It goes first.
+    /// Bytes that were read from the peer before. They are sent first.
     pub hello: Vec<u8>,
     /// The hello's place among those whose endpoint has not answered.
     pub in_flight: Option<InFlight>,

@@ -16,7 +16,7 @@ use super::super::identity::Peer;
 /// An authority for a mesh without services.
 const EXAMPLE: (&str, u16) = ("echo.app.svc.cluster.local", 80);
 
-/// Where the entries of the configuration stand.
+/// Places of the configuration's entries.
 #[derive(Clone, Debug, Default)]
 pub struct Places {
     /// The lines of `exposure.services`, by index.
@@ -52,7 +52,7 @@ fn nearest<'a>(snapshot: &'a Snapshot, name: &str) -> Option<(&'a Arc<Service>, 
     Some((first, *first.ports.keys().min()?))
 }
 
-/// Whether the first labels agree.
+/// Returns whether the first label of a name is the service's name.
 fn resembles(service: &Service, name: &str) -> bool {
     name.split('.').next() == Some(&*service.name)
 }
@@ -64,8 +64,8 @@ pub(super) fn authority(snapshot: &Snapshot, asked: &str) -> String {
     format!("ask for a hostname and a port, such as {host}:{port}")
 }
 
-/// What a client has to send instead of a hello that nothing is routed by; `names` are those of
-/// the listener's own routes.
+/// Returns the remedy for a hello that nothing is routed by. `names` are those of the listener's
+/// own routes.
 pub(super) fn hello(
     snapshot: &Snapshot,
     hello: &Hello,
@@ -97,7 +97,7 @@ pub(super) fn hello(
     format!("the client has to send a name such as outbound_.{port}_._.{host}, without a subset")
 }
 
-/// How an address without a service would stand for one.
+/// Returns the remedy for an address that stands for no service.
 pub(super) fn address(
     (snapshot, places): (&Snapshot, &Places),
     peer: &Peer,
@@ -153,7 +153,7 @@ fn audience(peer: &Peer) -> String {
     }
 }
 
-/// What admits the peer to entries that admit others: the least change of one of them.
+/// Returns the least change that makes one of `entries`, which admit others, admit the peer.
 pub(super) fn admission(places: &Places, entries: &[&Exposure], peer: &Peer) -> Option<String> {
     let nearly = entries.iter().find_map(|entry| {
         let mut to = entry.to.iter().enumerate();
@@ -184,7 +184,7 @@ fn missing(to: &Audience, peer: &Peer) -> Option<String> {
     }
 }
 
-/// What leads to a service by a name that nothing has.
+/// Returns the remedy for a name that no service has.
 pub(super) fn name(snapshot: &Snapshot, places: &Places, asked: &Authority, name: &str) -> String {
     let Some((service, port)) = nearest(snapshot, name) else {
         return "add a service to the mesh, which has none".to_owned();
@@ -208,7 +208,7 @@ pub(super) fn name(snapshot: &Snapshot, places: &Places, asked: &Authority, name
     }
 }
 
-/// What leads to a port that a service has.
+/// Returns the remedy for a port that a service does not have.
 pub(super) fn port(service: &Service) -> String {
     let host = &service.hostname;
     match service.ports.keys().min() {
@@ -217,7 +217,7 @@ pub(super) fn port(service: &Service) -> String {
     }
 }
 
-/// What makes an alias lead to a service port that exists.
+/// Returns the remedy for an alias that leads to no existing service port.
 pub(super) fn target(snapshot: &Snapshot, places: &Places, alias: &Alias) -> String {
     let targets = alias.targets().iter().map(|(host, _)| {
         let service = snapshot.called(host);
@@ -237,7 +237,7 @@ pub(super) fn target(snapshot: &Snapshot, places: &Places, alias: &Alias) -> Str
     format!("correct `to` of {}: {targets}", places.alias(alias))
 }
 
-/// What makes an alias one of this peer and port.
+/// Returns the remedy for an alias that is not for this peer's cluster and port.
 pub(super) fn consumer(places: &Places, alias: &Alias, cluster: Option<&str>, port: u16) -> String {
     if let Some(own) = alias.asked().filter(|own| *own != port) {
         return format!("ask for {}:{own}", alias.host());

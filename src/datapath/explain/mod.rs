@@ -66,7 +66,7 @@ pub struct Question {
     pub all: bool,
 }
 
-/// What is looked at.
+/// State that the question is judged by.
 #[derive(Clone, Copy, Debug)]
 pub struct World<'a> {
     /// The mesh and the rules.
@@ -75,11 +75,11 @@ pub struct World<'a> {
     pub deny: &'a DenyList,
     /// The listeners by their names.
     pub listeners: &'a [(String, Rules)],
-    /// Where the configuration's entries stand.
+    /// Places of the configuration's entries.
     pub places: &'a Places,
-    /// Whether tunnels may hold more bytes than they do.
+    /// Room for a new tunnel in the budget of buffered bytes.
     pub has_room: bool,
-    /// When: ejections end.
+    /// Time of the question: ejections end.
     pub now: Instant,
 }
 

@@ -13,7 +13,7 @@ use super::World;
 use super::answer::{EntryRow, Leg, PeerRow, RouteRow, RuleRow};
 use super::change::{self, Places};
 
-/// What is done about Istio's policies.
+/// Returns the mode in which Istio's policies are evaluated.
 pub(super) fn enforcement(snapshot: &Snapshot) -> &'static str {
     match snapshot.enforcement {
         Enforcement::Off => "off",
@@ -121,7 +121,7 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
     }
 }
 
-/// What leads from what was asked for to the service.
+/// Returns the rule that leads from the authority to the service.
 fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
     let hostname = &route.service().hostname;
     match (route.means(), &route.asked().host) {
@@ -196,7 +196,7 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
     Some(format!("to its waypoint {names}{there}: {why}"))
 }
 
-/// Why nothing was found.
+/// Returns the reason for which no service was found, and the remedy.
 pub(super) fn unknown(world: &World<'_>, peer: &Peer, asked: &Authority) -> RuleRow {
     let World {
         snapshot, places, ..
@@ -271,7 +271,7 @@ fn unknown_name(
     }
 }
 
-/// What to do where `exposure` gives a name to a service that is not there.
+/// Returns the remedy where `exposure` gives a name to a service that the mesh does not have.
 fn given(snapshot: &Snapshot, places: &Places, asked: &Authority, host: &str) -> String {
     let entry = snapshot.exposure.entries_called(asked).next();
     let place = entry.map_or_else(String::new, |entry| {
@@ -294,7 +294,7 @@ fn without_port(service: &Service, port: u16) -> (String, String) {
     )
 }
 
-/// What is judged, kept while the route goes to the judge.
+/// Input of the policy evaluation, kept as the evaluation consumes the route.
 pub(super) struct Judge<'a> {
     snapshot: &'a Snapshot,
     places: &'a Places,
@@ -310,7 +310,7 @@ struct Subject<'a> {
     port: u16,
     /// The entries that count for how it was asked for.
     entries: Vec<&'a Exposure>,
-    /// Whether the service has any entry at all.
+    /// Presence of any entry of the service.
     has_entry: bool,
     verdict: Verdict,
 }

@@ -63,7 +63,7 @@ pub enum Name {
     Source(IpAddr),
 }
 
-/// What one party holds.
+/// Number of descriptors that one party holds.
 #[derive(Debug)]
 struct Count {
     name: Name,
@@ -98,7 +98,7 @@ pub struct Descriptor(Holder);
 #[derive(Debug)]
 pub struct PipeEnd(Arc<Pool>);
 
-/// Why no descriptor is given.
+/// Reason for which no descriptor is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
     /// The holder has its share.
@@ -109,7 +109,7 @@ pub enum Full {
     Memory,
 }
 
-/// What a descriptor is for.
+/// Purpose of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Connection,
@@ -213,7 +213,7 @@ impl Pool {
     }
 }
 
-/// How much of the pool is used, and by whom.
+/// Usage of the pool, with its largest holders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Descriptors in use.
@@ -238,7 +238,7 @@ impl Drop for Count {
 }
 
 impl ListenerShare {
-    /// Whether a connection could be accepted from a quiet source.
+    /// Returns whether a connection could be accepted from a source that holds less than `FLOOR`.
     pub fn has_room(&self) -> bool {
         self.free() > 0
     }
@@ -260,7 +260,8 @@ impl ListenerShare {
         }))
     }
 
-    /// What of the pool is free to this listener's clients: not what is reserved for the others.
+    /// Returns the number of descriptors that are free to this listener's clients, without those
+    /// that are reserved for other listeners.
     fn free(&self) -> usize {
         let max = self.pool.max();
         let listeners = self.pool.listeners.load();

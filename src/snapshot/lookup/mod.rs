@@ -1,4 +1,4 @@
-//! Which service an authority stands for, and who may reach it so.
+//! Lookup of the service that an authority stands for, and evaluation of its exposure.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -25,11 +25,11 @@ pub struct Found<'a> {
     pub service: &'a Arc<Service>,
     /// Its port, which it has.
     pub port: u16,
-    /// How it was asked for.
+    /// The means by which it was asked for.
     pub means: Means,
 }
 
-/// How a service was asked for, which decides what has to be exposed.
+/// Means by which a service was asked for, which decides what has to be exposed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Means {
     /// By its hostname, by a name of its family, or by a VIP.
@@ -111,7 +111,7 @@ impl Snapshot {
         (is_own || !self.is_given(name)).then_some(service)
     }
 
-    /// Whether the configuration gives a service this name besides its own.
+    /// Returns whether the configuration gives a service this name besides its own.
     pub(super) fn is_given(&self, name: &str) -> bool {
         !self.names.called(name).is_empty() || self.exposure.hosts_called(name).next().is_some()
     }
@@ -152,7 +152,7 @@ impl Snapshot {
     }
 }
 
-/// Who may reach what was found.
+/// Exposure of the services that a lookup found.
 impl Snapshot {
     /// Judges by the exposure rules, and by the control plane's exports where they say nothing.
     /// `host` is the hostname of the service that `asked` stands for.
@@ -287,8 +287,8 @@ impl Snapshot {
         }
     }
 
-    /// Whether `asked` may still stand for the service `host`, as it did when a tunnel was opened.
-    /// Services come and go without changing that: only the configuration does.
+    /// Returns whether `asked` may still stand for the service `host`, as it did when a tunnel was
+    /// opened. Services come and go without changing that: only the configuration does.
     pub fn stands_for(
         &self,
         caller: Caller<'_>,
@@ -320,7 +320,7 @@ impl Snapshot {
         }
     }
 
-    /// Whether a service stays in its cluster by its own word, whatever else is said.
+    /// Returns whether a service stays in its cluster by its own word, whatever else is said.
     pub fn is_kept(&self, host: &str) -> bool {
         self.scope.local.contains(host)
     }
@@ -340,8 +340,8 @@ impl Snapshot {
         found.map_or(Cow::Borrowed(host), Cow::Owned)
     }
 
-    /// Whether an object of its own exports a service, or the control plane a port of it, by its
-    /// hostname or by another name of its family.
+    /// Returns whether an object of its own exports a service, or the control plane a port of it,
+    /// by its hostname or by another name of its family.
     pub fn is_exported(&self, host: &str, port: u16) -> bool {
         let is_its =
             |name: &str| self.exports.contains(name, port) && self.is_other_name(name, host);
@@ -356,15 +356,15 @@ impl Snapshot {
         stem.flat_map(|stem| self.names.family(stem))
     }
 
-    /// Whether another name of its family stands for a service.
+    /// Returns whether another name of its family stands for a service.
     fn is_other_name(&self, name: &str, host: &str) -> bool {
         let is_other = *name != *host && !self.services.contains_key(name);
         let called = || self.called(name);
         is_other && called().is_none_or(|service| *service.hostname == *host)
     }
 
-    /// Whether rules of a family may hold for another service of it than before when the one of
-    /// this hostname comes or goes.
+    /// Returns whether rules of a family may hold for another service of it than before when the
+    /// one of this hostname comes or goes.
     pub(super) fn shares_rules(&self, host: &str) -> bool {
         let names: Vec<_> = self.family_of(host).collect();
         let has_rules = |name: &String| self.exposure.has_entry(name) || self.exports.has(name);

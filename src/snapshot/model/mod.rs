@@ -118,7 +118,7 @@ fn answering<'a>(
     (hosts, vips)
 }
 
-/// What a mesh means, in the plainest way.
+/// Returns the services and VIPs that a mesh means, in the plainest way.
 fn meaning(mesh: &Mesh, said: &Said, ages: &mut Ages) -> (Services, BTreeMap<IpAddr, String>) {
     let (answering, vips) = answering(mesh, ages);
     let mut services = Services::new();
@@ -172,7 +172,7 @@ fn members<'a>(mesh: &'a Mesh, service: &Service, port: u16) -> Vec<(&'a Workloa
     found
 }
 
-/// What a snapshot has, and the states of its endpoints.
+/// Returns the services and VIPs of a snapshot, and the states of its endpoints.
 fn contents(snapshot: &Snapshot) -> (Services, BTreeMap<IpAddr, String>, States) {
     let (mut services, mut states) = (Services::new(), States::new());
     for (hostname, service) in snapshot.services.iter() {
@@ -327,7 +327,7 @@ fn say(rng: &mut Rng, said: &mut Said) -> Option<Override> {
     None
 }
 
-/// What a wrong builder makes of a mesh.
+/// Returns the mesh that a wrong builder makes of another one.
 fn spoilt(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
     let mut mesh = mesh.clone();
     let gone = |mesh: &Mesh| {
@@ -354,10 +354,10 @@ fn spoilt(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
     mesh
 }
 
-/// Whether each service of the snapshot is shared out as it should be.
+/// Checks that each service of the snapshot is shared out as it should be.
 ///
 /// # Errors
-/// Which one is not.
+/// A service that is not, with its groups.
 fn shared_out(snapshot: &Snapshot, mesh: &Mesh, said: &Said) -> Result<(), String> {
     for (hostname, service) in snapshot.services.iter() {
         let definition = &service.definition;

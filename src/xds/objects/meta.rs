@@ -1,4 +1,4 @@
-//! What every object has: its name, its labels and annotations, and the cluster that it is of.
+//! Metadata of every object: its name, its labels and annotations, and the cluster that it is of.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ const SOURCE_CLUSTER: &str = "multicluster.kubernetes.io/source-cluster";
 const CLUSTER: &str = "topology.istio.io/cluster";
 /// The network of the endpoints of a slice, or, at [`ROOT_NAMESPACE`], of a whole cluster.
 const NETWORK: &str = "topology.istio.io/network";
-/// Whether pods speak HBONE (`ambient`).
+/// Data plane of pods: `ambient` for HBONE.
 const DATAPLANE: &str = "istio.io/dataplane-mode";
-/// Who manages a gateway; a waypoint, which speaks HBONE whatever its namespace is, has
+/// Manager of a gateway; of a waypoint, which speaks HBONE whatever its namespace is, it is
 /// [`WAYPOINTS`].
 const MANAGED: &str = "gateway.istio.io/managed";
 /// The controller of waypoints.
 const WAYPOINTS: &str = "istio.io-mesh-controller";
-/// What a Service that is a waypoint has, for messages.
+/// Label of a Service that is a waypoint, for messages.
 pub(super) const WAYPOINT_LABEL: &str = "gateway.istio.io/managed: istio.io-mesh-controller";
 /// The waypoint that traffic to a Service, or to all of a namespace, has to go through.
 const WAYPOINT: &str = "istio.io/use-waypoint";
@@ -44,14 +44,14 @@ pub(super) struct Meta {
     pub(super) labels: Labels,
     /// Its annotations.
     pub(super) annotations: Labels,
-    /// When it was made, as it says it.
+    /// Its creation timestamp, unparsed.
     pub(super) created: Option<Box<str>>,
-    /// Where it stands.
+    /// Its place.
     pub(super) place: Place,
 }
 
 impl Meta {
-    /// What a label says, or an annotation where there is no such label.
+    /// Returns the value of a label, or of an annotation where there is no such label.
     pub(super) fn says(&self, key: &str) -> Option<&str> {
         let found = self.labels.get(key).or_else(|| self.annotations.get(key));
         found
@@ -69,13 +69,13 @@ impl Meta {
         self.network().filter(|_| *self.name == *ROOT_NAMESPACE)
     }
 
-    /// Whether its pods speak HBONE, if it says so or not.
+    /// Returns whether its pods speak HBONE; none if it does not say.
     pub(super) fn is_ambient(&self) -> Option<bool> {
         let said = self.labels.get(DATAPLANE).map(|mode| **mode == *"ambient");
         if self.is_waypoint() { Some(true) } else { said }
     }
 
-    /// Whether its labels say that it is of a waypoint.
+    /// Returns whether its labels say that it is of a waypoint.
     pub(super) fn is_waypoint(&self) -> bool {
         let managed = self.labels.get(MANAGED);
         managed.is_some_and(|by| **by == *WAYPOINTS)
@@ -89,7 +89,7 @@ impl Meta {
         Some((name != "none").then_some((namespace, name)))
     }
 
-    /// Whether it was copied from another cluster.
+    /// Returns whether it was copied from another cluster.
     pub(super) fn is_copy(&self) -> bool {
         self.labels.contains_key(SOURCE_CLUSTER)
     }
@@ -144,7 +144,7 @@ pub(super) fn label_name(value: Value<'_>) -> Option<&str> {
     Some(text)
 }
 
-/// Whether [`label_name`] would read it.
+/// Returns whether [`label_name`] would read it.
 pub(super) fn is_label_name(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     !text.is_empty() && text.len() <= 63 && text.bytes().all(plain)

@@ -37,7 +37,7 @@ pub(super) struct Claim<'a> {
     pub(super) place: Option<&'a Place>,
 }
 
-/// Why a namespace may not use an address.
+/// Reason for which a namespace may not use an address.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Refusal<'a> {
     /// It belongs to another namespace.
@@ -51,9 +51,9 @@ struct Listed<'a> {
     slice: &'a Slice,
     key: Key<'a>,
     cluster: &'a str,
-    /// Whether its endpoints are in our network: those of others are never dialled.
+    /// Location of its endpoints in our network: those of others are never dialled.
     is_here: bool,
-    /// Whether any peer may reach the service.
+    /// Exposure of the service, by an export of its cluster or by the configuration for ours.
     is_exposed: bool,
 }
 

@@ -24,13 +24,13 @@ pub(super) struct Service {
     pub(super) declared: Declared,
     pub(super) ports: Vec<Port>,
     pub(super) ips: Vec<IpAddr>,
-    /// Whether Kubernetes finds its pods, by a selector.
+    /// Presence of a selector, by which Kubernetes finds its pods.
     pub(super) has_selector: bool,
-    /// What its endpoints are preferred for, if it says so.
+    /// Scopes within which its endpoints are preferred; none if it says nothing.
     pub(super) preferences: Option<Vec<Scope>>,
 }
 
-/// What a Service says of its scope.
+/// Scope that a Service declares for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Declared {
     /// Nothing.
@@ -44,7 +44,7 @@ pub(super) enum Declared {
 }
 
 impl Service {
-    /// Whether two objects say the same of one Service.
+    /// Returns whether two objects say the same of one Service.
     pub(super) fn agrees(&self, other: &Self) -> bool {
         (self.declared, &self.ports, &self.ips, &self.preferences)
             == (other.declared, &other.ports, &other.ips, &other.preferences)
@@ -135,8 +135,9 @@ fn declared(meta: &Meta, value: Value<'_>) -> Declared {
     }
 }
 
-/// What the endpoints are preferred for, by the names of Kubernetes, Istio and Solo. As in Istio,
-/// the field of the Service comes before its annotation. Nodes mean nothing at a gateway.
+/// Returns the scopes within which endpoints are preferred, by the names of Kubernetes, Istio and
+/// Solo. As in Istio, the field of the Service comes before its annotation. Nodes mean nothing at
+/// a gateway.
 fn preferences(meta: &Meta, said: Option<Value<'_>>, value: Value<'_>) -> Option<Vec<Scope>> {
     let field = said.and_then(Value::text);
     let annotation = meta.annotations.get(DISTRIBUTION).map(|value| &**value);

@@ -14,7 +14,7 @@ use crate::xds::names::normal_hostname;
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Of a slice that was copied from another cluster: the service there (KEP-1645).
 const COPIED_SERVICE_NAME: &str = "multicluster.kubernetes.io/service-name";
-/// What keeps a slice up to date.
+/// Controller that keeps a slice up to date.
 const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 /// The controller of Kubernetes, by which slices follow the selector of their Service.
 const CONTROLLER: &str = "endpointslice-controller.k8s.io";
@@ -29,13 +29,13 @@ pub(super) struct Slice {
     pub(super) service: Arc<str>,
     /// The cluster, if it says one: otherwise ours.
     pub(super) cluster: Option<Arc<str>>,
-    /// Whether it was copied from its cluster, as only those of exported services are.
+    /// Origin as a copy from its cluster: only slices of exported services are copied.
     pub(super) is_copy: bool,
-    /// Whether the controller of Kubernetes keeps it up to date.
+    /// Management by [`CONTROLLER`].
     pub(super) is_managed: bool,
     pub(super) network: Option<Arc<str>>,
     pub(super) region: Option<Arc<str>>,
-    /// Whether its endpoints speak HBONE, if it says so or not.
+    /// HBONE support of its endpoints; none if it does not say.
     pub(super) is_ambient: Option<bool>,
     pub(super) ports: Vec<Port>,
     pub(super) endpoints: Vec<Backend>,
@@ -133,7 +133,7 @@ fn backend(value: Value<'_>, is_named: bool) -> Option<Backend> {
     let zone = fields.get("zone").map_or(Some(""), Value::text_or_empty);
     fields.finish();
     let [ready, serving, terminating] = conditions?;
-    // What is not said of readiness is that it is ready, and of serving what readiness says.
+    // The default of `ready` is true, and that of `serving` is `ready`.
     let is_ready = ready.unwrap_or(true);
     Some(Backend {
         addresses: addresses?,

@@ -16,7 +16,7 @@ use super::view::{Key, View};
 use crate::config::{Finding, Place};
 use crate::snapshot::mesh::Mesh;
 
-/// What claims an address, the weakest first.
+/// Source of a claim to an address, the weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     Import,

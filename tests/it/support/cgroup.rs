@@ -9,7 +9,7 @@ pub struct Cgroup {
     limit: &'static str,
 }
 
-/// Where memory cgroups of both versions are mounted, and the file that has their limit.
+/// Mount points of memory cgroups of both versions, each with the file that has the limit.
 const MOUNTS: [(&str, &str); 2] = [
     ("/sys/fs/cgroup", "memory.max"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
@@ -48,7 +48,7 @@ impl Cgroup {
         std::fs::write(self.path.join(self.limit), format!("{limit:.0}")).is_ok()
     }
 
-    /// How often the kernel has killed in it for want of memory.
+    /// Returns the number of OOM kills in it.
     pub fn kills(&self) -> u64 {
         let files = ["memory.events", "memory.oom_control"];
         let texts = files.map(|file| std::fs::read_to_string(self.path.join(file)));

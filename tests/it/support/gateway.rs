@@ -238,12 +238,12 @@ impl Gateway {
         line.map_or(0.0, |value| value.parse().expect("a number"))
     }
 
-    /// How many tunnels ended for a reason.
+    /// Returns the number of tunnels that ended for a reason.
     pub async fn tunnels(&self, reason: &str) -> f64 {
         self.ends().await.get(reason).copied().unwrap_or(0.0)
     }
 
-    /// How all tunnels have ended so far: how many for each reason that there was.
+    /// Returns the number of tunnels that have ended so far for each reason that there was.
     pub async fn ends(&self) -> BTreeMap<String, f64> {
         let mut ends = BTreeMap::new();
         for line in self.scrape().await.lines() {
@@ -270,7 +270,7 @@ impl Gateway {
         until("connections and tunnels", open, |&open| open == wanted).await;
     }
 
-    /// How many handshakes were refused for a reason.
+    /// Returns the number of handshakes that were refused for a reason.
     pub async fn refused(&self, reason: &str) -> f64 {
         self.metric(&format!(
             "strait_handshakes_refused_total{{reason=\"{reason}\"}}"
@@ -283,7 +283,7 @@ impl Gateway {
         self.folder.path().join(name)
     }
 
-    /// What the gateway has logged so far.
+    /// Returns the gateway's log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.file("log")).expect("the log")
     }
@@ -321,7 +321,7 @@ impl Gateway {
         rustix::process::kill_process(pid, signal).expect("a signal");
     }
 
-    /// Whether the process still runs.
+    /// Returns whether the process still runs.
     pub fn is_running(&mut self) -> bool {
         self.process.try_wait().expect("a status").is_none()
     }

@@ -32,7 +32,7 @@ fn dialled_in(joined: &Joined, namespace: &str) -> Vec<String> {
     dialled(joined, &host).unwrap_or_default()
 }
 
-/// What `a` and `b` dial, for a Service and a slice of each.
+/// Joins a Service and a slice of each of `a` and `b`; returns the endpoints dialled for each too.
 fn both(a: [String; 2], b: [String; 2]) -> (Joined, [Vec<String>; 2]) {
     let joined = joined(&[a.concat(), b.concat()].concat());
     let dialled = ["a", "b"].map(|namespace| dialled_in(&joined, namespace));
@@ -401,7 +401,7 @@ fn a_cluster_ip_is_that_of_its_service_whatever_imports_say() {
             assert!(said.contains(&want), "{said}");
         }
     }
-    // What imports a Service may be at its address.
+    // A ServiceImport of the same Service may have its address.
     let own = service_in("app", "", "clusterIP: 10.9.0.1, ");
     let joined = joined(&(own + &import("app", "10.9.0.1")));
     assert_eq!(holders(&joined, "10.9.0.1"), [OWN]);
