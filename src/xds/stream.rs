@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
@@ -12,16 +11,16 @@ use tonic::Status as GrpcStatus;
 use tracing::{info, warn};
 
 use super::cache::{Cache, Recorder};
-use super::client::{Client, End, Request, Resource, Response};
+use super::client::{Client, End, Request};
 use super::demand::Demand;
-use super::entries;
+use super::push::{self, Push};
 use super::source::{label_of, name_of};
 use super::store::AUTHORIZATION;
 use crate::config::ControlPlane;
 use crate::config::pod::Pod;
 use crate::grpc::call::{self, Messages};
 use crate::grpc::channel::{self, ChannelError};
-use crate::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+use crate::grpc::discovery::DeltaDiscoveryRequest;
 use crate::grpc::rpc;
 use crate::snapshot::{Publisher, builder::Change};
 use crate::status::{Rejection, ResourceType, Status, What};
@@ -255,25 +254,22 @@ impl Feed {
     /// Takes a message, and those that are there already or come before the next snapshot is due.
     async fn row(
         &self,
-        (first, due): (DeltaDiscoveryResponse, Instant),
+        (first, due): (Push, Instant),
         responses: &mut Messages,
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
         (client, store): (&mut Client, &mut Recorder),
     ) -> Result<(), Ended> {
         let (mut next, mut count) = (Some(first), 0);
-        while let Some(response) = next.take() {
+        while let Some(push) = next.take() {
+            let response = push.response;
             // Both come back in the answer.
             if response.nonce.len().max(response.type_url.len()) > WORD_BYTES_MAX {
                 return Err(GrpcStatus::internal("a nonce or a type is too long").into());
             }
             let url = label_of(&response.type_url);
-            self.metrics.xds().message(url, response.encoded_len());
-            let version: String = response
-                .system_version_info
-                .chars()
-                .take(WORD_SHOWN)
-                .collect();
-            for request in client.received(response.into(), store) {
+            self.metrics.xds().message(url, push.bytes);
+            let version: String = push.version.chars().take(WORD_SHOWN).collect();
+            for request in client.received(response, store) {
                 self.answers(url, &version, request.error.is_none());
                 self.send(requests, request).await?;
             }
@@ -457,7 +453,7 @@ async fn awaited(
     client: &Client,
     heard: Instant,
     responses: &mut Messages,
-) -> Result<Option<DeltaDiscoveryResponse>, Ended> {
+) -> Result<Option<Push>, Ended> {
     if client.untold().next().is_none() {
         return Ok(response(responses).await?);
     }
@@ -481,10 +477,7 @@ async fn wake(demand: &mut Option<Demand>) {
 }
 
 /// The next message, if it is there already or comes before `due`.
-async fn before(
-    due: Instant,
-    responses: &mut Messages,
-) -> Result<Option<DeltaDiscoveryResponse>, GrpcStatus> {
+async fn before(due: Instant, responses: &mut Messages) -> Result<Option<Push>, GrpcStatus> {
     match timeout_at(due, response(responses)).await {
         // The end of the stream is told again by the next call.
         Ok(message) => message,
@@ -493,37 +486,11 @@ async fn before(
 }
 
 /// The next response; none at the end of the stream.
-async fn response(responses: &mut Messages) -> Result<Option<DeltaDiscoveryResponse>, GrpcStatus> {
+async fn response(responses: &mut Messages) -> Result<Option<Push>, GrpcStatus> {
     let Some(message) = responses.next().await? else {
         return Ok(None);
     };
-    entries::few(&message).map_err(GrpcStatus::resource_exhausted)?;
-    let decoded = DeltaDiscoveryResponse::decode(message);
-    decoded
+    push::read(&message)
         .map(Some)
-        .map_err(|error| GrpcStatus::internal(format!("no discovery response: {error}")))
-}
-
-impl From<DeltaDiscoveryResponse> for Response {
-    fn from(message: DeltaDiscoveryResponse) -> Self {
-        let resources = message.resources.into_iter().map(|resource| {
-            let (body_type, body) = match resource.resource {
-                Some(any) => (any.type_url, Some(any.value.into())),
-                None => (String::new(), None),
-            };
-            Resource {
-                name: resource.name.into(),
-                version: resource.version.into(),
-                aliases: resource.aliases,
-                body,
-                body_type,
-            }
-        });
-        Self {
-            type_url: message.type_url,
-            nonce: message.nonce,
-            resources: resources.collect(),
-            removed: message.removed_resources,
-        }
-    }
+        .map_err(|why| GrpcStatus::internal(format!("no discovery response: {why}")))
 }

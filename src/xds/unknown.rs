@@ -54,9 +54,9 @@ pub(super) fn refuse(bytes: &[u8], shape: &Shape) -> Result<(), String> {
 ///
 /// # Errors
 /// What `see` has against one, or the message is none.
-pub(super) fn fields(
-    mut bytes: &[u8],
-    mut see: impl FnMut(u32, WireType, &[u8]) -> Result<(), String>,
+pub(super) fn fields<'a>(
+    mut bytes: &'a [u8],
+    mut see: impl FnMut(u32, WireType, &'a [u8]) -> Result<(), String>,
 ) -> Result<(), String> {
     while bytes.has_remaining() {
         let (number, wire) = decode_key(&mut bytes).map_err(|error| error.to_string())?;

@@ -1,0 +1,285 @@
+//! A delta response as it is on the wire, read without a copy of the bodies in it.
+//!
+//! Entries are counted before anything is read: one takes two bytes on the wire and a hundred in
+//! memory, so that the limit of a message's bytes alone would bound nothing.
+
+use bytes::Bytes;
+use prost::encoding::WireType;
+
+use super::client::{ENTRIES_MAX, Resource, Response};
+use super::unknown::fields;
+
+/// Numbers of the fields of `DeltaDiscoveryResponse`.
+const SYSTEM_VERSION: u32 = 1;
+const RESOURCES: u32 = 2;
+const TYPE_URL: u32 = 4;
+const NONCE: u32 = 5;
+const REMOVED: u32 = 6;
+
+/// Numbers of the fields of its `Resource`.
+const VERSION: u32 = 1;
+const BODY: u32 = 2;
+const NAME: u32 = 3;
+const ALIASES: u32 = 4;
+
+/// Numbers of the fields of `google.protobuf.Any`.
+const ANY_TYPE: u32 = 1;
+const ANY_VALUE: u32 = 2;
+
+/// A response, with what only people and metrics are told.
+#[derive(Debug, Default)]
+pub(super) struct Push {
+    /// Length of the message.
+    pub(super) bytes: usize,
+    /// `system_version_info`.
+    pub(super) version: String,
+    /// The response. Its bodies are slices of the message, and keep all of it in memory.
+    pub(super) response: Response,
+}
+
+/// Reads a response.
+///
+/// # Errors
+/// The message is malformed, or has more resources, aliases and removed names than can be held.
+pub(super) fn read(message: &Bytes) -> Result<Push, String> {
+    let mut push = Push {
+        bytes: message.len(),
+        ..Push::default()
+    };
+    push.response.resources.reserve_exact(resources(message)?);
+    fields(message, |number, wire, value| {
+        let response = &mut push.response;
+        match number {
+            SYSTEM_VERSION => text(wire, value)?.clone_into(&mut push.version),
+            RESOURCES => {
+                let resource = resource(message, delimited(wire, value)?)?;
+                response.resources.push(resource);
+            }
+            TYPE_URL => text(wire, value)?.clone_into(&mut response.type_url),
+            NONCE => text(wire, value)?.clone_into(&mut response.nonce),
+            REMOVED => response.removed.push(text(wire, value)?.to_owned()),
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok(push)
+}
+
+/// Returns the number of resources.
+///
+/// # Errors
+/// There are more resources, aliases and removed names than can be held, or the message is
+/// malformed.
+fn resources(message: &[u8]) -> Result<usize, String> {
+    let (mut resources, mut entries) = (0, 0);
+    fields(message, |number, _, value| {
+        match number {
+            RESOURCES => {
+                resources += 1;
+                entries += 1 + aliases(value)?;
+            }
+            REMOVED => entries += 1,
+            _ => {}
+        }
+        match entries > ENTRIES_MAX {
+            true => Err(format!(
+                "a response has more than {ENTRIES_MAX} resources, aliases and removed names"
+            )),
+            false => Ok(()),
+        }
+    })?;
+    Ok(resources)
+}
+
+fn aliases(resource: &[u8]) -> Result<usize, String> {
+    let mut aliases = 0;
+    fields(resource, |number, _, _| {
+        aliases += usize::from(number == ALIASES);
+        Ok(())
+    })?;
+    Ok(aliases)
+}
+
+fn resource(message: &Bytes, value: &[u8]) -> Result<Resource, String> {
+    let (mut name, mut version) = ("", "");
+    let mut resource = Resource::default();
+    fields(value, |number, wire, value| {
+        match number {
+            VERSION => version = text(wire, value)?,
+            BODY => any(message, delimited(wire, value)?, &mut resource)?,
+            NAME => name = text(wire, value)?,
+            ALIASES => resource.aliases.push(text(wire, value)?.to_owned()),
+            _ => {}
+        }
+        Ok(())
+    })?;
+    resource.name = name.into();
+    if !version.is_empty() {
+        resource.version = version.into();
+    }
+    Ok(resource)
+}
+
+/// Reads a body. A field that comes twice is merged, as protobuf has it: the last value counts.
+fn any(message: &Bytes, value: &[u8], into: &mut Resource) -> Result<(), String> {
+    let body = into.body.get_or_insert_default();
+    fields(value, |number, wire, value| {
+        match number {
+            ANY_TYPE => text(wire, value)?.clone_into(&mut into.body_type),
+            ANY_VALUE => *body = message.slice_ref(delimited(wire, value)?),
+            _ => {}
+        }
+        Ok(())
+    })
+}
+
+fn text(wire: WireType, value: &[u8]) -> Result<&str, String> {
+    std::str::from_utf8(delimited(wire, value)?).map_err(|error| error.to_string())
+}
+
+fn delimited(wire: WireType, value: &[u8]) -> Result<&[u8], String> {
+    match wire {
+        WireType::LengthDelimited => Ok(value),
+        wire => Err(format!("wire type {wire:?}, want LengthDelimited")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+    use crate::grpc::discovery::{DeltaDiscoveryResponse, Resource as Sent};
+
+    fn sent(name: &str, version: &str, body: Option<&[u8]>) -> Sent {
+        Sent {
+            name: name.into(),
+            version: version.into(),
+            aliases: vec!["an/alias".into(), String::new()],
+            resource: body.map(|body| prost_types::Any {
+                type_url: "type.googleapis.com/some".into(),
+                value: body.into(),
+            }),
+            ..Sent::default()
+        }
+    }
+
+    fn response() -> DeltaDiscoveryResponse {
+        DeltaDiscoveryResponse {
+            system_version_info: "2026-08-22T15:00:18Z/7".into(),
+            resources: vec![
+                sent("a", "1", Some(b"body")),
+                sent("", "", Some(b"")),
+                sent("b", "", None),
+            ],
+            type_url: "type.googleapis.com/some".into(),
+            nonce: "n".into(),
+            removed_resources: vec!["gone".into(), String::new()],
+            ..DeltaDiscoveryResponse::default()
+        }
+    }
+
+    /// What prost reads.
+    fn decoded(message: &[u8]) -> Option<(String, Response)> {
+        let message = DeltaDiscoveryResponse::decode(message).ok()?;
+        let resources = message.resources.into_iter().map(|resource| {
+            let (body_type, body) = match resource.resource {
+                Some(any) => (any.type_url, Some(any.value.into())),
+                None => (String::new(), None),
+            };
+            Resource {
+                name: resource.name.into(),
+                version: resource.version.into(),
+                aliases: resource.aliases,
+                body,
+                body_type,
+            }
+        });
+        let response = Response {
+            resources: resources.collect(),
+            type_url: message.type_url,
+            nonce: message.nonce,
+            removed: message.removed_resources,
+        };
+        Some((message.system_version_info, response))
+    }
+
+    #[track_caller]
+    fn same(message: &[u8]) {
+        let read = read(&Bytes::copy_from_slice(message));
+        let read = read.ok().map(|push| (push.version, push.response));
+        match decoded(message) {
+            // Fields that nobody uses are not read at all, not even to be found malformed.
+            None => {}
+            decoded => assert_eq!(read, decoded, "{message:?}"),
+        }
+    }
+
+    #[test]
+    fn a_response_is_read_as_prost_reads_it() {
+        let message = response().encode_to_vec();
+        same(&message);
+        for end in 0..message.len() {
+            let cut = &message[..end];
+            same(cut);
+            let is_read = read(&Bytes::copy_from_slice(cut)).is_ok();
+            assert_eq!(is_read, decoded(cut).is_some(), "{cut:?}");
+        }
+        for at in 0..message.len() {
+            for bit in 0..8 {
+                let mut flipped = message.clone();
+                flipped[at] ^= 1 << bit;
+                same(&flipped);
+            }
+        }
+    }
+
+    #[test]
+    fn a_field_that_comes_twice_is_merged() {
+        let twice = [response().encode_to_vec(), response().encode_to_vec()];
+        same(&twice.concat());
+        let any = |value: &[u8]| sent("a", "1", Some(value)).encode_to_vec();
+        let resource = [
+            any(b"one"),
+            any(b"two"),
+            sent("b", "", None).encode_to_vec(),
+        ]
+        .concat();
+        let length = u8::try_from(resource.len()).expect("one byte of length");
+        same(&[vec![0x12, 0x80 | (length & 0x7f), length >> 7], resource].concat());
+    }
+
+    #[test]
+    fn a_body_is_no_copy() {
+        let message = Bytes::from(response().encode_to_vec());
+        let push = read(&message).expect("a response");
+        assert_eq!(push.bytes, message.len());
+        let body = push.response.resources[0].body.as_ref().expect("a body");
+        assert!(message.as_ptr_range().contains(&body.as_ptr()));
+    }
+
+    #[test]
+    fn entries_are_counted_at_both_depths() {
+        let response = |resources, aliases, removed| {
+            let resource = Sent {
+                aliases: vec![String::new(); aliases],
+                ..Sent::default()
+            };
+            let response = DeltaDiscoveryResponse {
+                resources: vec![resource; resources],
+                removed_resources: vec![String::new(); removed],
+                nonce: "n".into(),
+                ..DeltaDiscoveryResponse::default()
+            };
+            read(&response.encode_to_vec().into())
+        };
+        for (resources, aliases, removed) in [
+            (ENTRIES_MAX, 0, 0),
+            (0, 0, ENTRIES_MAX),
+            (2, ENTRIES_MAX / 2 - 1, 0),
+        ] {
+            response(resources, aliases, removed).expect("at the limit");
+            response(resources, aliases, removed + 1).expect_err("beyond it");
+        }
+    }
+}
