@@ -4,8 +4,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::Arc;
 
+use super::client::Response;
 use super::names::normal_hostname;
 use crate::snapshot::ExportSet;
+
+/// Static clusters of istiod's waypoints and east-west gateways.
+const STATIC: [&str; 2] = ["main_internal", "encap"];
+
+/// Returns whether a CDS response lists every cluster there is.
+///
+/// istiod builds the clusters of a waypoint or east-west gateway all at once, the static ones first
+/// (`buildWaypointInboundClusters`), and has no delta of them. A response with both static clusters
+/// is thus the whole set. istiod leaves `removed_resources` empty when a service loses its global
+/// scope but still exists, so absence from such a response is the only sign of it. Any other
+/// response may be partial.
+pub(super) fn is_whole(response: &Response) -> bool {
+    let has = |name: &&str| response.resources.iter().any(|one| *one.name == **name);
+    STATIC.iter().all(has)
+}
 
 /// The hostname and port that each cluster exports, by its own name: two may say the same.
 #[derive(Debug, Default)]
@@ -50,6 +66,7 @@ fn exported(name: &str) -> Option<(String, u16)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::xds::client::Resource;
 
     #[test]
     fn what_two_clusters_export_stays_until_both_are_gone() {
@@ -68,6 +85,32 @@ mod tests {
         exports.remove(other);
         assert_eq!(exports.take_change(), Some(ExportSet::default()));
         assert_eq!(exports.take_change(), None);
+    }
+
+    #[test]
+    fn a_response_with_both_static_clusters_is_whole() {
+        let response = |names: &[&str]| Response {
+            resources: names
+                .iter()
+                .map(|name| Resource {
+                    name: (*name).into(),
+                    ..Resource::default()
+                })
+                .collect(),
+            ..Response::default()
+        };
+        let service = "inbound-vip|80|tcp|echo.app";
+        assert!(is_whole(&response(&["main_internal", "encap"])));
+        assert!(is_whole(&response(&["encap", service, "main_internal"])));
+        for partial in [
+            &[][..],
+            &[service],
+            &["main_internal", service],
+            &["encap", service],
+            &["BlackHoleCluster", "forward_inner_connect", service],
+        ] {
+            assert!(!is_whole(&response(partial)), "{partial:?}");
+        }
     }
 
     #[test]

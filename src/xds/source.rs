@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::client::{Client, Mode, Resource, Resources, Subscription};
+use super::client::{Client, Mode, Resource, Resources, Response, Subscription};
 use super::envoy::{Clusters, ENDPOINT};
 use super::node;
 use super::store::{ADDRESS, AUTHORIZATION, CLUSTER, Store};
@@ -167,14 +167,6 @@ impl Source {
         }
     }
 
-    /// Whether anybody reads the bodies of this type. Those of clusters are large.
-    pub(super) fn reads(&self, type_url: &str) -> bool {
-        match self {
-            Self::Istio(_) => type_url != CLUSTER,
-            Self::Envoy(_) => true,
-        }
-    }
-
     /// What of a type is held and not used: how much that is, and the first of it.
     pub(super) fn unused(&self, type_url: &str) -> (usize, Vec<Unused>) {
         match self {
@@ -183,7 +175,14 @@ impl Source {
         }
     }
 
-    fn resources(&mut self) -> &mut dyn Resources {
+    fn resources(&self) -> &dyn Resources {
+        match self {
+            Self::Istio(store) => &**store,
+            Self::Envoy(clusters) => &**clusters,
+        }
+    }
+
+    fn resources_mut(&mut self) -> &mut dyn Resources {
         match self {
             Self::Istio(store) => &mut **store,
             Self::Envoy(clusters) => &mut **clusters,
@@ -199,21 +198,26 @@ impl Default for Source {
 
 impl Resources for Source {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
-        self.resources().upsert(type_url, resource)
+        self.resources_mut().upsert(type_url, resource)
     }
 
     fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
-        self.resources().rejected(type_url, name)
+        self.resources_mut().rejected(type_url, name)
     }
 
     fn members_of(&self, type_url: &'static str, name: &str) -> Vec<Arc<str>> {
-        match self {
-            Self::Istio(store) => store.members_of(type_url, name),
-            Self::Envoy(_) => Vec::new(),
-        }
+        self.resources().members_of(type_url, name)
+    }
+
+    fn reads(&self, type_url: &str) -> bool {
+        self.resources().reads(type_url)
+    }
+
+    fn is_whole(&self, type_url: &str, response: &Response) -> bool {
+        self.resources().is_whole(type_url, response)
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {
-        self.resources().remove(type_url, name);
+        self.resources_mut().remove(type_url, name);
     }
 }

@@ -53,6 +53,8 @@ mod istio;
 #[cfg(test)]
 mod istio_faults;
 #[cfg(test)]
+mod istiod_exports;
+#[cfg(test)]
 mod links;
 #[cfg(test)]
 mod listeners;

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use self::file::{Entry, Header};
-use super::client::{Client, Resource, Resources, UNPLACED};
+use super::client::{Client, Resource, Resources, Response, UNPLACED};
 use super::envoy::ENDPOINT;
 use super::source::Source;
 use super::store::{ADDRESS, AUTHORIZATION, BODY_BYTES_MAX, CLUSTER};
@@ -250,6 +250,14 @@ impl Resources for Recorder {
 
     fn members_of(&self, type_url: &'static str, name: &str) -> Vec<Arc<str>> {
         self.store.members_of(type_url, name)
+    }
+
+    fn reads(&self, type_url: &str) -> bool {
+        self.store.reads(type_url)
+    }
+
+    fn is_whole(&self, type_url: &str, response: &Response) -> bool {
+        self.store.is_whole(type_url, response)
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {

@@ -2,10 +2,9 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::hash::{BuildHasher as _, RandomState};
 use std::mem;
 use std::sync::Arc;
-
-use bytes::Bytes;
 
 use super::messages::{ALL, Mode, Request, Resource, Resources, Response, Subscription, UNPLACED};
 use super::rejected::{Nack, Rejected, clip, has_use};
@@ -39,16 +38,38 @@ pub(super) struct Known {
     unplaced: bool,
     /// The server was not told what is held, so that its first response names all there is.
     unclaimed: bool,
+    /// Key of the digests.
+    key: RandomState,
 }
 
 /// What is kept of an accepted resource.
 #[derive(Clone, Debug)]
 struct Held {
-    version: Box<str>,
+    version: Version,
     /// Its aliases, and what it is a member of.
     aliases: Box<[Arc<str>]>,
     /// What it counts: with the bytes of the body, which others keep in another form.
     bytes: usize,
+}
+
+/// State of a resource that is held, in the memory of one string.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Version {
+    /// The version that the server told. It is empty for what stands in for a rejected resource,
+    /// and for what another run held without a version.
+    Told(Box<str>),
+    /// A digest of a resource that came without a version, as istiod's clusters and policies do.
+    Digest(u64),
+}
+
+impl Version {
+    /// Returns the version to claim on the next stream.
+    fn claim(&self) -> &str {
+        match self {
+            Self::Told(version) => version,
+            Self::Digest(_) => "",
+        }
+    }
 }
 
 impl Known {
@@ -66,6 +87,7 @@ impl Known {
             fresh: true,
             unplaced: false,
             unclaimed: false,
+            key: RandomState::new(),
         }
     }
 
@@ -80,7 +102,7 @@ impl Known {
     /// than `claims_max` bytes, there are none.
     pub(super) fn first_request(&mut self, claims_max: usize) -> Request {
         self.fresh = true;
-        let claim = |(name, held): (&Arc<str>, &Held)| claim_bytes(name, &held.version);
+        let claim = |(name, held): (&Arc<str>, &Held)| claim_bytes(name, held.version.claim());
         let missing = || self.wanted.iter().filter(|name| !self.answers(name));
         let claims = self.held.iter().map(claim).sum::<usize>();
         let claims = claims + missing().map(|name| claim_bytes(name, "")).sum::<usize>();
@@ -88,7 +110,8 @@ impl Known {
         let unclaimed = claims > claims_max;
         if !unclaimed {
             let held = self.held.iter();
-            versions.extend(held.map(|(name, of)| (name.to_string(), of.version.to_string())));
+            versions
+                .extend(held.map(|(name, of)| (name.to_string(), of.version.claim().to_owned())));
             versions.extend(missing().map(|name| (name.to_string(), String::new())));
         }
         self.unclaimed = unclaimed;
@@ -125,7 +148,8 @@ impl Known {
         }
         // What is not held is not claimed, so the first response of a stream has it again.
         let was_unplaced = fresh && mem::take(&mut self.unplaced);
-        if mem::take(&mut self.unclaimed) {
+        let unclaimed = mem::take(&mut self.unclaimed);
+        if unclaimed || resources.is_whole(self.subscription.type_url, response) {
             self.keep_named(response, usage, resources);
         }
         let contradictions = contradictions(response);
@@ -172,21 +196,27 @@ impl Known {
     ) -> Result<(), String> {
         let type_url = self.subscription.type_url;
         has_use(&resource.name)?;
-        let Some(body) = resource.body.as_ref().map(Bytes::len) else {
+        let Some(body) = resource.body.as_deref() else {
             return Err("it has no body".to_owned());
         };
         if resource.body_type != type_url {
             let other = clip(&resource.body_type, TYPE_BYTES_MAX);
             return Err(format!("its body is of the type {other:?}"));
         }
+        let body = if resources.reads(type_url) { body } else { &[] };
+        let version = self.version(resource, body);
         let old = self.held.get(&*resource.name);
+        // istiod sends all of its clusters again with each push.
+        if old.is_some_and(|old| matches!(version, Version::Digest(_)) && old.version == version) {
+            return Ok(());
+        }
         let old = old.map(|held| held.bytes);
         let aliases = match self.subscription.mode {
             Mode::Wildcard => &[],
             Mode::OnDemand => &*resource.aliases,
         };
         let aliases: BTreeSet<&str> = aliases.iter().map(String::as_str).collect();
-        let new = body + cost(&resource.name, &resource.version, aliases.iter().copied());
+        let new = body.len() + cost(&resource.name, &resource.version, aliases.iter().copied());
         let before = usage.clone();
         usage.put(old, new)?;
         if let Err(reason) = resources.upsert(type_url, resource) {
@@ -198,11 +228,20 @@ impl Known {
             // Their bytes are in the body.
             aliases.extend(resources.members_of(type_url, &resource.name));
         }
-        self.hold(&resource.name, &resource.version, aliases, new);
+        self.hold(&resource.name, version, aliases, new);
         if self.on_demand() && !self.is_wanted(&resource.name) {
             self.remove(&resource.name, usage, resources);
         }
         Ok(())
+    }
+
+    /// Returns the version of a resource, or a digest of it where the server tells none. The digest
+    /// is keyed, so that nobody can write a resource with the digest of another one.
+    fn version(&self, resource: &Resource, body: &[u8]) -> Version {
+        match &*resource.version {
+            "" => Version::Digest(self.key.hash_one((body, &resource.aliases))),
+            version => Version::Told(version.into()),
+        }
     }
 
     /// What a response names is answered by it, be it with a mistake, and so is what it brings by
@@ -244,7 +283,8 @@ impl Known {
             }
             let bytes = cost(name, "", std::iter::empty());
             if usage.put(None, bytes).is_ok() {
-                return self.hold(&name.into(), "", BTreeSet::new(), bytes);
+                let version = Version::Told(Box::default());
+                return self.hold(&name.into(), version, BTreeSet::new(), bytes);
             }
             resources.remove(type_url, name);
         }
@@ -252,9 +292,15 @@ impl Known {
     }
 
     /// Holds a resource, in place of what was held under its name.
-    fn hold(&mut self, name: &Arc<str>, version: &str, aliases: BTreeSet<Arc<str>>, bytes: usize) {
+    fn hold(
+        &mut self,
+        name: &Arc<str>,
+        version: Version,
+        aliases: BTreeSet<Arc<str>>,
+        bytes: usize,
+    ) {
         let held = Held {
-            version: version.into(),
+            version,
             aliases: aliases.into_iter().collect(),
             bytes,
         };
@@ -290,6 +336,7 @@ impl Known {
         for name in gone.cloned().collect::<Vec<_>>() {
             self.remove(&name, usage, resources);
         }
+        self.rejected.keep(&named);
     }
 
     fn remove(&mut self, name: &str, usage: &mut Usage, resources: &mut impl Resources) {
@@ -394,7 +441,12 @@ impl Known {
             return false;
         }
         let members_of = members_of.iter().filter(|_| self.on_demand()).cloned();
-        self.hold(name, version, members_of.collect(), new);
+        self.hold(
+            name,
+            Version::Told(version.into()),
+            members_of.collect(),
+            new,
+        );
         self.unsorted = true;
         true
     }

@@ -135,6 +135,18 @@ pub trait Resources {
         Vec::new()
     }
 
+    /// Returns whether anybody reads the bodies of a type. Those that nobody reads are not compared,
+    /// and do not count against the limits.
+    fn reads(&self, _type_url: &str) -> bool {
+        true
+    }
+
+    /// Returns whether a response names every resource of its type, so that what is held and not
+    /// named is gone.
+    fn is_whole(&self, _type_url: &str, _response: &Response) -> bool {
+        false
+    }
+
     /// A resource that was taken before is gone, or one that something stands in for.
     fn remove(&mut self, type_url: &'static str, name: &str);
 }

@@ -1,6 +1,6 @@
 //! What was rejected and why: in the NACK for the server, and kept for people.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 
 /// Bytes of a name. Istio's longest, of a split-horizon workload, is made of six Kubernetes names
@@ -62,6 +62,11 @@ impl Rejected {
     /// A new stream, on which the server sends again all that is not held.
     pub(super) fn clear_all(&mut self) {
         *self = Self::default();
+    }
+
+    /// Forgets what a response does not name that names everything.
+    pub(super) fn keep(&mut self, named: &HashSet<&str>) {
+        self.entries.retain(|name, _| named.contains(&**name));
     }
 
     /// How many more there are at least, of which only the number is known.

@@ -22,8 +22,8 @@ use prost::encoding::WireType;
 use self::cluster::Source;
 use self::endpoints::{ENDPOINTS_MAX, Endpoints, LOCALITIES_MAX};
 use self::names::{Meaning, Target, meaning, service_of};
-use super::client::{Resource, Resources};
-use super::exports::Exports;
+use super::client::{Resource, Resources, Response};
+use super::exports::{self, Exports};
 use super::store::{CLUSTER, is_named};
 use super::unknown::fields;
 use super::wds::shown;
@@ -398,6 +398,11 @@ impl Resources for Clusters {
 
     fn rejected(&mut self, _type_url: &'static str, _name: &str) -> bool {
         false
+    }
+
+    /// istiod may be read as an Envoy control plane too.
+    fn is_whole(&self, type_url: &str, response: &Response) -> bool {
+        type_url == CLUSTER && exports::is_whole(response)
     }
 
     /// The clusters of an assignment that is gone keep its endpoints: nobody says that they have

@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::client::{Resource, Resources};
+use super::client::{Resource, Resources, Response};
 use super::count::Count;
-use super::exports::Exports;
+use super::exports::{self, Exports};
 use super::words::Words;
 use super::{authorization, wds};
 use crate::grpc::{security, workload as proto};
@@ -261,6 +261,15 @@ impl Resources for Store {
         let workload = self.workloads.get(name).filter(|_| type_url == ADDRESS);
         let services = workload.into_iter().flat_map(|one| one.services.keys());
         services.cloned().collect()
+    }
+
+    /// Clusters have large bodies, and only their names count.
+    fn reads(&self, type_url: &str) -> bool {
+        type_url != CLUSTER
+    }
+
+    fn is_whole(&self, type_url: &str, response: &Response) -> bool {
+        type_url == CLUSTER && exports::is_whole(response)
     }
 
     fn remove(&mut self, type_url: &'static str, name: &str) {

@@ -3,6 +3,8 @@
 mod limits;
 mod on_demand;
 mod stand_ins;
+mod unchanged;
+mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,6 +23,10 @@ const SOME: &str = "type.googleapis.com/some";
 struct Taken {
     /// Whether something stands in for what is rejected.
     stands_in: bool,
+    /// Whether nobody reads bodies.
+    unread: bool,
+    /// Whether each response names everything.
+    whole: bool,
     names: BTreeSet<String>,
     members: BTreeMap<String, Vec<Arc<str>>>,
     log: Vec<String>,
@@ -55,6 +61,14 @@ impl Resources for Taken {
     /// What stands in the body.
     fn members_of(&self, _: &'static str, name: &str) -> Vec<Arc<str>> {
         self.members.get(name).cloned().unwrap_or_default()
+    }
+
+    fn reads(&self, _: &str) -> bool {
+        !self.unread
+    }
+
+    fn is_whole(&self, _: &str, _: &Response) -> bool {
+        self.whole
     }
 
     fn remove(&mut self, _: &'static str, name: &str) {

@@ -26,6 +26,7 @@ use crate::grpc::endpoint::{
 };
 use crate::grpc::number::FractionalPercent;
 use crate::snapshot::mesh::Protocol;
+use crate::xds::client::{Client, Mode, Subscription};
 
 const ECHO: &str = "outbound|80||echo.app.svc.cluster.local";
 const KEY: &str = "app/echo.app.svc.cluster.local";
@@ -434,4 +435,33 @@ fn ports_of_a_service_and_clusters_of_a_port_are_bounded() {
     let why = add(&cases(RANKS_MAX)).expect_err("one cluster more");
     assert!(why.starts_with("cluster.name: 64 clusters are of this port already"));
     assert_eq!(add(&cases(0)), Ok(()), "one of them again");
+}
+
+#[test]
+fn istiod_3_a_whole_push_of_istiod_takes_the_other_clusters_away() {
+    let mut clusters = Clusters::default();
+    let types = [Subscription {
+        type_url: CLUSTER,
+        mode: Mode::Wildcard,
+    }];
+    let mut client = Client::new(types.into());
+    client.connected();
+    let mut send = |names: &[&str]| {
+        let resources = names.iter().map(|name| Resource {
+            name: (*name).into(),
+            body: Some(named_by_eds(name, "").encode_to_vec().into()),
+            body_type: CLUSTER.to_owned(),
+            ..Resource::default()
+        });
+        let push = Response {
+            type_url: CLUSTER.to_owned(),
+            resources: resources.collect(),
+            ..Response::default()
+        };
+        client.received(push, &mut clusters);
+        clusters.mesh().services.len()
+    };
+    assert_eq!(send(&["main_internal", "encap", ECHO]), 1);
+    assert_eq!(send(&["main_internal"]), 1);
+    assert_eq!(send(&["main_internal", "encap"]), 0);
 }

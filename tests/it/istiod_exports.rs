@@ -1,0 +1,171 @@
+//! The export set as istiod tells it: all clusters in each push, and none removed.
+
+use std::time::{Duration, Instant};
+
+use strait::grpc::discovery::{DeltaDiscoveryResponse, Resource};
+use strait::grpc::workload::{Address, PortList, Service, address};
+use strait::xds::store::{ADDRESS, CLUSTER};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::istio::{asks, spawn};
+use crate::support::istiod::{Istiod, NAME, Serving};
+use crate::support::wds::{HOSTNAME, SERVICE, bytes, changed, ports, service, workload};
+use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, broken, identities, run, until};
+
+/// Clusters that istiod sends to every east-west gateway.
+const STATIC: [&str; 4] = [
+    "main_internal",
+    "encap",
+    "forward_inner_connect",
+    "BlackHoleCluster",
+];
+
+/// A push of these clusters, without a version and with nothing removed.
+fn push(nonce: &str, clusters: &[&str]) -> DeltaDiscoveryResponse {
+    let resources = clusters.iter().map(|name| Resource {
+        name: (*name).into(),
+        resource: Some(prost_types::Any {
+            type_url: CLUSTER.into(),
+            value: vec![7; 2_000],
+        }),
+        ..Resource::default()
+    });
+    DeltaDiscoveryResponse {
+        type_url: CLUSTER.into(),
+        nonce: nonce.into(),
+        resources: resources.collect(),
+        ..DeltaDiscoveryResponse::default()
+    }
+}
+
+/// A push of the whole set.
+fn whole(nonce: &str, exported: &[&str]) -> DeltaDiscoveryResponse {
+    push(nonce, &[&STATIC, exported].concat())
+}
+
+struct World {
+    net: Net,
+    gateway: Gateway,
+    istiod: Istiod,
+    _endpoint: Endpoint,
+    _serving: Serving,
+}
+
+impl World {
+    /// A gateway that exposes what istiod exports and nothing else.
+    async fn start() -> Self {
+        let net = Net::new();
+        let mut settings = Settings::new(net, identities());
+        settings.exposure = "    []\n".to_owned();
+        let mut gateway = spawn(&settings, NAME);
+        let endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = Istiod::default();
+        istiod.put(ADDRESS, SERVICE, &service());
+        istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        Self {
+            net,
+            gateway,
+            istiod,
+            _endpoint: endpoint,
+            _serving: serving,
+        }
+    }
+
+    /// Sends a push, and waits until it is acknowledged.
+    async fn says(&self, push: &DeltaDiscoveryResponse) {
+        self.istiod.say(push);
+        let answer = async || {
+            let requests = self.istiod.requests().into_iter();
+            let mut requests = requests.filter(|request| request.response_nonce == push.nonce);
+            requests.next()
+        };
+        let answer = until("an answer", answer, Option::is_some).await;
+        assert_eq!(answer.and_then(|answer| answer.error_detail), None);
+    }
+
+    /// Makes the one workload serve another service too. Returns its host and its key.
+    fn serve_too(&self, name: &str) -> (String, String) {
+        let host = format!("{name}.app.svc.cluster.local");
+        let key = format!("app/{host}");
+        let service = Service {
+            name: name.into(),
+            namespace: "app".into(),
+            hostname: host.clone(),
+            ports: ports(),
+            ..Service::default()
+        };
+        let service = Address {
+            r#type: Some(address::Type::Service(service)),
+        };
+        self.istiod.put(ADDRESS, &key, &service);
+        let serves = changed("a", bytes(self.net.ip(11)), |workload| {
+            let ports = PortList { ports: ports() };
+            workload.services.insert(key.clone(), ports);
+        });
+        self.istiod.put(ADDRESS, "a", &serves);
+        (host, key)
+    }
+
+    async fn is_exposed(&self) {
+        let asked = async || asks(&self.gateway).await;
+        until("the export", asked, Result::is_ok)
+            .await
+            .expect("a tunnel");
+    }
+}
+
+#[test]
+fn istiod_3_a_service_that_a_whole_push_leaves_out_is_refused_and_its_tunnels_end() {
+    run(async {
+        let world = World::start().await;
+        let own = format!("inbound-vip|80|tcp|{HOSTNAME}");
+        let other = "inbound-vip|80|tcp|other.app.svc.cluster.local";
+        // The last one that is exported leaves the static clusters alone.
+        for rest in [&[other][..], &[]] {
+            let turn = rest.len().to_string();
+            let exported = [&[&*own], rest].concat();
+            world.says(&whole(&format!("on-{turn}"), &exported)).await;
+            world.is_exposed().await;
+            let client = world.gateway.client(identities()).await;
+            let mut open = client.tunnel(ECHO).await.expect("a tunnel");
+
+            let began = Instant::now();
+            world.says(&whole(&format!("off-{turn}"), rest)).await;
+            let refused = async || asks(&world.gateway).await;
+            let refused = until("the refusal", refused, Result::is_err).await;
+            let took = began.elapsed();
+            assert!(refused.is_err_and(|why| why.contains("503")));
+            assert!(took < Duration::from_secs(1), "{took:?}");
+            assert_eq!(broken(&mut open).await, Some(h2::Reason::INTERNAL_ERROR));
+        }
+        assert!((world.gateway.tunnels("revoked").await - 2.0).abs() < 0.5);
+    });
+}
+
+#[test]
+fn istiod_3_a_partial_push_removes_nothing_by_absence() {
+    run(async {
+        let world = World::start().await;
+        let own = format!("inbound-vip|80|tcp|{HOSTNAME}");
+        world.says(&whole("whole", &[&own])).await;
+        world.is_exposed().await;
+        let client = world.gateway.client(identities()).await;
+        let mut open = client.tunnel(ECHO).await.expect("a tunnel");
+        for (name, fixed) in [("second", None), ("third", Some("main_internal"))] {
+            let (host, key) = world.serve_too(name);
+            let cluster = format!("inbound-vip|80|tcp|{host}");
+            let clusters: Vec<_> = fixed.into_iter().chain([&*cluster]).collect();
+            world.says(&push(name, &clusters)).await;
+            let authority = format!("{host}:80");
+            let opens = async || client.tunnel(&authority).await.map(drop).is_ok();
+            until(&key, opens, |&opens| opens).await;
+            asks(&world.gateway).await.expect("a tunnel");
+            open.write_all(b"still").await.expect("an open tunnel");
+            let mut answer = [0; 5];
+            open.read_exact(&mut answer).await.expect("an answer");
+        }
+        assert!(world.gateway.tunnels("revoked").await < 0.5);
+    });
+}
