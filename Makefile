@@ -57,7 +57,7 @@ floods: SECONDS = 3
 floods: envoy ## flood Strait and Envoy beside a victim, 8 minutes (SECONDS=3 each, FULL=1)
 	cargo bench --locked --bench floods -- --seconds $(SECONDS) $(if $(FULL),--full)
 
-bench-xds: ## measure a mesh of up to 100,000 workloads, 5 minutes (ARGS=--short)
+bench-xds: ## measure a mesh of up to 100,000 workloads, 9 minutes (ARGS=--short)
 	cargo bench --locked --bench xds -- $(ARGS)
 
 parts: ## measure what is ours alone, and count allocations, 3 minutes (ARGS=pick for a part)

@@ -1,7 +1,6 @@
 //! From a message to what the data path reads: the stream's own code, in this process, because no
 //! other one could say when a snapshot is there.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,6 @@ use strait::config::{ControlPlane, HostPort, Roots};
 use strait::snapshot::Publisher;
 use strait::status::Status;
 use strait::telemetry::Metrics;
-use strait::xds::store::ADDRESS;
 use strait::xds::stream::{self, Feed, Kind};
 
 use crate::gateway::Control;
@@ -22,8 +20,6 @@ use crate::support::{Net, identities};
 const APART: Duration = Duration::from_millis(8);
 /// How often the snapshot is looked at: what is measured may be this much too long.
 const LOOK: Duration = Duration::from_micros(20);
-/// A workload has one of these after each lap of changes through the mesh, at first 1.
-const WEIGHTS: [u32; 2] = [2, 3];
 
 /// The time from handing a message to the control plane's gRPC to the snapshot, for each of so many
 /// changes of one workload.
@@ -74,20 +70,11 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
     });
     let reader = publisher.reader();
     wait(|| status.list_pending().is_empty());
-    let mut told = HashMap::new();
-    let change = |index: usize| {
-        let weight = WEIGHTS[index / mesh.workloads % 2];
-        let (name, body) = mesh.workload(index * 7919 % mesh.workloads, weight);
-        let before = told.insert(name.clone(), body.clone());
-        assert_ne!(
-            before.as_ref(),
-            Some(&body),
-            "no change, and no snapshot of it"
-        );
+    let change = |_| {
         std::thread::park_timeout(APART);
         let before = reader.load().version;
         let began = Instant::now();
-        control.istiod.put_all(ADDRESS, &[(&name, body)]);
+        control.changes.make();
         wait(|| reader.load().version != before);
         began.elapsed()
     };

@@ -1,11 +1,13 @@
 //! A real gateway that a control plane programs, and the control plane, on a thread of its own.
 
 use std::net::SocketAddr;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use strait::grpc::discovery::{DeltaDiscoveryResponse, Resource};
 use strait::grpc::workload::address;
-use strait::xds::store::ADDRESS;
+use strait::xds::store::{ADDRESS, CLUSTER};
 use tokio::sync::oneshot;
 
 use crate::mesh::{self, Mesh};
@@ -18,11 +20,77 @@ const ENDPOINT: u8 = 11;
 /// The service that is exposed.
 const HOSTNAME: &str = "echo.app.svc.cluster.local";
 
+/// Changes after which the whole set of clusters is sent again. istiod does so with each push, and
+/// makes one push of the changes of up to ten seconds.
+const CLUSTERS_EVERY: usize = 250;
+
 /// A control plane that serves until it is dropped.
 pub struct Control {
     pub istiod: Istiod,
     pub address: SocketAddr,
+    pub changes: Changes,
     _stop: oneshot::Sender<()>,
+}
+
+/// Changes of a mesh, one after the other.
+#[derive(Clone)]
+pub struct Changes {
+    istiod: Istiod,
+    mesh: Mesh,
+    clusters: DeltaDiscoveryResponse,
+    next: Arc<AtomicUsize>,
+}
+
+impl Changes {
+    fn new(istiod: Istiod, mesh: Mesh) -> Self {
+        // istiod tells no version of clusters.
+        let clusters = response(CLUSTER, "", mesh.clusters());
+        Self {
+            istiod,
+            mesh,
+            clusters,
+            next: Arc::default(),
+        }
+    }
+
+    /// Makes the next change.
+    pub fn make(&self) {
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        if index % CLUSTERS_EVERY == CLUSTERS_EVERY - 1 && !self.clusters.resources.is_empty() {
+            self.istiod.say(&self.clusters);
+        }
+        let change = self.mesh.change(index);
+        let mut push = response(ADDRESS, &format!("change-{index}"), vec![change.put]);
+        push.removed_resources.extend(change.removed);
+        self.istiod.say(&push);
+    }
+}
+
+fn response(
+    type_url: &str,
+    version: &str,
+    resources: Vec<mesh::Resource>,
+) -> DeltaDiscoveryResponse {
+    let resources = resources.into_iter().map(|(name, value)| Resource {
+        name,
+        version: version.to_owned(),
+        resource: Some(prost_types::Any {
+            type_url: type_url.to_owned(),
+            value,
+        }),
+        ..Resource::default()
+    });
+    DeltaDiscoveryResponse {
+        type_url: type_url.to_owned(),
+        nonce: "a change".to_owned(),
+        resources: resources.collect(),
+        ..DeltaDiscoveryResponse::default()
+    }
+}
+
+fn put_all(istiod: &Istiod, type_url: &str, resources: &[mesh::Resource]) {
+    let resources = resources.iter().map(|(name, body)| (&**name, body.clone()));
+    istiod.put_all(type_url, &resources.collect::<Vec<_>>());
 }
 
 impl Control {
@@ -30,16 +98,23 @@ impl Control {
     pub fn start(net: Net, mesh: Mesh) -> Self {
         let istiod = Istiod::default();
         let mut resources = mesh.resources();
-        resources.push(mesh::named("echo", HOSTNAME, vec![240, 0, 0, 1]));
+        let service = format!("app/{HOSTNAME}");
+        let mut echo = mesh::service("echo", HOSTNAME);
+        echo.addresses = vec![mesh::vip("east", vec![240, 0, 0, 1])];
+        let echo = mesh::encoded(address::Type::Service(echo));
+        resources.push((service.clone(), echo));
         let std::net::IpAddr::V4(ip) = net.ip(ENDPOINT) else {
             panic!("an IPv4 address");
         };
-        let service = format!("app/{HOSTNAME}");
-        let workload = mesh::workload(usize::MAX, &service, ip.octets().into());
-        let uid = workload.uid.clone();
+        let uid = "east//Pod/app/echo".to_owned();
+        let mut workload = mesh::workload(uid.clone(), &service);
+        workload.addresses = vec![ip.octets().to_vec().into()];
         resources.push((uid, mesh::encoded(address::Type::Workload(workload))));
-        let resources = resources.iter().map(|(name, body)| (&**name, body.clone()));
-        istiod.put_all(ADDRESS, &resources.collect::<Vec<_>>());
+        put_all(&istiod, ADDRESS, &resources);
+        let clusters = mesh.clusters();
+        if !clusters.is_empty() {
+            put_all(&istiod, CLUSTER, &clusters);
+        }
         let address = net.address(ISTIOD, 15012);
         let (stop, stopped) = oneshot::channel();
         let (ready, is_ready) = mpsc::channel();
@@ -57,6 +132,7 @@ impl Control {
         });
         is_ready.recv().expect("a control plane");
         Self {
+            changes: Changes::new(istiod.clone(), mesh),
             istiod,
             address,
             _stop: stop,
@@ -135,14 +211,10 @@ impl Running {
     }
 
     /// Memory once the first state has been worked off: changes go on meanwhile, as they do.
-    pub async fn memory(&self, mesh: Mesh, settle: Duration) -> u64 {
+    pub async fn memory(&self, settle: Duration) -> u64 {
         let ends = Instant::now() + settle;
-        for index in 0.. {
-            if Instant::now() > ends {
-                break;
-            }
-            let (name, body) = mesh.workload(index % mesh.workloads, 2);
-            self.control.istiod.put_all(ADDRESS, &[(&name, body)]);
+        while Instant::now() <= ends {
+            self.control.changes.make();
             // deadline: changes come at this pace, and jemalloc gives back with time.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

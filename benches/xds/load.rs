@@ -4,12 +4,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use strait::xds::store::ADDRESS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use crate::gateway::Running;
-use crate::mesh::Mesh;
 use crate::support::{ECHO, Endpoint, identities};
 
 /// Tunnels that each have one request under way.
@@ -33,7 +31,7 @@ impl Pair {
 }
 
 /// Measures so many pairs, their order turned each time.
-pub async fn run(running: &Running, mesh: Mesh, pairs: usize, each: Duration) -> Vec<Pair> {
+pub async fn run(running: &Running, pairs: usize, each: Duration) -> Vec<Pair> {
     let listener = TcpListener::bind(running.endpoint())
         .await
         .expect("an endpoint's address");
@@ -43,10 +41,10 @@ pub async fn run(running: &Running, mesh: Mesh, pairs: usize, each: Duration) ->
         let (rest, changes) = match index % 2 {
             0 => {
                 let rest = p99(running, each).await;
-                (rest, changing(running, mesh, each).await)
+                (rest, changing(running, each).await)
             }
             _ => {
-                let changes = changing(running, mesh, each).await;
+                let changes = changing(running, each).await;
                 (p99(running, each).await, changes)
             }
         };
@@ -55,16 +53,14 @@ pub async fn run(running: &Running, mesh: Mesh, pairs: usize, each: Duration) ->
     found
 }
 
-async fn changing(running: &Running, mesh: Mesh, each: Duration) -> Duration {
+async fn changing(running: &Running, each: Duration) -> Duration {
     let (stop, stopped) = mpsc::channel::<()>();
-    let istiod = running.control.istiod.clone();
+    let changes = running.control.changes.clone();
     let changes = std::thread::spawn(move || {
         let (began, mut sent) = (Instant::now(), 0);
         let due = |sent: u32| (APART * sent).saturating_sub(began.elapsed());
         while stopped.recv_timeout(due(sent)) == Err(RecvTimeoutError::Timeout) {
-            let (name, body) =
-                mesh.workload(sent as usize * 7919 % mesh.workloads, 2 + sent / 7 % 5);
-            istiod.put_all(ADDRESS, &[(&name, body)]);
+            changes.make();
             sent += 1;
         }
         f64::from(sent) / began.elapsed().as_secs_f64()

@@ -6,22 +6,31 @@ use std::time::Duration;
 use crate::common::{commit, say};
 use crate::gateway::{Running, Taken};
 use crate::load::percentile;
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, Shape};
 use crate::report::{Row, report};
 use crate::{changes, load};
 
-/// Workloads of each mesh.
-const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
+/// Meshes by their number of workloads.
+const MESHES: [(Shape, usize); 5] = [
+    (Shape::Short, 1_000),
+    (Shape::Short, 10_000),
+    (Shape::Short, 100_000),
+    (Shape::Istiod, 100_000),
+    (Shape::Rolling, 10_000),
+];
 
 /// What to measure.
 #[derive(Debug, clap::Parser)]
 pub struct Options {
-    /// Two minutes: fewer changes and pairs, and nothing is written to a file
+    /// Four minutes: fewer changes and pairs, and nothing is written to a file
     #[arg(long)]
     short: bool,
-    /// Only the mesh of so many workloads; nothing is written to a file then
+    /// Only meshes of so many workloads; nothing is written to a file then
     #[arg(long, value_name = "WORKLOADS")]
     only: Option<usize>,
+    /// Only meshes of this kind; nothing is written to a file then
+    #[arg(long, value_name = "KIND")]
+    mesh: Option<Shape>,
     /// Cargo tells every bench that it is one
     #[arg(long, hide = true)]
     bench: bool,
@@ -32,11 +41,26 @@ impl Options {
     fn command(&self) -> String {
         let only = self.only.map(|only| format!("--only {only}"));
         let short = self.short.then(|| "--short".to_owned());
-        let args: Vec<_> = short.into_iter().chain(only).collect();
+        let mesh = self.mesh.map(|shape| format!("--mesh {}", shape.name()));
+        let args: Vec<_> = short.into_iter().chain(only).chain(mesh).collect();
         match args.is_empty() {
             true => "make bench-xds".to_owned(),
             false => format!("make bench-xds ARGS='{}'", args.join(" ")),
         }
+    }
+
+    /// The meshes that are asked for: of a size of its own, one of each kind.
+    fn meshes(&self) -> Vec<Mesh> {
+        let of_kind = |(shape, _): &(Shape, usize)| self.mesh.is_none_or(|only| only == *shape);
+        let meshes = MESHES.into_iter().filter(of_kind);
+        let mut meshes: Vec<_> = meshes
+            .map(|(shape, workloads)| Mesh {
+                shape,
+                workloads: self.only.unwrap_or(workloads),
+            })
+            .collect();
+        meshes.dedup();
+        meshes
     }
 }
 
@@ -48,7 +72,7 @@ struct Extent {
     settle: Duration,
 }
 
-/// Measures, prints and writes. A bar that the largest mesh misses makes a failure.
+/// Measures, prints and writes. A bar that one of the largest meshes misses makes a failure.
 pub fn run(options: &Options) -> ExitCode {
     let extent = match options.short {
         true => Extent {
@@ -66,14 +90,16 @@ pub fn run(options: &Options) -> ExitCode {
     };
     // Of the beginning: somebody may commit meanwhile.
     let commit = commit();
-    let sizes = options
-        .only
-        .map_or_else(|| SIZES.to_vec(), |only| vec![only]);
-    let rows: Vec<_> = sizes.iter().map(|&size| row(size, &extent)).collect();
-    let missed = rows.last().map(Row::missed).unwrap_or_default();
+    let meshes = options.meshes();
+    let largest = meshes.iter().map(|mesh| mesh.workloads).max();
+    let rows: Vec<_> = meshes.iter().map(|&mesh| row(mesh, &extent)).collect();
+    let barred = rows
+        .iter()
+        .filter(|row| Some(row.mesh.workloads) == largest);
+    let missed: Vec<_> = barred.flat_map(Row::missed).collect();
     let report = report(&options.command(), &commit, &rows, &missed);
     say(&report);
-    if !options.short && options.only.is_none() {
+    if !options.short && options.only.is_none() && options.mesh.is_none() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
         let path = format!("{folder}/xds-{commit}.md");
         std::fs::write(path, report).expect("a file of results");
@@ -84,16 +110,23 @@ pub fn run(options: &Options) -> ExitCode {
     }
 }
 
-fn row(workloads: usize, extent: &Extent) -> Row {
-    let mesh = Mesh { workloads };
+fn row(mesh: Mesh, extent: &Extent) -> Row {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
     let (taken, cached, restart, mut pairs) = runtime.expect("a runtime").block_on(async {
         let (running, serving) = Running::start(mesh, false).await;
-        let pairs = load::run(&running, mesh, extent.pairs, extent.each).await;
+        let pairs = load::run(&running, extent.pairs, extent.each).await;
         drop(running);
-        let (_, Taken { bytes: empty, .. }) = taken(Mesh { workloads: 1 }, false, extent).await;
+        let (_, Taken { bytes: empty, .. }) = taken(
+            Mesh {
+                workloads: 1,
+                ..mesh
+            },
+            false,
+            extent,
+        )
+        .await;
         let less = |taken: Taken| Taken {
             bytes: taken.bytes.saturating_sub(empty),
             ..taken
@@ -110,8 +143,7 @@ fn row(workloads: usize, extent: &Extent) -> Row {
     pairs.sort_by(|one, other| one.ratio().total_cmp(&other.ratio()));
     let mut changes = changes::run(mesh, extent.changes);
     Row {
-        workloads,
-        services: mesh.services(),
+        mesh,
         taken,
         cached,
         restart,
@@ -122,6 +154,6 @@ fn row(workloads: usize, extent: &Extent) -> Row {
 
 async fn taken(mesh: Mesh, with_cache: bool, extent: &Extent) -> (Running, Taken) {
     let (running, serving) = Running::start(mesh, with_cache).await;
-    let bytes = running.memory(mesh, extent.settle).await;
+    let bytes = running.memory(extent.settle).await;
     (running, Taken { serving, bytes })
 }
