@@ -140,6 +140,8 @@ impl Istiod {
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
+                // As Go's sockets, of which istiod's are: a held back push would be timed as ours.
+                stream.set_nodelay(true).expect("an open connection");
                 let socket = stream.as_fd().try_clone_to_owned().expect("a descriptor");
                 accepted.lock().expect("no panic").push(socket.into());
                 // A client that refuses our certificate is no concern of the others.
