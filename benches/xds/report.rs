@@ -108,13 +108,13 @@ Made by `{command}`, on a machine of two cores that others may share. `short` ha
 and names of 30. `istiod` is sent as istiod does it: names of 120 bytes, labels, SANs, split-horizon
 records of three remote clusters among the workloads, and clusters for a tenth of the services, all
 of which are sent again every 250 changes. `rolling` is one service of which each change replaces a
-pod. A control plane of the tests' tells a real gateway its mesh over gRPC and TLS, on the same machine:
-serving is readiness, from the moment in which the first message was handed to the control plane's
-gRPC. Memory is private dirty pages beyond those of a gateway without a mesh, after ten seconds of
-changes. A restart from the cache is from the start of the process to readiness, with the
-control plane gone. One change is timed from the control plane's gRPC to the snapshot, through the
-same code of the stream but in the bench's own process, because none other can say when a snapshot
-is there.
+pod. A control plane of the tests' tells a real gateway its mesh over gRPC and TLS, on the same
+machine: serving is readiness, from the moment in which the first message was handed to the
+control plane's gRPC. Memory is private dirty pages beyond those of a gateway without a mesh,
+after ten seconds of changes. A restart from the cache is from the start of the process to
+readiness, with the control plane gone. One change is timed from the control plane's gRPC to the
+snapshot, through the same code of the stream but in the bench's own process, because none other
+can say when a snapshot is there.
 Latencies are of requests of 128 bytes on eight tunnels; the pair with the median ratio is shown.
 
 The bars, for the largest meshes: 600 ms, 1 ms (p99), 1,000 bytes without a cache, a restart in

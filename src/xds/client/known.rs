@@ -62,6 +62,8 @@ enum Version {
     Digest(u64),
 }
 
+const _: () = assert!(size_of::<Version>() == size_of::<Box<str>>());
+
 impl Version {
     /// Returns the version to claim on the next stream.
     fn claim(&self) -> &str {
@@ -206,7 +208,8 @@ impl Known {
         let body = if resources.reads(type_url) { body } else { &[] };
         let version = self.version(resource, body);
         let old = self.held.get(&*resource.name);
-        // istiod sends all of its clusters again with each push.
+        // istiod sends all of its clusters again with each push. A version that was told twice may
+        // still be of two bodies.
         if old.is_some_and(|old| matches!(version, Version::Digest(_)) && old.version == version) {
             return Ok(());
         }

@@ -135,8 +135,8 @@ pub trait Resources {
         Vec::new()
     }
 
-    /// Returns whether anybody reads the bodies of a type. Those that nobody reads are not compared,
-    /// and do not count against the limits.
+    /// Returns whether anybody reads the bodies of a type. Those that nobody reads are not
+    /// compared, and do not count against the limits.
     fn reads(&self, _type_url: &str) -> bool {
         true
     }
