@@ -61,8 +61,6 @@ mod loops;
 #[cfg(test)]
 mod names;
 #[cfg(test)]
-mod on_demand;
-#[cfg(test)]
 mod oracle;
 #[cfg(test)]
 mod passthrough;
@@ -76,6 +74,8 @@ mod regions;
 mod reload;
 #[cfg(test)]
 mod reload_under_load;
+#[cfg(test)]
+mod rollout;
 #[cfg(test)]
 mod scope;
 #[cfg(test)]

@@ -5,7 +5,6 @@ mod on_demand;
 mod stand_ins;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,7 +21,6 @@ struct Taken {
     /// Whether something stands in for what is rejected.
     stands_in: bool,
     names: BTreeSet<String>,
-    members: BTreeMap<String, Vec<Arc<str>>>,
     log: Vec<String>,
 }
 
@@ -37,10 +35,6 @@ impl Resources for Taken {
             _ => {}
         }
         self.names.insert(name.to_string());
-        let body = String::from_utf8_lossy(resource.body.as_deref().unwrap_or_default());
-        let of = body.strip_prefix("of ").map(|of| of.split(' '));
-        let of = of.into_iter().flatten().map(Arc::from).collect();
-        self.members.insert(name.to_string(), of);
         self.log.push(format!("+{name}"));
         Ok(())
     }
@@ -50,11 +44,6 @@ impl Resources for Taken {
             self.log.push(format!("?{name}"));
         }
         self.stands_in
-    }
-
-    /// What stands in the body.
-    fn members_of(&self, _: &'static str, name: &str) -> Vec<Arc<str>> {
-        self.members.get(name).cloned().unwrap_or_default()
     }
 
     fn remove(&mut self, _: &'static str, name: &str) {
@@ -94,7 +83,6 @@ fn resource(type_url: &str, name: &str, version: &str) -> Resource {
     Resource {
         name: name.into(),
         version: version.into(),
-        aliases: Vec::new(),
         body: Some(Bytes::from_static(b"good")),
         body_type: type_url.to_owned(),
     }
@@ -104,13 +92,6 @@ fn bad(type_url: &str, name: &str, version: &str) -> Resource {
     Resource {
         body: Some(Bytes::from_static(b"bad")),
         ..resource(type_url, name, version)
-    }
-}
-
-fn with_alias(name: &str, alias: &str) -> Resource {
-    Resource {
-        aliases: vec![alias.to_owned()],
-        ..resource(SOME, name, "1")
     }
 }
 
@@ -398,8 +379,8 @@ fn synced_is_after_the_first_useful_response_of_each_wildcard_type() {
 #[test]
 fn what_was_read_from_the_disk_is_claimed_and_can_be_removed() {
     let (mut client, mut taken) = client();
-    assert!(client.restore(ALL, "a", "1", 0, &[]));
-    assert!(!client.restore("other", "a", "1", 0, &[]) && !client.restore(ALL, "*", "1", 0, &[]));
+    assert!(client.restore(ALL, "a", "1", 0));
+    assert!(!client.restore("other", "a", "1", 0) && !client.restore(ALL, "*", "1", 0));
     assert!(!client.is_synced());
     let first = client.connected();
     assert_eq!(first[0].initial_versions, versions(&[("a", "1")]));
