@@ -184,7 +184,6 @@ impl<'a> World<'a> {
             version: "v0".into(),
             body: Some(Bytes::from("good")),
             body_type: type_url.clone(),
-            ..Resource::default()
         };
         let sent = &mut response.resources;
         let mistake = self.rng.u8(..8);
