@@ -7,7 +7,7 @@ use strait::grpc::workload::gateway_address::Destination;
 use strait::grpc::workload::{
     Address, GatewayAddress, NamespacedHostname, PortList, Service, Workload, address,
 };
-use strait::xds::store::{ADDRESS, CLUSTER};
+use strait::xds::store::ADDRESS;
 
 use crate::istio::{asks, spawn, spawn_with};
 use crate::support::istiod::{Istiod, NAME};
@@ -107,8 +107,7 @@ fn what_is_exposed_is_asked_for_and_forgotten_with_its_exposure() {
                 ("never", None),
             ],
         );
-        let export = format!("inbound-vip|80|tcp|{}", host("exported"));
-        istiod.put(CLUSTER, &export, &());
+        istiod.export(&key("exported"));
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let mut gateway = spawn(&Settings::new(net, identities()), ON_DEMAND);
         gateway.ready().await;
@@ -142,7 +141,7 @@ fn what_is_exposed_is_asked_for_and_forgotten_with_its_exposure() {
         until("a new workload", dump, |dump| dump.contains("echo-pod-2")).await;
 
         replace(&file, &before);
-        istiod.remove(CLUSTER, &export);
+        istiod.unexport(&key("exported"));
         until("what is left", now, |now| now.len() == 1).await;
         assert_eq!(now().await, ["echo".to_owned()].into());
         let requests = of_addresses(&istiod);
