@@ -53,6 +53,10 @@ mod istio;
 #[cfg(test)]
 mod istio_faults;
 #[cfg(test)]
+mod istio_records;
+#[cfg(test)]
+mod istiod_rules;
+#[cfg(test)]
 mod links;
 #[cfg(test)]
 mod listeners;

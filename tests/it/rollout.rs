@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use strait::grpc::workload::WorkloadStatus;
-use strait::xds::store::{ADDRESS, CLUSTER};
+use strait::xds::store::ADDRESS;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
 use crate::istio::asks;
 use crate::support::istiod::Istiod;
-use crate::support::wds::{HOSTNAME, SERVICE, bytes, changed, service};
+use crate::support::wds::{SERVICE, bytes, changed, service};
 use crate::support::{ECHO, Endpoint, Net, identities, pod, run, until};
 
 /// Last octets of the pods' addresses, before and after.
@@ -32,7 +32,7 @@ fn istiod_2_a_pod_with_xds_on_demand_follows_a_rolling_update_and_loses_no_tunne
         let net = Net::new();
         let istiod = Istiod::default();
         istiod.put(ADDRESS, SERVICE, &service());
-        istiod.put(CLUSTER, &format!("inbound-vip|80|tcp|{HOSTNAME}"), &());
+        istiod.export(SERVICE);
         let (mut old, mut new) = (Vec::new(), Vec::new());
         for (before, after) in PODS {
             put(&istiod, net, before, WorkloadStatus::Healthy);
