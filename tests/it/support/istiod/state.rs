@@ -381,6 +381,10 @@ impl State {
         if self.dialect == Dialect::Istio && !is_first && !changes {
             return;
         }
+        // Others than istiod do not answer a request that only unsubscribes.
+        if self.dialect == Dialect::Envoy && !is_first && asked.is_empty() {
+            return;
+        }
         watch.wildcard |= is_first && request.resource_names_subscribe.is_empty();
         watch.names.extend(asked.iter().cloned());
         let response = match watch.wildcard {
