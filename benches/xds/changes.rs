@@ -45,7 +45,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
             san: Some(NAME.to_owned()),
             headers: Default::default(),
         },
-        kind: Kind::Istio { on_demand: false },
+        kind: Kind::Istio,
         cache: None,
         pod: Pod {
             name: "strait".into(),

@@ -338,7 +338,6 @@ impl Report {
         let snapshot = snapshot_of(config, mesh, scope);
         self.warnings.extend(names::out_of_reach(config, &snapshot));
         let Discovery::File { path: mesh_path } = &config.discovery else {
-            self.warn_of_nameless(config);
             return;
         };
         for exposed in &config.exposure.services {
@@ -379,40 +378,6 @@ impl Report {
 }
 
 impl Report {
-    /// Warns of services that cannot be asked for by name, where that is what is done.
-    fn warn_of_nameless(&mut self, config: &Config) {
-        let on_demand = matches!(
-            &config.discovery,
-            Discovery::Istio {
-                on_demand: true,
-                ..
-            }
-        );
-        let file = config.file.display();
-        let services = config.exposure.services.iter();
-        // One whose namespace is known is asked for by it.
-        let services = services.filter(|exposed| exposed.namespace.is_none());
-        let services = services.map(|exposed| (&exposed.service.host, exposed.line));
-        let aliases = config.names.aliases.iter();
-        let targets = aliases.flat_map(|alias| alias.to.iter().map(|to| (&to.host, alias.line.0)));
-        let names = name_table(config);
-        for (host, line) in services.chain(targets).filter(|_| on_demand) {
-            if xds::demand::name_of(&names, host).is_none() {
-                self.warnings.push(format!(
-                    "{file}:{line}: warning: {host} is not in Kubernetes and cannot be asked for; \
-                     write `discovery: {{on_demand: false}}`, or a host such as \
-                     `echo.app.svc.cluster.local`"
-                ));
-            }
-        }
-        if on_demand && config.exposure.default == DefaultExposure::All {
-            self.warnings.push(format!(
-                "{file}: warning: `exposure.default` is `all`, and `discovery.on_demand` asks for \
-                 services with an entry and exported ones only; write `on_demand: false`"
-            ));
-        }
-    }
-
     /// Warns of exposed services whose tunnels could not be dialled as things are.
     fn warn_of_dead_ends(&mut self, config: &Config, snapshot: &Snapshot) {
         let network = config.gateway.network.as_str();

@@ -237,14 +237,7 @@ impl App {
         let config = self.config.load();
         let (plane, cache, kind) = match &config.discovery {
             Discovery::File { .. } => return Ok(()),
-            Discovery::Istio {
-                plane,
-                cache,
-                on_demand,
-            } => {
-                let on_demand = *on_demand;
-                (plane, cache, Kind::Istio { on_demand })
-            }
+            Discovery::Istio { plane, cache } => (plane, cache, Kind::Istio),
             Discovery::Envoy {
                 plane,
                 cache,

@@ -47,15 +47,9 @@ fn all(root: &Node) -> Vec<Section> {
         ],
         _ => Vec::new(),
     };
-    let discovery = root.get("discovery").and_then(|source| source.word("kind"));
-    let of_istiod = match discovery {
-        Some("istio") => vec![("on_demand", plain("false"))],
-        _ => Vec::new(),
-    };
     vec![
         ("gateway", network.into_iter().collect()),
         ("identity", of_authority),
-        ("discovery", of_istiod),
         (
             "exposure",
             vec![("default", plain("none")), ("services", plain("[]"))],

@@ -280,9 +280,6 @@ pub enum Discovery {
         /// kept.
         #[serde(serialize_with = "lossy_path_option")]
         cache: Option<PathBuf>,
-        /// Whether only exposed and exported services are asked for, with their waypoints, and not
-        /// the whole mesh. Default: no.
-        on_demand: bool,
     },
     /// From any control plane of Envoy's: clusters and endpoints by CDS and EDS over delta ADS.
     Envoy {

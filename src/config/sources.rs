@@ -163,12 +163,10 @@ pub(super) fn discovery(value: Value<'_>) -> Option<Discovery> {
 fn istio(mut fields: Fields<'_>) -> Option<Discovery> {
     let plane = control_plane(&mut fields);
     let cache = optional(&mut fields, "cache", Value::new_path);
-    let on_demand = optional(&mut fields, "on_demand", Value::flag);
     fields.finish();
     Some(Discovery::Istio {
         plane: plane?,
         cache: cache?,
-        on_demand: on_demand?.unwrap_or(false),
     })
 }
 

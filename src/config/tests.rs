@@ -148,6 +148,19 @@ log: {level: "info, h2=warn", format: json}
 }
 
 #[test]
+fn istiod_2_a_subscription_on_demand_is_refused_as_an_unknown_key() {
+    let discovery =
+        "discovery: {kind: istio, address: \"a.b:1\", roots: Cargo.toml, on_demand: true}";
+    let (config, findings) =
+        check(&GOOD.replace("discovery: {kind: file, path: Cargo.toml}", discovery));
+    assert!(config.is_none());
+    assert!(
+        findings.contains("unknown key `on_demand` in `discovery`"),
+        "{findings}"
+    );
+}
+
+#[test]
 fn the_cache_is_a_file_in_an_existing_folder_that_is_not_watched() {
     let istio = |cache: &str| {
         let discovery = format!(

@@ -48,11 +48,6 @@ impl ExportSet {
     pub fn has(&self, host: &str) -> bool {
         self.0.contains_key(host)
     }
-
-    /// The hostnames of services of which a port is exported.
-    pub fn hosts(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(|host| &**host)
-    }
 }
 
 impl<'a> FromIterator<(&'a str, u16)> for ExportSet {

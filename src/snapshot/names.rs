@@ -157,13 +157,6 @@ impl NameTable {
         self.aliases.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// The hostnames of all services behind aliases.
-    pub fn targets(&self) -> impl Iterator<Item = &str> {
-        let aliases = self.aliases.values().flatten();
-        let targets = aliases.flat_map(|alias| &alias.to);
-        targets.map(|(host, _)| &**host)
-    }
-
     /// All aliases that have a service of their own.
     pub(super) fn all_derived(&self) -> impl Iterator<Item = &Arc<Alias>> {
         let aliases = self.aliases.values().flatten();

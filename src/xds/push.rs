@@ -20,7 +20,6 @@ const REMOVED: u32 = 6;
 const VERSION: u32 = 1;
 const BODY: u32 = 2;
 const NAME: u32 = 3;
-const ALIASES: u32 = 4;
 
 /// Numbers of the fields of `google.protobuf.Any`.
 const ANY_TYPE: u32 = 1;
@@ -40,7 +39,7 @@ pub(super) struct Push {
 /// Reads a response.
 ///
 /// # Errors
-/// The message is malformed, or has more resources, aliases and removed names than can be held.
+/// The message is malformed, or has more resources and removed names than can be held.
 pub(super) fn read(message: &Bytes) -> Result<Push, String> {
     let mut push = Push {
         bytes: message.len(),
@@ -68,36 +67,24 @@ pub(super) fn read(message: &Bytes) -> Result<Push, String> {
 /// Returns the number of resources.
 ///
 /// # Errors
-/// There are more resources, aliases and removed names than can be held, or the message is
+/// There are more resources and removed names than can be held, or the message is
 /// malformed.
 fn resources(message: &[u8]) -> Result<usize, String> {
-    let (mut resources, mut entries) = (0, 0);
-    fields(message, |number, _, value| {
+    let (mut resources, mut removed) = (0, 0);
+    fields(message, |number, _, _| {
         match number {
-            RESOURCES => {
-                resources += 1;
-                entries += 1 + aliases(value)?;
-            }
-            REMOVED => entries += 1,
+            RESOURCES => resources += 1,
+            REMOVED => removed += 1,
             _ => {}
         }
-        match entries > ENTRIES_MAX {
+        match resources + removed > ENTRIES_MAX {
             true => Err(format!(
-                "a response has more than {ENTRIES_MAX} resources, aliases and removed names"
+                "a response has more than {ENTRIES_MAX} resources and removed names"
             )),
             false => Ok(()),
         }
     })?;
     Ok(resources)
-}
-
-fn aliases(resource: &[u8]) -> Result<usize, String> {
-    let mut aliases = 0;
-    fields(resource, |number, _, _| {
-        aliases += usize::from(number == ALIASES);
-        Ok(())
-    })?;
-    Ok(aliases)
 }
 
 fn resource(message: &Bytes, value: &[u8]) -> Result<Resource, String> {
@@ -108,7 +95,6 @@ fn resource(message: &Bytes, value: &[u8]) -> Result<Resource, String> {
             VERSION => version = text(wire, value)?,
             BODY => any(message, delimited(wire, value)?, &mut resource)?,
             NAME => name = text(wire, value)?,
-            ALIASES => resource.aliases.push(text(wire, value)?.to_owned()),
             _ => {}
         }
         Ok(())
@@ -190,7 +176,6 @@ mod tests {
             Resource {
                 name: resource.name.into(),
                 version: resource.version.into(),
-                aliases: resource.aliases,
                 body,
                 body_type,
             }
@@ -259,27 +244,19 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_counted_at_both_depths() {
-        let response = |resources, aliases, removed| {
-            let resource = Sent {
-                aliases: vec![String::new(); aliases],
-                ..Sent::default()
-            };
+    fn entries_are_counted() {
+        let response = |resources, removed| {
             let response = DeltaDiscoveryResponse {
-                resources: vec![resource; resources],
+                resources: vec![Sent::default(); resources],
                 removed_resources: vec![String::new(); removed],
                 nonce: "n".into(),
                 ..DeltaDiscoveryResponse::default()
             };
             read(&response.encode_to_vec().into())
         };
-        for (resources, aliases, removed) in [
-            (ENTRIES_MAX, 0, 0),
-            (0, 0, ENTRIES_MAX),
-            (2, ENTRIES_MAX / 2 - 1, 0),
-        ] {
-            response(resources, aliases, removed).expect("at the limit");
-            response(resources, aliases, removed + 1).expect_err("beyond it");
+        for (resources, removed) in [(ENTRIES_MAX, 0), (0, ENTRIES_MAX)] {
+            response(resources, removed).expect("at the limit");
+            response(resources, removed + 1).expect_err("beyond it");
         }
     }
 }

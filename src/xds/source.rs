@@ -2,7 +2,6 @@
 //! plane.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use super::client::{Client, Mode, Resource, Resources, Response, Subscription};
 use super::envoy::{Clusters, ENDPOINT};
@@ -27,10 +26,7 @@ const TYPES: [(&str, &str); 4] = [
 #[derive(Debug)]
 pub enum Kind {
     /// Istio's: addresses, policies and the names of clusters.
-    Istio {
-        /// Whether only those addresses are asked for that are exposed or exported.
-        on_demand: bool,
-    },
+    Istio,
     /// Envoy's: clusters and their endpoints.
     Envoy {
         /// Who asks, as far as the configuration says it.
@@ -46,17 +42,9 @@ impl Kind {
     /// A machine that has been told nothing, and where its resources go.
     pub(super) fn start(&self) -> (Client, Source) {
         let (types, source) = match self {
-            Self::Istio { on_demand } => {
-                let addresses = match on_demand {
-                    true => Mode::OnDemand,
-                    false => Mode::Wildcard,
-                };
-                let types = vec![
-                    (ADDRESS, addresses),
-                    (AUTHORIZATION, Mode::Wildcard),
-                    (CLUSTER, Mode::Wildcard),
-                ];
-                (types, Source::default())
+            Self::Istio => {
+                let types = [ADDRESS, AUTHORIZATION, CLUSTER].map(|url| (url, Mode::Wildcard));
+                (types.to_vec(), Source::default())
             }
             Self::Envoy { clusters, .. } => {
                 let said = clusters
@@ -76,7 +64,7 @@ impl Kind {
     /// Who asks.
     pub(super) fn node(&self, pod: &Pod) -> Node {
         match self {
-            Self::Istio { .. } => node::istio(pod),
+            Self::Istio => node::istio(pod),
             Self::Envoy { node, locality, .. } => node::envoy(node, locality, pod),
         }
     }
@@ -132,14 +120,6 @@ impl Source {
     pub fn told_policies(&mut self) {
         if let Self::Istio(store) = self {
             store.told_policies();
-        }
-    }
-
-    /// Whether a service has changed since this was called last.
-    pub(super) fn take_services_changed(&mut self) -> bool {
-        match self {
-            Self::Istio(store) => store.take_services_changed(),
-            Self::Envoy(_) => false,
         }
     }
 
@@ -203,10 +183,6 @@ impl Resources for Source {
 
     fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
         self.resources_mut().rejected(type_url, name)
-    }
-
-    fn members_of(&self, type_url: &'static str, name: &str) -> Vec<Arc<str>> {
-        self.resources().members_of(type_url, name)
     }
 
     fn reads(&self, type_url: &str) -> bool {

@@ -12,7 +12,8 @@ use tracing::{info, warn};
 
 use super::cache::{Cache, Recorder};
 use super::client::{Client, End, Request};
-use super::demand::Demand;
+use super::envoy::ENDPOINT;
+use super::first_answers::FirstAnswers;
 use super::push::{self, Push};
 use super::source::{label_of, name_of};
 use super::store::AUTHORIZATION;
@@ -104,15 +105,10 @@ impl From<GrpcStatus> for Ended {
 /// the control plane is away. It decodes and builds where it runs: on a thread of its own.
 pub async fn run(feed: Feed) {
     let (mut client, mut store) = feed.start();
-    let mut demand = match feed.kind {
-        Kind::Istio { on_demand } => {
-            on_demand.then(|| Demand::of_snapshots(feed.publisher.reader()))
-        }
-        Kind::Envoy { .. } => Some(Demand::of_clusters()),
-    };
+    let mut answers = FirstAnswers::default();
     feed.told(&client, &store);
     loop {
-        let Ended { end, why } = feed.stream(&mut client, &mut store, &mut demand).await;
+        let Ended { end, why } = feed.stream(&mut client, &mut store, &mut answers).await;
         let wait = client.disconnected(end);
         let wait = wait.mul_f64(0.8 + 0.4 * fastrand::f64());
         feed.metrics.xds().terminated(termination(end));
@@ -177,10 +173,10 @@ impl Feed {
         &self,
         client: &mut Client,
         store: &mut Recorder,
-        demand: &mut Option<Demand>,
+        answers: &mut FirstAnswers,
     ) -> Ended {
         let mut useful = false;
-        let mut ended = match self.talk((client, store, demand), &mut useful).await {
+        let mut ended = match self.talk((client, store, answers), &mut useful).await {
             Ok(()) => Ended {
                 end: End::Clean,
                 why: "the control plane ended the stream".to_owned(),
@@ -196,14 +192,11 @@ impl Feed {
 
     async fn talk(
         &self,
-        (client, store, demand): (&mut Client, &mut Recorder, &mut Option<Demand>),
+        (client, store, answers): (&mut Client, &mut Recorder, &mut FirstAnswers),
         useful: &mut bool,
     ) -> Result<(), Ended> {
-        if let Some(demand) = demand {
-            // Before the connection, so that what is not exposed any more goes without one too.
-            demand.begin();
-            self.follow(client, store, Some(demand));
-        }
+        // Clusters from the cache: the first request names the endpoints that they refer to.
+        self.follow(client, store);
         let channel = channel::connect(&self.plane).await?;
         let (requests, outgoing) = mpsc::channel(REQUESTS_MAX);
         for request in client.connected() {
@@ -226,11 +219,8 @@ impl Feed {
         loop {
             let response = tokio::select! {
                 response = awaited(client, heard, &mut responses) => response?,
-                () = wake(demand) => {
-                    let changes = self.follow(client, store, demand.as_mut());
-                    self.told(client, store);
-                    self.tell_ready(client, store, demand.as_mut());
-                    self.send_all(&requests, changes).await?;
+                () = answers.late() => {
+                    self.tell_ready(client, store, answers);
                     continue;
                 }
             };
@@ -241,7 +231,7 @@ impl Feed {
                 .await;
             // What was accepted is published though the stream has broken: the version that we
             // will claim says that it is in force.
-            let changes = self.publish(client, store, demand.as_mut());
+            let changes = self.publish(client, store, answers);
             next = Instant::now() + SNAPSHOTS_APART;
             row?;
             self.send_all(&requests, changes).await?;
@@ -319,12 +309,12 @@ impl Feed {
         &self,
         client: &mut Client,
         store: &mut Recorder,
-        mut demand: Option<&mut Demand>,
+        answers: &mut FirstAnswers,
     ) -> Vec<Request> {
         if client.pending().all(|type_url| type_url != AUTHORIZATION) {
             store.store.told_policies();
         }
-        let changes = self.follow(client, store, demand.as_deref_mut());
+        let changes = self.follow(client, store);
         self.told(client, store);
         let rejected = client
             .rejected()
@@ -337,27 +327,22 @@ impl Feed {
         let notice = store.restored().filter(|_| !client.is_synced());
         let result = result.and_then(|()| notice.map_or(Ok(()), |notice| Err(notice.to_owned())));
         self.status.set_reload(What::Mesh, result);
-        self.tell_ready(client, store, demand);
+        self.tell_ready(client, store, answers);
         changes
     }
 
-    /// Publishes what has changed, and wants what the new snapshot needs and nothing else.
-    fn follow(
-        &self,
-        client: &mut Client,
-        store: &mut Recorder,
-        demand: Option<&mut Demand>,
-    ) -> Vec<Request> {
-        self.update(store);
-        let changes = demand.map(|demand| demand.follow(client, store));
+    /// Wants the endpoints that clusters refer to and no other, and publishes what has changed.
+    /// Returns the changes of the subscription.
+    fn follow(&self, client: &mut Client, store: &mut Recorder) -> Vec<Request> {
+        let names = store.store.take_wanted();
+        let changes = names.map(|names| client.want(ENDPOINT, &names, store));
         self.update(store);
         changes.unwrap_or_default()
     }
 
     /// Tells the probe and the cache of the first complete state.
-    fn tell_ready(&self, client: &Client, store: &Recorder, demand: Option<&mut Demand>) {
-        let settled = demand.is_none_or(|demand| demand.is_settled(client));
-        let complete = client.is_synced() && settled;
+    fn tell_ready(&self, client: &Client, store: &Recorder, answers: &mut FirstAnswers) {
+        let complete = client.is_synced() && answers.are_settled(client);
         if complete {
             self.status.ready(self.pending);
         }
@@ -466,14 +451,6 @@ async fn awaited(
             why: format!("no message within {SILENCE_MAX:?}, and no {missing} yet"),
         }
     })??)
-}
-
-/// Waits until something else may be wanted; for ever where everything is.
-async fn wake(demand: &mut Option<Demand>) {
-    match demand {
-        Some(demand) => demand.wake().await,
-        None => std::future::pending().await,
-    }
 }
 
 /// The next message, if it is there already or comes before `due`.

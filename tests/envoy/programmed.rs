@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use strait::grpc::security::{Action, Scope};
 use strait::grpc::workload::{Address, WorkloadStatus};
-use strait::xds::store::{ADDRESS, AUTHORIZATION, CLUSTER};
+use strait::xds::store::{ADDRESS, AUTHORIZATION};
 use tokio::task::JoinSet;
 
 use crate::mesh;
 use crate::process::{self, Envoy};
 use crate::support::istiod::Istiod;
-use crate::support::wds::{HOSTNAME, SERVICE, bytes, changed, policy, service};
+use crate::support::wds::{SERVICE, bytes, changed, policy, service};
 use crate::support::{CLIENT, ECHO, ENDPOINT, GATEWAY, Net, identities, pod, run};
 use crate::traffic::{self, Moved, Order, start};
 
@@ -104,7 +104,7 @@ fn endpoints_come_go_sicken_and_change_weight_and_no_tunnel_fails() {
         applications.spawn(traffic::application(net.listen(31, 9000).await));
         let istiod = Istiod::default();
         istiod.put(ADDRESS, SERVICE, &service());
-        istiod.put(CLUSTER, &format!("inbound-vip|80|tcp|{HOSTNAME}"), &());
+        istiod.export(SERVICE);
         for (namespace, name) in [("shop", "shops"), ("bank", "banks")] {
             let allow = policy(name, Scope::Namespace, Action::Allow, namespace);
             istiod.put(AUTHORIZATION, &format!("app/{name}"), &allow);

@@ -347,7 +347,7 @@ fn the_gateway_and_envoy_share_alike_what_the_same_eds_tells_them() {
             return;
         };
         let net = Net::new();
-        let control = Istiod::default();
+        let control = Istiod::of_envoys();
         let mut all = Vec::new();
         for index in 0..SCENARIOS.len() {
             let (running, assignment) = Running::start(index, net).await;

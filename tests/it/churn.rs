@@ -52,7 +52,7 @@ fn acceptance_9_endpoint_churn_at_100_a_second_drops_no_tunnel() {
         for host in FIRST_HOST..FIRST_HOST + HOSTS {
             endpoints.push(oracle.endpoint(net.listen(host, endpoint_port()).await));
         }
-        let control = Istiod::default();
+        let control = Istiod::of_envoys();
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
         tell(&control, net, 0);
         let _serving = control.serve(net.address(2, 15012), identities()).await;

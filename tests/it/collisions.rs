@@ -4,7 +4,7 @@ use strait::grpc::workload::{
     Address, NetworkAddress, PortList, Service, Visibility, Workload, address,
 };
 use strait::hbone::Tunnel;
-use strait::xds::store::{ADDRESS, CLUSTER};
+use strait::xds::store::ADDRESS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::istio::spawn_with;
@@ -301,10 +301,9 @@ fn review_4_a_service_that_only_its_namespace_sees_is_not_exposed_by_default() {
         let (_, text, _) = world.gateway.asked(&arguments).await;
         assert!(text.contains("only its namespace sees it"), "{text}");
 
-        let cluster = format!("inbound-vip|80|tcp|{HOSTNAME}");
-        world.istiod.put(CLUSTER, &cluster, &());
+        world.istiod.export(&own);
         world.becomes(&authority, Some(OWN)).await;
-        world.istiod.remove(CLUSTER, &cluster);
+        world.istiod.unexport(&own);
         world.becomes(&authority, None).await;
         let entry = format!("    - {{service: {HOSTNAME}, to: [{{cluster: west}}]}}\n");
         world.change("    []\n", &entry);

@@ -7,7 +7,7 @@ use strait::grpc::workload::{Address, Service, address};
 use strait::xds::store::{ADDRESS, CLUSTER};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::istiod::{Istiod, NAME, programmed};
+use crate::support::istiod::{BUILT_IN, Istiod, NAME, programmed};
 use crate::support::wds::{HOSTNAME, SERVICE, bytes, ports, service, workload};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, broken, identities, run, until};
 
@@ -139,7 +139,6 @@ fn what_the_control_plane_exports_is_exposed_until_it_is_taken_back() {
         let istiod = Istiod::default();
         istiod.put(ADDRESS, SERVICE, &service());
         istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
-        istiod.put(CLUSTER, "BlackHoleCluster", &());
         istiod.put(CLUSTER, &format!("inbound-vip|81|tcp|{HOSTNAME}"), &());
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
@@ -148,14 +147,13 @@ fn what_the_control_plane_exports_is_exposed_until_it_is_taken_back() {
             .expect_err("only another port is exported");
         assert!(refused.contains("503"), "{refused}");
 
-        let cluster = format!("inbound-vip|80|tcp|{HOSTNAME}");
-        istiod.put(CLUSTER, &cluster, &());
+        istiod.export(SERVICE);
         until("the export", async || asks(&gateway).await, Result::is_ok)
             .await
             .expect("a tunnel");
         let client = gateway.client(identities()).await;
         let mut open = client.tunnel(ECHO).await.expect("a tunnel");
-        istiod.remove(CLUSTER, &cluster);
+        istiod.unexport(SERVICE);
         assert_eq!(broken(&mut open).await, Some(h2::Reason::INTERNAL_ERROR));
         asks(&gateway).await.expect_err("the export was taken back");
         assert!((gateway.tunnels("revoked").await - 1.0).abs() < 0.5);
@@ -285,7 +283,7 @@ fn ten_thousand_services_are_served_from_the_cache() {
         let mut second = cached(net, &state);
         second.ready().await;
         asks(&second).await.expect("a tunnel without control plane");
-        let count = 2 * COUNT;
+        let count = 2 * COUNT + BUILT_IN.len();
         second.logged(&format!("resources={count} ")).await;
     });
 }

@@ -288,7 +288,7 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
             san: Some(NAME.to_owned()),
             headers: Vec::new(),
         },
-        kind: Kind::Istio { on_demand: false },
+        kind: Kind::Istio,
         cache: None,
         pod: Pod {
             name: "strait".into(),

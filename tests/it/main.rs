@@ -53,7 +53,11 @@ mod istio;
 #[cfg(test)]
 mod istio_faults;
 #[cfg(test)]
+mod istio_records;
+#[cfg(test)]
 mod istiod_exports;
+#[cfg(test)]
+mod istiod_rules;
 #[cfg(test)]
 mod links;
 #[cfg(test)]
@@ -62,8 +66,6 @@ mod listeners;
 mod loops;
 #[cfg(test)]
 mod names;
-#[cfg(test)]
-mod on_demand;
 #[cfg(test)]
 mod oracle;
 #[cfg(test)]
@@ -78,6 +80,8 @@ mod regions;
 mod reload;
 #[cfg(test)]
 mod reload_under_load;
+#[cfg(test)]
+mod rollout;
 #[cfg(test)]
 mod scope;
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use prost_types::value::Kind;
-use strait::xds::store::{ADDRESS, CLUSTER};
+use strait::xds::store::ADDRESS;
 
 use crate::istio::asks;
 use crate::support::istiod::Istiod;
@@ -18,7 +18,7 @@ fn a_pod_gets_its_certificate_and_services_and_carries_tunnels_without_a_file() 
         let istiod = Istiod::default();
         istiod.put(ADDRESS, SERVICE, &service());
         istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
-        istiod.put(CLUSTER, &format!("inbound-vip|80|tcp|{HOSTNAME}"), &());
+        istiod.export(SERVICE);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let mut gateway = pod::spawn(net, "");
         gateway.ready().await;

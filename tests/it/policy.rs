@@ -47,6 +47,7 @@ impl Mesh {
         settings.more += &policy_line(mode);
         let mut gateway = spawn(&settings, NAME);
         let istiod = Istiod::default();
+        istiod.enable_dry_run();
         istiod.put(ADDRESS, SERVICE, &service());
         istiod.put(ADDRESS, "a", &selected(net, &[]));
         for policy in policies {

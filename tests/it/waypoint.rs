@@ -6,8 +6,8 @@ use http::{Method, Request};
 use strait::grpc::security::{Action, Authorization, Scope};
 use strait::grpc::workload::gateway_address::Destination;
 use strait::grpc::workload::{
-    Address, GatewayAddress, NamespacedHostname, PortList, Service, WeightedWaypoint, Workload,
-    address,
+    Address, GatewayAddress, NamespacedHostname, PortList, Service, TunnelProtocol,
+    WeightedWaypoint, Workload, address,
 };
 use strait::hbone::Tunnel;
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 
 use crate::istio::spawn;
 use crate::support::istiod::{Istiod, NAME, Serving};
-use crate::support::wds::{SERVICE, bytes, policy, ports, service, workload};
+use crate::support::wds::{SERVICE, bytes, policy, service, waypoint_ports, workload};
 use crate::support::{
     CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, identities, replace, run, until,
 };
@@ -72,7 +72,7 @@ fn of_waypoint(name: &str) -> Address {
         name: name.to_owned(),
         namespace: "app".into(),
         hostname: format!("{name}.app.svc.cluster.local"),
-        ports: ports(),
+        ports: waypoint_ports(),
         subject_alt_names: vec![SAID.to_owned()],
         ..Service::default()
     };
@@ -81,17 +81,18 @@ fn of_waypoint(name: &str) -> Address {
     }
 }
 
-/// The one workload of a waypoint.
+/// The one workload of a waypoint. Istiod sends the pods of gateways and waypoints without HBONE.
 fn pod(name: &str, address: Vec<u8>) -> Address {
     let mut message = workload(name, address);
-    let list = PortList { ports: ports() };
+    let ports = waypoint_ports();
+    let list = PortList { ports };
     if let Some(address::Type::Workload(workload)) = &mut message.r#type {
         *workload = Workload {
             services: [(format!("app/{name}.app.svc.cluster.local"), list)].into(),
             workload_name: name.to_owned(),
             service_account: name.to_owned(),
             trust_domain: "west.local".into(),
-            native_tunnel: true,
+            tunnel_protocol: TunnelProtocol::None.into(),
             ..std::mem::take(workload)
         };
     }

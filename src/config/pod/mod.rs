@@ -333,9 +333,6 @@ impl Builder<'_> {
         let mut entries = vec![("kind", Some(kind)), ("address", Some(address))];
         let san = ["ISTIOD_SAN", "ALT_XDS_HOSTNAME"];
         entries.extend(self.control_plane("XDS_ROOT_CA", &san, "XDS_HEADER_"));
-        let on_demand = self.flag("XDS_ON_DEMAND");
-        let on_demand = on_demand.map(|(on, by)| self.node(&by, Kind::Bool(on)));
-        entries.push(("on_demand", on_demand));
         if self.environment.has(DATA) {
             let cache = self.path(&format!("{DATA}/strait-mesh"));
             entries.push(("cache", Some(cache)));

@@ -70,18 +70,12 @@ fn a_pod_needs_no_file_and_no_variable() {
         .map(|of| (&*of.name, &*of.cluster))
         .collect();
     assert_eq!(trust, [("cluster.local", "Kubernetes")]);
-    let Discovery::Istio {
-        plane,
-        cache,
-        on_demand,
-    } = &config.discovery
-    else {
+    let Discovery::Istio { plane, cache } = &config.discovery else {
         panic!("{:?}", config.discovery);
     };
     assert_eq!(plane.address.to_string(), ISTIOD);
     assert!(plane.token.as_ref().unwrap().ends_with(TOKEN));
     assert_eq!((plane.san.as_deref(), cache.as_deref()), (None, None));
-    assert!(!on_demand);
     let binds = [config.admin, config.metrics, config.readiness].map(|of| of.bind.to_string());
     assert_eq!(binds, ["127.0.0.1:15000", "[::]:15020", "[::]:15021"]);
     assert_eq!(config.listeners[0].bind.to_string(), "[::]:15008");
@@ -161,15 +155,6 @@ fn istios_variables_say_what_they_say_to_its_proxies() {
 }
 
 #[test]
-fn a_pod_may_ask_for_what_it_exposes_only() {
-    let config = good(&[("XDS_ON_DEMAND", "true")], "");
-    let Discovery::Istio { on_demand, .. } = config.discovery else {
-        panic!("{:?}", config.discovery);
-    };
-    assert!(on_demand);
-}
-
-#[test]
 fn proxy_config_says_what_no_variable_does() {
     let yaml = "discoveryAddress: istiod.a:15012\nconcurrency: 2\n\
                 proxyMetadata:\n  ISTIO_META_NETWORK: n\n  TRUST_DOMAIN: a.local\n";
@@ -237,7 +222,7 @@ fn a_mistake_is_told_of_the_variable_that_makes_it() {
 
 #[test]
 fn a_word_that_means_nothing_is_warned_of_once_and_booleans_have_one_rule() {
-    for name in ["FILE_MOUNTED_CERTS", "IPV6_ENABLED", "XDS_ON_DEMAND"] {
+    for name in ["FILE_MOUNTED_CERTS", "IPV6_ENABLED"] {
         let warned = findings(&[(name, "maybe")], "");
         let want =
             format!("{name}: warning: is `maybe`, and is passed over; write `true` or `false`");

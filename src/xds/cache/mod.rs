@@ -155,7 +155,6 @@ impl Recorder {
         let resource = Resource {
             name: entry.name.into(),
             version: entry.version.into(),
-            aliases: Vec::new(),
             body: Some(entry.body),
             body_type: entry.type_url,
         };
@@ -167,8 +166,7 @@ impl Recorder {
             Err(_) if self.store.has_stand_in(type_url, &name) => Default::default(),
             Err(_) => return false,
         };
-        let members_of = self.members_of(type_url, &name);
-        let holds = client.restore(type_url, Arc::clone(&name), version, bytes, &members_of);
+        let holds = client.restore(type_url, Arc::clone(&name), version, bytes);
         if !holds {
             self.remove(type_url, &name);
             self.rejected(type_url, UNPLACED);
@@ -246,10 +244,6 @@ impl Resources for Recorder {
             kept.put_unreadable(type_url, &unreadable);
         }
         stands_in
-    }
-
-    fn members_of(&self, type_url: &'static str, name: &str) -> Vec<Arc<str>> {
-        self.store.members_of(type_url, name)
     }
 
     fn reads(&self, type_url: &str) -> bool {

@@ -31,7 +31,6 @@ fn resource(type_url: &str, name: &str, version: &str, message: &impl Message) -
         version: version.into(),
         body: Some(message.encode_to_vec().into()),
         body_type: type_url.into(),
-        ..Resource::default()
     }
 }
 

@@ -19,9 +19,7 @@ pub(super) struct Known {
     pub(super) subscription: Subscription,
     /// Every resource in its last accepted version.
     held: HashMap<Arc<str>, Held>,
-    /// How many have an alias or are members of it. Wildcard types have none: nobody asks.
-    owners: HashMap<Arc<str>, usize>,
-    /// Names and aliases that are asked for.
+    /// Names that are asked for.
     wanted: BTreeSet<Arc<str>>,
     /// Bytes that they take in a request.
     wanted_bytes: usize,
@@ -46,8 +44,6 @@ pub(super) struct Known {
 #[derive(Clone, Debug)]
 struct Held {
     version: Version,
-    /// Its aliases, and what it is a member of.
-    aliases: Box<[Arc<str>]>,
     /// What it counts: with the bytes of the body, which others keep in another form.
     bytes: usize,
 }
@@ -79,7 +75,6 @@ impl Known {
         Self {
             subscription,
             held: HashMap::new(),
-            owners: HashMap::new(),
             wanted: BTreeSet::new(),
             wanted_bytes: 0,
             asked: BTreeSet::new(),
@@ -99,13 +94,17 @@ impl Known {
 
     /// The first request of a stream.
     ///
-    /// What is wanted is subscribed to by name, and what is held stands in the versions: Istio
-    /// takes both for names that we want, others only the first. Where the versions would be more
-    /// than `claims_max` bytes, there are none.
+    /// What is wanted is subscribed to by name, and what is held stands in the versions: some
+    /// servers take both for names that we want, others only the first. Where the versions would be
+    /// more than `claims_max` bytes, there are none.
     pub(super) fn first_request(&mut self, claims_max: usize) -> Request {
         self.fresh = true;
         let claim = |(name, held): (&Arc<str>, &Held)| claim_bytes(name, held.version.claim());
-        let missing = || self.wanted.iter().filter(|name| !self.answers(name));
+        let missing = || {
+            self.wanted
+                .iter()
+                .filter(|name| !self.held.contains_key(*name))
+        };
         let claims = self.held.iter().map(claim).sum::<usize>();
         let claims = claims + missing().map(|name| claim_bytes(name, "")).sum::<usize>();
         let mut versions = BTreeMap::new();
@@ -214,25 +213,15 @@ impl Known {
             return Ok(());
         }
         let old = old.map(|held| held.bytes);
-        let aliases = match self.subscription.mode {
-            Mode::Wildcard => &[],
-            Mode::OnDemand => &*resource.aliases,
-        };
-        let aliases: BTreeSet<&str> = aliases.iter().map(String::as_str).collect();
-        let new = body.len() + cost(&resource.name, &resource.version, aliases.iter().copied());
+        let new = body.len() + cost(&resource.name, &resource.version);
         let before = usage.clone();
         usage.put(old, new)?;
         if let Err(reason) = resources.upsert(type_url, resource) {
             *usage = before;
             return Err(reason);
         }
-        let mut aliases: BTreeSet<_> = aliases.into_iter().map(Arc::from).collect();
-        if self.on_demand() {
-            // Their bytes are in the body.
-            aliases.extend(resources.members_of(type_url, &resource.name));
-        }
-        self.hold(&resource.name, version, aliases, new);
-        if self.on_demand() && !self.is_wanted(&resource.name) {
+        self.hold(&resource.name, version, new);
+        if self.on_demand() && !self.wanted.contains(&resource.name) {
             self.remove(&resource.name, usage, resources);
         }
         Ok(())
@@ -242,26 +231,19 @@ impl Known {
     /// is keyed, so that nobody can write a resource with the digest of another one.
     fn version(&self, resource: &Resource, body: &[u8]) -> Version {
         match &*resource.version {
-            "" => Version::Digest(self.key.hash_one((body, &resource.aliases))),
+            "" => Version::Digest(self.key.hash_one(body)),
             version => Version::Told(version.into()),
         }
     }
 
-    /// What a response names is answered by it, be it with a mistake, and so is what it brings by
-    /// another name.
+    /// Takes the names of a response, rejected ones too, from those without an answer.
     fn note_answers(&mut self, response: &Response) {
-        if self.asked.is_empty() {
-            return;
-        }
         for resource in &response.resources {
             self.asked.remove(&*resource.name);
         }
         for name in &response.removed {
             self.asked.remove(&**name);
         }
-        let mut asked = mem::take(&mut self.asked);
-        asked.retain(|name| !self.answers(name));
-        self.asked = asked;
     }
 
     /// Notes a rejection, and holds without a version what stands in for what was rejected. What
@@ -284,10 +266,10 @@ impl Known {
             if !resources.rejected(type_url, name) {
                 return;
             }
-            let bytes = cost(name, "", std::iter::empty());
+            let bytes = cost(name, "");
             if usage.put(None, bytes).is_ok() {
                 let version = Version::Told(Box::default());
-                return self.hold(&name.into(), version, BTreeSet::new(), bytes);
+                return self.hold(&name.into(), version, bytes);
             }
             resources.remove(type_url, name);
         }
@@ -295,36 +277,8 @@ impl Known {
     }
 
     /// Holds a resource, in place of what was held under its name.
-    fn hold(
-        &mut self,
-        name: &Arc<str>,
-        version: Version,
-        aliases: BTreeSet<Arc<str>>,
-        bytes: usize,
-    ) {
-        let held = Held {
-            version,
-            aliases: aliases.into_iter().collect(),
-            bytes,
-        };
-        for alias in &held.aliases {
-            *self.owners.entry(Arc::clone(alias)).or_default() += 1;
-        }
-        if let Some(old) = self.held.insert(Arc::clone(name), held) {
-            self.disown(&old);
-        }
-    }
-
-    /// Takes its aliases from a resource.
-    fn disown(&mut self, held: &Held) {
-        for alias in &held.aliases {
-            if let Some(count) = self.owners.get_mut(alias) {
-                *count -= 1;
-                if *count == 0 {
-                    self.owners.remove(alias);
-                }
-            }
-        }
+    fn hold(&mut self, name: &Arc<str>, version: Version, bytes: usize) {
+        self.held.insert(Arc::clone(name), Held { version, bytes });
     }
 
     /// Removes what a response does not name that has all there is. What it has wrong stays.
@@ -344,24 +298,13 @@ impl Known {
 
     fn remove(&mut self, name: &str, usage: &mut Usage, resources: &mut impl Resources) {
         if let Some(held) = self.held.remove(name) {
-            self.disown(&held);
             usage.drop(held.bytes);
             resources.remove(self.subscription.type_url, name);
         }
     }
 
-    /// Whether something is held that has this name or alias, or is a member of it.
-    pub(super) fn answers(&self, name: &str) -> bool {
-        self.held.contains_key(name) || self.owners.contains_key(name)
-    }
-
-    /// Whether a wanted name was answered by nothing.
-    pub(super) fn lacks(&self, name: &str) -> bool {
-        self.wanted.contains(name) && !self.asked.contains(name) && !self.answers(name)
-    }
-
     /// Wants these names and no other; returns those that are new, and those that are wanted no
-    /// more, with the names of what was held for them alone.
+    /// more, with what was read from the disk and is not wanted.
     pub(super) fn want(
         &mut self,
         names: &BTreeSet<String>,
@@ -378,13 +321,13 @@ impl Known {
             self.wanted_bytes -= claim_bytes(name, "");
             self.asked.remove(name);
             self.rejected.clear(name);
-            usage.drop(cost(name, "", std::iter::empty()));
+            usage.drop(cost(name, ""));
         }
         let new = names.iter().filter(|name| self.add(name, usage));
         let new: Vec<_> = new.cloned().collect();
         let mut gone: BTreeSet<_> = gone.iter().map(|name| name.to_string()).collect();
         if mem::take(&mut self.unsorted) || !gone.is_empty() {
-            let unwanted = self.held.keys().filter(|name| !self.is_wanted(name));
+            let unwanted = self.held.keys().filter(|name| !self.wanted.contains(*name));
             let mut unwanted: Vec<_> = unwanted.cloned().collect();
             unwanted.sort_unstable();
             for name in unwanted {
@@ -396,35 +339,19 @@ impl Known {
         (new, gone.into_iter().collect())
     }
 
-    /// One of the names that are wanted, if there is one.
-    pub(super) fn kept(&self) -> Vec<String> {
-        let first = self.wanted.first();
-        first.map(|name| name.to_string()).into_iter().collect()
-    }
-
     /// Wants a name too; says whether that is new and there was room.
     fn add(&mut self, name: &str, usage: &mut Usage) -> bool {
         let bytes = self.wanted_bytes + claim_bytes(name, "");
         let fits = has_use(name).is_ok() && bytes <= usage.limits.wanted;
-        if self.wanted.contains(name)
-            || !fits
-            || usage.put(None, cost(name, "", std::iter::empty())).is_err()
-        {
+        if self.wanted.contains(name) || !fits || usage.put(None, cost(name, "")).is_err() {
             return false;
         }
         let name = Arc::<str>::from(name);
-        if !self.answers(&name) {
+        if !self.held.contains_key(&name) {
             self.asked.insert(Arc::clone(&name));
         }
         self.wanted_bytes = bytes;
         self.wanted.insert(name)
-    }
-
-    /// Whether somebody wants this resource, by name or by alias.
-    fn is_wanted(&self, name: &str) -> bool {
-        let held = self.held.get(name);
-        let mut aliases = held.into_iter().flat_map(|held| held.aliases.iter());
-        self.wanted.contains(name) || aliases.any(|alias| self.wanted.contains(alias))
     }
 
     /// Holds what was accepted by another run; says whether there was room. Where there was none,
@@ -434,22 +361,15 @@ impl Known {
         name: &Arc<str>,
         version: &str,
         body: usize,
-        members_of: &[Arc<str>],
         usage: &mut Usage,
     ) -> bool {
         let old = self.held.get(name).map(|held| held.bytes);
-        let new = body + cost(name, version, std::iter::empty());
+        let new = body + cost(name, version);
         if has_use(name).is_err() || usage.put(old, new).is_err() {
             self.unplaced = true;
             return false;
         }
-        let members_of = members_of.iter().filter(|_| self.on_demand()).cloned();
-        self.hold(
-            name,
-            Version::Told(version.into()),
-            members_of.collect(),
-            new,
-        );
+        self.hold(name, Version::Told(version.into()), new);
         self.unsorted = true;
         true
     }

@@ -27,8 +27,7 @@ pub struct Subscription {
 pub enum Mode {
     /// All resources of the type.
     Wildcard,
-    /// Those that [`Client::want`](super::Client::want) named, by name, by alias or by what
-    /// [`Resources::members_of`] says.
+    /// Those that [`Client::want`](super::Client::want) named.
     OnDemand,
 }
 
@@ -91,8 +90,6 @@ pub struct Resource {
     pub name: Arc<str>,
     /// The server's word for this state of it. It means nothing to us.
     pub version: Arc<str>,
-    /// Further names that it may be wanted by.
-    pub aliases: Vec<String>,
     /// Not decoded yet; `None` if the message had no body.
     pub body: Option<Bytes>,
     /// The type URL of the body.
@@ -128,12 +125,6 @@ pub trait Resources {
     /// What cannot be held has the name [`UNPLACED`], which may come more than once. It counts
     /// against no limit, and `remove` is called when the first response of a stream has none.
     fn rejected(&mut self, type_url: &'static str, name: &str) -> bool;
-
-    /// What a resource that was taken is a member of: names that it is wanted by besides its own
-    /// and its aliases, as a workload is by those of its services. Asked of on-demand types.
-    fn members_of(&self, _type_url: &'static str, _name: &str) -> Vec<Arc<str>> {
-        Vec::new()
-    }
 
     /// Returns whether anybody reads the bodies of a type. Those that nobody reads are not
     /// compared, and do not count against the limits.

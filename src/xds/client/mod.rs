@@ -37,8 +37,8 @@ const NAMES_AT_ONCE: usize = 1_000;
 
 /// The machine: what is held of each type, and what the server has to be told.
 ///
-/// It holds at most 1,000,000 resources and wanted names, with 512 MiB of names, versions, aliases
-/// and bodies; what is beyond is rejected. Nonces are not kept: an answer is made at once or never.
+/// It holds at most 1,000,000 resources and wanted names, with 512 MiB of names, versions and
+/// bodies; what is beyond is rejected. Nonces are not kept: an answer is made at once or never.
 #[derive(Clone, Debug)]
 pub struct Client {
     known: Vec<Known>,
@@ -91,8 +91,7 @@ impl Client {
     /// another type, or if it is beyond the limits. A type that we did not subscribe to is NACKed
     /// as a whole. There is no answer to a response without a nonce, which applies all the same,
     /// nor to one that comes while we are disconnected, which does not. What nobody wants of an
-    /// on-demand type is not held: it was under way when it was forgotten, or wanted by a name that
-    /// its new version does not have.
+    /// on-demand type is not held: it was under way when it was forgotten.
     pub fn received(&mut self, response: Response, resources: &mut impl Resources) -> Vec<Request> {
         if !self.connected {
             return Vec::new();
@@ -117,10 +116,8 @@ impl Client {
     /// the subscription; while there is no stream they are in the first request of the next one.
     ///
     /// What is held and wanted no more is removed from the `Resources`, as nobody would tell us of
-    /// its end, and is named to the server too: Istio subscribes us to each workload of a service.
-    /// To names that are only taken back Istio answers that all others are gone; so one that stays
-    /// is asked for once more with them. Names that cannot be used are passed over, and so are
-    /// those beyond 896 KiB or the limits.
+    /// its end. Names that cannot be used are passed over, and so are those beyond 896 KiB or the
+    /// limits.
     pub fn want(
         &mut self,
         type_url: &str,
@@ -138,8 +135,7 @@ impl Client {
         let new = new.chunks(NAMES_AT_ONCE);
         let new = new.map(|names| Request::change(type_url, names.to_vec(), Vec::new()));
         let gone = gone.chunks(NAMES_AT_ONCE);
-        let kept = known.kept();
-        let gone = gone.map(|names| Request::change(type_url, kept.clone(), names.to_vec()));
+        let gone = gone.map(|names| Request::change(type_url, Vec::new(), names.to_vec()));
         new.chain(gone).collect()
     }
 
@@ -154,19 +150,18 @@ impl Client {
     /// Holds what another run accepted, in which version and by a body of how many bytes: to be
     /// called before the first stream for each resource from the disk. Says whether it is held;
     /// what is not has no place in the `Resources` either, but for what stands in for it as
-    /// [`UNPLACED`]. `members_of` is what [`Resources::members_of`] says. Of an on-demand type what
-    /// the next [`want`](Self::want) does not want is dropped then.
+    /// [`UNPLACED`]. Of an on-demand type what the next [`want`](Self::want) does not want is
+    /// dropped then.
     pub fn restore(
         &mut self,
         type_url: &str,
         name: impl Into<Arc<str>>,
         version: impl Into<Arc<str>>,
         body: usize,
-        members_of: &[Arc<str>],
     ) -> bool {
         let (name, version) = (name.into(), version.into());
         find(&mut self.known, type_url)
-            .is_some_and(|known| known.restore(&name, &version, body, members_of, &mut self.usage))
+            .is_some_and(|known| known.restore(&name, &version, body, &mut self.usage))
     }
 
     /// Whether each wildcard type had a response, on any stream, that was of use: not one of which
@@ -217,11 +212,6 @@ impl Client {
     /// that it is nothing.
     pub fn unanswered(&self, type_url: &str) -> usize {
         self.known(type_url).map_or(0, |known| known.asked.len())
-    }
-
-    /// Whether the server has said of a name that is wanted that there is nothing of it.
-    pub fn lacks(&self, type_url: &str, name: &str) -> bool {
-        self.known(type_url).is_some_and(|known| known.lacks(name))
     }
 
     /// How many resources of a type are held.

@@ -2,9 +2,9 @@
 
 /// Resources and wanted names, of all types together. A mesh of 100,000 workloads has a tenth.
 pub(in crate::xds) const ENTRIES_MAX: usize = 1_000_000;
-/// Bytes of their names, versions, aliases and bodies. A workload of 60-byte names has some 500.
+/// Bytes of their names, versions and bodies. A workload of 60-byte names has some 500.
 const BYTES_MAX: usize = 512 * 1024 * 1024;
-/// What a name or an alias takes beside its own bytes, in the map where it is.
+/// What a name takes beside its own bytes, in the map where it is.
 const OVERHEAD_BYTES: usize = 64;
 
 /// Names and versions of one type in the first request of a stream. gRPC servers take messages of
@@ -87,8 +87,7 @@ impl Usage {
     }
 }
 
-/// What a name with its version and aliases counts.
-pub(super) fn cost<'a>(name: &str, version: &str, aliases: impl Iterator<Item = &'a str>) -> usize {
-    let aliases: usize = aliases.map(|alias| alias.len() + OVERHEAD_BYTES).sum();
-    name.len() + OVERHEAD_BYTES + version.len() + aliases
+/// Returns the bytes that a name with its version counts.
+pub(super) fn cost(name: &str, version: &str) -> usize {
+    name.len() + OVERHEAD_BYTES + version.len()
 }

@@ -50,7 +50,6 @@ pub struct Store {
     policy_parts: usize,
     words: Words,
     changed: bool,
-    services_changed: bool,
     policies_changed: bool,
     policies_told: bool,
     exports: Exports,
@@ -60,11 +59,6 @@ impl Store {
     /// The mesh, if it has changed since this was called last.
     pub fn take_change(&mut self) -> Option<Mesh> {
         mem::take(&mut self.changed).then(|| self.mesh())
-    }
-
-    /// Whether a service has changed since this was called last.
-    pub fn take_services_changed(&mut self) -> bool {
-        mem::take(&mut self.services_changed)
     }
 
     /// The export set, if it has changed since this was called last.
@@ -122,7 +116,7 @@ impl Store {
                     self.workloads.remove(&resource.name);
                     let name = Arc::clone(&resource.name);
                     self.services.insert(name, Arc::new(service));
-                    (self.changed, self.services_changed) = (true, true);
+                    self.changed = true;
                 }
             }
             None => return Err("address.type: neither workload nor service".to_owned()),
@@ -165,9 +159,7 @@ impl Store {
     fn remove_address(&mut self, name: &str) {
         self.endpoints -= self.counted(name);
         self.changed |= self.workloads.remove(name).is_some();
-        if self.services.remove(name).is_some() {
-            (self.changed, self.services_changed) = (true, true);
-        }
+        self.changed |= self.services.remove(name).is_some();
     }
 
     /// A policy that cannot be read and has no last good version is known by what stands in for
@@ -254,13 +246,6 @@ impl Resources for Store {
             self.put_policy(name, Some(policy));
         }
         self.has_stand_in(type_url, name)
-    }
-
-    /// A workload is wanted with each of its services.
-    fn members_of(&self, type_url: &'static str, name: &str) -> Vec<Arc<str>> {
-        let workload = self.workloads.get(name).filter(|_| type_url == ADDRESS);
-        let services = workload.into_iter().flat_map(|one| one.services.keys());
-        services.cloned().collect()
     }
 
     /// Clusters have large bodies, and only their names count.

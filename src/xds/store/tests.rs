@@ -9,7 +9,6 @@ fn resource(name: &str, body_type: &str, message: &impl Message) -> Resource {
         version: "1".into(),
         body: Some(message.encode_to_vec().into()),
         body_type: body_type.into(),
-        ..Resource::default()
     }
 }
 

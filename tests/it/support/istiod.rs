@@ -1,7 +1,8 @@
-//! A control plane: delta ADS of any types over TLS, with a token to show, as istiod has it; or in
-//! plaintext and for anybody, as one beside the gateway may.
+//! A control plane: delta ADS over TLS, with a token to show, as istiod has it; or in plaintext and
+//! for anybody, as one beside the gateway may. `state` decides what is sent.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod state;
+
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
@@ -20,9 +21,7 @@ use strait::grpc::auth::istio_certificate_service_server::IstioCertificateServic
 use strait::grpc::discovery::aggregated_discovery_service_server::{
     AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
 };
-use strait::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource};
-use strait::grpc::workload::{Address, address};
-use strait::xds::store::ADDRESS;
+use strait::grpc::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -36,6 +35,8 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
+pub use self::state::BUILT_IN;
+use self::state::{Dialect, State, Stream};
 use super::ca::Ca;
 use super::{Gateway, Identities, Settings};
 
@@ -66,37 +67,6 @@ pub enum Manner {
     Withholding(&'static str),
 }
 
-#[derive(Default)]
-struct State {
-    manner: Manner,
-    /// By type and name: the version and the body.
-    resources: BTreeMap<(String, String), (u64, Vec<u8>)>,
-    version: u64,
-    nonce: u64,
-    streams: Vec<Stream>,
-    requests: Vec<DeltaDiscoveryRequest>,
-    /// By calls, the metadata that came with them.
-    calls: Vec<MetadataMap>,
-    sent: usize,
-    /// Anybody may ask.
-    open: bool,
-}
-
-type Pushes = mpsc::Sender<Result<DeltaDiscoveryResponse, Status>>;
-
-struct Stream {
-    pushes: Pushes,
-    types: BTreeMap<String, Watch>,
-}
-
-/// What a stream is told of a type.
-#[derive(Default)]
-struct Watch {
-    wildcard: bool,
-    /// What was asked for, and what came with it.
-    names: BTreeSet<String>,
-}
-
 /// A running server. Dropped, it ends with all its connections.
 pub struct Serving {
     sockets: Arc<Mutex<Vec<Socket>>>,
@@ -120,6 +90,13 @@ impl Drop for Serving {
 }
 
 impl Istiod {
+    /// Returns a control plane that sends deltas of every type, as one of Envoys.
+    pub fn of_envoys() -> Self {
+        let control = Self::default();
+        control.state().dialect = Dialect::Envoy;
+        control
+    }
+
     /// Serves at `address` with a certificate of `identities`.
     pub async fn serve(&self, address: SocketAddr, identities: &Identities) -> Serving {
         let acceptor = TlsAcceptor::from(Arc::new(tls(identities)));
@@ -172,24 +149,38 @@ impl Istiod {
 
     /// Puts resources in and tells of all of them by one push.
     pub fn put_all(&self, type_url: &str, resources: &[(&str, Vec<u8>)]) {
-        let mut state = self.state();
-        state.version += 1;
-        let version = state.version;
-        for (name, body) in resources {
-            let key = (type_url.to_owned(), (*name).to_owned());
-            state.resources.insert(key, (version, body.clone()));
-        }
-        let names = resources.iter().map(|(name, _)| (*name).to_owned());
-        state.push(type_url, &names.collect::<Vec<_>>(), &[]);
+        self.state().put(type_url, resources);
     }
 
     /// Takes a resource out and tells those who are connected.
     pub fn remove(&self, type_url: &str, name: &str) {
+        self.state().remove(type_url, name);
+    }
+
+    /// Labels a service `NAMESPACE/HOSTNAME` with `istio.io/global=true`. Gateways are sent a
+    /// cluster for each of its ports, and for those of its waypoints.
+    pub fn export(&self, service: &str) {
         let mut state = self.state();
-        state
-            .resources
-            .remove(&(type_url.to_owned(), name.to_owned()));
-        state.push(type_url, &[], &[name.to_owned()]);
+        state.global.insert(service.to_owned());
+        state.push_clusters(false);
+    }
+
+    /// Takes the label from a service. Its clusters are missing from the push, and named as
+    /// removed only in the next one that has a change of an address.
+    pub fn unexport(&self, service: &str) {
+        let mut state = self.state();
+        state.global.remove(service);
+        state.push_clusters(false);
+    }
+
+    /// Makes a port of a service UDP.
+    pub fn make_udp(&self, service: &str, port: u32) {
+        self.state().udp.insert((service.to_owned(), port));
+    }
+
+    /// Sends policies that are a dry run too, which istiod does only where it is enabled.
+    pub fn enable_dry_run(&self) {
+        self.state().sends_dry_run = true;
     }
 
     /// From now on it treats calls and requests like this.
@@ -199,12 +190,7 @@ impl Istiod {
 
     /// Sends all who are connected just this, and knows nothing of it later.
     pub fn say(&self, response: &DeltaDiscoveryResponse) {
-        let mut state = self.state();
-        state.streams.retain(|stream| !stream.pushes.is_closed());
-        for stream in &state.streams {
-            let pushed = stream.pushes.try_send(Ok(response.clone()));
-            pushed.expect("room for a push");
-        }
+        self.state().say(response);
     }
 
     /// Everything that clients have said so far.
@@ -231,161 +217,13 @@ impl Istiod {
         errors.map(|error| error.message).collect()
     }
 
-    /// How many resources were sent so far.
+    /// The number of resources sent so far that have a version: under Istio, those of WDS.
     pub fn sent(&self) -> usize {
         self.state().sent
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic with the lock held")
-    }
-}
-
-impl State {
-    fn push(&mut self, type_url: &str, names: &[String], removed: &[String]) {
-        self.streams.retain(|stream| !stream.pushes.is_closed());
-        let mut pushes = Vec::new();
-        for stream in &mut self.streams {
-            let Some(watch) = stream.types.get_mut(type_url) else {
-                continue;
-            };
-            let has = |name: &&String| watch.wildcard || watch.names.contains(*name);
-            let gone: Vec<_> = removed.iter().filter(has).cloned().collect();
-            let is_wanted = |name: &&String| {
-                let (_, body) = &self.resources[&(type_url.to_owned(), (*name).clone())];
-                has(name) || belongs(type_url, name, body, &watch.names)
-            };
-            let sent: Vec<_> = names.iter().filter(is_wanted).cloned().collect();
-            watch.names.extend(sent.iter().cloned());
-            if !sent.is_empty() || !gone.is_empty() {
-                pushes.push((stream.pushes.clone(), sent, gone));
-            }
-        }
-        for (to, sent, gone) in pushes {
-            let response = self.response(type_url, &sent, gone);
-            to.try_send(Ok(response)).expect("room for a push");
-        }
-    }
-
-    fn response(
-        &mut self,
-        type_url: &str,
-        names: &[String],
-        removed: Vec<String>,
-    ) -> DeltaDiscoveryResponse {
-        self.nonce += 1;
-        self.sent += names.len();
-        let resources = names.iter().map(|name| {
-            let (version, body) = &self.resources[&(type_url.to_owned(), name.clone())];
-            Resource {
-                name: name.clone(),
-                version: version.to_string(),
-                resource: Some(prost_types::Any {
-                    type_url: type_url.to_owned(),
-                    value: body.clone(),
-                }),
-                ..Resource::default()
-            }
-        });
-        DeltaDiscoveryResponse {
-            type_url: type_url.to_owned(),
-            nonce: self.nonce.to_string(),
-            resources: resources.collect(),
-            removed_resources: removed,
-            ..DeltaDiscoveryResponse::default()
-        }
-    }
-
-    /// What a client does not have yet, and what it has that is gone.
-    fn first(&mut self, type_url: &str, has: &HashMap<String, String>) -> DeltaDiscoveryResponse {
-        let known = self.resources.iter();
-        let known = known.filter(|((of, _), _)| of == type_url);
-        let new =
-            known.filter(|((_, name), (version, _))| has.get(name) != Some(&version.to_string()));
-        let new: Vec<_> = new.map(|((_, name), _)| name.clone()).collect();
-        let is_gone = |name: &&String| {
-            !self
-                .resources
-                .contains_key(&(type_url.to_owned(), (*name).clone()))
-        };
-        let gone = has.keys().filter(is_gone).cloned().collect();
-        self.response(type_url, &new, gone)
-    }
-
-    /// What was asked for with what belongs to it, but for what a client has, and what of it is
-    /// gone or was never there.
-    fn asked(
-        &mut self,
-        type_url: &str,
-        names: &BTreeSet<String>,
-        has: &HashMap<String, String>,
-    ) -> DeltaDiscoveryResponse {
-        let known = self.resources.iter();
-        let known = known.filter(|((of, name), (_, body))| {
-            of == type_url && belongs(type_url, name, body, names)
-        });
-        let known = known.map(|((_, name), (version, _))| (name.clone(), version.to_string()));
-        let known: Vec<_> = known.collect();
-        let gone = names
-            .iter()
-            .filter(|name| !known.iter().any(|(one, _)| one == *name));
-        let gone = gone.cloned().collect();
-        let new = known
-            .into_iter()
-            .filter(|(name, version)| has.get(name) != Some(version));
-        let new: Vec<_> = new.map(|(name, _)| name).collect();
-        self.response(type_url, &new, gone)
-    }
-
-    fn received(&mut self, request: DeltaDiscoveryRequest, index: usize) {
-        let withheld = match self.manner {
-            Manner::Silent => true,
-            Manner::Withholding(of) => request.type_url == of,
-            Manner::Well | Manner::Refusing => false,
-        };
-        // Envoy's answers have changes of its subscription in them.
-        let asks =
-            request.response_nonce.is_empty() || !request.resource_names_subscribe.is_empty();
-        if asks && !withheld {
-            self.subscribed(&request, index);
-        }
-        self.requests.push(request);
-    }
-
-    fn subscribed(&mut self, request: &DeltaDiscoveryRequest, index: usize) {
-        let of = &request.type_url;
-        let versions = request.initial_resource_versions.clone();
-        let has: HashMap<_, _> = versions.into_iter().collect();
-        let types = &mut self.streams[index].types;
-        let is_first = !types.contains_key(of);
-        let watch = types.entry(of.clone()).or_default();
-        let mut asked: BTreeSet<_> = request.resource_names_subscribe.iter().cloned().collect();
-        asked.extend(has.keys().cloned());
-        for name in &request.resource_names_unsubscribe {
-            asked.remove(name);
-            watch.names.remove(name);
-        }
-        watch.wildcard |= is_first && request.resource_names_subscribe.is_empty();
-        watch.names.extend(asked.iter().cloned());
-        let response = match watch.wildcard {
-            true => self.first(of, &has),
-            false if is_first || !asked.is_empty() => self.asked(of, &asked, &has),
-            // As Istio does it: what was not taken back is said to be gone.
-            false => {
-                let gone = watch.names.iter().cloned().collect();
-                self.response(of, &[], gone)
-            }
-        };
-        let stream = &mut self.streams[index];
-        let sent = response.resources.iter().map(|one| one.name.clone());
-        stream
-            .types
-            .entry(of.clone())
-            .or_default()
-            .names
-            .extend(sent);
-        let pushed = stream.pushes.try_send(Ok(response));
-        pushed.expect("room for a push");
     }
 }
 
@@ -404,35 +242,17 @@ impl AggregatedDiscoveryService for Istiod {
         if self.state().manner == Manner::Refusing {
             return Err(Status::unavailable("out for lunch"));
         }
-        let (pushes, responses) = mpsc::channel(64);
-        let gone = pushes.clone();
-        let mut stream = Some(Stream {
-            pushes,
-            types: BTreeMap::new(),
-        });
-        let mut requests = call.into_inner();
+        let (pushes, responses) = mpsc::channel(256);
         let istiod = self.clone();
+        let mut requests = call.into_inner();
         tokio::spawn(async move {
+            istiod.state().opened(Stream::new(pushes.clone()));
             while let Ok(Some(request)) = requests.message().await {
-                let mut state = istiod.state();
-                state.streams.extend(stream.take());
-                let mut streams = state.streams.iter();
-                let own = streams.position(|stream| stream.pushes.same_channel(&gone));
-                state.received(request, own.expect("our own stream"));
+                istiod.state().received(request, &pushes);
             }
         });
         Ok(Response::new(ReceiverStream::new(responses)))
     }
-}
-
-/// Whether these names ask for a resource: by its own, or a workload by those of its services.
-fn belongs(type_url: &str, name: &str, body: &[u8], names: &BTreeSet<String>) -> bool {
-    let workload = || match Address::decode(body).ok()?.r#type? {
-        address::Type::Workload(workload) if type_url == ADDRESS => Some(workload),
-        _ => None,
-    };
-    let of = || workload().is_some_and(|one| one.services.keys().any(|of| names.contains(of)));
-    names.contains(name) || of()
 }
 
 /// A gateway that a control plane of this kind at host 2 of its net programs, with these keys of

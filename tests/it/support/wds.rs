@@ -4,8 +4,10 @@ use std::net::IpAddr;
 
 use strait::grpc::security::string_match::MatchType;
 use strait::grpc::security::{Action, Authorization, Clause, Match, Rule, Scope, StringMatch};
+use strait::grpc::workload::gateway_address::Destination;
 use strait::grpc::workload::{
-    Address, NetworkAddress, Port, PortList, Service, TunnelProtocol, Workload, address,
+    Address, GatewayAddress, NetworkAddress, Port, PortList, Service, TunnelProtocol, Workload,
+    WorkloadType, address,
 };
 
 use super::endpoint_port;
@@ -28,6 +30,16 @@ pub fn ports() -> Vec<Port> {
         target_port: endpoint_port().into(),
         ..Port::default()
     }]
+}
+
+/// The ports of the Service that istiod makes for a waypoint: those of status and HBONE.
+pub fn waypoint_ports() -> Vec<Port> {
+    let same = |port| Port {
+        service_port: port,
+        target_port: port,
+        ..Port::default()
+    };
+    vec![same(15021), same(15008)]
 }
 
 /// The service of [`ECHO`](super::ECHO).
@@ -75,6 +87,35 @@ pub fn changed(uid: &str, address: Vec<u8>, change: impl FnOnce(&mut Workload)) 
         change(workload);
     }
     message
+}
+
+/// The record that stands for the pods of the service in network `west`, behind the gateway there.
+/// It has the ports of the Service, so that a named target port is 0.
+pub fn split_horizon() -> (String, Address) {
+    let uid = format!("west/SplitHorizonWorkload/west//192.0.2.1/{SERVICE}");
+    let record = changed(&uid, Vec::new(), |record| {
+        let gateway = NetworkAddress {
+            network: "west".into(),
+            address: vec![192, 0, 2, 1].into(),
+            ..NetworkAddress::default()
+        };
+        let mut ports = ports();
+        ports.iter_mut().for_each(|port| port.target_port = 0);
+        *record = Workload {
+            addresses: Vec::new(),
+            network: "west".into(),
+            workload_type: WorkloadType::Pod.into(),
+            capacity: Some(2),
+            network_gateway: Some(GatewayAddress {
+                destination: Some(Destination::Address(gateway)),
+                hbone_mtls_port: 15008,
+            }),
+            cluster_id: "west".into(),
+            services: [(SERVICE.to_owned(), PortList { ports })].into(),
+            ..std::mem::take(record)
+        };
+    });
+    (uid, record)
 }
 
 /// A policy `app/NAME` about peers of the namespace `of`.

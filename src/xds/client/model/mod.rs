@@ -10,7 +10,6 @@ mod world;
 mod wrong;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use self::world::World;
 use self::wrong::Fault;
@@ -111,8 +110,6 @@ events! {
     ReceivedAfterTheEnd,
     // On demand.
     Wanted,
-    WantedByAlias,
-    WantedByGroup,
     WantedWithoutStream,
     WantedAgain,
     Forgotten,
@@ -129,8 +126,6 @@ type Counts = BTreeMap<Event, usize>;
 #[derive(Clone, Debug, Default)]
 struct Store {
     held: BTreeMap<&'static str, BTreeMap<String, String>>,
-    /// What each is a member of, by type and name.
-    groups: BTreeMap<(&'static str, String), Arc<str>>,
     /// Whether something stands in for policies that have no place.
     unplaced: bool,
 }
@@ -138,10 +133,6 @@ struct Store {
 impl Resources for Store {
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String> {
         judge(resource)?;
-        if let Some(group) = group_of(resource) {
-            self.groups
-                .insert((type_url, resource.name.to_string()), group.into());
-        }
         let held = self.held.entry(type_url).or_default();
         held.insert(resource.name.to_string(), resource.version.to_string());
         Ok(())
@@ -167,12 +158,6 @@ impl Resources for Store {
         }
         let held = self.held.entry(type_url).or_default();
         assert!(held.remove(name).is_some(), "{name} was never taken");
-        self.groups.remove(&(type_url, name.to_owned()));
-    }
-
-    fn members_of(&self, type_url: &'static str, name: &str) -> Vec<Arc<str>> {
-        let group = self.groups.get(&(type_url, name.to_owned()));
-        group.into_iter().cloned().collect()
     }
 }
 
@@ -187,12 +172,6 @@ fn judge(resource: &Resource) -> Result<(), String> {
             ))
         }
     }
-}
-
-/// What a resource is a member of: it stands in the body, as the services of a workload do.
-fn group_of(resource: &Resource) -> Option<&str> {
-    let body = std::str::from_utf8(resource.body.as_deref()?).ok()?;
-    body.strip_prefix("good of ")
 }
 
 #[test]

@@ -7,15 +7,13 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use bytes::Bytes;
 
-use super::{CLAIMS_MAX, DEMAND, POLICY, Store, TYPES, group_of, judge, subscription};
+use super::{CLAIMS_MAX, DEMAND, POLICY, Store, TYPES, judge, subscription};
 use crate::xds::client::{Client, End, Mode, Request, Resource, Response};
 
 /// What must be held of a resource.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     pub(super) version: String,
-    aliases: Vec<String>,
-    pub(super) group: Option<String>,
     /// Bytes of the body, which one that was read from the disk does not count.
     body: usize,
 }
@@ -45,14 +43,13 @@ impl Reference {
         *self = Self::default();
         (self.held, self.unplaced) = (held, unplaced);
         for kept in self.held.values_mut().flat_map(BTreeMap::values_mut) {
-            kept.aliases.clear();
             kept.body = 0;
         }
     }
 
     fn answers(&self, name: &str) -> bool {
-        let mut demand = self.held.get(DEMAND).into_iter().flatten();
-        demand.any(|(own, kept)| kept.is(own, name))
+        let held = self.held.get(DEMAND);
+        held.is_some_and(|held| held.contains_key(name))
     }
 
     /// Checks the first requests of a stream.
@@ -116,20 +113,9 @@ impl Reference {
             if is_good(response, resource) {
                 rejected.remove(&**name);
                 let version = resource.version.to_string();
-                let mut aliases = resource.aliases.clone();
-                if type_url != DEMAND {
-                    aliases.clear();
-                }
                 let body = resource.body.as_ref().map_or(0, Bytes::len);
-                let kept = Kept {
-                    version,
-                    aliases,
-                    group: group_of(resource).map(ToOwned::to_owned),
-                    body,
-                };
-                held.insert(name.to_string(), kept);
-                if type_url == DEMAND {
-                    held.retain(|own, kept| kept.is_wanted(own, &self.wanted));
+                if type_url != DEMAND || self.wanted.contains(&**name) {
+                    held.insert(name.to_string(), Kept { version, body });
                 }
             } else {
                 now.insert(name.to_string());
@@ -150,8 +136,6 @@ impl Reference {
         for name in now.iter().filter(usable).filter(|_| type_url == POLICY) {
             held.entry(name.clone()).or_insert(Kept {
                 version: String::new(),
-                aliases: Vec::new(),
-                group: None,
                 body: 0,
             });
         }
@@ -164,27 +148,25 @@ impl Reference {
         Some(now)
     }
 
-    /// What a response names has its answer, and so has what is held by another name.
+    /// Takes the names of a response from those without an answer.
     fn note_answers(&mut self, response: &Response) {
         let sent = response.resources.iter().map(|one| &*one.name);
         let named: BTreeSet<&str> = sent
             .chain(response.removed.iter().map(String::as_str))
             .collect();
-        let asked = std::mem::take(&mut self.asked).into_iter();
-        let open = asked.filter(|name| !named.contains(name.as_str()) && !self.answers(name));
-        self.asked = open.collect();
+        self.asked.retain(|name| !named.contains(name.as_str()));
     }
 
     /// These names are wanted and no other. Returns the names that the server is told of: new ones,
-    /// and forgotten ones with what was held for them alone.
+    /// and forgotten ones.
     pub(super) fn want(&mut self, names: BTreeSet<String>) -> (Vec<String>, Vec<String>) {
         let new: Vec<_> = names.difference(&self.wanted).cloned().collect();
         let mut gone: BTreeSet<_> = self.wanted.difference(&names).cloned().collect();
         let rejected = self.rejected.entry(DEMAND).or_default();
         self.wanted = names;
         let held = self.held.entry(DEMAND).or_default();
-        held.retain(|own, kept| {
-            let keep = kept.is_wanted(own, &self.wanted);
+        held.retain(|own, _| {
+            let keep = self.wanted.contains(own);
             if !keep {
                 gone.insert(own.clone());
             }
@@ -260,22 +242,8 @@ impl Reference {
         for (name, kept) in self.held.values().flatten() {
             sum.0 += 1;
             sum.1 += name.len() + kept.version.len() + 64 + kept.body;
-            sum.1 += kept.aliases.iter().map(|one| one.len() + 64).sum::<usize>();
         }
         sum
-    }
-}
-
-impl Kept {
-    /// Whether it has this name, or is a member of it.
-    fn is(&self, own: &str, name: &str) -> bool {
-        own == name
-            || self.aliases.iter().any(|alias| alias == name)
-            || self.group.as_deref() == Some(name)
-    }
-
-    pub(super) fn is_wanted(&self, own: &str, wanted: &BTreeSet<String>) -> bool {
-        wanted.iter().any(|name| self.is(own, name))
     }
 }
 

@@ -1,4 +1,4 @@
-//! A server as istiod is one: it answers wildcard and on-demand subscriptions, skips what the
+//! A server as istiod is one: it answers wildcard subscriptions and those by name, skips what the
 //! client has, does not send again after a NACK, and holds the client to the protocol.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,9 +15,6 @@ pub(super) struct Item {
     pub(super) version: String,
     /// Whether a client can use it.
     pub(super) good: bool,
-    pub(super) aliases: Vec<String>,
-    /// What it is a member of: who wants that is sent it too.
-    pub(super) group: String,
     /// The last version that was good.
     good_version: Option<String>,
 }
@@ -60,19 +57,15 @@ impl Server {
     }
 
     /// A new version of a resource, or a new one.
-    pub(super) fn put(&mut self, type_url: &'static str, name: &str, good: bool, alias: &str) {
+    pub(super) fn put(&mut self, type_url: &'static str, name: &str, good: bool) {
         self.versions += 1;
         let version = format!("v{}", self.versions);
         let items = self.items.entry(type_url).or_default();
         let before = items.get(name).and_then(|item| item.good_version.clone());
         let good_version = if good { Some(version.clone()) } else { before };
-        let aliases = vec![alias.to_owned(), format!("own/{name}")];
-        let group = format!("app/set-{}", self.versions % 4);
         let item = Item {
             version,
             good,
-            aliases,
-            group,
             good_version,
         };
         items.insert(name.to_owned(), item);
@@ -131,11 +124,10 @@ impl Server {
         let Some(subscription) = subscription else {
             anyhow::bail!("a request for no type of ours: {request:?}");
         };
-        let items = self.items.entry(subscription.type_url).or_default();
         match stream.watches.get_mut(subscription.type_url) {
             Some(watch) => {
                 ensure!(!first && names > 0, "a request for nothing: {request:?}");
-                watch.change(request, items);
+                watch.change(request);
             }
             None => {
                 ensure!(request.with_node, "the node is missing: {request:?}");
@@ -181,17 +173,6 @@ impl Server {
     }
 }
 
-impl Item {
-    /// The names besides its own that it is wanted by.
-    pub(super) fn other_names(&self) -> impl Iterator<Item = &String> {
-        self.aliases.iter().chain([&self.group])
-    }
-
-    fn has(&self, name: &String) -> bool {
-        self.other_names().any(|other| other == name)
-    }
-}
-
 impl Watch {
     fn new(request: &Request) -> Self {
         let versions = &request.initial_versions;
@@ -219,28 +200,18 @@ impl Watch {
         }
     }
 
-    fn wants(&self, name: &str, item: &Item) -> bool {
-        let mut names = item.other_names();
-        self.wildcard || self.names.contains(name) || names.any(|name| self.names.contains(name))
-    }
-
-    fn change(&mut self, request: &Request, items: &BTreeMap<String, Item>) {
+    fn change(&mut self, request: &Request) {
         for name in &request.subscribe {
             self.names.insert(name.clone());
             self.asked.insert(name.clone());
             // Who asks has nothing, whatever was told.
-            self.told.retain(|told, _| {
-                let item = items.get(told);
-                told != name && !item.is_some_and(|item| item.has(name))
-            });
+            self.told.remove(name);
         }
         for name in &request.unsubscribe {
             self.names.remove(name);
             self.asked.remove(name);
+            self.told.remove(name);
         }
-        let mut told = std::mem::take(&mut self.told);
-        told.retain(|name, _| items.get(name).is_none_or(|item| self.wants(name, item)));
-        self.told = told;
     }
 
     /// New resources and names that are gone, which count as told from now on.
@@ -252,7 +223,7 @@ impl Watch {
         let mut resources = Vec::new();
         for (name, item) in items {
             let told = self.told.get(name);
-            let wanted = told.is_some() || self.wants(name, item);
+            let wanted = self.wildcard || told.is_some() || self.names.contains(name);
             if wanted && told != Some(&item.version) {
                 resources.push(resource(type_url, name, item));
             }
@@ -260,8 +231,8 @@ impl Watch {
         let gone = |name: &&String| !items.contains_key(*name);
         let mut removed: Vec<String> = self.told.keys().filter(gone).cloned().collect();
         for name in std::mem::take(&mut self.asked) {
-            let has = |(own, item): (&String, &Item)| *own == name || item.has(&name);
-            if type_url == DEMAND && !items.iter().any(has) && !removed.contains(&name) {
+            let is_missing = !items.contains_key(&name) && !removed.contains(&name);
+            if type_url == DEMAND && is_missing {
                 removed.push(name);
             }
         }
@@ -277,15 +248,11 @@ impl Watch {
 
 /// A resource as it is sent. What begins with `bad` cannot be used.
 pub(super) fn resource(type_url: &str, name: &str, item: &Item) -> Resource {
-    let body = match item.good {
-        true => format!("good of {}", item.group),
-        false => "bad".to_owned(),
-    };
+    let body: &[u8] = if item.good { b"good" } else { b"bad" };
     Resource {
         name: name.into(),
         version: item.version.as_str().into(),
-        aliases: item.aliases.clone(),
-        body: Some(Bytes::from(body)),
+        body: Some(Bytes::from_static(body)),
         body_type: type_url.to_owned(),
     }
 }

@@ -1,7 +1,6 @@
 //! One schedule: a server, a machine, and a link that loses what is under way when it breaks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
@@ -10,7 +9,7 @@ use fastrand::Rng;
 use super::reference::{Reference, check_answer};
 use super::server::Server;
 use super::wrong::{Fault, Machine};
-use super::{ADDRESS, Counts, DEMAND, Event, POLICY, Store, TYPES, group_of, judge, subscription};
+use super::{ADDRESS, Counts, DEMAND, Event, POLICY, Store, TYPES, judge, subscription};
 use crate::xds::client::{End, Mode, Request, Resource, Response, UNPLACED};
 
 const STEPS: usize = 1_100;
@@ -111,25 +110,21 @@ impl<'a> World<'a> {
         format!("pod-{}", self.rng.usize(..NAMES))
     }
 
-    fn alias(&mut self) -> String {
-        format!("net/10.0.0.{}", self.rng.usize(..NAMES))
-    }
-
     fn type_url(&mut self) -> &'static str {
         TYPES[self.rng.usize(..TYPES.len())].type_url
     }
 
     /// Something changes at the server.
     fn change(&mut self) {
-        let (type_url, name, alias) = (self.type_url(), self.name(), self.alias());
+        let (type_url, name) = (self.type_url(), self.name());
         match self.rng.u8(..20) {
             0..7 => {
                 let new = self.server.get(type_url, &name).is_none();
-                self.server.put(type_url, &name, true, &alias);
+                self.server.put(type_url, &name, true);
                 self.count(if new { Event::Added } else { Event::Updated });
             }
             7..11 => {
-                self.server.put(type_url, &name, false, &alias);
+                self.server.put(type_url, &name, false);
                 self.count(Event::Spoilt);
             }
             11..15 => {
@@ -148,7 +143,7 @@ impl<'a> World<'a> {
                 for at in 0..HUGE {
                     let name = format!("huge-{at}");
                     if !self.server.delete(ADDRESS, &name) {
-                        self.server.put(ADDRESS, &name, at % 8 == 0, &alias);
+                        self.server.put(ADDRESS, &name, at % 8 == 0);
                     }
                 }
             }
@@ -189,7 +184,6 @@ impl<'a> World<'a> {
             version: "v0".into(),
             body: Some(Bytes::from("good")),
             body_type: type_url.clone(),
-            ..Resource::default()
         };
         let sent = &mut response.resources;
         let mistake = self.rng.u8(..8);
@@ -287,27 +281,13 @@ impl<'a> World<'a> {
 
     /// Whether a response has something that can be used and that nobody wants.
     fn has_unwanted(&self, response: &Response) -> bool {
-        let wanted = |one: &Resource| {
-            let others = one.aliases.iter().map(String::as_str);
-            let mut names = others.chain([&*one.name]).chain(group_of(one));
-            names.any(|name| self.reference.wanted.contains(name))
-        };
+        let wanted = |one: &Resource| self.reference.wanted.contains(&*one.name);
         let mut sent = response.resources.iter();
         response.type_url == DEMAND && sent.any(|one| judge(one).is_ok() && !wanted(one))
     }
 
     fn want(&mut self) -> Result<()> {
-        let name = match self.rng.u8(..3) {
-            0 => self.name(),
-            1 => {
-                self.count(Event::WantedByAlias);
-                self.alias()
-            }
-            _ => {
-                self.count(Event::WantedByGroup);
-                format!("app/set-{}", self.rng.u8(..4))
-            }
-        };
+        let name = self.name();
         let mut names = self.reference.wanted.clone();
         let new = names.insert(name);
         self.count(match (new, self.connected) {
@@ -346,8 +326,7 @@ impl<'a> World<'a> {
             expected.push(change(new, Vec::new()));
         }
         if self.connected && !gone.is_empty() {
-            let kept = self.reference.wanted.first().cloned();
-            expected.push(change(kept.into_iter().collect(), gone));
+            expected.push(change(Vec::new(), gone));
         }
         ensure!(sent == expected, "{sent:?} instead of {expected:?}");
         self.up.extend(sent);
@@ -438,17 +417,13 @@ impl<'a> World<'a> {
             for (name, kept) in held {
                 let client = &mut self.machine.client;
                 let (name, version) = (name.as_str(), kept.version.as_str());
-                let group: Vec<_> = kept.group.as_deref().into_iter().map(Arc::from).collect();
-                let held = client.restore(type_url, name, version, 0, &group);
+                let held = client.restore(type_url, name, version, 0);
                 ensure!(held, "no room");
             }
         }
         if self.reference.unplaced {
             let client = &mut self.machine.client;
-            ensure!(
-                !client.restore(POLICY, UNPLACED, "", 0, &[]),
-                "it has no place"
-            );
+            ensure!(!client.restore(POLICY, UNPLACED, "", 0), "it has no place");
         }
         self.change_of_names(wanted)
     }
@@ -519,9 +494,7 @@ impl<'a> World<'a> {
             let held = self.store.held.get(one.type_url);
             let held = |name: &String| held.and_then(|held| held.get(name));
             for (name, item) in self.server.items(one.type_url) {
-                let mut names = item.other_names().chain([name]);
-                let wanted = one.mode == Mode::Wildcard
-                    || names.any(|name| self.reference.wanted.contains(name));
+                let wanted = one.mode == Mode::Wildcard || self.reference.wanted.contains(name);
                 let (held, version) = (held(name), &item.version);
                 let right = match (item.good, held) {
                     (true, None) => !wanted,

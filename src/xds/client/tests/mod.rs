@@ -7,7 +7,6 @@ mod unchanged;
 mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,7 +27,6 @@ struct Taken {
     /// Whether each response names everything.
     whole: bool,
     names: BTreeSet<String>,
-    members: BTreeMap<String, Vec<Arc<str>>>,
     log: Vec<String>,
 }
 
@@ -43,10 +41,6 @@ impl Resources for Taken {
             _ => {}
         }
         self.names.insert(name.to_string());
-        let body = String::from_utf8_lossy(resource.body.as_deref().unwrap_or_default());
-        let of = body.strip_prefix("of ").map(|of| of.split(' '));
-        let of = of.into_iter().flatten().map(Arc::from).collect();
-        self.members.insert(name.to_string(), of);
         self.log.push(format!("+{name}"));
         Ok(())
     }
@@ -56,11 +50,6 @@ impl Resources for Taken {
             self.log.push(format!("?{name}"));
         }
         self.stands_in
-    }
-
-    /// What stands in the body.
-    fn members_of(&self, _: &'static str, name: &str) -> Vec<Arc<str>> {
-        self.members.get(name).cloned().unwrap_or_default()
     }
 
     fn reads(&self, _: &str) -> bool {
@@ -108,7 +97,6 @@ fn resource(type_url: &str, name: &str, version: &str) -> Resource {
     Resource {
         name: name.into(),
         version: version.into(),
-        aliases: Vec::new(),
         body: Some(Bytes::from_static(b"good")),
         body_type: type_url.to_owned(),
     }
@@ -118,13 +106,6 @@ fn bad(type_url: &str, name: &str, version: &str) -> Resource {
     Resource {
         body: Some(Bytes::from_static(b"bad")),
         ..resource(type_url, name, version)
-    }
-}
-
-fn with_alias(name: &str, alias: &str) -> Resource {
-    Resource {
-        aliases: vec![alias.to_owned()],
-        ..resource(SOME, name, "1")
     }
 }
 
@@ -412,8 +393,8 @@ fn synced_is_after_the_first_useful_response_of_each_wildcard_type() {
 #[test]
 fn what_was_read_from_the_disk_is_claimed_and_can_be_removed() {
     let (mut client, mut taken) = client();
-    assert!(client.restore(ALL, "a", "1", 0, &[]));
-    assert!(!client.restore("other", "a", "1", 0, &[]) && !client.restore(ALL, "*", "1", 0, &[]));
+    assert!(client.restore(ALL, "a", "1", 0));
+    assert!(!client.restore("other", "a", "1", 0) && !client.restore(ALL, "*", "1", 0));
     assert!(!client.is_synced());
     let first = client.connected();
     assert_eq!(first[0].initial_versions, versions(&[("a", "1")]));

@@ -1,14 +1,6 @@
-//! What is asked for by name, and what comes with it.
+//! Subscription by name.
 
 use super::*;
-
-/// A resource that is a member of others, as a workload is of its services.
-fn member(name: &str, version: &str, of: &str) -> Resource {
-    Resource {
-        body: Some(Bytes::from(format!("of {of}"))),
-        ..resource(SOME, name, version)
-    }
-}
 
 fn change(subscribe: &[&str], unsubscribe: &[&str]) -> Request {
     Request {
@@ -42,88 +34,41 @@ fn names_are_wanted_by_requests_of_their_own() {
     assert!(answers[0].subscribe.is_empty());
     assert_eq!(
         want(&mut client, &mut taken, &["b"]),
-        [change(&["b"], &[]), change(&["b"], &["a"])]
+        [change(&["b"], &[]), change(&[], &["a"])]
     );
     assert_eq!(taken.log, ["+a", "-a"]);
-}
-
-#[test]
-fn what_is_wanted_without_a_stream_is_asked_for_on_the_next_one() {
-    let (mut client, mut taken) = client();
-    let names = ["a", "b", "net/10.0.0.1", "d"];
-    assert_eq!(want(&mut client, &mut taken, &names), []);
-    client.connected();
-    let sent = [resource(SOME, "a", "1"), with_alias("c", "net/10.0.0.1")];
-    client.received(response(SOME, sent), &mut taken);
-    client.disconnected(End::Clean);
-    assert_eq!(want(&mut client, &mut taken, &names[..3]), []);
-    let expected = Request {
-        initial_versions: versions(&[("a", "1"), ("b", ""), ("c", "1")]),
-        with_node: true,
-        ..change(&names[..3], &[])
-    };
-    assert_eq!(client.connected()[1], expected);
-}
-
-#[test]
-fn members_come_and_go_with_what_they_are_members_of() {
-    let (mut client, mut taken) = connected();
-    want(&mut client, &mut taken, &["ns/a", "ns/b"]);
-    let sent = [
-        member("pod-1", "1", "ns/a"),
-        member("pod-2", "1", "ns/a ns/b"),
-        member("pod-3", "1", "ns/c"),
-        resource(SOME, "ns/a", "1"),
-    ];
-    client.received(response(SOME, sent), &mut taken);
-    assert_eq!(taken.log[2..4], ["+pod-3", "-pod-3"], "nobody wants it");
-    assert_eq!(client.held(SOME), 3);
-
-    client.disconnected(End::Clean);
-    let claimed = versions(&[("ns/a", "1"), ("pod-1", "1"), ("pod-2", "1")]);
-    assert_eq!(client.connected()[1].initial_versions, claimed);
-
-    taken.log.clear();
-    let sent = want(&mut client, &mut taken, &["ns/b"]);
-    assert_eq!(sent, [change(&["ns/b"], &["ns/a", "pod-1"])]);
-    assert_eq!(taken.log, ["-ns/a", "-pod-1"]);
-    let sent = [member("pod-1", "2", "ns/a"), member("pod-2", "2", "ns/a")];
-    client.received(response(SOME, sent), &mut taken);
-    assert_eq!(client.held(SOME), 0, "pod-2 is a member of it no more");
+    // It was under way when it was forgotten.
+    client.received(response(SOME, [resource(SOME, "a", "2")]), &mut taken);
+    assert_eq!(client.held(SOME), 0);
     want(&mut client, &mut taken, &[]);
     assert_eq!(client.usage.held(), (0, 0));
 }
 
 #[test]
-fn what_is_forgotten_by_one_name_stays_for_another() {
-    let (mut client, mut taken) = connected();
-    want(&mut client, &mut taken, &["ip", "pod"]);
-    client.received(response(SOME, [with_alias("pod", "ip")]), &mut taken);
-    want(&mut client, &mut taken, &["ip"]);
-    assert_eq!(client.held(SOME), 1);
-    want(&mut client, &mut taken, &[]);
-    assert_eq!(taken.log, ["+pod", "-pod"]);
+fn what_is_wanted_without_a_stream_is_asked_for_on_the_next_one() {
+    let (mut client, mut taken) = client();
+    let names = ["a", "b", "d"];
+    assert_eq!(want(&mut client, &mut taken, &names), []);
+    client.connected();
+    client.received(response(SOME, [resource(SOME, "a", "1")]), &mut taken);
+    client.disconnected(End::Clean);
+    assert_eq!(want(&mut client, &mut taken, &names[..2]), []);
+    let expected = Request {
+        initial_versions: versions(&[("a", "1"), ("b", "")]),
+        with_node: true,
+        ..change(&names[..2], &[])
+    };
+    assert_eq!(client.connected()[1], expected);
 }
 
 #[test]
-fn a_name_is_answered_by_what_it_stands_for_by_a_removal_and_by_a_rejection() {
+fn a_name_is_answered_by_a_resource_by_a_removal_and_by_a_rejection() {
     let (mut client, mut taken) = connected();
-    want(
-        &mut client,
-        &mut taken,
-        &["bad", "gone", "here", "ip", "silent"],
-    );
-    assert_eq!(client.unanswered(SOME), 5);
+    want(&mut client, &mut taken, &["bad", "gone", "here", "silent"]);
+    assert_eq!(client.unanswered(SOME), 4);
     let sent = Response {
         removed: vec!["gone".to_owned()],
-        ..response(
-            SOME,
-            [
-                bad(SOME, "bad", "1"),
-                resource(SOME, "here", "1"),
-                with_alias("pod", "ip"),
-            ],
-        )
+        ..response(SOME, [bad(SOME, "bad", "1"), resource(SOME, "here", "1")])
     };
     client.received(sent, &mut taken);
     assert_eq!(client.unanswered(SOME), 1);
@@ -136,18 +81,13 @@ fn a_name_is_answered_by_what_it_stands_for_by_a_removal_and_by_a_rejection() {
 #[test]
 fn of_what_was_read_from_the_disk_stays_what_is_wanted() {
     let (mut client, mut taken) = client();
-    let service = ["ns/a".into()];
-    assert!(client.restore(SOME, "ns/a", "1", 0, &[]));
-    assert!(client.restore(SOME, "pod-1", "2", 0, &service));
-    assert!(client.restore(SOME, "ns/b", "1", 0, &[]));
-    assert!(client.restore(SOME, "pod-2", "1", 0, &["ns/b".into()]));
-    want(&mut client, &mut taken, &["ns/a"]);
-    assert_eq!(taken.log, ["-ns/b", "-pod-2"]);
+    for name in ["a", "b"] {
+        assert!(client.restore(SOME, name, "1", 0));
+    }
+    want(&mut client, &mut taken, &["a"]);
+    assert_eq!(taken.log, ["-b"]);
     assert_eq!(client.unanswered(SOME), 0, "it is held");
     let first = &client.connected()[1];
-    assert_eq!(
-        first.initial_versions,
-        versions(&[("ns/a", "1"), ("pod-1", "2")])
-    );
-    assert_eq!(first.subscribe, ["ns/a"]);
+    assert_eq!(first.initial_versions, versions(&[("a", "1")]));
+    assert_eq!(first.subscribe, ["a"]);
 }

@@ -60,29 +60,13 @@ fn a_bad_resource_that_is_sent_again_is_rejected_again() {
 #[test]
 fn what_another_run_held_without_a_version_is_decoded_once() {
     let (mut client, mut taken) = client();
-    assert!(client.restore(ALL, "a", "", 4, &[]));
+    assert!(client.restore(ALL, "a", "", 4));
     client.connected();
     for _ in 0..2 {
         let sent = response(ALL, [unversioned(ALL, "a", "good")]);
         client.received(sent, &mut taken);
     }
     assert_eq!(taken.log, ["+a"]);
-}
-
-#[test]
-fn an_alias_is_a_change() {
-    let (mut client, mut taken) = connected();
-    want(&mut client, &mut taken, &["one", "other"]);
-    for alias in ["one", "one", "other"] {
-        let sent = Resource {
-            aliases: vec![alias.into()],
-            ..unversioned(SOME, "a", "good")
-        };
-        client.received(response(SOME, [sent]), &mut taken);
-    }
-    assert_eq!(taken.log, ["+a", "+a"]);
-    want(&mut client, &mut taken, &["one"]);
-    assert_eq!(client.held(SOME), 0, "it is wanted by its last alias only");
 }
 
 #[test]

@@ -1,0 +1,77 @@
+//! Wait of readiness for the endpoints that the clusters of an Envoy control plane refer to.
+
+use std::future::pending;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::client::Client;
+use super::envoy::ENDPOINT;
+
+/// How long readiness waits for answers once all wildcard types are complete.
+const ANSWERS_MAX: Duration = Duration::from_secs(5);
+
+/// Whether all endpoints that were asked for at first have come or do not exist. Under Istio none
+/// are asked for.
+#[derive(Debug, Default)]
+pub(super) struct FirstAnswers {
+    deadline: Option<Instant>,
+    settled: bool,
+}
+
+impl FirstAnswers {
+    /// Waits until the time for answers is over; for ever where none are awaited.
+    pub(super) async fn late(&self) {
+        match self.deadline.filter(|_| !self.settled) {
+            Some(deadline) => sleep_until(deadline).await,
+            None => pending().await,
+        }
+    }
+
+    /// Returns whether each name was answered, or the time for answers is over.
+    pub(super) fn are_settled(&mut self, client: &Client) -> bool {
+        if !self.settled && client.is_synced() {
+            let now = Instant::now();
+            let deadline = *self.deadline.get_or_insert(now + ANSWERS_MAX);
+            self.settled = client.unanswered(ENDPOINT) == 0 || deadline <= now;
+        }
+        self.settled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::xds::cache::Recorder;
+    use crate::xds::client::{Mode, Response, Subscription};
+
+    #[tokio::test(start_paused = true)]
+    async fn readiness_waits_for_answers_and_not_for_ever() {
+        for answered in [true, false] {
+            let mut answers = FirstAnswers::default();
+            let endpoints = Subscription {
+                type_url: ENDPOINT,
+                mode: Mode::OnDemand,
+            };
+            let (mut client, mut store) = (Client::new(vec![endpoints]), Recorder::default());
+            client.connected();
+            let names = ["gone".to_owned()].into();
+            client.want(ENDPOINT, &names, &mut store);
+            assert!(!answers.are_settled(&client));
+            let began = Instant::now();
+            if answered {
+                let response = Response {
+                    type_url: ENDPOINT.to_owned(),
+                    removed: names.into_iter().collect(),
+                    ..Response::default()
+                };
+                client.received(response, &mut store);
+            } else {
+                answers.late().await;
+            }
+            assert!(answers.are_settled(&client));
+            let waited = Instant::now() - began;
+            assert_eq!(waited >= ANSWERS_MAX, !answered, "{waited:?}");
+        }
+    }
+}
