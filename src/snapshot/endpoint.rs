@@ -13,7 +13,7 @@ use crate::status::WorkloadLabels;
 /// One workload's address and port, as the data path dials it.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// The address to dial: `ip:15008` for HBONE, the target port for plain TCP.
+    /// The address to dial: `ip:15008` for a workload of HBONE, the target port for any other.
     pub address: SocketAddr,
     /// How it is dialled.
     pub protocol: Protocol,

@@ -17,7 +17,7 @@ use super::opened::Opened;
 use super::precedence::Claim;
 use super::tiers::Ranking;
 use super::traffic::Balancing;
-use super::usable::{undialled, unserved};
+use super::usable::{speaks_hbone, undialled, unserved};
 use super::{Endpoint, Service, Shards, Snapshot, Unused};
 use crate::status::WorkloadLabels;
 
@@ -213,9 +213,9 @@ impl Index {
         first.filter(|_| undialled(workload, &self.network, hbone_only).is_none())
     }
 
-    /// Whether HBONE listeners dial a workload.
-    fn tunnels_to(&self, workload: &mesh::Workload) -> bool {
-        !self.hbone_only || workload.protocol == Protocol::Hbone
+    /// Returns whether HBONE listeners dial a workload for a port of a service.
+    fn tunnels_to(&self, workload: &mesh::Workload, port: u16) -> bool {
+        !self.hbone_only || speaks_hbone(workload, port)
     }
 
     /// Changes the members of a service.
@@ -362,7 +362,7 @@ impl Index {
             |workload, target| match direct {
                 true => Some(target),
                 false => self
-                    .tunnels_to(workload)
+                    .tunnels_to(workload, port)
                     .then(|| dialled_port(workload, target)),
             },
         )
@@ -448,23 +448,25 @@ impl Member {
             Some(same) => Arc::clone(same),
             None => Arc::new(labels(workload)),
         };
-        let targets = workload.services.values().flat_map(mesh::Ports::values);
-        let ports: BTreeSet<_> = targets
-            .flat_map(|&target| {
-                let also = direct.then_some(target);
-                also.into_iter().chain([dialled_port(workload, target)])
-            })
-            .collect();
-        let endpoint = |port| {
+        let targets = workload.services.values().flat_map(mesh::Ports::iter);
+        // A port that is dialled for several is dialled over HBONE if it is for one.
+        let mut ports = BTreeMap::<u16, Protocol>::new();
+        for (&port, &target) in targets {
+            if direct {
+                ports.entry(target).or_default();
+            }
+            let protocol = ports.entry(dialled_port(workload, target)).or_default();
+            if speaks_hbone(workload, port) {
+                *protocol = Protocol::Hbone;
+            }
+        }
+        let endpoint = |(port, protocol)| {
             let address = SocketAddr::new(ip, port);
             let state = before.and_then(|before| before.endpoint(port));
             let state = state.filter(|old| old.address == address);
             Arc::new(Endpoint {
                 address,
-                protocol: match port {
-                    HBONE_PORT => workload.protocol,
-                    _ => Protocol::Tcp,
-                },
+                protocol,
                 weight: workload.capacity,
                 definition: Arc::clone(workload),
                 workload: Arc::clone(&labels),

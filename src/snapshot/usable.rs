@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::Snapshot;
+use super::builder::HBONE_PORT;
 use super::mesh::{Protocol, Scope, Service, Workload};
 use super::tiers::Ranking;
 
@@ -90,7 +91,9 @@ pub fn unused(
 ) -> Option<Unused> {
     let (network, hbone_only) = (snapshot.network(), snapshot.mesh.hbone_only);
     let behind = || (!service.waypoints.is_empty()).then_some(Unused::BehindWaypoint);
+    let is_silent = hbone_only && !speaks_hbone(workload, port);
     undialled(workload, network, hbone_only)
+        .or_else(|| is_silent.then_some(Unused::NoHbone))
         .or_else(|| unserved(service, workload, port))
         .or_else(|| {
             let (of, host) = ((service, port), &service.hostname);
@@ -145,13 +148,27 @@ pub(super) fn undialled(workload: &Workload, network: &str, hbone_only: bool) ->
         Some(Unused::StandsForGateway)
     } else if !workload.network.is_empty() && *workload.network != *network {
         Some(Unused::OtherNetwork(workload.network.to_string()))
-    } else if hbone_only && workload.protocol != Protocol::Hbone {
+    } else if hbone_only && !has_hbone_port(workload) {
         Some(Unused::NoHbone)
     } else if workload.addresses.is_empty() {
         Some(Unused::NoAddress)
     } else {
         None
     }
+}
+
+/// Returns whether a workload is dialled over HBONE for a port of a service.
+///
+/// Istiod sends the pods of waypoints and gateways with `tunnel_protocol: NONE`, and ztunnel dials
+/// a waypoint over HBONE regardless: at the endpoints of service port 15008.
+pub(super) fn speaks_hbone(workload: &Workload, port: u16) -> bool {
+    workload.protocol == Protocol::Hbone || port == HBONE_PORT
+}
+
+/// Returns whether a workload is dialled over HBONE for some port of some service.
+fn has_hbone_port(workload: &Workload) -> bool {
+    let mut services = workload.services.values();
+    workload.protocol == Protocol::Hbone || services.any(|ports| ports.get(&HBONE_PORT).is_some())
 }
 
 #[cfg(test)]
@@ -239,6 +256,18 @@ mod tests {
         plain.services = [("app/echo.app".into(), [(80, 0)].into())].into();
         let without_port = why(&service(), &plain, false, 80);
         assert_eq!(without_port, Some(Unused::NoTargetPort));
+    }
+
+    #[test]
+    fn istiod_1_who_is_sent_without_hbone_is_dialled_over_it_at_the_port_of_hbone_alone() {
+        let mut service = service();
+        service.ports.insert(15008, 15008);
+        let mut gateway = workload();
+        gateway.protocol = Protocol::Tcp;
+        assert_eq!(why(&service, &gateway, true, 15008), Some(Unused::NoHbone));
+        gateway.services = [("app/echo.app".into(), [(80, 80), (15008, 15008)].into())].into();
+        assert_eq!(why(&service, &gateway, true, 15008), None);
+        assert_eq!(why(&service, &gateway, true, 80), Some(Unused::NoHbone));
     }
 
     #[test]

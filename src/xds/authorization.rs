@@ -4,7 +4,8 @@
 //! one rejects all of it: fields, enum values, kinds of conditions, addresses of no length that
 //! exists, and extensions. Those of a match narrow or widen it; what those of a policy do is
 //! theirs to say, so that neither can be passed over. ztunnel drops such addresses, which can leave
-//! a list empty, and an empty list asks for nothing (contract 5).
+//! a list empty, and an empty list asks for nothing (contract 5). A value that nothing can have,
+//! such as port 0, is no mistake: it matches nothing.
 
 use std::net::IpAddr;
 
@@ -66,9 +67,6 @@ pub fn known_fields(body: &[u8]) -> Result<(), String> {
 
 /// Reads a policy.
 pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
-    if from.name.is_empty() {
-        return Err("authorization.name: empty".to_owned());
-    }
     let namespace =
         namespace(from.namespace).map_err(|why| format!("authorization.namespace: {why}"))?;
     let scope = scope(from.scope)
@@ -110,8 +108,13 @@ fn one_match(from: proto::Match) -> Result<Match, String> {
     no_extension(&from.extensions)?;
     let texts = |field, list| each(field, list, string_match);
     let nets = |field, list| each(field, list, net);
-    let ports = |field, list| each(field, list, |port| number(port, 1).map_err(at_itself));
-    let accounts = |field, list| each(field, list, account);
+    // No connection has port 0, so that what is no port matches none.
+    let ports = |list: Vec<u32>| list.into_iter().map(number).collect();
+    let accounts = |list: Vec<proto::ServiceAccountMatch>| {
+        let list = list.into_iter();
+        list.map(|one| (one.namespace, one.service_account))
+            .collect()
+    };
     Ok(Match {
         namespaces: Condition {
             any: texts("namespaces", from.namespaces)?,
@@ -122,8 +125,8 @@ fn one_match(from: proto::Match) -> Result<Match, String> {
             none: texts("not_principals", from.not_principals)?,
         },
         service_accounts: Condition {
-            any: accounts("service_accounts", from.service_accounts)?,
-            none: accounts("not_service_accounts", from.not_service_accounts)?,
+            any: accounts(from.service_accounts),
+            none: accounts(from.not_service_accounts),
         },
         source_ips: Condition {
             any: nets("source_ips", from.source_ips)?,
@@ -134,8 +137,8 @@ fn one_match(from: proto::Match) -> Result<Match, String> {
             none: nets("not_destination_ips", from.not_destination_ips)?,
         },
         destination_ports: Condition {
-            any: ports("destination_ports", from.destination_ports)?,
-            none: ports("not_destination_ports", from.not_destination_ports)?,
+            any: ports(from.destination_ports),
+            none: ports(from.not_destination_ports),
         },
     })
 }
@@ -148,16 +151,6 @@ fn string_match(from: proto::StringMatch) -> Result<StringMatch, String> {
         Some(MatchType::Presence(())) => StringMatch::Presence,
         None => return Err(": of an unknown kind".to_owned()),
     })
-}
-
-fn account(from: proto::ServiceAccountMatch) -> Result<(String, String), String> {
-    if from.namespace.is_empty() {
-        return Err(".namespace: empty".to_owned());
-    }
-    if from.service_account.is_empty() {
-        return Err(".service_account: empty".to_owned());
-    }
-    Ok((from.namespace, from.service_account))
 }
 
 /// A range. One of IPv4 inside IPv6 becomes one of IPv4, as the addresses do that are looked for.
@@ -192,10 +185,6 @@ fn no_extension(from: &[proto::Extension]) -> Result<(), String> {
     };
     let name = super::wds::shown(&first.name);
     Err(format!("extensions[0]: {name} is not understood"))
-}
-
-fn at_itself(why: String) -> String {
-    format!(": {why}")
 }
 
 /// Reads every entry of a list. What is wrong with one begins with `.` and a field of it, or with
@@ -392,9 +381,7 @@ mod tests {
         }]
     }
 
-    const WRONG_POLICIES: [Wrong<proto::Authorization>; 6] = [
-        (|p| p.name.clear(), "authorization.name: empty"),
-        (|p| p.namespace.clear(), "authorization.namespace: empty"),
+    const WRONG_POLICIES: [Wrong<proto::Authorization>; 4] = [
         (
             |p| p.namespace = "a/b".into(),
             "authorization.namespace: `a/b` has a slash",
@@ -407,7 +394,7 @@ mod tests {
         ),
     ];
 
-    const WRONG_MATCHES: [Wrong<proto::Match>; 10] = [
+    const WRONG_MATCHES: [Wrong<proto::Match>; 6] = [
         (
             |m| m.extensions = extension(),
             ".extensions[0]: `x` is not understood",
@@ -432,23 +419,27 @@ mod tests {
             |m| m.not_destination_ips = range(&[1; 16], 300),
             ".not_destination_ips[0].length: 300, want at most the address has",
         ),
-        (
-            |m| m.destination_ports = vec![80, 0],
-            ".destination_ports[1]: 0, want 1 to 65535",
-        ),
-        (
-            |m| m.not_destination_ports = vec![65536],
-            ".not_destination_ports[0]: 65536, want 1 to 65535",
-        ),
-        (
-            |m| m.service_accounts = account("", "b"),
-            ".service_accounts[0].namespace: empty",
-        ),
-        (
-            |m| m.not_service_accounts = account("a", ""),
-            ".not_service_accounts[0].service_account: empty",
-        ),
     ];
+
+    #[test]
+    fn istiod_4_a_value_that_nothing_can_have_is_accepted_and_matches_nothing() {
+        let one = proto::Match {
+            destination_ports: vec![80, 0, 65536 + 81],
+            not_destination_ports: vec![u32::MAX],
+            service_accounts: account("", "b"),
+            not_service_accounts: account("a", ""),
+            ..proto::Match::default()
+        };
+        let mut from = with(one);
+        from.name.clear();
+        from.namespace.clear();
+        let got = policy(from).expect("a policy");
+        let one = &got.rules[1].clauses[0].matches[0];
+        assert_eq!(one.destination_ports.any, [80, 0, 0]);
+        assert_eq!(one.destination_ports.none, [0]);
+        assert_eq!(one.service_accounts.any, [(String::new(), "b".to_owned())]);
+        assert_eq!(one.service_accounts.none, [("a".to_owned(), String::new())]);
+    }
 
     #[test]
     fn a_policy_that_is_wrong_is_rejected_by_its_field() {

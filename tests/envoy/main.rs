@@ -34,3 +34,5 @@ mod support;
 mod tests;
 #[cfg(test)]
 mod traffic;
+#[cfg(test)]
+mod waypoint;

@@ -1,10 +1,12 @@
 //! Records that istiod sends and ztunnel accepts, whether they can be dialled or not.
 
-use strait::xds::store::ADDRESS;
+use strait::grpc::security::{Action, Authorization, Clause, Match, Rule, Scope};
+use strait::grpc::workload::{ApplicationTunnel, Port, TunnelProtocol, address};
+use strait::xds::store::{ADDRESS, AUTHORIZATION};
 
 use crate::istio::{asks, gateway};
 use crate::support::istiod::{Istiod, NAME};
-use crate::support::wds::{SERVICE, bytes, service, split_horizon, workload};
+use crate::support::wds::{SERVICE, bytes, changed, policy, service, split_horizon, workload};
 use crate::support::{Endpoint, Net, identities, run, until};
 
 #[test]
@@ -24,5 +26,57 @@ fn istiod_4_the_record_of_a_remote_service_with_a_named_port_is_held() {
         assert_eq!(istiod.rejections(), [""; 0]);
         let dump = async || gateway.http(15000, "GET", "/config_dump").await.1;
         until("the record", dump, |dump| dump.contains(&uid)).await;
+        let (_, page, _) = gateway.asked(&["status", "app/echo"]).await;
+        assert!(page.contains("stands for the gateway"), "{page}");
+    });
+}
+
+#[test]
+fn istiod_4_records_that_ztunnel_accepts_are_not_rejected() {
+    run(async {
+        let net = Net::new();
+        let mut gateway = gateway(net, NAME);
+        let istiod = Istiod::default();
+        let mut odd = service();
+        if let Some(address::Type::Service(service)) = &mut odd.r#type {
+            let port = |service_port, target_port| Port {
+                service_port,
+                target_port,
+                ..Port::default()
+            };
+            service
+                .ports
+                .extend([port(0, 80), port(81, 70_000), port(70_000, 80)]);
+        }
+        istiod.put(ADDRESS, SERVICE, &odd);
+        let plain = changed("plain", bytes(net.ip(12)), |plain| {
+            plain.tunnel_protocol = TunnelProtocol::None.into();
+            plain.application_tunnel = Some(ApplicationTunnel {
+                port: 70_000,
+                ..ApplicationTunnel::default()
+            });
+            for list in plain.services.values_mut() {
+                list.ports[0].target_port = 0;
+            }
+        });
+        istiod.put(ADDRESS, "plain", &plain);
+        istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
+        let matches = vec![Match {
+            destination_ports: vec![0, 70_000],
+            ..Match::default()
+        }];
+        let rules = vec![Rule {
+            clauses: vec![Clause { matches }],
+        }];
+        let policy = Authorization {
+            rules,
+            ..policy("ports", Scope::Namespace, Action::Deny, "shop")
+        };
+        istiod.put(AUTHORIZATION, "app/ports", &policy);
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready().await;
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        asks(&gateway).await.expect("a tunnel");
+        assert_eq!(istiod.rejections(), [""; 0]);
     });
 }

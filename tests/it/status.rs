@@ -2,7 +2,7 @@
 
 use prost::Message as _;
 use serde_json::Value;
-use strait::grpc::security::{Authorization, Clause, Match, Rule};
+use strait::grpc::security::{self, Authorization, Clause, Match, Rule};
 use strait::grpc::workload::{
     Address, GatewayAddress, NetworkAddress, TunnelProtocol, Workload, WorkloadStatus, address,
     gateway_address,
@@ -24,9 +24,14 @@ async fn json(gateway: &Gateway) -> (i32, Value) {
     )
 }
 
-fn policy(port: u32) -> Authorization {
+/// A policy about sources of the range `address/8`.
+fn policy(address: Vec<u8>) -> Authorization {
+    let range = security::Address {
+        address: address.into(),
+        length: 8,
+    };
     let one = Match {
-        destination_ports: vec![port],
+        source_ips: vec![range],
         ..Match::default()
     };
     let clauses = vec![Clause { matches: vec![one] }];
@@ -48,13 +53,13 @@ fn changed(uid: &str, ip: Vec<u8>, change: impl FnOnce(&mut Workload)) -> Addres
     of
 }
 
-/// A service `app/other` with a port that none can have.
+/// A service `app/other` with an address of no length that exists.
 fn bad_service() -> Address {
     Address {
         r#type: service().r#type.map(|of| match of {
             address::Type::Service(mut service) => {
                 service.hostname = "other".into();
-                service.ports[0].service_port = 70_000;
+                service.addresses[0].address = vec![1; 5].into();
                 address::Type::Service(service)
             }
             other => other,
@@ -78,7 +83,7 @@ fn half_of_a_first_push_is_bad_and_the_status_says_what_and_why() {
                 ("good", workload("good", bytes(net.ip(11))).encode_to_vec()),
             ],
         );
-        istiod.put(AUTHORIZATION, "other/p", &policy(70_000));
+        istiod.put(AUTHORIZATION, "other/p", &policy(vec![10; 5]));
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
         asks(&gateway).await.expect("the good ones are live");
@@ -86,10 +91,10 @@ fn half_of_a_first_push_is_bad_and_the_status_says_what_and_why() {
         let rejections = istiod.rejections().join("; ");
         let wanted = [
             ("bad", "workload.addresses[0]"),
-            ("app/other", "service.ports[0].service_port"),
+            ("app/other", "service.addresses[0].address"),
             (
                 "other/p",
-                "authorization.rules[0].clauses[0].matches[0].destination_ports",
+                "authorization.rules[0].clauses[0].matches[0].source_ips",
             ),
         ];
         for (name, field) in wanted {
@@ -124,7 +129,7 @@ fn half_of_a_first_push_is_bad_and_the_status_says_what_and_why() {
 
         istiod.put(ADDRESS, "bad", &workload("bad", bytes(net.ip(12))));
         istiod.remove(ADDRESS, "app/other");
-        istiod.put(AUTHORIZATION, "other/p", &policy(7));
+        istiod.put(AUTHORIZATION, "other/p", &policy(vec![10; 4]));
         let problems = async || json(&gateway).await.1["problems"].clone();
         until("no problem", problems, |problems| {
             problems.as_array().is_some_and(Vec::is_empty)

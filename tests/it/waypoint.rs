@@ -171,6 +171,24 @@ impl Mesh {
 }
 
 #[test]
+fn istiod_1_a_tunnel_reaches_a_waypoint_that_is_sent_without_hbone() {
+    run(async {
+        let mesh = Mesh::start(&[("one", 1)]).await;
+        assert_eq!(mesh.asks(CLIENT, &[]).await, Ok(ONE));
+        let arguments = ["explain", "--from", CLIENT, "--to", ECHO];
+        let (code, text, _) = mesh.gateway.asked(&arguments).await;
+        assert_eq!(code, 0, "{text}");
+        let is_row = |line: &str| line.contains("one") && line.contains(":15008");
+        assert!(text.lines().any(is_row), "{text}");
+        // At its other port it has no endpoint.
+        let (_, page, _) = mesh.gateway.asked(&["status", "app/one"]).await;
+        let line = page.lines().find(|line| line.contains("15021"));
+        assert!(line.is_some(), "{page}");
+        assert!(page.contains("it does not speak HBONE"), "{page}");
+    });
+}
+
+#[test]
 fn a_tunnel_goes_by_the_waypoint_unless_one_that_is_believed_has_done_its_work() {
     run(async {
         let mesh = Mesh::start(&[("one", 1)]).await;

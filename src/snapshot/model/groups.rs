@@ -87,7 +87,7 @@ pub(super) fn balance(rng: &mut Rng, service: &mut Service) {
                 drops: Vec::new(),
             });
             // The same for each port that a service can have.
-            let ports = (80..83).map(|port| (port, Arc::clone(&assignment)));
+            let ports = (0..3).map(|at| (super::port(at), Arc::clone(&assignment)));
             service.assignments = ports.collect();
         }
         _ => {}

@@ -159,7 +159,8 @@ fn members<'a>(mesh: &'a Mesh, service: &Service, port: u16) -> Vec<(&'a Workloa
             continue;
         };
         let is_here = workload.network.is_empty() || &*workload.network == NETWORK;
-        let is_spoken = !mesh.hbone_only || workload.protocol == Protocol::Hbone;
+        let speaks = workload.protocol == Protocol::Hbone || port == HBONE_PORT;
+        let is_spoken = !mesh.hbone_only || speaks;
         let direct = workload.network_gateway.is_none();
         if is_here && is_spoken && direct && workload.capacity > 0 {
             let port = match workload.protocol {
@@ -225,7 +226,7 @@ fn service(rng: &mut Rng, (namespace, hostname): (&str, &str)) -> Service {
         namespace: namespace.into(),
         hostname: hostname.into(),
         vips: (0..rng.u8(..3)).map(|_| vip(rng)).collect(),
-        ports: (0..rng.u16(..3)).map(|at| (80 + at, 0)).collect(),
+        ports: (0..rng.u16(..3)).map(|at| (port(at), 0)).collect(),
         waypoints: (0..rng.usize(..8) / 7).map(|_| waypoint.clone()).collect(),
         passthrough: rng.u8(..10) == 0,
         canonical: rng.u8(..3) == 0,
@@ -236,12 +237,17 @@ fn service(rng: &mut Rng, (namespace, hostname): (&str, &str)) -> Service {
     service
 }
 
+/// Returns the port of HBONE for the second port of a service: who has it is dialled over HBONE.
+fn port(at: u16) -> u16 {
+    if at == 1 { HBONE_PORT } else { 80 + at }
+}
+
 fn workload(rng: &mut Rng, uid: &str) -> Workload {
     let place = Place::Name("ns-0/gateway".into());
     let gateway = Box::new(GatewayAddress { place, port: 15008 });
     let ports = |rng: &mut Rng| {
-        let port = |at| (80 + at, 8080 + at % 2);
-        (0..rng.u16(..4)).map(port).collect()
+        let target = |at| (port(at), 8080 + at % 2);
+        (0..rng.u16(..4)).map(target).collect()
     };
     let named = |rng: &mut Rng| {
         (

@@ -47,7 +47,7 @@ fn workload(uid: &str, version: &str) -> Resource {
     resource(ADDRESS, uid, version, &message)
 }
 
-/// A policy; one for port 65536 cannot be read.
+/// A policy about a port. With a number that is no port, its action is one that nobody knows.
 fn policy(port: u32, version: &str) -> Resource {
     let one = security::Match {
         destination_ports: vec![port],
@@ -60,6 +60,7 @@ fn policy(port: u32, version: &str) -> Resource {
         rules: vec![security::Rule {
             clauses: vec![clause],
         }],
+        action: if (1..=65535).contains(&port) { 0 } else { 9 },
         ..security::Authorization::default()
     };
     resource(AUTHORIZATION, "app/p", version, &message)

@@ -27,7 +27,7 @@ use crate::grpc::endpoint::locality_lb_endpoints::LbConfig;
 use crate::grpc::number::fractional_percent::DenominatorType;
 use crate::snapshot::mesh::{Locality, Protocol, Workload};
 use crate::wire::{Authority, Host};
-use crate::xds::wds::{number, shown};
+use crate::xds::wds::shown;
 use crate::xds::words::Words;
 
 /// Localities of an assignment, at all its priorities.
@@ -322,7 +322,11 @@ fn socket(from: core::SocketAddress) -> Result<Result<(Place, u16), String>, Str
         }
         None => 0,
     };
-    let port = number(port, 1).map_err(|why| format!("port_value: {why}"))?;
+    if port == 0 {
+        return Ok(Err(format!("{address} has no port")));
+    }
+    let port =
+        u16::try_from(port).map_err(|_| format!("port_value: {port}, want at most 65535"))?;
     if let Ok(ip) = from.address.parse::<IpAddr>() {
         return Ok(Ok((Place::At(ip.to_canonical()), port)));
     }

@@ -47,6 +47,7 @@ fn service(namespace: &str, canonical: bool) -> Resource {
     resource(&format!("{namespace}/Echo.app"), ADDRESS, &message)
 }
 
+/// A policy about a port. With a number that is no port, its action is one that nobody knows.
 fn policy(scope: i32, port: u32) -> Resource {
     let one = security::Match {
         destination_ports: vec![port],
@@ -61,6 +62,7 @@ fn policy(scope: i32, port: u32) -> Resource {
             clauses: vec![clause],
         }],
         dry_run: port == 0,
+        action: if (1..=65535).contains(&port) { 0 } else { 9 },
         ..security::Authorization::default()
     };
     resource("app/p", AUTHORIZATION, &message)

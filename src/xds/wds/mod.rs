@@ -1,8 +1,10 @@
 //! From the messages of WDS to services and workloads, by the ingestion rules of contract 3.
 //!
-//! What is wrong in a resource rejects all of it, and the error names the field: a mesh that is
-//! understood in part would be routed in part. A value of an enum that we do not know is no
-//! mistake, because istiod may be newer than we are; it means what is safe:
+//! What ztunnel accepts is accepted, but for lists beyond our limits and namespaces with a slash. A
+//! field that only dialing or finding needs makes what it is about unreachable, and no more. What
+//! else is wrong in a resource rejects all of it, and the error names the field. A value of an enum
+//! that we do not know is no mistake, because istiod may be newer than we are; it means what is
+//! safe:
 //!
 //! | field | an unknown value means |
 //! |---|---|
@@ -15,8 +17,8 @@
 //! | `load_balancing.routing_preference` | the preferences end before it |
 //! | `load_balancing.health_policy` | healthy endpoints only |
 //!
-//! Passed over are `extensions`, `ip_families`, `app_protocol` and `native_tunnel`, which say
-//! nothing to a gateway; a workload's `waypoint` and `application_tunnel` are checked for their
+//! Passed over are `extensions`, `ip_families`, `app_protocol`, `native_tunnel` and
+//! `application_tunnel`, which say nothing to a gateway; a workload's `waypoint` is checked for its
 //! form. Special records of remote networks are workloads like others: the builder tells them by
 //! their uid. So are endpoints without HBONE, which it skips where the mesh says so.
 
@@ -27,7 +29,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::names::{normal_hostname, service_key};
+use super::names::normal_hostname;
 use super::words::Words;
 use crate::grpc::workload as proto;
 use crate::grpc::workload::gateway_address::Destination;
@@ -55,8 +57,8 @@ const WAYPOINTS_MAX: usize = 64;
 /// Reads a service.
 pub fn service(from: proto::Service) -> Result<Service, String> {
     let namespace = namespace(from.namespace).map_err(|why| format!("service.namespace: {why}"))?;
-    let hostname = hostname(&from.hostname).map_err(|why| format!("service.hostname: {why}"))?;
-    let ports = ports(&from.ports, 0).map_err(|why| format!("service.{why}"))?;
+    let hostname = hostname(&from.hostname);
+    let ports = ports(&from.ports).map_err(|why| format!("service.{why}"))?;
     few(
         "service.subject_alt_names",
         from.subject_alt_names.len(),
@@ -109,17 +111,12 @@ fn vips(from: Vec<proto::NetworkAddress>) -> Result<Vec<(String, IpAddr)>, Strin
     Ok(vips)
 }
 
-/// The address, and whether it stands for more than itself.
+/// Returns the address, and whether it stands for more than itself.
 fn network_address(from: &proto::NetworkAddress) -> Result<(IpAddr, bool), String> {
     let ip = ip(&from.address).map_err(|why| format!("address: {why}"))?;
     let bits = from.address.len() * 8;
-    match from.length {
-        Some(length) if length as usize > bits => {
-            Err(format!("length: {length}, want at most {bits}"))
-        }
-        Some(length) => Ok((ip, (length as usize) < bits)),
-        None => Ok((ip, false)),
-    }
+    let is_range = from.length.is_some_and(|length| length as usize != bits);
+    Ok((ip, is_range))
 }
 
 /// The waypoints of a service. Those with weights win over the one without.
@@ -179,9 +176,6 @@ pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workl
             .transpose()
     };
     let has_waypoint = gateway("waypoint", from.waypoint)?.is_some();
-    if let Some(tunnel) = from.application_tunnel {
-        number(tunnel.port, 0).map_err(|why| format!("workload.application_tunnel.port: {why}"))?;
-    }
     let network_gateway = gateway("network_gateway", from.network_gateway)?;
     let services = services(from.services, words)?;
     let locality = locality(&from.locality.unwrap_or_default(), words);
@@ -228,8 +222,10 @@ fn services(
     let mut services: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
     for (name, list) in from {
         let at = |why| format!("workload.services[{}]{why}", shown(&name));
-        let key = service_key(&name).ok_or_else(|| at(": want NAMESPACE/HOSTNAME".to_owned()))?;
-        let ports = ports(&list.ports, 1).map_err(|why| at(format!(".{why}")))?;
+        let parts = name.split_once('/');
+        let (namespace, host) = parts.ok_or_else(|| at(": want NAMESPACE/HOSTNAME".to_owned()))?;
+        let key = format!("{namespace}/{}", hostname(host));
+        let ports = ports(&list.ports).map_err(|why| at(format!(".{why}")))?;
         services.entry(words.share(&key)).or_default().extend(ports);
     }
     let services = services.into_iter();
@@ -247,30 +243,27 @@ fn few(field: &str, count: usize, most: usize) -> Result<(), String> {
     }
 }
 
-/// Service port to target port. A target below `target_min` is an error: 0 means a port that each
-/// workload names, so only a service may say it. Of two with one service port the last one counts.
-fn ports(from: &[proto::Port], target_min: u16) -> Result<BTreeMap<u16, u16>, String> {
+/// Returns the target port of each service port. Of two with one service port the last one counts.
+///
+/// A target that is no port, such as the 0 of a named port, is 0: the record counts, and only
+/// dialing at the target port needs it. A service port that no authority can name is passed over.
+fn ports(from: &[proto::Port]) -> Result<BTreeMap<u16, u16>, String> {
     few("ports", from.len(), PORTS_MAX)?;
-    let mut ports = BTreeMap::new();
-    for (index, port) in from.iter().enumerate() {
-        let at = |field, why| format!("ports[{index}].{field}: {why}");
-        let service = number(port.service_port, 1).map_err(|why| at("service_port", why))?;
-        let target = number(port.target_port, target_min).map_err(|why| at("target_port", why))?;
-        ports.insert(service, target);
-    }
-    Ok(ports)
+    let ports = from.iter().filter_map(|port| {
+        let service = number(port.service_port);
+        (service != 0).then(|| (service, number(port.target_port)))
+    });
+    Ok(ports.collect())
 }
 
-/// A gateway or a waypoint. Port 0, which istiod leaves where a gateway does not say its own,
-/// means the port of HBONE.
+/// Reads a gateway or a waypoint. What is no port, such as the 0 that istiod leaves where a gateway
+/// does not say its own, means the port of HBONE.
 fn gateway(from: proto::GatewayAddress) -> Result<GatewayAddress, String> {
     let place = match from.destination {
         Some(Destination::Hostname(name)) => {
             let namespace = namespace(name.namespace)
                 .map_err(|why| format!("destination.hostname.namespace: {why}"))?;
-            let hostname = hostname(&name.hostname)
-                .map_err(|why| format!("destination.hostname.hostname: {why}"))?;
-            Place::Name(format!("{namespace}/{hostname}"))
+            Place::Name(format!("{namespace}/{}", hostname(&name.hostname)))
         }
         Some(Destination::Address(address)) => {
             let (ip, _) =
@@ -279,11 +272,11 @@ fn gateway(from: proto::GatewayAddress) -> Result<GatewayAddress, String> {
         }
         None => return Err("destination: neither hostname nor address".to_owned()),
     };
-    let port = number(from.hbone_mtls_port, 0).map_err(|why| format!("hbone_mtls_port: {why}"))?;
-    Ok(GatewayAddress {
-        place,
-        port: if port == 0 { HBONE_PORT } else { port },
-    })
+    let port = match number(from.hbone_mtls_port) {
+        0 => HBONE_PORT,
+        port => port,
+    };
+    Ok(GatewayAddress { place, port })
 }
 
 fn protocol(from: i32) -> Protocol {
@@ -322,28 +315,23 @@ pub(super) fn ip(bytes: &[u8]) -> Result<IpAddr, String> {
         .map_err(|_| format!("{} bytes, want 4 or 16", bytes.len()))
 }
 
-/// A port.
-pub(super) fn number(value: u32, min: u16) -> Result<u16, String> {
-    u16::try_from(value)
-        .ok()
-        .filter(|port| *port >= min)
-        .ok_or_else(|| format!("{value}, want {min} to 65535"))
+/// Returns the port, or 0 for a number that is none.
+pub(super) fn number(value: u32) -> u16 {
+    u16::try_from(value).unwrap_or(0)
 }
 
-/// A namespace, which is a part of names such as `namespace/hostname`.
+/// Returns the namespace. With a slash, names such as `namespace/hostname` would mean two things.
 pub(super) fn namespace(text: String) -> Result<String, String> {
-    match text {
-        text if text.is_empty() => Err("empty".to_owned()),
-        text if text.contains('/') => Err(format!("{} has a slash", shown(&text))),
-        text => Ok(text),
+    match text.contains('/') {
+        true => Err(format!("{} has a slash", shown(&text))),
+        false => Ok(text),
     }
 }
 
-fn hostname(text: &str) -> Result<String, String> {
-    if text.is_empty() {
-        return Err("empty".to_owned());
-    }
-    normal_hostname(text).ok_or_else(|| format!("{} is not a host name", shown(text)))
+/// Returns the hostname in its normal form. One that no authority can name is kept, escaped: the
+/// record counts, and nobody finds it by that name.
+fn hostname(text: &str) -> String {
+    normal_hostname(text).unwrap_or_else(|| text.escape_debug().to_string())
 }
 
 /// What a message shows of a text that may be anything.

@@ -283,7 +283,7 @@ fn claim(from: &mut proto::Workload, name: &str, ports: Vec<proto::Port>) {
         .insert(name.to_owned(), proto::PortList { ports });
 }
 
-const WRONG_WORKLOADS: [Wrong<proto::Workload>; 20] = [
+const WRONG_WORKLOADS: [Wrong<proto::Workload>; 11] = [
     (
         |w| w.addresses = vec![Bytes::from_static(&[10, 0, 0, 1]); 65],
         "workload.addresses: 65 entries, and at most 64 are taken",
@@ -301,7 +301,6 @@ const WRONG_WORKLOADS: [Wrong<proto::Workload>; 20] = [
         "workload.services[`app/a`].ports: 1025 entries, and at most 1024 are taken",
     ),
     (|w| w.uid.clear(), "workload.uid: empty"),
-    (|w| w.namespace.clear(), "workload.namespace: empty"),
     (
         |w| w.namespace = "a/b".into(),
         "workload.namespace: `a/b` has a slash",
@@ -323,47 +322,66 @@ const WRONG_WORKLOADS: [Wrong<proto::Workload>; 20] = [
         "workload.network_gateway.destination.address.address: 1 bytes, want 4 or 16",
     ),
     (
-        |w| w.network_gateway = Some(by_address(&[1; 4], 65536)),
-        "workload.network_gateway.hbone_mtls_port: 65536, want 0 to 65535",
-    ),
-    (
-        |w| w.network_gateway = Some(by_name("", "a")),
-        "workload.network_gateway.destination.hostname.namespace: empty",
-    ),
-    (
-        |w| w.network_gateway = Some(by_name("a", "")),
-        "workload.network_gateway.destination.hostname.hostname: empty",
-    ),
-    (
-        |w| {
-            w.application_tunnel = Some(proto::ApplicationTunnel {
-                protocol: 1,
-                port: 70_000,
-            });
-        },
-        "workload.application_tunnel.port: 70000, want 0 to 65535",
-    ),
-    (
         |w| claim(w, "echo.app", vec![]),
         "workload.services[`echo.app`]: want NAMESPACE/HOSTNAME",
     ),
-    (
-        |w| claim(w, "app/a\nb", vec![]),
-        "workload.services[`app/a\\nb`]: want NAMESPACE/HOSTNAME",
-    ),
-    (
-        |w| claim(w, "app/a", vec![port(0, 1)]),
-        "workload.services[`app/a`].ports[0].service_port: 0, want 1 to 65535",
-    ),
-    (
-        |w| claim(w, "app/a", vec![port(1, 1), port(2, 0)]),
-        "workload.services[`app/a`].ports[1].target_port: 0, want 1 to 65535",
-    ),
-    (
-        |w| claim(w, "app/a", vec![port(1, 65536)]),
-        "workload.services[`app/a`].ports[0].target_port: 65536, want 1 to 65535",
-    ),
 ];
+
+#[test]
+fn istiod_4_what_only_dialing_or_finding_needs_rejects_no_workload() {
+    let got = read(|from| {
+        from.namespace.clear();
+        let ports = vec![
+            port(80, 0),
+            port(81, 65536),
+            port(0, 1),
+            port(65616, 1),
+            port(82, 82),
+        ];
+        claim(from, "app/a", ports);
+        claim(from, "/a\nb", vec![port(1, 1)]);
+        from.network_gateway = Some(by_address(&[1; 4], 65536));
+        from.waypoint = Some(by_name("", "?"));
+        from.application_tunnel = Some(proto::ApplicationTunnel {
+            protocol: 1,
+            port: 70_000,
+        });
+    });
+    let ports = [(80, 0), (81, 0), (82, 82)].into();
+    let services = [("app/a".into(), ports), ("/a\\nb".into(), [(1, 1)].into())];
+    assert_eq!(got.services, services.into());
+    assert_eq!((&*got.namespace, got.has_waypoint), ("", true));
+    let gateway = got.network_gateway.expect("a gateway");
+    assert_eq!(gateway.port, HBONE_PORT);
+}
+
+#[test]
+fn istiod_4_what_only_dialing_or_finding_needs_rejects_no_service() {
+    let got = read_service(|from| {
+        from.namespace.clear();
+        from.hostname = "a b".into();
+        from.addresses = vec![proto::NetworkAddress {
+            length: Some(33),
+            ..address(&[1; 4])
+        }];
+        from.ports = vec![
+            port(80, 65536),
+            port(0, 80),
+            port(65536, 80),
+            port(82, 8082),
+        ];
+        from.waypoint = Some(by_name("a", "?"));
+    });
+    assert_eq!((&*got.namespace, &*got.hostname), ("", "a b"));
+    assert!(got.vips.is_empty());
+    assert_eq!(got.ports, BTreeMap::from([(80, 0), (82, 8082)]));
+    let gateway = GatewayAddress {
+        place: Place::Name("a/?".into()),
+        port: HBONE_PORT,
+    };
+    assert_eq!(got.waypoints, [Waypoint { gateway, weight: 1 }]);
+    assert_eq!(&*read_service(|from| from.hostname.clear()).hostname, "");
+}
 
 #[test]
 fn a_workload_that_is_wrong_is_rejected_by_its_field() {
@@ -374,7 +392,7 @@ fn a_workload_that_is_wrong_is_rejected_by_its_field() {
     }
 }
 
-const WRONG_SERVICES: [Wrong<proto::Service>; 15] = [
+const WRONG_SERVICES: [Wrong<proto::Service>; 8] = [
     (
         |s| s.addresses = vec![address(&[10, 0, 0, 1]); 1025],
         "service.addresses: 1025 entries, and at most 1024 are taken",
@@ -391,54 +409,27 @@ const WRONG_SERVICES: [Wrong<proto::Service>; 15] = [
         |s| s.weighted_waypoints = vec![proto::WeightedWaypoint::default(); 65],
         "service.weighted_waypoints: 65 entries, and at most 64 are taken",
     ),
-    (|s| s.namespace.clear(), "service.namespace: empty"),
-    (|s| s.hostname.clear(), "service.hostname: empty"),
-    (
-        |s| s.hostname = "a b".into(),
-        "service.hostname: `a b` is not a host name",
-    ),
     (
         |s| s.addresses = vec![address(&[1; 4]), address(&[1; 3])],
         "service.addresses[1].address: 3 bytes, want 4 or 16",
-    ),
-    (
-        |s| {
-            s.addresses = vec![proto::NetworkAddress {
-                length: Some(33),
-                ..address(&[1; 4])
-            }];
-        },
-        "service.addresses[0].length: 33, want at most 32",
-    ),
-    (
-        |s| s.ports = vec![port(0, 80)],
-        "service.ports[0].service_port: 0, want 1 to 65535",
-    ),
-    (
-        |s| s.ports = vec![port(65536, 80)],
-        "service.ports[0].service_port: 65536, want 1 to 65535",
-    ),
-    (
-        |s| s.ports = vec![port(80, 65536)],
-        "service.ports[0].target_port: 65536, want 0 to 65535",
-    ),
-    (
-        |s| s.waypoint = Some(by_name("a", "?")),
-        "service.waypoint.destination.hostname.hostname: `?` is not a host name",
     ),
     (
         |s| s.weighted_waypoints = vec![proto::WeightedWaypoint::default()],
         "service.weighted_waypoints[0].destination: missing",
     ),
     (
+        |s| s.namespace = "a/b".into(),
+        "service.namespace: `a/b` has a slash",
+    ),
+    (
         |s| {
             s.weighted_waypoints = vec![proto::WeightedWaypoint {
-                destination: Some(by_address(&[1; 4], 65536)),
+                destination: Some(by_address(&[1; 5], 0)),
                 weight: 1,
             }];
         },
-        "service.weighted_waypoints[0].destination.hbone_mtls_port: 65536, \
-         want 0 to 65535",
+        "service.weighted_waypoints[0].destination.destination.address.address: 5 bytes, \
+         want 4 or 16",
     ),
 ];
 
