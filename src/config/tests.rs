@@ -58,7 +58,7 @@ fn what_is_left_out_has_its_documented_default() {
     assert_eq!(config.exposure, Exposure::default());
     assert_eq!(config.workers, 0);
     assert_eq!(config.admin.bind.to_string(), "127.0.0.1:15000");
-    assert_eq!(config.metrics.bind.to_string(), "[::]:15020");
+    assert_eq!(config.metrics.bind, [METRICS]);
     assert_eq!(config.readiness.bind.to_string(), "[::]:15021");
     assert_eq!(
         config.drain,

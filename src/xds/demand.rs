@@ -197,6 +197,9 @@ impl Services {
             }
         }
         names.extend(places);
+        // Our own pod's record has our locality.
+        let own = snapshot.balancing.position.record.as_deref();
+        names.extend(own.map(ToOwned::to_owned));
         names
     }
 }

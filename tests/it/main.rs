@@ -49,13 +49,19 @@ mod floods;
 #[cfg(test)]
 mod identity;
 #[cfg(test)]
+mod identity_cache;
+#[cfg(test)]
 mod istio;
 #[cfg(test)]
 mod istio_faults;
 #[cfg(test)]
+mod kubelet;
+#[cfg(test)]
 mod links;
 #[cfg(test)]
 mod listeners;
+#[cfg(test)]
+mod locality;
 #[cfg(test)]
 mod loops;
 #[cfg(test)]
