@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::fields::Value;
 use super::findings::Report;
-use super::{Bind, Listener, Trust};
+use super::{Bind, Binds, Listener, Trust};
 
 /// An address that is served besides the listeners.
 #[derive(Debug)]
@@ -21,6 +21,13 @@ pub(super) struct Opened<'a> {
 impl Opened<'_> {
     pub(super) fn to_bind(&self) -> Bind {
         Bind { bind: self.address }
+    }
+}
+
+/// Returns the addresses of a section that may have several.
+pub(super) fn to_binds(opened: &[Opened<'_>]) -> Binds {
+    Binds {
+        bind: opened.iter().map(|opened| opened.address).collect(),
     }
 }
 

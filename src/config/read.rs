@@ -20,9 +20,9 @@ use super::sources;
 use super::traffic;
 use super::yaml::Document;
 use super::{
-    ADMIN, Access, Binds, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery, Drain,
-    Examined, Exposure, Gateway, Limits, Link, Listener, Locality, LocalityOrigin, Log, LogFormat,
-    METRICS, Names, Policy, PolicyMode, READINESS, Trust, TrustDomain,
+    ADMIN, Access, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery, Drain, Examined,
+    Exposure, Gateway, Limits, Link, Listener, Locality, LocalityOrigin, Log, LogFormat, METRICS,
+    Names, Policy, PolicyMode, READINESS, Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -82,10 +82,7 @@ fn sections(
     let policy = section(&mut top, "policy", |value| {
         policy(value, discovery.as_ref())
     });
-    // istiod's record of this pod may name one while the gateway runs.
-    let is_told = matches!(discovery, Some(Discovery::Istio { .. }));
-    let locality = gateway.as_ref().filter(|_| !is_told);
-    let locality = locality.map(|gateway| &gateway.locality);
+    let locality = own_locality(gateway.as_ref(), discovery.as_ref());
     let traffic = section(&mut top, "traffic", |value| traffic::read(value, locality));
     let dns = section(&mut top, "dns", sources::dns);
     let dial = section(&mut top, "dial", dial);
@@ -121,9 +118,7 @@ fn sections(
         limits: limits?,
         workers: workers?.into(),
         admin: admin.to_bind(),
-        metrics: Binds {
-            bind: metrics.iter().map(|opened| opened.address).collect(),
-        },
+        metrics: checks::to_binds(&metrics),
         readiness: readiness.to_bind(),
         drain: drain?,
         log: log?,
@@ -171,6 +166,17 @@ fn gateway(value: Value<'_>) -> Option<Gateway> {
         locality_origin: origin(given, locality.as_ref()?),
         locality: locality?,
     })
+}
+
+/// Returns the locality of the gateway as far as it is known before the start: istiod's record of
+/// the pod may name another one.
+fn own_locality<'a>(
+    gateway: Option<&'a Gateway>,
+    discovery: Option<&Discovery>,
+) -> Option<&'a Locality> {
+    let is_told = matches!(discovery, Some(Discovery::Istio { .. }));
+    let gateway = gateway.filter(|_| !is_told);
+    gateway.map(|gateway| &gateway.locality)
 }
 
 /// Returns the source of a locality. Values without a line are the pod's.

@@ -132,9 +132,9 @@ fn istiod_7_the_kubelet_of_these_tests_knows_every_manifest() {
 }
 
 #[test]
-fn istiod_7_pods_of_the_managed_gateways_start_as_rendered_and_restart_without_istiod() {
+fn istiod_7_managed_pods_start_as_rendered_and_restart_without_istiod() {
     in_namespaces(
-        "kubelet::istiod_7_pods_of_the_managed_gateways_start_as_rendered_and_restart_without_istiod",
+        "kubelet::istiod_7_managed_pods_start_as_rendered_and_restart_without_istiod",
         || {
             for dialect in DIALECTS {
                 let gateway = of_kind(&manifest(&format!("{dialect}/managed.yaml")), "Gateway");
@@ -145,9 +145,9 @@ fn istiod_7_pods_of_the_managed_gateways_start_as_rendered_and_restart_without_i
 }
 
 #[test]
-fn istiod_7_pods_of_the_manual_gateways_start_as_written_and_restart_without_istiod() {
+fn istiod_7_manual_pods_start_as_written_and_restart_without_istiod() {
     in_namespaces(
-        "kubelet::istiod_7_pods_of_the_manual_gateways_start_as_written_and_restart_without_istiod",
+        "kubelet::istiod_7_manual_pods_start_as_written_and_restart_without_istiod",
         || {
             for dialect in DIALECTS {
                 let gateway = of_kind(&manifest(&format!("{dialect}/manual.yaml")), "Gateway");

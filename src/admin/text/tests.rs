@@ -136,7 +136,7 @@ fn page() -> Page {
             region: "us".into(),
             zone: "a".into(),
             subzone: "".into(),
-            origin: "ISTIO_META_LOCALITY".into(),
+            origin: "pod".into(),
         },
         snapshot: 7,
         mesh: Counts {
@@ -186,7 +186,7 @@ fn the_page_is_aligned_and_says_when_and_why() {
                     bytes\\u{1b}[2J (version 7, 2m ago)\n";
     let want = format!(
         r#"strait 0.1.0  not ready, pending: discovery (clusters)
-cluster east, network net, locality us/a (ISTIO_META_LOCALITY); snapshot 7: 60 services, 2 workloads, 0 policies
+cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workloads, 0 policies
 
 Problems
   11 of addresses are rejected
@@ -249,7 +249,7 @@ fn one_service_has_its_endpoints_and_why_they_are_not_used() {
     };
     let text = super::page(&page, true, true);
     let want = "\u{1b}[1mstrait\u{1b}[0m 0.1.0  \u{1b}[32mready\u{1b}[0m
-cluster east, network net, locality us/a (ISTIO_META_LOCALITY); snapshot 7: 60 services, 2 workloads, 0 policies
+cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workloads, 0 policies
 
 \u{1b}[1mService\u{1b}[0m  app/echo.app
   exposed to cluster west on port 80

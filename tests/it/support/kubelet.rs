@@ -312,8 +312,8 @@ impl Pod {
         let environment = self.environment();
         let user = self.id("runAsUser").expect("a user");
         let group = self.id("runAsGroup").expect("a group");
-        let log = fs::File::options();
-        let log = log.clone().append(true).create(true).open(self.log_file());
+        let mut log = fs::File::options();
+        let log = log.append(true).create(true).open(self.log_file());
         let mut command = Command::new("setpriv");
         if *self.security("allowPrivilegeEscalation") == false {
             command.arg("--no-new-privs");
@@ -356,7 +356,7 @@ impl Pod {
     }
 
     /// Probes as the startup probe says, more often than it does, until the pod is ready.
-    pub async fn ready(&mut self) {
+    pub async fn ready(&self) {
         let probe = &self.container()["startupProbe"];
         let number = |key: &str| probe[key].as_u64().expect("a number");
         let most = Duration::from_secs(number("failureThreshold") * number("periodSeconds"));
