@@ -50,7 +50,7 @@ impl Authority {
             let authority = Arc::clone(&authority);
             async move {
                 let material = Arc::new(authority.fetch().await?);
-                authority.keep(&material).await;
+                authority.keep(&material);
                 Ok(material)
             }
         };
@@ -60,7 +60,11 @@ impl Authority {
     /// Returns the certificate on disk, if there is one and it can be used.
     async fn restore(&self) -> Option<Arc<Material>> {
         let cache = self.cache.clone()?;
-        let loaded = spawn_blocking(move || cache.load(SystemTime::now())).await;
+        let load = spawn_blocking(move || cache.load(SystemTime::now()));
+        let Ok(loaded) = timeout(DEADLINE, load).await else {
+            warn!("the certificate on disk was not read in time");
+            return None;
+        };
         match loaded.ok()? {
             Ok(material) => material.map(Arc::new),
             Err(why) => {
@@ -70,15 +74,18 @@ impl Authority {
         }
     }
 
-    /// Keeps a certificate on disk. A failure costs nothing before the next restart.
-    async fn keep(&self, material: &Arc<Material>) {
+    /// Keeps a certificate on disk, on a thread of its own: nobody waits for a slow disk, and a
+    /// failure costs nothing before the next restart.
+    fn keep(&self, material: &Arc<Material>) {
         let Some(cache) = self.cache.clone() else {
             return;
         };
         let material = Arc::clone(material);
-        if let Ok(Err(why)) = spawn_blocking(move || cache.store(&material)).await {
-            warn!(%why, "the certificate is not kept for a restart");
-        }
+        spawn_blocking(move || {
+            if let Err(why) = cache.store(&material) {
+                warn!(%why, "the certificate is not kept for a restart");
+            }
+        });
     }
 
     /// Asks for one certificate. Roots and token are read anew, and the connection is given up
