@@ -204,7 +204,7 @@ fn a_certificate_may_be_issued_by_istio_or_a_workload_api() {
             "`identity.ttl` is `10s`; write a duration from 1m to 365d",
         ),
         ("cache: none/x", "whose folder cannot be used: No such"),
-        ("cache: Cargo.toml", "is `Cargo.toml`, no directory"),
+        ("cache: Cargo.toml", "Cargo.toml`, no directory; write"),
     ] {
         let findings = identity(&format!("{plane}, {keys}")).1;
         assert!(findings.contains(wrong), "{findings}");
