@@ -23,7 +23,7 @@ LABEL org.opencontainers.image.title="strait" \
 # The user id that meshes give to their proxies; no port below 1024 is ever bound.
 USER 1337:1337
 # HBONE, metrics, readiness. Admin stays on loopback.
-EXPOSE 15008 15020 15021
+EXPOSE 15008 15020 15021 15090
 # A pod's arguments take the place of CMD: `args: [proxy, waypoint, ...]`. Istio's paths are relative
 # to the root.
 WORKDIR /

@@ -35,6 +35,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
     let publisher = Arc::new(Publisher::new());
     let status = Arc::new(Status::new(&["discovery"]));
     let istio = Feed {
+        connected: Arc::default(),
         plane: ControlPlane {
             address: HostPort {
                 host: control.address.ip().to_string(),
@@ -56,6 +57,7 @@ pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
             network: "east".into(),
             gateway: String::new(),
             istio_version: String::new(),
+            record: None,
         },
         publisher: Arc::clone(&publisher),
         status: Arc::clone(&status),

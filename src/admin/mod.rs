@@ -11,6 +11,7 @@ mod guard;
 mod holders;
 mod levels;
 mod listeners;
+mod place;
 mod policies;
 mod reach;
 mod regions;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::listeners::{ListenerRow, Strangers};
+use super::place::Place;
 use super::reach::exposed_to;
 use super::view::{Member, View, key_of};
 use super::{AdminState, Descriptors, pending, text};
@@ -87,6 +88,7 @@ pub(super) struct Page {
     pub(super) problems: Vec<String>,
     pub(super) cluster: String,
     pub(super) network: String,
+    pub(super) locality: Place,
     pub(super) snapshot: u64,
     /// Sizes of the mesh.
     pub(super) mesh: Counts,
@@ -223,6 +225,7 @@ impl Page {
             problems: Vec::new(),
             cluster: config.gateway.cluster.clone(),
             network: snapshot.network().to_owned(),
+            locality: Place::of(&snapshot.balancing.position),
             snapshot: snapshot.version,
             mesh: Counts {
                 services: snapshot.mesh.services.len(),

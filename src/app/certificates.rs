@@ -13,6 +13,7 @@ use crate::config::{Config, Identity, Source, pod};
 use crate::datapath::Gateway;
 use crate::snapshot::Publisher;
 use crate::status::{Certificate, Status};
+use crate::tls::issue::cache::Cache;
 use crate::tls::issue::istio::Authority;
 use crate::tls::issue::{News, workload_api};
 use crate::tls::{self, Crls, Material, PeerTrust, Served, TlsError, TrustedDomain};
@@ -22,17 +23,26 @@ use super::CERTIFICATES;
 /// A host that slept has lost time that no timer noticed: the clock is looked at so often.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// Starts what gets certificates, if they are not in files, which never tell anything here.
-fn source(source: &Source, config: &Config) -> mpsc::Receiver<News> {
+/// Starts what gets certificates, if they are not in files, which never tell anything here. `back`
+/// is told when the control plane can be reached again.
+fn source(source: &Source, config: &Config, back: Arc<Notify>) -> mpsc::Receiver<News> {
     let (news, told) = mpsc::channel(1);
     match &config.identity {
         Identity::Files(_) => {}
         Identity::IstioCa(ca) => {
+            let id = source.who(config).identity(&ca.trust_domain);
+            let cache = ca.cache.clone().map(|folder| Cache {
+                folder,
+                id: id.clone(),
+                roots: ca.plane.roots.clone(),
+            });
             let authority = Authority {
                 plane: ca.plane.clone(),
                 cluster: config.gateway.cluster.clone(),
-                id: source.who(config).identity(&ca.trust_domain),
+                id,
                 ttl: ca.ttl,
+                cache,
+                back,
             };
             tokio::spawn(authority.run(news));
         }
@@ -51,8 +61,12 @@ pub(super) struct Shared(Arc<Mutex<Certificates>>);
 
 impl Shared {
     /// Starts the task.
-    pub(super) fn new(certificates: Certificates, source: &Source, config: &Config) -> Self {
-        let news = self::source(source, config);
+    pub(super) fn new(
+        certificates: Certificates,
+        (source, config): (&Source, &Config),
+        back: Arc<Notify>,
+    ) -> Self {
+        let news = self::source(source, config, back);
         let replaced = Arc::clone(&certificates.replaced);
         let shared = Self(Arc::new(Mutex::new(certificates)));
         tokio::spawn(shared.clone().run(news, replaced));
@@ -187,6 +201,7 @@ impl Certificates {
     fn hear(&mut self, news: News) {
         match news {
             News::Issued(material) => self.issued(material),
+            News::Restored(material) => self.restored(material),
             News::Failed(why) => self.failed(why),
         }
     }
@@ -212,6 +227,17 @@ impl Certificates {
                 self.replace(material, served);
             }
             Err(error) => self.failed(error.to_string()),
+        }
+    }
+
+    /// Takes a certificate that was kept on disk, until the authority has answered.
+    fn restored(&mut self, material: Arc<Material>) {
+        match tls::serve(&material, &self.trust) {
+            Ok(served) => {
+                info!("serving with the certificate on disk");
+                self.replace(material, served);
+            }
+            Err(error) => warn!(%error, "the certificate on disk is not used"),
         }
     }
 

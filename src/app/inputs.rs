@@ -95,7 +95,7 @@ impl Inputs {
             answers: Vec::new(),
             direct: Some(has_tls_listener(&self.config)),
             listeners: false,
-            position: Some(traffic::position(&self.config)),
+            position: Some(traffic::position(&self.config, None)),
             traffic: Some(traffic::table(&self.config)),
             overrides: None,
         }

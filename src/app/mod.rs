@@ -29,7 +29,7 @@ use anyhow::{Context, anyhow};
 use arc_swap::ArcSwap;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tracing::{info, warn};
 
 use crate::admin::{self, AdminState, Denies, Limits};
@@ -41,6 +41,7 @@ use crate::datapath::budget::Budget;
 use crate::datapath::dial::DenyList;
 use crate::lifecycle::Lifecycle;
 use crate::snapshot::Publisher;
+use crate::snapshot::builder::Change;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
 use crate::tls::{self, Inbound, Material, PeerTrust};
@@ -136,6 +137,8 @@ struct App {
     status: Arc<Status>,
     publisher: Arc<Publisher>,
     listeners: Arc<Listeners>,
+    /// Told when the control plane can be reached again.
+    back: Arc<Notify>,
 }
 
 impl App {
@@ -156,7 +159,13 @@ impl App {
         }
         metrics.log_access(inputs.config.log.access);
         let publisher = Arc::new(Publisher::new());
-        publisher.update(inputs.change());
+        publisher.update(Change {
+            position: Some(traffic::position(
+                &inputs.config,
+                Some(&source.who(&inputs.config)),
+            )),
+            ..inputs.change()
+        });
         if let Discovery::File { .. } = inputs.config.discovery {
             status.ready(DISCOVERY);
         }
@@ -187,6 +196,7 @@ impl App {
             status,
             publisher,
             listeners: Arc::new(listeners),
+            back: Arc::default(),
         };
         sockets.serve(&app, &log)?;
         let (first, certificate) = oneshot::channel();
@@ -227,7 +237,8 @@ impl App {
             Arc::clone(&self.gateway),
             Arc::clone(&self.publisher),
         ));
-        Ok(Shared::new(certificates, source, &config))
+        let back = Arc::clone(&self.back);
+        Ok(Shared::new(certificates, (source, &config), back))
     }
 
     /// Starts to learn the mesh from a control plane, where that is where it comes from: on a
@@ -261,6 +272,7 @@ impl App {
             status: Arc::clone(&self.status),
             metrics: Arc::clone(&self.gateway.metrics),
             pending: DISCOVERY,
+            connected: Arc::clone(&self.back),
         });
         spawn_thread("strait-discovery", discovery).map(drop)
     }
@@ -313,10 +325,11 @@ impl App {
         self.status.ready(LISTENERS);
         let binds = config.listeners.iter();
         let binds = binds.map(|listener| listener.bind.to_string());
+        let metrics = config.metrics.bind.iter().map(ToString::to_string);
         let snapshot = self.gateway.reader.load();
         info!(
             listeners = binds.collect::<Vec<_>>().join(","),
-            metrics = %config.metrics.bind, readiness = %config.readiness.bind,
+            metrics = metrics.collect::<Vec<_>>().join(","), readiness = %config.readiness.bind,
             admin = %config.admin.bind, identity = config.identity.kind(),
             cluster = config.gateway.cluster,
             services = snapshot.mesh.services.len(), workloads = snapshot.mesh.workloads.len(),
@@ -353,19 +366,21 @@ impl Signals {
 /// The other listening sockets, bound before any is served: a start that fails serves no tunnel.
 struct Sockets {
     admin: TcpListener,
-    metrics: TcpListener,
+    metrics: Vec<TcpListener>,
 }
 
 impl Sockets {
     fn bind(config: &Config) -> anyhow::Result<Self> {
+        let metrics = config.metrics.bind.iter();
+        let metrics = metrics.map(|address| bind("metrics.bind", *address));
         Ok(Self {
             admin: bind("admin.bind", config.admin.bind)?,
-            metrics: bind("metrics.bind", config.metrics.bind)?,
+            metrics: metrics.collect::<Result<_, _>>()?,
         })
     }
 
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        let others = [&self.admin, &self.metrics].into_iter();
+        let others = [&self.admin].into_iter().chain(&self.metrics);
         others.filter_map(|socket| socket.local_addr().ok())
     }
 
@@ -393,13 +408,12 @@ impl Sockets {
         let pages = (self.admin, admin::admin_router(state));
         server::spawn("strait-admin", pages, Limits::PAGES, &gateway.lifecycle)?;
         let router = admin::metrics_router(Arc::clone(&gateway.metrics));
-        let metrics = (self.metrics, router);
-        server::spawn(
-            "strait-metrics",
-            metrics,
-            Limits::PROBES,
-            &gateway.lifecycle,
-        )
+        for socket in self.metrics {
+            let metrics = (socket, router.clone());
+            let lifecycle = &gateway.lifecycle;
+            server::spawn("strait-metrics", metrics, Limits::PROBES, lifecycle)?;
+        }
+        Ok(())
     }
 }
 

@@ -3,15 +3,29 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use crate::config::{Config, Discovery, Distribution};
+use crate::config::pod::Pod;
+use crate::config::{Config, Discovery, Distribution, LocalityOrigin};
 use crate::snapshot::mesh::{Locality, Mesh, Scope};
 use crate::snapshot::traffic::{Position, Regions, Rule, Spill, Traffic};
 use crate::wire::RegionPattern;
 
-/// Where the configuration says that this gateway is.
-pub(super) fn position(config: &Config) -> Position {
-    let locality = &config.gateway.locality;
+/// Returns the position of this gateway by the configuration, and by the pod until the mesh has
+/// its record. Only istiod has records of pods.
+pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
+    let gateway = &config.gateway;
+    let (locality, is_told) = (
+        &gateway.locality,
+        matches!(config.discovery, Discovery::Istio { .. }),
+    );
+    let (origin, is_final) = match &gateway.locality_origin {
+        LocalityOrigin::Unknown => ("", false),
+        LocalityOrigin::Configuration => ("gateway.locality", true),
+        LocalityOrigin::Pod(by) => (by.as_str(), false),
+    };
+    let record = pod.filter(|_| is_told && !is_final);
     Position {
+        origin: origin.into(),
+        record: record.and_then(|pod| Some(pod.record.as_deref()?.into())),
         cluster: config.gateway.cluster.as_str().into(),
         locality: Locality {
             region: locality.region.as_str().into(),

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::fields::Value;
 use super::findings::Report;
-use super::{Bind, Listener, Trust};
+use super::{Bind, Binds, Listener, Trust};
 
 /// An address that is served besides the listeners.
 #[derive(Debug)]
@@ -21,6 +21,13 @@ pub(super) struct Opened<'a> {
 impl Opened<'_> {
     pub(super) fn to_bind(&self) -> Bind {
         Bind { bind: self.address }
+    }
+}
+
+/// Returns the addresses of a section that may have several.
+pub(super) fn to_binds(opened: &[Opened<'_>]) -> Binds {
+    Binds {
+        bind: opened.iter().map(|opened| opened.address).collect(),
     }
 }
 
@@ -48,7 +55,11 @@ pub(super) fn repeated<'a>(named: impl Iterator<Item = (&'a str, Value<'a>)>) {
 }
 
 /// Reports addresses that cannot be bound together, at the later line of the two.
-pub(super) fn overlaps(report: &Report, listeners: &[(Listener, u64)], opened: [&Opened<'_>; 3]) {
+pub(super) fn overlaps<'a>(
+    report: &Report,
+    listeners: &[(Listener, u64)],
+    opened: impl Iterator<Item = &'a Opened<'a>>,
+) {
     let listeners = listeners.iter().map(|(listener, line)| {
         (
             format!("listener `{}`", listener.name),
@@ -56,7 +67,7 @@ pub(super) fn overlaps(report: &Report, listeners: &[(Listener, u64)], opened: [
             Some(*line),
         )
     });
-    let opened = opened.into_iter().map(|opened| {
+    let opened = opened.map(|opened| {
         let line = opened.given.map(Value::line);
         (format!("`{}.bind`", opened.label), opened.address, line)
     });
@@ -100,6 +111,7 @@ pub(super) fn admin_is_local(admin: &Opened<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
 
     #[test]
     fn wildcards_overlap_what_they_cover_and_port_zero_nothing() {
@@ -112,5 +124,33 @@ mod tests {
         assert!(!overlap("127.0.0.1:1", "127.0.0.2:1"));
         assert!(!overlap("127.0.0.1:1", "127.0.0.1:2"));
         assert!(!overlap("127.0.0.1:0", "127.0.0.1:0"));
+    }
+
+    #[test]
+    fn istiod_8_metrics_may_have_several_addresses_and_each_is_checked() {
+        let metrics = |bind: &str| {
+            let text = format!("{}metrics: {{bind: {bind}}}\n", super::super::tests::GOOD);
+            let (config, findings) = Config::parse("strait.yaml".as_ref(), &text);
+            let addresses = config.map(|config| config.metrics.bind);
+            (addresses.unwrap_or_default().len(), findings.to_string())
+        };
+        for (bind, count, said) in [
+            ("\"[::]:1\"", 1, ""),
+            ("[\"[::]:1\", \"127.0.0.1:2\"]", 2, ""),
+            ("[]", 0, "`metrics.bind` is empty; write `\"[::]:15020\"`"),
+            ("[\"[::]:1\", many]", 0, "`metrics.bind[]` is `many`"),
+            (
+                "[\"[::]:1\", \"127.0.0.1:1\"]",
+                0,
+                "overlaps `metrics.bind` ([::]:1)",
+            ),
+        ] {
+            let (addresses, findings) = metrics(bind);
+            assert_eq!(addresses, count, "{bind}: {findings}");
+            assert!(
+                findings.contains(said) && findings.is_empty() == said.is_empty(),
+                "{findings}"
+            );
+        }
     }
 }

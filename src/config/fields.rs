@@ -447,6 +447,21 @@ impl<'a> Value<'a> {
     /// A path, relative to the file that names it, of a file that we write ourselves: its folder
     /// exists. It is not watched.
     pub fn new_path(self) -> Option<PathBuf> {
+        let is_wrong = |path: &Path| path.is_dir().then_some("a folder");
+        self.own_path(is_wrong, "file")
+    }
+
+    /// As [`Value::new_path`], of a directory, which may exist.
+    pub fn new_folder(self) -> Option<PathBuf> {
+        let is_wrong = |path: &Path| (path.exists() && !path.is_dir()).then_some("no directory");
+        self.own_path(is_wrong, "directory")
+    }
+
+    fn own_path(
+        self,
+        is_wrong: impl Fn(&Path) -> Option<&'static str>,
+        kind: &str,
+    ) -> Option<PathBuf> {
         let text = self.text()?;
         let (folder, its_name) = self.document.folder_of(self.node);
         let path = folder.join(text);
@@ -454,13 +469,14 @@ impl<'a> Value<'a> {
         let parent = path
             .parent()
             .filter(|parent| !parent.as_os_str().is_empty());
-        let wrong = match parent.unwrap_or_else(|| Path::new(".")).metadata() {
-            _ if path.is_dir() => format!("is `{shown}`, a folder"),
-            Ok(parent) if parent.is_dir() => return Some(path),
-            Ok(_) => format!("is `{shown}`, which is in no folder"),
-            Err(error) => format!("is `{shown}`, whose folder cannot be used: {error}"),
+        let parent = parent.unwrap_or_else(|| Path::new(".")).metadata();
+        let wrong = match (is_wrong(&path), parent) {
+            (Some(wrong), _) => format!("is `{shown}`, {wrong}"),
+            (None, Ok(parent)) if parent.is_dir() => return Some(path),
+            (None, Ok(_)) => format!("is `{shown}`, which is in no folder"),
+            (None, Err(error)) => format!("is `{shown}`, whose folder cannot be used: {error}"),
         };
-        let how = format!("the path of a file in an existing folder, relative to {its_name}");
+        let how = format!("the path of a {kind} in an existing folder, relative to {its_name}");
         self.error(wrong, how);
         None
     }

@@ -118,7 +118,7 @@ pub struct Config {
     /// The admin pages. Default [`ADMIN`].
     pub admin: Bind,
     /// Prometheus metrics. Default [`METRICS`].
-    pub metrics: Bind,
+    pub metrics: Binds,
     /// The readiness probe. Default [`READINESS`].
     pub readiness: Bind,
     /// How this process stops. Default [`DRAIN_LAG`] and [`DRAIN_DEADLINE`].
@@ -158,8 +158,23 @@ pub struct Gateway {
     pub cluster: String,
     /// The network's name. Default: the cluster's name, as one network per cluster is the rule.
     pub network: String,
-    /// Where it runs. Default: unknown; near are then endpoints of which it is unknown too.
+    /// Its locality. Default: that of the pod, else unknown; near are then endpoints of which it
+    /// is unknown too.
     pub locality: Locality,
+    /// The source of the locality.
+    pub locality_origin: LocalityOrigin,
+}
+
+/// The source of the gateway's locality.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub enum LocalityOrigin {
+    /// Nothing names a locality.
+    #[default]
+    Unknown,
+    /// `gateway.locality` of the file.
+    Configuration,
+    /// A variable or a label of the pod. The control plane's record of the pod is better.
+    Pod(String),
 }
 
 /// Where something runs; each part is empty when unknown.
@@ -217,6 +232,10 @@ pub struct IstioCa {
     /// For how long a certificate is asked. Default [`CERTIFICATE_TTL`].
     #[serde(serialize_with = "human_duration")]
     pub ttl: Duration,
+    /// The directory that key and chain are kept in, for a start without the authority. Default:
+    /// none is kept.
+    #[serde(serialize_with = "lossy_path_option")]
+    pub cache: Option<PathBuf>,
 }
 
 /// A certificate in files. All three are required, and relative to the file that names them.
@@ -456,6 +475,13 @@ pub struct Dial {
 pub struct Bind {
     /// The address; port 0 lets the kernel choose.
     pub bind: SocketAddr,
+}
+
+/// Addresses to serve on, one at least.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Binds {
+    /// The addresses; port 0 lets the kernel choose.
+    pub bind: Vec<SocketAddr>,
 }
 
 /// How this process stops.

@@ -21,8 +21,8 @@ use super::traffic;
 use super::yaml::Document;
 use super::{
     ADMIN, Access, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery, Drain, Examined,
-    Exposure, Gateway, Limits, Link, Listener, Locality, Log, LogFormat, METRICS, Names, Policy,
-    PolicyMode, READINESS, Trust, TrustDomain,
+    Exposure, Gateway, Limits, Link, Listener, Locality, LocalityOrigin, Log, LogFormat, METRICS,
+    Names, Policy, PolicyMode, READINESS, Trust, TrustDomain,
 };
 
 /// More threads than any machine that we know of has cores.
@@ -82,7 +82,7 @@ fn sections(
     let policy = section(&mut top, "policy", |value| {
         policy(value, discovery.as_ref())
     });
-    let locality = gateway.as_ref().map(|gateway| &gateway.locality);
+    let locality = own_locality(gateway.as_ref(), discovery.as_ref());
     let traffic = section(&mut top, "traffic", |value| traffic::read(value, locality));
     let dns = section(&mut top, "dns", sources::dns);
     let dial = section(&mut top, "dial", dial);
@@ -90,7 +90,7 @@ fn sections(
     let workers = top
         .get("workers")
         .map_or(Some(0), |value| value.number(0, WORKERS_MAX));
-    let [admin, metrics, readiness] = binds(report, &mut top, &listeners);
+    let (admin, metrics, readiness) = binds(report, &mut top, &listeners);
     let drain = section(&mut top, "drain", drain);
     let log = section(&mut top, "log", log);
     top.finish();
@@ -118,7 +118,7 @@ fn sections(
         limits: limits?,
         workers: workers?.into(),
         admin: admin.to_bind(),
-        metrics: metrics.to_bind(),
+        metrics: checks::to_binds(&metrics),
         readiness: readiness.to_bind(),
         drain: drain?,
         log: log?,
@@ -157,15 +157,36 @@ fn gateway(value: Value<'_>) -> Option<Gateway> {
         Some(network) => network.text(),
         None => cluster,
     };
-    let locality = fields
-        .get("locality")
-        .map_or_else(|| Some(Locality::default()), locality);
+    let given = fields.get("locality");
+    let locality = given.map_or_else(|| Some(Locality::default()), locality);
     fields.finish();
     Some(Gateway {
         cluster: cluster?.to_owned(),
         network: network?.to_owned(),
+        locality_origin: origin(given, locality.as_ref()?),
         locality: locality?,
     })
+}
+
+/// Returns the locality of the gateway as far as it is known before the start: istiod's record of
+/// the pod may name another one.
+fn own_locality<'a>(
+    gateway: Option<&'a Gateway>,
+    discovery: Option<&Discovery>,
+) -> Option<&'a Locality> {
+    let is_told = matches!(discovery, Some(Discovery::Istio { .. }));
+    let gateway = gateway.filter(|_| !is_told);
+    gateway.map(|gateway| &gateway.locality)
+}
+
+/// Returns the source of a locality. Values without a line are the pod's.
+fn origin(given: Option<Value<'_>>, locality: &Locality) -> LocalityOrigin {
+    let place = given.map(Value::place);
+    match place.filter(|_| *locality != Locality::default()) {
+        None => LocalityOrigin::Unknown,
+        Some(place) if place.line == 0 => LocalityOrigin::Pod(place.to_string()),
+        Some(_) => LocalityOrigin::Configuration,
+    }
 }
 
 fn locality(value: Value<'_>) -> Option<Locality> {
@@ -360,36 +381,59 @@ fn binds<'a>(
     report: &Report,
     top: &mut Fields<'a>,
     listeners: &[(Listener, u64)],
-) -> [Opened<'a>; 3] {
+) -> (Opened<'a>, Vec<Opened<'a>>, Opened<'a>) {
     let admin = bind(top, "admin", ADMIN);
-    let metrics = bind(top, "metrics", METRICS);
+    let metrics = opened(top, "metrics", METRICS, |bind| match bind.is_list() {
+        true => bind.items().collect(),
+        false => vec![bind],
+    });
     let readiness = bind(top, "readiness", READINESS);
-    checks::overlaps(report, listeners, [&admin, &metrics, &readiness]);
+    let all = [&admin].into_iter().chain(&metrics).chain([&readiness]);
+    checks::overlaps(report, listeners, all);
     checks::admin_is_local(&admin);
-    [admin, metrics, readiness]
+    (admin, metrics, readiness)
 }
 
 fn bind<'a>(top: &mut Fields<'a>, key: &'static str, default: SocketAddr) -> Opened<'a> {
-    let mut opened = Opened {
-        label: key,
-        address: default,
-        given: None,
-    };
+    let mut one = opened(top, key, default, |bind| vec![bind]);
+    one.swap_remove(0)
+}
+
+/// Reads `bind` of a section, whose values `split` gives. Returns the default if there is none, or
+/// none that can be read.
+fn opened<'a>(
+    top: &mut Fields<'a>,
+    label: &'static str,
+    default: SocketAddr,
+    split: impl Fn(Value<'a>) -> Vec<Value<'a>>,
+) -> Vec<Opened<'a>> {
     let example = format!("{{bind: \"{default}\"}}");
-    let Some(value) = top.get(key) else {
-        return opened;
-    };
-    let Some(mut fields) = value.fields(key) else {
-        return opened;
-    };
-    if let Some(bind) = fields.need("bind", &example)
-        && let Some(address) = socket_address(bind)
-    {
-        opened.address = address;
-        opened.given = Some(bind);
+    let section = top.get(label).and_then(|value| value.fields(label));
+    let mut all = Vec::new();
+    if let Some(mut fields) = section {
+        let bind = fields.need("bind", &example);
+        if let Some(empty) = bind.filter(|bind| bind.is_vacant()) {
+            empty.error("is empty", format!("`\"{default}\"`"));
+        }
+        let given = bind.map(split).unwrap_or_default();
+        let read = given.into_iter().filter_map(|value| {
+            Some(Opened {
+                label,
+                address: socket_address(value)?,
+                given: Some(value),
+            })
+        });
+        all.extend(read);
+        fields.finish();
     }
-    fields.finish();
-    opened
+    if all.is_empty() {
+        all.push(Opened {
+            label,
+            address: default,
+            given: None,
+        });
+    }
+    all
 }
 
 fn drain(value: Value<'_>) -> Option<Drain> {

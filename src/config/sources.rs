@@ -99,6 +99,7 @@ fn istio_ca(mut fields: Fields<'_>) -> Option<Identity> {
     let namespace = optional(&mut fields, "namespace", segment);
     let service_account = optional(&mut fields, "service_account", segment);
     let ttl = fields.get("ttl").map_or(Some(CERTIFICATE_TTL), ttl);
+    let cache = optional(&mut fields, "cache", Value::new_folder);
     fields.finish();
     Some(Identity::IstioCa(IstioCa {
         plane: plane?,
@@ -106,6 +107,7 @@ fn istio_ca(mut fields: Fields<'_>) -> Option<Identity> {
         namespace: namespace?,
         service_account: service_account?,
         ttl: ttl?,
+        cache: cache?,
     }))
 }
 

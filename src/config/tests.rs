@@ -58,7 +58,7 @@ fn what_is_left_out_has_its_documented_default() {
     assert_eq!(config.exposure, Exposure::default());
     assert_eq!(config.workers, 0);
     assert_eq!(config.admin.bind.to_string(), "127.0.0.1:15000");
-    assert_eq!(config.metrics.bind.to_string(), "[::]:15020");
+    assert_eq!(config.metrics.bind, [METRICS]);
     assert_eq!(config.readiness.bind.to_string(), "[::]:15021");
     assert_eq!(
         config.drain,
@@ -216,7 +216,8 @@ fn a_certificate_may_be_issued_by_istio_or_a_workload_api() {
             "ttl: 10s",
             "`identity.ttl` is `10s`; write a duration from 1m to 365d",
         ),
-        ("cache: x", "unknown key `cache` in `identity`"),
+        ("cache: none/x", "whose folder cannot be used: No such"),
+        ("cache: Cargo.toml", "Cargo.toml`, no directory; write"),
     ] {
         let findings = identity(&format!("{plane}, {keys}")).1;
         assert!(findings.contains(wrong), "{findings}");

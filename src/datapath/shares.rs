@@ -65,6 +65,7 @@ fn built(service: Service, workloads: Vec<Workload>, rule: Rule) -> Snapshot {
     let position = Position {
         cluster: "west".into(),
         locality: locality("us-west/us-west-a"),
+        ..Position::default()
     };
     let change = Change {
         mesh: Some((Mesh::new([service], workloads), "shared".into())),

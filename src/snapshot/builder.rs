@@ -70,13 +70,17 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         (None, None, None) => Arc::clone(&old.balancing),
         said => replaced(&old.balancing, Some(old.balancing.changed(said))),
     };
-    if change.mesh.is_some() || !change.answers.is_empty() || next.direct != old.direct {
-        let (told, network) = change.mesh.unzip();
+    let (told, network) = change.mesh.unzip();
+    let is_told = told.is_some() || !change.answers.is_empty() || next.direct != old.direct;
+    let mesh = is_told.then(|| next.hosts.follow(&old.mesh, told, change.answers));
+    if let Some(located) = next.balancing.located(mesh.as_ref().unwrap_or(&old.mesh)) {
+        next.balancing = Arc::new(located);
+    }
+    if let Some(mesh) = mesh {
         let network = network.unwrap_or_else(|| old.network().into());
-        let mesh = next.hosts.follow(&old.mesh, told, change.answers);
         moved |= index::apply(&mut next, mesh, network);
     }
-    index::rebalance(&mut next, &old.balancing);
+    index::rebalance(&mut next, old);
     if reexposed {
         index::reclaim(&mut next);
     }

@@ -16,7 +16,6 @@ use super::mesh::{self, Mesh, Protocol};
 use super::opened::Opened;
 use super::precedence::Claim;
 use super::tiers::Ranking;
-use super::traffic::Balancing;
 use super::usable::{speaks_hbone, undialled, unserved};
 use super::{Endpoint, Service, Shards, Snapshot, Unused};
 use crate::status::WorkloadLabels;
@@ -116,16 +115,16 @@ pub(super) fn reclaim(snapshot: &mut Snapshot) {
     snapshot.rank_vips();
 }
 
-/// Looks anew at the services that a change of what decides beside the mesh may touch. Open
-/// tunnels go on.
-pub(super) fn rebalance(snapshot: &mut Snapshot, old: &Arc<Balancing>) {
-    let new = Arc::clone(&snapshot.balancing);
+/// Looks anew at the services of `before` that a change of what decides beside the mesh may touch;
+/// those that came with the same change were built by it. Open tunnels go on.
+pub(super) fn rebalance(snapshot: &mut Snapshot, before: &Snapshot) {
+    let (new, old) = (Arc::clone(&snapshot.balancing), &before.balancing);
     if Arc::ptr_eq(&new, old) {
         return;
     }
-    let hosts = snapshot.services.keys();
+    let hosts = before.services.keys();
     let hosts: Vec<_> = hosts
-        .filter(|host| new.differs(old, host))
+        .filter(|host| snapshot.services.contains_key(&***host) && new.differs(old, host))
         .cloned()
         .collect();
     for host in hosts {

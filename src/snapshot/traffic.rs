@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use super::mesh::{Locality, Scope};
+use super::mesh::{Locality, Mesh, Scope};
 use super::tiers::Count;
 use crate::wire::RegionPattern;
 
@@ -16,7 +16,14 @@ pub struct Position {
     pub cluster: Arc<str>,
     /// Its locality; what is unknown is empty, and is nobody's but theirs who have none either.
     pub locality: Locality,
+    /// The source of the locality, for people; empty while it is unknown.
+    pub origin: Arc<str>,
+    /// The uid of this gateway's own workload. Once the mesh has it, its locality counts.
+    pub record: Option<Arc<str>>,
 }
+
+/// The origin of a locality that the mesh has told.
+const RECORD: &str = "istiod's record of this pod";
 
 /// Everything that decides beside the mesh.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -211,15 +218,31 @@ impl Balancing {
         next
     }
 
+    /// As it is with the locality of the gateway's own workload in a mesh; none where that changes
+    /// nothing. A workload that goes leaves its locality.
+    pub(super) fn located(&self, mesh: &Mesh) -> Option<Self> {
+        let own = mesh.workloads.get(&**self.position.record.as_ref()?)?;
+        let is_new = *own.locality != self.position.locality || *self.position.origin != *RECORD;
+        if !is_new || *own.locality == Locality::default() {
+            return None;
+        }
+        let mut next = self.clone();
+        next.position.locality = Locality::clone(&own.locality);
+        next.position.origin = RECORD.into();
+        Some(next)
+    }
+
     /// Whether the endpoints of a service have to be looked at anew after what was before.
     pub(super) fn differs(&self, before: &Self, host: &str) -> bool {
         (
-            &self.position,
+            &self.position.cluster,
+            &self.position.locality,
             &self.evacuated,
             self.traffic.of(host),
             self.traffic.of_every(),
         ) != (
-            &before.position,
+            &before.position.cluster,
+            &before.position.locality,
             &before.evacuated,
             before.traffic.of(host),
             before.traffic.of_every(),
@@ -230,6 +253,7 @@ impl Balancing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::snapshot::mesh::Workload;
 
     #[test]
     fn a_tier_can_take_what_is_ready_by_the_threshold() {
@@ -272,5 +296,35 @@ mod tests {
         assert_eq!(weight("us-west-2", "us-west-2b"), 2);
         assert_eq!(weight("us-east-2", "us-west-2a"), 1);
         assert_eq!(weight("", ""), 1);
+    }
+
+    #[test]
+    fn istiod_6_the_locality_of_the_own_workload_replaces_that_of_the_pod_and_outlives_it() {
+        let at = |zone: &str| Locality {
+            region: "us".into(),
+            zone: zone.into(),
+            ..Locality::default()
+        };
+        let mesh = |locality: Locality| {
+            let own = Workload {
+                uid: "own".into(),
+                locality: Arc::new(locality),
+                ..Workload::default()
+            };
+            Mesh::new([], [own])
+        };
+        let mut balancing = Balancing::default();
+        balancing.position.locality = at("a");
+        assert_eq!(balancing.located(&mesh(at("b"))), None, "nobody asks");
+        balancing.position.record = Some("own".into());
+        assert_eq!(balancing.located(&mesh(Locality::default())), None);
+        assert_eq!(balancing.located(&Mesh::default()), None);
+        let located = balancing.located(&mesh(at("b"))).expect("a locality");
+        assert_eq!(located.position.locality, at("b"));
+        assert_eq!(*located.position.origin, *RECORD);
+        assert_eq!(located.located(&mesh(at("b"))), None, "nothing changes");
+        assert_eq!(located.located(&Mesh::default()), None);
+        // The same place by a better source.
+        assert!(balancing.located(&mesh(at("a"))).is_some());
     }
 }

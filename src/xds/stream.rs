@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status as GrpcStatus;
@@ -75,6 +75,8 @@ pub struct Feed {
     pub metrics: Arc<Metrics>,
     /// What readiness waits for until the first state is complete.
     pub pending: &'static str,
+    /// Told of each stream that the control plane has accepted.
+    pub connected: Arc<Notify>,
 }
 
 /// Why a stream ended.
@@ -211,6 +213,7 @@ impl Feed {
         let called = timeout(CALL_DEADLINE, called).await;
         let mut responses = called.map_err(|_| late())??;
         info!(address = %self.plane.address, "connected to the control plane");
+        self.connected.notify_one();
         self.metrics.xds().connected();
         self.status
             .set_discovery(|known| known.connect(SystemTime::now()));

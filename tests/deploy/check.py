@@ -24,22 +24,7 @@ FREE = {"labels", "annotations", "matchLabels", "data", "requests", "limits", "s
 
 # What istiod makes for a managed gateway, as far as the patches touch it.
 MANAGED = {
-    "deployment": {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "eastwest", "namespace": "istio-system"},
-        "spec": {
-            "selector": {"matchLabels": {"a": "b"}},
-            "template": {
-                "metadata": {"labels": {"a": "b"}},
-                "spec": {
-                    "terminationGracePeriodSeconds": 2,
-                    "containers": [{"name": "istio-proxy", "image": "istiod's"}],
-                    "volumes": [{"name": "istio-data", "emptyDir": {}}],
-                },
-            },
-        },
-    },
+    "deployment": yaml.safe_load((HERE / "rendered.yaml").read_text()),
     "podDisruptionBudget": {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -278,6 +278,7 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
     std::fs::write(&roots, &identities().root).expect("roots");
     std::fs::write(&token, TOKEN).expect("a token");
     Feed {
+        connected: Arc::default(),
         plane: ControlPlane {
             address: HostPort {
                 host: net.ip(2).to_string(),
@@ -299,6 +300,7 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
             network: "east".into(),
             gateway: String::new(),
             istio_version: "1.31.0".into(),
+            record: None,
         },
         publisher,
         status,

@@ -49,6 +49,8 @@ mod floods;
 #[cfg(test)]
 mod identity;
 #[cfg(test)]
+mod identity_cache;
+#[cfg(test)]
 mod istio;
 #[cfg(test)]
 mod istio_faults;
@@ -59,9 +61,13 @@ mod istiod_exports;
 #[cfg(test)]
 mod istiod_rules;
 #[cfg(test)]
+mod kubelet;
+#[cfg(test)]
 mod links;
 #[cfg(test)]
 mod listeners;
+#[cfg(test)]
+mod locality;
 #[cfg(test)]
 mod loops;
 #[cfg(test)]

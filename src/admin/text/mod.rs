@@ -81,6 +81,7 @@ impl Text {
         let Page {
             cluster,
             network,
+            locality,
             snapshot,
             mesh,
             ..
@@ -99,7 +100,7 @@ impl Text {
                 format!("snapshot {snapshot}: {services}, {workloads}, {policies}")
             }
         };
-        let known = format!("cluster {cluster}, network {network}; {mesh}");
+        let known = format!("cluster {cluster}, network {network}, {locality}; {mesh}");
         self.line(&plain(&known));
     }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::super::listeners::ListenerState;
+use super::super::place::Place;
 use super::super::status::{CertificateRow, EndpointRow, ReloadRow, Services, Source};
 use super::*;
 use crate::config::{HostPort, Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
@@ -131,6 +132,12 @@ fn page() -> Page {
         problems: vec!["11 of addresses are rejected".into()],
         cluster: "east".into(),
         network: "net".into(),
+        locality: Place {
+            region: "us".into(),
+            zone: "a".into(),
+            subzone: "".into(),
+            origin: "pod".into(),
+        },
         snapshot: 7,
         mesh: Counts {
             services: 60,
@@ -179,7 +186,7 @@ fn the_page_is_aligned_and_says_when_and_why() {
                     bytes\\u{1b}[2J (version 7, 2m ago)\n";
     let want = format!(
         r#"strait 0.1.0  not ready, pending: discovery (clusters)
-cluster east, network net; snapshot 7: 60 services, 2 workloads, 0 policies
+cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workloads, 0 policies
 
 Problems
   11 of addresses are rejected
@@ -242,7 +249,7 @@ fn one_service_has_its_endpoints_and_why_they_are_not_used() {
     };
     let text = super::page(&page, true, true);
     let want = "\u{1b}[1mstrait\u{1b}[0m 0.1.0  \u{1b}[32mready\u{1b}[0m
-cluster east, network net; snapshot 7: 60 services, 2 workloads, 0 policies
+cluster east, network net, locality us/a (pod); snapshot 7: 60 services, 2 workloads, 0 policies
 
 \u{1b}[1mService\u{1b}[0m  app/echo.app
   exposed to cluster west on port 80

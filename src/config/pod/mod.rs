@@ -6,6 +6,7 @@
 
 mod environment;
 mod flags;
+mod locality;
 mod own;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,8 @@ const ROOTS: &str = "var/run/secrets/istio/root-cert.pem";
 const TOKEN: &str = "var/run/secrets/tokens/istio-token";
 /// The folder that Istio gives its proxies to write to.
 const DATA: &str = "var/lib/istio/data";
+/// The directory in memory that Istio gives its proxies, for what must not reach a disk.
+const MEMORY: &str = "etc/istio/proxy";
 /// The pod's labels, a line `KEY="VALUE"` for each.
 const LABELS: &str = "etc/istio/pod/labels";
 const NETWORK_LABEL: &str = "topology.istio.io/network";
@@ -93,7 +96,7 @@ impl Defaults {
             ("discovery", Some(builder.discovery())),
             ("workers", builder.workers()),
             ("admin", Some(builder.bind("127.0.0.1", said("15000")))),
-            ("metrics", Some(builder.open(said("15020")))),
+            ("metrics", Some(builder.metrics())),
             ("readiness", Some(builder.readiness())),
             ("drain", builder.drain()),
             ("log", builder.log(flags)),
@@ -127,14 +130,21 @@ impl Defaults {
             own.clone_from(cluster);
         }
         // The file's `trust.crl` replaces that of CRL_PATH as a whole: its own defaults are strict.
-        if file.is_some_and(|file| file.get("trust").and_then(|own| own.get("crl")).is_some())
-            && let Some(Kind::Map(entries)) =
-                layer.root.get_mut("trust").map(|trust| &mut trust.kind)
-        {
-            let others = entries.iter().filter(|entry| *entry.key != *"crl");
-            *entries = others.cloned().collect();
+        // A zone of one source beside the region of another would be no locality.
+        for (section, key) in [("trust", "crl"), ("gateway", "locality")] {
+            if file.is_some_and(|file| file.get(section).and_then(|own| own.get(key)).is_some()) {
+                remove(&mut layer.root, section, key);
+            }
         }
         layer
+    }
+}
+
+/// Removes a key of a section.
+fn remove(root: &mut Node, section: &str, key: &str) {
+    if let Some(Kind::Map(entries)) = root.get_mut(section).map(|own| &mut own.kind) {
+        let others = entries.iter().filter(|entry| *entry.key != *key);
+        *entries = others.cloned().collect();
     }
 }
 
@@ -221,7 +231,12 @@ impl Builder<'_> {
         let network = self.environment.first(&names);
         let network = network.or_else(|| self.environment.label(LABELS, NETWORK_LABEL));
         let network = network.map(|network| self.text(&network));
-        self.map(vec![("cluster", Some(cluster)), ("network", network)])
+        let locality = locality::locality(self);
+        self.map(vec![
+            ("cluster", Some(cluster)),
+            ("network", network),
+            ("locality", locality),
+        ])
     }
 
     fn cluster(&self) -> Said {
@@ -266,6 +281,10 @@ impl Builder<'_> {
             ("service_account", self.first(&ACCOUNT)),
             ("ttl", self.first(&["SECRET_TTL"])),
         ]);
+        if environment.has(MEMORY) {
+            let cache = self.path(&format!("{MEMORY}/strait-identity"));
+            entries.push(("cache", Some(cache)));
+        }
         self.map(entries)
     }
 
@@ -392,6 +411,16 @@ impl Builder<'_> {
         let address = self.address_of(said("15008"));
         let listener = self.map(vec![("name", Some(name)), ("bind", Some(address))]);
         self.list(vec![listener])
+    }
+
+    /// The port of Istio's agent, which the pod's annotations name, and that of Envoy, which the
+    /// pod declares: monitoring may look for either.
+    fn metrics(&mut self) -> Node {
+        let envoy = self.environment.first(&["ENVOY_PROMETHEUS_PORT"]);
+        let ports = [said("15020"), envoy.unwrap_or_else(|| said("15090"))];
+        let addresses = ports.map(|port| self.address_of(port));
+        let bind = self.list(addresses.into());
+        self.map(vec![("bind", Some(bind))])
     }
 
     fn readiness(&mut self) -> Node {

@@ -33,6 +33,8 @@ pub struct Pod {
     pub gateway: String,
     /// The version of Istio whose dialect we speak.
     pub istio_version: String,
+    /// The uid of its record in WDS, if it is a pod that knows its name.
+    pub record: Option<String>,
 }
 
 impl Pod {
@@ -46,12 +48,16 @@ impl Pod {
         let or = |said: Option<String>, default: &str| said.unwrap_or_else(|| default.to_owned());
         let gateway = environment.label(LABELS, GATEWAY_LABEL);
         let gateway = gateway.map(|said| said.value);
+        let namespace = or(
+            namespace.or_else(|| get(&["POD_NAMESPACE"])),
+            "istio-system",
+        );
+        let cluster = &config.gateway.cluster;
+        let record = |name: String| format!("{cluster}//Pod/{namespace}/{name}");
         Self {
+            record: get(&["POD_NAME"]).map(record),
             name: or(get(&["POD_NAME"]), "strait"),
-            namespace: or(
-                namespace.or_else(|| get(&["POD_NAMESPACE"])),
-                "istio-system",
-            ),
+            namespace,
             ip: or(get(&["INSTANCE_IP"]), NO_ADDRESS),
             service_account: account.or_else(|| get(&ACCOUNT)),
             cluster: config.gateway.cluster.clone(),

@@ -6,7 +6,9 @@ use tempfile::TempDir;
 
 use super::own::NO_ADDRESS;
 use super::*;
-use crate::config::{Config, CrlPolicy, Discovery, Examined, Identity, LogFormat, Source};
+use crate::config::{
+    Config, CrlPolicy, Discovery, Examined, Identity, LocalityOrigin, LogFormat, Source,
+};
 
 /// A folder with the files that Istio mounts.
 fn folder() -> TempDir {
@@ -76,8 +78,17 @@ fn a_pod_needs_no_file_and_no_variable() {
     assert_eq!(plane.address.to_string(), ISTIOD);
     assert!(plane.token.as_ref().unwrap().ends_with(TOKEN));
     assert_eq!((plane.san.as_deref(), cache.as_deref()), (None, None));
-    let binds = [config.admin, config.metrics, config.readiness].map(|of| of.bind.to_string());
-    assert_eq!(binds, ["127.0.0.1:15000", "[::]:15020", "[::]:15021"]);
+    let metrics = [0, 1].map(|index| config.metrics.bind[index]);
+    let binds = [
+        config.admin.bind,
+        metrics[0],
+        metrics[1],
+        config.readiness.bind,
+    ];
+    assert_eq!(
+        binds.map(|bind| bind.to_string()),
+        ["127.0.0.1:15000", "[::]:15020", "[::]:15090", "[::]:15021"]
+    );
     assert_eq!(config.listeners[0].bind.to_string(), "[::]:15008");
     assert!(config.exposure.services.is_empty());
 }
@@ -513,4 +524,59 @@ fn our_trust_domain_stands_for_the_cluster_that_the_file_names() {
         said,
         "strait.yaml:1: error: `gateway.cluster` is a list; write text"
     );
+}
+
+#[test]
+fn istiod_6_the_locality_is_that_of_the_first_source_and_a_file_replaces_all_of_it() {
+    let labels = "topology.kubernetes.io/region=\"us\"\ntopology.kubernetes.io/zone=\"us-a\"\n\
+                  topology.istio.io/subzone=\"rack\"\n";
+    let whole = "istio-locality=\"eu.eu-b.shelf\"\n";
+    let both = format!("{labels}{whole}");
+    let locality = |labels: &str, variable: &str, file: &str| {
+        let folder = folder();
+        write(&folder, LABELS, labels);
+        let examined = source(&folder, &[("ISTIO_META_LOCALITY", variable)], file).examine();
+        assert_eq!(examined.findings.to_string(), "");
+        let gateway = examined.config.unwrap().gateway;
+        let own = gateway.locality;
+        let place = [own.region, own.zone, own.subzone].join("/");
+        (place, gateway.locality_origin)
+    };
+    let pod = |by: &str| LocalityOrigin::Pod(by.to_owned());
+    let file = "gateway: {locality: {zone: z}}\n";
+    for (labels, variable, file, place, origin) in [
+        ("", "", "", "//", LocalityOrigin::Unknown),
+        (
+            labels,
+            "",
+            "",
+            "us/us-a/rack",
+            pod("label topology.kubernetes.io/region"),
+        ),
+        (&both, "", "", "eu/eu-b/shelf", pod("label istio-locality")),
+        (&both, "a/b.c", "", "a/b.c/", pod("ISTIO_META_LOCALITY")),
+        (&both, "a/b/c/d", "", "a/b/c/d", pod("ISTIO_META_LOCALITY")),
+        (&both, "a/b", file, "/z/", LocalityOrigin::Configuration),
+    ] {
+        let got = locality(labels, variable, file);
+        assert_eq!(
+            got,
+            (place.to_owned(), origin),
+            "{labels} {variable} {file}"
+        );
+    }
+}
+
+#[test]
+fn a_pod_with_a_directory_in_memory_keeps_its_key_there() {
+    let folder = folder();
+    let cache = |folder: &TempDir| match source(folder, &[], "").examine().config.unwrap().identity
+    {
+        Identity::IstioCa(ca) => ca.cache,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(cache(&folder), None);
+    std::fs::create_dir_all(folder.path().join(MEMORY)).unwrap();
+    let wanted = folder.path().join(MEMORY).join("strait-identity");
+    assert_eq!(cache(&folder), Some(wanted));
 }

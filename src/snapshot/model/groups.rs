@@ -45,6 +45,7 @@ pub(super) fn position() -> Position {
     Position {
         cluster: "c1".into(),
         locality: place("r1/z1"),
+        ..Position::default()
     }
 }
 

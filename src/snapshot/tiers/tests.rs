@@ -56,6 +56,7 @@ fn built(service: Service, workloads: Vec<Workload>, change: Change) -> Snapshot
     let position = Position {
         cluster: "west".into(),
         locality: locality("us-west/us-west-a/rack-1"),
+        ..Position::default()
     };
     let change = Change {
         mesh: Some((Mesh::new([service], workloads), "net".into())),

@@ -6,9 +6,12 @@ use std::time::{Duration, SystemTime};
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use tracing::warn;
 
+use super::cache::Cache;
 use super::rotation::keep;
 use super::{DEADLINE, IssueError, News, judge};
 use crate::config::ControlPlane;
@@ -31,17 +34,58 @@ pub struct Authority {
     pub id: String,
     /// For how long a certificate is asked.
     pub ttl: Duration,
+    /// The directory that key and chain are kept in, if any.
+    pub cache: Option<Cache>,
+    /// Told when the control plane can be reached again.
+    pub back: Arc<Notify>,
 }
 
 impl Authority {
-    /// Keeps a certificate, each with a new key, and tells of every one and of every failure.
+    /// Keeps a certificate, each with a new key, and tells of every one and of every failure. One
+    /// that was kept on disk serves until the first answer.
     pub async fn run(self, news: mpsc::Sender<News>) {
         let authority = Arc::new(self);
+        let held = authority.restore().await;
         let fetch = || {
             let authority = Arc::clone(&authority);
-            async move { authority.fetch().await }
+            async move {
+                let material = Arc::new(authority.fetch().await?);
+                authority.keep(&material);
+                Ok(material)
+            }
         };
-        keep(fetch, SystemTime::now, news).await;
+        keep(held, fetch, SystemTime::now, (news, &authority.back)).await;
+    }
+
+    /// Returns the certificate on disk, if there is one and it can be used.
+    async fn restore(&self) -> Option<Arc<Material>> {
+        let cache = self.cache.clone()?;
+        let load = spawn_blocking(move || cache.load(SystemTime::now()));
+        let Ok(loaded) = timeout(DEADLINE, load).await else {
+            warn!("the certificate on disk was not read in time");
+            return None;
+        };
+        match loaded.ok()? {
+            Ok(material) => material.map(Arc::new),
+            Err(why) => {
+                warn!(%why, "the certificate on disk is not used");
+                None
+            }
+        }
+    }
+
+    /// Keeps a certificate on disk, on a thread of its own: nobody waits for a slow disk, and a
+    /// failure costs nothing before the next restart.
+    fn keep(&self, material: &Arc<Material>) {
+        let Some(cache) = self.cache.clone() else {
+            return;
+        };
+        let material = Arc::clone(material);
+        spawn_blocking(move || {
+            if let Err(why) = cache.store(&material) {
+                warn!(%why, "the certificate is not kept for a restart");
+            }
+        });
     }
 
     /// Asks for one certificate. Roots and token are read anew, and the connection is given up

@@ -1,9 +1,11 @@
 //! Certificates that are issued to us while we run, and renewed before they end.
 //!
-//! Istio's authority ([`istio`]) is asked when a certificate is half over (`rotation`); a SPIFFE
+//! Istio's authority ([`istio`]) is asked when a certificate is half over (`rotation`), and what it
+//! has issued may be kept on disk for a restart without it ([`cache`]); a SPIFFE
 //! Workload API ([`workload_api`]) tells of a new one by itself. Both tell what they get as
 //! [`News`]. Nothing is used that a peer would not accept now.
 
+pub mod cache;
 pub mod istio;
 mod rotation;
 pub mod workload_api;
@@ -36,6 +38,8 @@ const WORDS_MAX: usize = 512;
 pub enum News {
     /// A certificate that is good now.
     Issued(Arc<Material>),
+    /// A certificate that was issued before this process began, and is good now.
+    Restored(Arc<Material>),
     /// There is no new one, and why. The one before is good until it ends.
     Failed(String),
 }

@@ -4,8 +4,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep};
 
 use super::{IssueError, News};
 use crate::tls::Material;
@@ -18,8 +18,12 @@ const JITTER: f64 = 0.01;
 const FIRST_WAIT: (f64, f64) = (0.5, 1.0);
 /// give or take this part of it,
 const SPREAD: f64 = 0.2;
-/// and never longer than this.
+/// and never longer than this while there is a certificate,
 const WAIT_MAX: Duration = Duration::from_secs(150);
+/// or than this while there is none that is valid: nobody is served meanwhile.
+const WAIT_MAX_UNSERVED: Duration = Duration::from_secs(15);
+/// The least time between two requests where the control plane comes and goes.
+const APART: Duration = Duration::from_millis(500);
 /// A host that slept has lost time that no timer noticed: the clock is looked at so often.
 const LOOK: Duration = Duration::from_secs(60);
 
@@ -60,15 +64,17 @@ impl Rotation {
     pub(super) fn failed(&mut self, now: SystemTime) -> SystemTime {
         let (low, high) = FIRST_WAIT;
         let first = || Duration::from_secs_f64(low + (high - low) * fastrand::f64());
-        let wait = self
-            .wait
-            .map_or_else(first, |wait| (wait * 2).min(WAIT_MAX));
+        let left = self.ends.filter(|end| *end > now);
+        let most = left.map_or(WAIT_MAX_UNSERVED, |_| WAIT_MAX);
+        let wait = self.wait.map_or_else(first, |wait| (wait * 2).min(most));
         self.wait = Some(wait);
-        let due = now + wait.mul_f64(around(1.0, SPREAD)).min(WAIT_MAX);
-        match self.ends {
-            Some(end) if end > now => due.min(end),
-            _ => due,
-        }
+        let due = now + wait.mul_f64(around(1.0, SPREAD)).min(most);
+        left.map_or(due, |end| due.min(end))
+    }
+
+    /// Notes that whoever failed may be back: waits begin anew.
+    fn forgive(&mut self) {
+        self.wait = None;
     }
 }
 
@@ -87,35 +93,51 @@ pub(super) async fn sleep_until(due: SystemTime, now: &impl Fn() -> SystemTime) 
     }
 }
 
-/// Keeps a certificate by asking for the next one in time; `now` is the clock. Ends when nobody
-/// wants to know any more.
+/// Keeps a certificate by asking for the next one in time; `now` is the clock. `held` serves until
+/// the first answer. After a failure the control plane's return, told by `back`, ends the wait.
+/// Ends when nobody wants to know any more.
 pub(super) async fn keep<F>(
+    held: Option<Arc<Material>>,
     mut fetch: impl FnMut() -> F,
     now: impl Fn() -> SystemTime,
-    news: mpsc::Sender<News>,
+    (news, back): (mpsc::Sender<News>, &Notify),
 ) where
-    F: Future<Output = Result<Material, IssueError>>,
+    F: Future<Output = Result<Arc<Material>, IssueError>>,
 {
     let mut rotation = Rotation::default();
+    if let Some(material) = held {
+        rotation.renewed(material.identity.not_after);
+        // The send below finds out whether anybody listens.
+        let _ = news.send(News::Restored(material)).await;
+    }
     loop {
+        let asked = Instant::now();
         let (due, told) = match fetch().await {
             Ok(material) => {
                 let end = material.identity.not_after;
                 let due = rotation.issued(material.not_before, end, now());
-                (due, News::Issued(Arc::new(material)))
+                (due, News::Issued(material))
             }
             Err(error) => (rotation.failed(now()), News::Failed(error.to_string())),
         };
+        let has_failed = matches!(told, News::Failed(_));
         if news.send(told).await.is_err() {
             return;
         }
-        sleep_until(due, &now).await;
+        let returned = async {
+            back.notified().await;
+            tokio::time::sleep_until(asked + APART).await;
+        };
+        tokio::select! {
+            () = sleep_until(due, &now) => {}
+            () = returned, if has_failed => rotation.forgive(),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
     use std::collections::VecDeque;
     use std::ops::RangeInclusive;
 
@@ -149,6 +171,7 @@ mod tests {
     fn waits_after_failures_double_up_to_a_bound_and_begin_anew_after_a_success() {
         let mut rotation = Rotation::default();
         let now = at(1000);
+        rotation.issued(at(1000), at(1_000_000), now);
         let wait = |rotation: &mut Rotation| {
             let due = rotation.failed(now);
             due.duration_since(now).unwrap().as_secs_f64()
@@ -177,10 +200,57 @@ mod tests {
         for _ in 0..20 {
             assert!(rotation.failed(at(1990)) <= at(2000));
         }
-        assert!(
-            rotation.failed(at(2000)) > at(2050),
-            "the wait is long by now"
-        );
+        let due = rotation.failed(at(2000));
+        assert!((at(2010)..=at(2015)).contains(&due), "{due:?}");
+    }
+
+    #[test]
+    fn istiod_7_without_a_valid_certificate_no_wait_is_longer_than_15_seconds() {
+        let waits = |rotation: &mut Rotation, now: SystemTime| -> Vec<f64> {
+            let wait = |_| rotation.failed(now).duration_since(now).unwrap();
+            (0..100).map(wait).map(|wait| wait.as_secs_f64()).collect()
+        };
+        let mut never = Rotation::default();
+        let mut expired = Rotation::default();
+        expired.issued(at(1000), at(2000), at(1000));
+        waits(&mut expired, at(1500));
+        for waits in [waits(&mut never, at(1000)), waits(&mut expired, at(3000))] {
+            assert!(waits.iter().all(|wait| *wait <= 15.0), "{waits:?}");
+            assert!(waits[50..].iter().all(|wait| *wait >= 12.0), "{waits:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn istiod_7_an_expired_certificate_is_asked_for_at_once_when_discovery_is_back() {
+        let (back, began) = (Notify::new(), Instant::now());
+        let start = at(1_900_000_000);
+        let now = || start + began.elapsed();
+        let issuer = issuer();
+        let held = Arc::new(material(&issuer, start - 24 * HOUR, 24 * HOUR));
+        let is_up = Cell::new(false);
+        let asked = RefCell::new(Vec::new());
+        let fetch = || {
+            asked.borrow_mut().push(began.elapsed());
+            let up = is_up.get().then(|| material(&issuer, now(), 24 * HOUR));
+            async move { up.map(Arc::new).ok_or(IssueError::Late) }
+        };
+        let (news, mut told) = mpsc::channel(1);
+        let listen = async {
+            assert!(matches!(told.recv().await, Some(News::Restored(_))));
+            // Long enough for the longest waits.
+            let fails = async { while let Some(News::Failed(_)) = told.recv().await {} };
+            assert!(timeout(Duration::from_secs(601), fails).await.is_err());
+            let last = asked.borrow().last().copied().expect("a try");
+            assert!(began.elapsed() - last <= Duration::from_secs(15));
+            is_up.set(true);
+            back.notify_one();
+            let at_once = timeout(Duration::from_millis(600), told.recv()).await;
+            assert!(matches!(at_once, Ok(Some(News::Issued(_)))), "{at_once:?}");
+        };
+        tokio::select! {
+            () = keep(Some(held), fetch, now, (news, &back)) => panic!("it goes on for ever"),
+            () = listen => {}
+        }
     }
 
     #[test]
@@ -232,7 +302,7 @@ mod tests {
                 .push(began.elapsed().as_secs_f64() / 3600.0);
             let up = script.borrow_mut().pop_front().unwrap_or(true);
             let got = match up {
-                true => Ok(material(&issuer, now(), 24 * HOUR)),
+                true => Ok(Arc::new(material(&issuer, now(), 24 * HOUR))),
                 false => Err(IssueError::Late),
             };
             async { got }
@@ -244,7 +314,8 @@ mod tests {
                 heard.push(matches!(news, News::Issued(_)));
             }
         };
-        let driver = async { tokio::join!(keep(fetch, now, news), listen) };
+        let back = Notify::new();
+        let driver = async { tokio::join!(keep(None, fetch, now, (news, &back)), listen) };
         let ended = timeout(hours * HOUR, driver).await;
         assert!(ended.is_err(), "it goes on for ever");
         (asked.into_inner(), heard)

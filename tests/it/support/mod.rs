@@ -9,6 +9,7 @@ mod endpoint;
 mod gateway;
 mod identities;
 pub mod istiod;
+pub mod kubelet;
 pub mod link;
 pub mod memory;
 pub mod mounted;

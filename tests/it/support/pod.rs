@@ -37,7 +37,9 @@ fn root() -> TempDir {
         std::fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
         std::fs::write(path, text).expect("a file");
     }
-    std::fs::create_dir_all(folder.path().join("var/lib/istio/data")).expect("a folder");
+    for volume in ["var/lib/istio/data", "etc/istio/proxy"] {
+        std::fs::create_dir_all(folder.path().join(volume)).expect("a folder");
+    }
     folder
 }
 
@@ -64,6 +66,18 @@ pub fn spawn_with(net: Net, more: &str, variables: &[(&str, &str)]) -> Gateway {
     let folder = root();
     let overlay = addresses(net) + more;
     std::fs::write(folder.path().join("strait.yaml"), overlay).expect("a file");
+    start(folder, net, variables)
+}
+
+/// The same pod after its container has ended and was started again.
+pub async fn restarted(mut gateway: Gateway, net: Net) -> Gateway {
+    gateway.signal(rustix::process::Signal::KILL);
+    gateway.exited().await;
+    start(gateway.folder, net, &[])
+}
+
+/// Starts the container of a pod with these volumes.
+fn start(folder: TempDir, net: Net, variables: &[(&str, &str)]) -> Gateway {
     let address = net.address(2, 15012).to_string();
     let config = format!("{{\"discoveryAddress\":\"{address}\",\"proxyMetadata\":{{}}}}");
     let settings = Settings::new(net, identities());

@@ -65,6 +65,7 @@ impl Generated {
             position: Some(Position {
                 cluster: "east".into(),
                 locality,
+                ..Position::default()
             }),
             traffic: Some(traffic(&mut rng)),
             overrides: (rng.u8(..8) == 0).then(|| Override::Evacuate(pattern(&mut rng))),

@@ -1,0 +1,44 @@
+//! The locality of the gateway and its source, for the status page.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::snapshot::traffic::Position;
+
+/// Locality of the gateway.
+#[derive(Debug, Serialize)]
+pub(super) struct Place {
+    pub(super) region: Arc<str>,
+    pub(super) zone: Arc<str>,
+    pub(super) subzone: Arc<str>,
+    /// The key, variable, label or record that names it; empty where it is unknown.
+    pub(super) origin: Arc<str>,
+}
+
+impl Place {
+    pub(super) fn of(position: &Position) -> Self {
+        let locality = position.locality.clone();
+        Self {
+            region: locality.region,
+            zone: locality.zone,
+            subzone: locality.subzone,
+            origin: Arc::clone(&position.origin),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [&*self.region, &*self.zone, &*self.subzone];
+        match self.origin.is_empty() {
+            true => f.write_str("locality unknown"),
+            false => {
+                let place = parts.join("/");
+                let place = place.trim_end_matches('/');
+                write!(f, "locality {place} ({})", self.origin)
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The locality that a pod names by itself: a variable, or labels in its podinfo.
+
+use super::environment::{Environment, Said};
+use super::{Builder, LABELS};
+use crate::config::yaml::Node;
+
+/// The variable with the whole locality, as the labels have it.
+const VARIABLE: &str = "ISTIO_META_LOCALITY";
+/// Istio's labels for the whole locality: `REGION/ZONE/SUBZONE`, with dots in place of slashes, as
+/// Kubernetes allows no slash there.
+const LABELS_OF_ALL: [&str; 2] = ["topology.istio.io/locality", "istio-locality"];
+/// The parts of a locality with their labels. Kubernetes copies the first two from the node (since
+/// 1.35, `PodTopologyLabelsAdmission`).
+const PARTS: [(&str, &str); 3] = [
+    ("region", "topology.kubernetes.io/region"),
+    ("zone", "topology.kubernetes.io/zone"),
+    ("subzone", "topology.istio.io/subzone"),
+];
+
+/// Returns `gateway.locality`, if the pod names any part of it.
+pub(super) fn locality(builder: &mut Builder<'_>) -> Option<Node> {
+    let parts = parts(builder.environment);
+    let by = parts.first()?.1.by.clone();
+    let entries = parts.iter();
+    let entries = entries.map(|(key, said)| (*key, Some(builder.text(said))));
+    let entries = entries.collect();
+    let map = builder.map(entries);
+    Some(builder.node(&by, map.kind))
+}
+
+/// Returns the parts that the variable names, else those of a label of all parts, else those with
+/// a label each.
+fn parts(environment: &Environment) -> Vec<(&'static str, Said)> {
+    let label = |key: &str| {
+        let said = environment.label(LABELS, key)?;
+        Some(Said {
+            by: format!("label {key}"),
+            ..said
+        })
+    };
+    let all = environment.first(&[VARIABLE]);
+    let Some(all) = all.or_else(|| LABELS_OF_ALL.iter().find_map(|key| label(key))) else {
+        let part = |(key, name): (&'static str, &str)| Some((key, label(name)?));
+        return PARTS.into_iter().filter_map(part).collect();
+    };
+    let separator = if all.value.contains('/') { '/' } else { '.' };
+    let values = all.value.splitn(PARTS.len(), separator);
+    let named = PARTS
+        .iter()
+        .zip(values)
+        .filter(|(_, value)| !value.is_empty());
+    let part = |((key, _), value): (&(&'static str, _), &str)| {
+        let (value, by) = (value.to_owned(), all.by.clone());
+        (*key, Said { value, by })
+    };
+    named.map(part).collect()
+}

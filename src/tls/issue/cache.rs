@@ -1,0 +1,469 @@
+//! The issued key and chain on disk, for a restart without the authority.
+//!
+//! They are one file, replaced as a whole, in a directory that only this user may enter. A file
+//! is used for the identity that it was issued for, until the certificate ends, and while the
+//! roots of the authority at that time are trusted.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use rustix::process::geteuid;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::{IssueError, judge};
+use crate::config::Roots;
+use crate::tls::Material;
+
+/// The file's name in the directory.
+const FILE: &str = "identity.json";
+/// The format that this build writes, and the only one that it reads.
+const FORMAT: u32 = 1;
+/// The largest file that is read: an answer of the authority and a key.
+const FILE_BYTES_MAX: u64 = 2 << 20;
+/// The permission bits of group and others.
+const OPEN: u32 = 0o077;
+/// The name of the system's roots among those of the authority.
+const SYSTEM: &str = "SYSTEM";
+
+/// A directory for the key and the chain of one identity.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    /// The directory. It is made if it does not exist.
+    pub folder: PathBuf,
+    /// The SPIFFE id that the certificate has to be for.
+    pub id: String,
+    /// The roots that the authority is verified by.
+    pub roots: Roots,
+}
+
+/// Reason for which the cache was not used.
+#[derive(Debug, Error)]
+pub enum CacheError {
+    /// Others than this user could read or replace a key there.
+    #[error(
+        "`identity.cache`: {path} is open to others: {why}; make it a directory of this user with \
+         mode 0700, or name one that does not exist"
+    )]
+    Open {
+        /// The directory or the file.
+        path: PathBuf,
+        /// The property that is wrong.
+        why: String,
+    },
+    /// The directory or the file cannot be read or written.
+    #[error("`identity.cache`: {path} cannot be used: {error}")]
+    Io {
+        /// The directory or the file.
+        path: PathBuf,
+        /// Cause of the failure.
+        error: io::Error,
+    },
+    /// The file is damaged, or of another build.
+    #[error("`identity.cache`: {path} cannot be read: {why}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Cause of the failure.
+        why: String,
+    },
+    /// The roots of the authority cannot be read.
+    #[error("`identity.cache`: the roots of the authority cannot be read: {0}")]
+    Roots(String),
+    /// A root of the authority is not trusted any more.
+    #[error(
+        "`identity.cache`: {0} was issued by an authority below a root that `identity.roots` does \
+         not have any more"
+    )]
+    Distrusted(PathBuf),
+    /// The certificate is of no use now, or for somebody else.
+    #[error("`identity.cache`: {path}: {error}")]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// Cause of the failure.
+        error: IssueError,
+    },
+}
+
+/// The file's content.
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    format: u32,
+    /// SHA-256 digests of the roots that the authority was verified by.
+    authority: BTreeSet<String>,
+    key: String,
+    chain: String,
+    roots: String,
+}
+
+impl Cache {
+    /// Reads what was kept; none if nothing was. An expired certificate is removed with its key.
+    ///
+    /// # Errors
+    /// It must not or cannot be used.
+    pub fn load(&self, now: SystemTime) -> Result<Option<Material>, CacheError> {
+        let Some(metadata) = existing(fs::symlink_metadata(&self.folder), &self.folder)? else {
+            return Ok(None);
+        };
+        self.check_folder(&metadata)?;
+        let path = self.folder.join(FILE);
+        let Some(file) = existing(File::open(&path), &path)? else {
+            return Ok(None);
+        };
+        let io = |error| failed(&path, error);
+        check(&path, &file.metadata().map_err(io)?)?;
+        let mut bytes = Vec::new();
+        let read = file.take(FILE_BYTES_MAX).read_to_end(&mut bytes);
+        read.map_err(io)?;
+        let saved: Saved =
+            serde_json::from_slice(&bytes).map_err(|error| damaged(&path, &error))?;
+        if saved.format != FORMAT {
+            let why = format!("format {}, this build reads {FORMAT}", saved.format);
+            return Err(damaged(&path, &why));
+        }
+        if !saved.authority.is_subset(&authority(&self.roots)?) {
+            return Err(CacheError::Distrusted(path));
+        }
+        let material = self.material(&path, &saved, now);
+        if let Err(CacheError::Unusable { error, .. }) = &material
+            && matches!(error, IssueError::Expired(_))
+        {
+            fs::remove_file(&path).map_err(io)?;
+        }
+        material.map(Some)
+    }
+
+    fn material(
+        &self,
+        path: &Path,
+        saved: &Saved,
+        now: SystemTime,
+    ) -> Result<Material, CacheError> {
+        let unusable = |error| CacheError::Unusable {
+            path: path.to_owned(),
+            error,
+        };
+        let parse = |text: &str| {
+            let certificates = CertificateDer::pem_slice_iter(text.as_bytes());
+            let certificates = certificates.collect::<Result<Vec<_>, _>>();
+            certificates.map_err(|error| unusable(error.into()))
+        };
+        let key = PrivateKeyDer::from_pem_slice(saved.key.as_bytes());
+        let key = key.map_err(|error| unusable(error.into()))?;
+        let (chain, roots) = (parse(&saved.chain)?, parse(&saved.roots)?);
+        let material = judge(chain, key, roots, now).map_err(unusable)?;
+        if *material.identity.uri != *self.id {
+            return Err(unusable(IssueError::Identity {
+                asked: self.id.clone(),
+                got: material.identity.uri.to_string(),
+            }));
+        }
+        Ok(material)
+    }
+
+    /// Keeps a certificate with its key in the place of the one before.
+    ///
+    /// # Errors
+    /// The directory must not be used, or cannot be written.
+    pub fn store(&self, material: &Material) -> Result<(), CacheError> {
+        let made = DirBuilder::new().mode(0o700).create(&self.folder);
+        if let Err(error) = made
+            && error.kind() != ErrorKind::AlreadyExists
+        {
+            return Err(failed(&self.folder, error));
+        }
+        let metadata = fs::symlink_metadata(&self.folder);
+        self.check_folder(&metadata.map_err(|error| failed(&self.folder, error))?)?;
+        let saved = Saved {
+            format: FORMAT,
+            authority: authority(&self.roots)?,
+            key: pem("PRIVATE KEY", material.key.secret_der()),
+            chain: pems(&material.chain),
+            roots: pems(&material.root_certificates),
+        };
+        let path = self.folder.join(FILE);
+        let bytes = serde_json::to_vec(&saved).map_err(|error| damaged(&path, &error))?;
+        replace(&path, &bytes).map_err(|error| failed(&path, error))
+    }
+
+    fn check_folder(&self, metadata: &Metadata) -> Result<(), CacheError> {
+        match metadata.is_dir() {
+            true => check(&self.folder, metadata),
+            false => Err(failed(&self.folder, ErrorKind::NotADirectory.into())),
+        }
+    }
+}
+
+/// Returns what was found at a path, or none where nothing is.
+fn existing<T>(found: io::Result<T>, path: &Path) -> Result<Option<T>, CacheError> {
+    match found {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        found => found.map(Some).map_err(|error| failed(path, error)),
+    }
+}
+
+/// Checks that a directory or a file is this user's alone.
+fn check(path: &Path, metadata: &Metadata) -> Result<(), CacheError> {
+    let (owner, own) = (metadata.uid(), geteuid().as_raw());
+    let mode = metadata.mode() & 0o777;
+    let why = match () {
+        () if owner != own => format!("it belongs to user {owner} and this is user {own}"),
+        () if mode & OPEN != 0 => format!("its mode is {mode:04o}"),
+        () => return Ok(()),
+    };
+    Err(CacheError::Open {
+        path: path.to_owned(),
+        why,
+    })
+}
+
+fn failed(path: &Path, error: io::Error) -> CacheError {
+    CacheError::Io {
+        path: path.to_owned(),
+        error,
+    }
+}
+
+fn damaged(path: &Path, why: &impl ToString) -> CacheError {
+    CacheError::Damaged {
+        path: path.to_owned(),
+        why: why.to_string(),
+    }
+}
+
+/// Returns the digests of the roots that the authority is verified by.
+fn authority(roots: &Roots) -> Result<BTreeSet<String>, CacheError> {
+    let read = match roots {
+        Roots::File(file) => fs::read(file).map_err(|error| {
+            let file = file.display();
+            CacheError::Roots(format!("{file}: {error}"))
+        })?,
+        Roots::Pem(text) => text.clone().into_bytes(),
+        Roots::System | Roots::Plaintext => return Ok(BTreeSet::from([SYSTEM.to_owned()])),
+    };
+    let digest_of = |certificate: CertificateDer<'_>| {
+        let sum = digest(&SHA256, &certificate);
+        let bytes = sum.as_ref().iter();
+        bytes.map(|byte| format!("{byte:02x}")).collect()
+    };
+    let certificates = CertificateDer::pem_slice_iter(&read);
+    let digests = certificates.map(|certificate| Ok(digest_of(certificate?)));
+    let digests: Result<_, rustls::pki_types::pem::Error> = digests.collect();
+    digests.map_err(|error| CacheError::Roots(error.to_string()))
+}
+
+fn pem(tag: &str, der: &[u8]) -> String {
+    ::pem::encode(&::pem::Pem::new(tag, der))
+}
+
+fn pems(certificates: &[CertificateDer<'_>]) -> String {
+    let certificates = certificates.iter();
+    certificates.map(|one| pem("CERTIFICATE", one)).collect()
+}
+
+/// Puts a new file in the place of the old one, which stays as it is if that fails.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    if let Err(error) = fs::remove_file(&new)
+        && error.kind() != ErrorKind::NotFound
+    {
+        return Err(error);
+    }
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(&new);
+    let written = file.and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    let written = written.and_then(|()| fs::rename(&new, path));
+    if written.is_err() {
+        // A file that is left over has a key in it; the next write removes it otherwise.
+        drop(fs::remove_file(&new));
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::time::Duration;
+
+    use rcgen::SanType;
+
+    use super::*;
+    use crate::tls::dev::{Authority, Issuer};
+
+    const ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+    struct Fixture {
+        folder: tempfile::TempDir,
+        root: String,
+        issuer: Issuer,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let authority = Authority::new().unwrap();
+            Self {
+                folder: tempfile::tempdir().unwrap(),
+                root: authority.root_pem(),
+                issuer: authority.intermediate("east").unwrap(),
+            }
+        }
+
+        fn cache(&self) -> Cache {
+            Cache {
+                folder: self.folder.path().join("identity"),
+                id: ID.to_owned(),
+                roots: Roots::Pem(self.root.clone()),
+            }
+        }
+
+        fn material(&self) -> Material {
+            let leaf = self.issuer.leaf_with(|params| {
+                params.subject_alt_names = vec![SanType::URI(ID.try_into().unwrap())];
+                params.not_before = (SystemTime::now() - DAY).into();
+                params.not_after = (SystemTime::now() + DAY).into();
+            });
+            let leaf = leaf.unwrap();
+            Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &self.root).unwrap()
+        }
+
+        /// A cache with a certificate in it.
+        fn stored(&self) -> Cache {
+            let cache = self.cache();
+            cache.store(&self.material()).unwrap();
+            cache
+        }
+    }
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().mode() & 0o777
+    }
+
+    fn refused(cache: &Cache, now: SystemTime) -> String {
+        cache.load(now).expect_err("a refusal").to_string()
+    }
+
+    #[test]
+    fn istiod_7_a_key_is_kept_in_a_closed_directory_and_read_with_its_chain() {
+        let fixture = Fixture::new();
+        let cache = fixture.cache();
+        assert!(cache.load(SystemTime::now()).unwrap().is_none());
+        let material = fixture.material();
+        cache.store(&material).unwrap();
+        let file = cache.folder.join(FILE);
+        assert_eq!((mode(&cache.folder), mode(&file)), (0o700, 0o600));
+        let read = cache
+            .load(SystemTime::now())
+            .unwrap()
+            .expect("a certificate");
+        assert_eq!(read.chain, material.chain);
+        assert_eq!(read.root_certificates, material.root_certificates);
+        assert_eq!(read.key.secret_der(), material.key.secret_der());
+
+        let next = fixture.material();
+        cache.store(&next).unwrap();
+        let read = cache
+            .load(SystemTime::now())
+            .unwrap()
+            .expect("the next one");
+        assert_eq!(read.chain, next.chain);
+        let names = fs::read_dir(&cache.folder).unwrap().count();
+        assert_eq!(names, 1, "no other file is left");
+    }
+
+    #[test]
+    fn istiod_7_a_directory_or_a_file_that_is_open_to_others_is_refused() {
+        let fixture = Fixture::new();
+        let cache = fixture.stored();
+        let file = cache.folder.join(FILE);
+        let open = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        for (path, wrong, right) in [(&cache.folder, 0o755, 0o700), (&file, 0o640, 0o600)] {
+            open(path, wrong);
+            let why = refused(&cache, SystemTime::now());
+            assert!(why.contains(&format!("its mode is {wrong:04o}")), "{why}");
+            assert!(why.contains(&*path.to_string_lossy()), "{why}");
+            open(path, right);
+        }
+        open(&cache.folder, 0o770);
+        let why = cache.store(&fixture.material()).expect_err("a refusal");
+        assert!(why.to_string().contains("mode is 0770"), "{why}");
+        open(&cache.folder, 0o700);
+        let link = fixture.folder.path().join("link");
+        symlink(&cache.folder, &link).unwrap();
+        let linked = Cache {
+            folder: link,
+            ..cache.clone()
+        };
+        assert!(refused(&linked, SystemTime::now()).contains("not a directory"));
+        assert!(cache.load(SystemTime::now()).unwrap().is_some());
+    }
+
+    #[test]
+    fn istiod_7_a_certificate_that_has_expired_is_removed_with_its_key() {
+        let fixture = Fixture::new();
+        let cache = fixture.stored();
+        let why = refused(&cache, SystemTime::now() + 2 * DAY);
+        assert!(why.contains("the certificate has ended"), "{why}");
+        assert!(!cache.folder.join(FILE).exists());
+        assert!(cache.load(SystemTime::now()).unwrap().is_none());
+    }
+
+    #[test]
+    fn istiod_7_another_identity_or_a_root_that_was_taken_back_is_refused() {
+        let fixture = Fixture::new();
+        let stored = fixture.stored();
+        let other = Cache {
+            id: ID.replace("eastwest", "other"),
+            ..stored.clone()
+        };
+        assert!(refused(&other, SystemTime::now()).contains("other, which was asked for"));
+        let next = Authority::new().unwrap().root_pem();
+        let with_roots = |roots: &str| Cache {
+            roots: Roots::Pem(roots.to_owned()),
+            ..stored.clone()
+        };
+        let why = refused(&with_roots(&next), SystemTime::now());
+        assert!(why.contains("does not have any more"), "{why}");
+        let both = with_roots(&(next + &fixture.root));
+        assert!(both.load(SystemTime::now()).unwrap().is_some());
+        let absent = Cache {
+            roots: Roots::File("/no/such".into()),
+            ..stored
+        };
+        assert!(refused(&absent, SystemTime::now()).contains("/no/such: No such file"));
+    }
+
+    #[test]
+    fn istiod_7_a_file_that_is_damaged_or_of_another_format_is_refused() {
+        let fixture = Fixture::new();
+        let cache = fixture.stored();
+        let file = cache.folder.join(FILE);
+        let good = fs::read_to_string(&file).unwrap();
+        let other = fixture.material();
+        let other = serde_json::to_string(&pem("PRIVATE KEY", other.key.secret_der())).unwrap();
+        let own: Saved = serde_json::from_str(&good).unwrap();
+        let own = serde_json::to_string(&own.key).unwrap();
+        for (text, why) in [
+            (good[..good.len() / 2].to_owned(), "cannot be read: EOF"),
+            (good.replace("\"format\":1", "\"format\":2"), "format 2"),
+            (good.replace(&own, &other), "does not fit the certificate"),
+        ] {
+            fs::write(&file, text).unwrap();
+            let said = refused(&cache, SystemTime::now());
+            assert!(said.contains(why), "{said}");
+        }
+    }
+}

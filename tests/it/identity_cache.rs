@@ -1,0 +1,111 @@
+//! A pod's key and certificate on disk: restarts of its container without istiod.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::time::Duration;
+
+use strait::xds::store::{ADDRESS, CLUSTER};
+
+use crate::istio::asks;
+use crate::support::ca::Mode;
+use crate::support::istiod::Istiod;
+use crate::support::wds::{HOSTNAME, SERVICE, bytes, service, workload};
+use crate::support::{Endpoint, Gateway, Net, identities, pod, run, until};
+
+const KEY: &str = "etc/istio/proxy/strait-identity/identity.json";
+const MESH: &str = "var/lib/istio/data/strait-mesh";
+
+fn istiod(net: Net) -> Istiod {
+    let istiod = Istiod::default();
+    istiod.put(ADDRESS, SERVICE, &service());
+    istiod.put(ADDRESS, "a", &workload("a", bytes(net.ip(11))));
+    istiod.put(CLUSTER, &format!("inbound-vip|80|tcp|{HOSTNAME}"), &());
+    istiod
+}
+
+/// A ready pod that has kept all that it needs for a restart.
+async fn kept(net: Net) -> Gateway {
+    let mut gateway = pod::spawn(net, "");
+    gateway.ready().await;
+    let files = async || [KEY, MESH].map(|file| gateway.file(file).exists());
+    until("what is kept", files, |files| *files == [true; 2]).await;
+    gateway
+}
+
+#[test]
+fn istiod_7_a_restarted_container_serves_without_istiod() {
+    run(async {
+        let net = Net::new();
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = istiod(net);
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let first = kept(net).await;
+        let key = first.file(KEY);
+        let mode = key.metadata().expect("metadata").mode() & 0o777;
+        assert_eq!(mode, 0o600);
+        serving.stop().await;
+
+        let mut second = pod::restarted(first, net).await;
+        second.ready().await;
+        second.logged("serving with the certificate on disk").await;
+        asks(&second).await.expect("a tunnel without istiod");
+        let fetched = "strait_certificate_fetches_total{result=\"ok\"}";
+        assert!(second.metric(fetched).await < 0.5, "nothing was issued");
+        second.logged("no new certificate").await;
+        assert_eq!(second.readiness().await.0, 200);
+
+        let asked = istiod.ca.requests().len();
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let issued = async || istiod.ca.requests().len();
+        until("a new certificate", issued, |&now| now > asked).await;
+    });
+}
+
+#[test]
+fn istiod_7_a_directory_that_is_open_to_others_is_not_used_and_the_pod_starts_with_istiod() {
+    run(async {
+        let net = Net::new();
+        let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
+        let istiod = istiod(net);
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let first = kept(net).await;
+        let folder = first.file(KEY).parent().expect("a folder").to_owned();
+        let open = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(folder, open).expect("a mode");
+        serving.stop().await;
+        let mut second = pod::restarted(first, net).await;
+        second.logged("the certificate on disk is not used").await;
+        second.logged("its mode is 0755").await;
+        second.logged("no new certificate").await;
+        assert_eq!(second.readiness().await.0, 500);
+
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        second.ready_within(Duration::from_secs(20)).await;
+        second
+            .logged("the certificate is not kept for a restart")
+            .await;
+        asks(&second).await.expect("a tunnel");
+    });
+}
+
+#[test]
+fn istiod_7_a_pod_without_a_certificate_asks_again_as_soon_as_discovery_is_back() {
+    run(async {
+        let net = Net::new();
+        let istiod = istiod(net);
+        istiod.ca.set(Mode::Refuses);
+        let serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let mut gateway = pod::spawn(net, "");
+        let failures = async || gateway.log().matches("no new certificate").count();
+        // The waits are 0.4 s at least, and twice as long each time: the next one is 6.4 s or more.
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(40);
+        while failures().await < 5 {
+            assert!(tokio::time::Instant::now() < deadline, "{}", gateway.log());
+            // deadline: the log of another process can only be read again and again.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        istiod.ca.set(Mode::Signs);
+        serving.stop().await;
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        gateway.ready_within(Duration::from_secs(5)).await;
+    });
+}
