@@ -1,11 +1,11 @@
 //! What several values of `strait.yaml` must hold together.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
 use super::fields::Value;
 use super::findings::Report;
-use super::{Bind, Listener, Trust};
+use super::{Bind, Listener};
 
 /// An address that is served besides the listeners.
 #[derive(Debug)]
@@ -22,13 +22,6 @@ impl Opened<'_> {
     pub(super) fn to_bind(&self) -> Bind {
         Bind { bind: self.address }
     }
-}
-
-/// Returns the clusters that the trust domains stand for. Without validation any name may be one.
-pub(super) fn clusters(trust: &Trust) -> Option<BTreeSet<String>> {
-    let domains = trust.domains.iter();
-    let clusters = domains.map(|domain| domain.cluster.clone()).collect();
-    (!trust.skip_validation).then_some(clusters)
 }
 
 /// Reports every entry whose name an earlier one has.

@@ -1,7 +1,7 @@
 //! Certificates and the rustls configurations made of them.
 //!
 //! Owns what is loaded from disk ([`files`], `crl`) or issued to us ([`issue`]), who is believed
-//! (`verifier`), the chains of open connections (`inbound`), and what a certificate says
+//! (`verifier`), by which issuer (`issuers`), the chains of open connections (`inbound`), and what a certificate says
 //! ([`leaf_identity`]). It touches no socket of the data path, which does its handshakes itself.
 
 mod chains;
@@ -10,6 +10,7 @@ pub mod dev;
 pub mod files;
 mod identity;
 mod inbound;
+mod issuers;
 pub mod issue;
 mod verifier;
 
@@ -30,6 +31,7 @@ pub use crl::Crls;
 pub use files::{Bundles, Material, OwnRoots, PeerTrust, TlsError, TrustedDomain};
 pub use identity::{Identity, leaf_identity};
 pub use inbound::{Chain, Inbound, Lost, Served};
+pub use issuers::{Issuer, SeenIssuer};
 pub use verifier::{explanation_of, refusal_of};
 
 /// The only application protocol on an HBONE listener.

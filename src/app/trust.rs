@@ -1,0 +1,39 @@
+//! Trust as the snapshot has it, and the issuers of peers for the status page.
+
+use std::sync::Arc;
+
+use crate::admin::{IssuerRow, Issuers};
+use crate::config::Config;
+use crate::datapath::Gateway;
+use crate::snapshot::TrustSet;
+use crate::tls::PeerTrust;
+
+/// Returns the trust set of a configuration, with the issuers that its files hold.
+pub(super) fn set(config: &Config, loaded: &PeerTrust) -> TrustSet {
+    let trust = &config.trust;
+    let domains = trust.domains.iter();
+    TrustSet::new(domains.map(|domain| (&*domain.name, &*domain.cluster)))
+        .with_waypoints(trust.waypoints.iter().map(String::as_str))
+        .with_any_domain(trust.skip_validation)
+        .with_issuers(loaded.clusters(), loaded.rejects_unknown)
+}
+
+/// The issuers that the running gateway has seen, with their clusters of now.
+pub(super) fn issuers(gateway: &Arc<Gateway>) -> Issuers {
+    let gateway = Arc::clone(gateway);
+    Issuers::new(move || {
+        let seen = gateway.tls.issuers().into_iter();
+        let snapshot = gateway.reader.load();
+        seen.map(|seen| IssuerRow {
+            spki: seen.issuer.spki.to_string(),
+            subject: seen.issuer.subject.to_string(),
+            cluster: snapshot
+                .trust
+                .issuer_cluster(&seen.issuer.spki)
+                .map(ToOwned::to_owned),
+            accepted: seen.accepted,
+            refused: seen.refused,
+        })
+        .collect()
+    })
+}
