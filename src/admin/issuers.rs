@@ -109,7 +109,10 @@ mod tests {
         let many: Vec<_> = (0..30).map(|_| row("x", None, 1, 0)).collect();
         let lines = super::lines(&many);
         assert_eq!(lines.len(), 1 + SHOWN + 1);
-        assert_eq!(lines[SHOWN + 1], "  and 10 more, see `strait status --json`");
+        assert_eq!(
+            lines[SHOWN + 1],
+            "  and 10 more, see `strait status --json`"
+        );
         assert!(super::lines(&[]).is_empty());
     }
 }

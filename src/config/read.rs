@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use super::aliases;
 use super::checks::{self, Opened};
 use super::exposure;
@@ -21,6 +20,7 @@ use super::{
     Exposure, Gateway, Limits, Link, Listener, Locality, Log, LogFormat, METRICS, Names, Policy,
     PolicyMode, READINESS, Trust,
 };
+use bytesize::ByteSize;
 
 /// More threads than any machine that we know of has cores.
 const WORKERS_MAX: u16 = 1024;

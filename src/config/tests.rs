@@ -225,7 +225,7 @@ fn an_unknown_key_is_named_with_its_line() {
     assert_eq!(
         instead("west.local, cluster: west", "west.local, clutser: west"),
         "6: error: unknown key `clutser` in `trust.domains[]`; write one of `name`, `cluster`, \
-         `roots`"
+         `issuers`, `roots`"
     );
     assert!(with("lgo: {}").starts_with("11: error: unknown key `lgo`; write one of `gateway`,"));
 }

@@ -361,9 +361,18 @@ mod tests {
     fn istiod_5_a_cluster_is_a_name_with_hashes_or_files_of_issuers() {
         let cluster = |entry: &str| with(&format!("  clusters: [{entry}]"));
         for (entry, want) in [
-            (&*format!("{{name: west, issuers: [{HASH}, Cargo.toml]}}"), ""),
-            ("", "4: error: `trust.clusters` is empty; write `- {name: west"),
-            ("{name: west}", "4: error: `trust.clusters[]` has no `issuers`"),
+            (
+                &*format!("{{name: west, issuers: [{HASH}, Cargo.toml]}}"),
+                "",
+            ),
+            (
+                "",
+                "4: error: `trust.clusters` is empty; write `- {name: west",
+            ),
+            (
+                "{name: west}",
+                "4: error: `trust.clusters[]` has no `issuers`",
+            ),
             (
                 "{name: west, issuers: []}",
                 "4: error: `trust.clusters[].issuers` is empty; write at least one issuer",
@@ -397,16 +406,26 @@ mod tests {
     #[test]
     fn istiod_5_with_issuers_their_clusters_and_unknown_are_all_that_there_is() {
         let file = |more: &str, cluster: &str| {
-            let keys = format!("  clusters: [{{name: north, issuers: [{HASH}]}}]{more}\n  domains:");
-            let to = format!("exposure: {{services: [{{service: a, to: [{{cluster: {cluster}}}]}}]}}");
+            let keys =
+                format!("  clusters: [{{name: north, issuers: [{HASH}]}}]{more}\n  domains:");
+            let to =
+                format!("exposure: {{services: [{{service: a, to: [{{cluster: {cluster}}}]}}]}}");
             check(&(GOOD.replacen("  domains:", &keys, 1) + &to))
         };
         for (more, cluster, want) in [
             ("", "north", ""),
             ("", "unknown", ""),
-            ("", "west", "is `west`, and `trust` names no such cluster; write one of `north`, `unk"),
+            (
+                "",
+                "west",
+                "is `west`, and `trust` names no such cluster; write one of `north`, `unk",
+            ),
             ("\n  unknown_issuers: reject", "north", ""),
-            ("\n  unknown_issuers: reject", "unknown", "write one of `north`"),
+            (
+                "\n  unknown_issuers: reject",
+                "unknown",
+                "write one of `north`",
+            ),
         ] {
             let (_, said) = file(more, cluster);
             let is_wanted = said.contains(want) && said.is_empty() == want.is_empty();

@@ -302,11 +302,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         debug!(peer = %self.peer.source.principal, %why, "connection ended");
     }
 
-    fn tunnel(
-        &mut self,
-        request: Request<RecvStream>,
-        mut respond: SendResponse<budget::Charged>,
-    ) {
+    fn tunnel(&mut self, request: Request<RecvStream>, mut respond: SendResponse<budget::Charged>) {
         if self.peer.not_after <= SystemTime::now() || self.peer.lost_trust().is_some() {
             // GOAWAY has been sent; until the peer has seen it, it may try.
             return respond.send_reset(h2::Reason::REFUSED_STREAM);

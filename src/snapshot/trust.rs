@@ -238,7 +238,11 @@ mod tests {
         let cluster = |domain| set.cluster(of(domain, None)).map(ToOwned::to_owned);
         assert_eq!(cluster("west.local").as_deref(), Some("west"));
         assert_eq!(cluster(&north).as_deref(), Some("north.local"));
-        assert_eq!(cluster(""), None, "a caller without identity has no cluster");
+        assert_eq!(
+            cluster(""),
+            None,
+            "a caller without identity has no cluster"
+        );
         assert_eq!(cluster("west"), None, "that is the cluster of west.local");
     }
 

@@ -176,7 +176,11 @@ mod tests {
         }
         chains.add(long, verified(1300, 9000, 9000));
         let end = chains.hold(&long, time(1300));
-        assert_eq!(end.map(|path| path.not_after), Some(time(9000)), "verified again");
+        assert_eq!(
+            end.map(|path| path.not_after),
+            Some(time(9000)),
+            "verified again"
+        );
     }
 
     #[test]

@@ -233,12 +233,7 @@ impl Inbound {
 
 impl Open {
     /// Returns the chain that another connection presented, or a new one.
-    fn note(
-        &mut self,
-        key: Key,
-        path: Path,
-        certificates: &[CertificateDer<'_>],
-    ) -> Arc<Chain> {
+    fn note(&mut self, key: Key, path: Path, certificates: &[CertificateDer<'_>]) -> Arc<Chain> {
         let known = self.chains.get(&key).and_then(Weak::upgrade);
         if let Some(known) = known.filter(|known| known.lost().is_none()) {
             known.set_not_after(path.not_after);

@@ -139,7 +139,11 @@ mod tests {
         let of_certificate = Issuer::of_certificate(&root).expect("an issuer");
         let anchor = anchor_from_trusted_cert(&root).expect("an anchor");
         assert_eq!(Issuer::of_anchor(&anchor), of_certificate);
-        assert!(of_certificate.subject.starts_with("CN=Strait development root"));
+        assert!(
+            of_certificate
+                .subject
+                .starts_with("CN=Strait development root")
+        );
     }
 
     #[test]

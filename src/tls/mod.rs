@@ -10,8 +10,8 @@ pub mod dev;
 pub mod files;
 mod identity;
 mod inbound;
-mod issuers;
 pub mod issue;
+mod issuers;
 mod verifier;
 
 use std::sync::Arc;

@@ -28,9 +28,18 @@ mod tests {
     fn the_cluster_is_the_first_one_that_is_named() {
         for (values, want) in [
             (&[][..], None),
-            (&["k8s.cluster.name=west,k8s.namespace.name=shop"], Some("west")),
-            (&["service.name=a, k8s.cluster.name = west ;p=1 , x=y"], Some("west")),
-            (&["k8s.cluster.name=", "k8s.cluster.name=west"], Some("west")),
+            (
+                &["k8s.cluster.name=west,k8s.namespace.name=shop"],
+                Some("west"),
+            ),
+            (
+                &["service.name=a, k8s.cluster.name = west ;p=1 , x=y"],
+                Some("west"),
+            ),
+            (
+                &["k8s.cluster.name=", "k8s.cluster.name=west"],
+                Some("west"),
+            ),
             (&["k8s.cluster.name=a=b,k8s.cluster.name=west"], Some("a=b")),
             (&["k8s.cluster.name", "xk8s.cluster.name=west"], None),
             (&["K8s.Cluster.Name=west,,;=,"], None),

@@ -49,6 +49,7 @@ mod floods;
 #[cfg(test)]
 mod identity;
 #[cfg(test)]
+mod issuers;
 mod istio;
 #[cfg(test)]
 mod istio_faults;

@@ -68,7 +68,10 @@ pub(super) fn identity(
     };
     PeerRow {
         identity: Some(identity.uri.to_string()),
-        cluster: peer.as_ref().ok().map(|peer| peer.source.cluster.to_string()),
+        cluster: peer
+            .as_ref()
+            .ok()
+            .map(|peer| peer.source.cluster.to_string()),
         said,
     }
 }

@@ -320,12 +320,7 @@ impl ClientVerifier {
 
     /// Refuses an issuer that may not sign for the trust domain, or that no cluster has where that
     /// is needed.
-    fn check_issuer(
-        &self,
-        domain: &Domain,
-        name: &str,
-        issuer: &Arc<Issuer>,
-    ) -> Result<(), Error> {
+    fn check_issuer(&self, domain: &Domain, name: &str, issuer: &Arc<Issuer>) -> Result<(), Error> {
         let is_in = |list: &HashSet<SpkiHash>| list.contains(&issuer.spki);
         let why = if !domain.issuers.as_deref().is_none_or(is_in) {
             format!("is not in trust.domains[].issuers of {}", shown(name))
