@@ -136,6 +136,8 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
     let certificates = report.certificates(source, &examined);
     report.control_planes(source.path(), &examined);
     report.own_domain(&examined, certificates.as_ref());
+    let own_issuer = trust::own_issuer(&examined, certificates.as_ref());
+    report.warnings.extend(own_issuer);
     let revocation = revocation::warnings(source.path(), &examined, certificates.as_ref());
     if let (Some(config), Some((mesh, policies)), Some(objects), Some((material, trust))) =
         (examined.config, mesh, objects, certificates)

@@ -214,6 +214,11 @@ impl Material {
         })
     }
 
+    /// The issuer of our leaf, if the chain has it.
+    pub fn issuer(&self) -> Option<Issuer> {
+        self.chain.get(1).and_then(Issuer::of_certificate)
+    }
+
     /// The roots of a trust domain that has none of its own; none where there is no bundle for it.
     pub fn roots_of(&self, domain: &str) -> Option<&Arc<RootCertStore>> {
         match &self.bundles {

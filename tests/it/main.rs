@@ -50,6 +50,7 @@ mod floods;
 mod identity;
 #[cfg(test)]
 mod issuers;
+#[cfg(test)]
 mod istio;
 #[cfg(test)]
 mod istio_faults;
