@@ -1,8 +1,9 @@
 //! Certificates and the rustls configurations made of them.
 //!
 //! Owns what is loaded from disk ([`files`], `crl`) or issued to us ([`issue`]), who is believed
-//! (`verifier`), by which issuer (`issuers`), the chains of open connections (`inbound`), and what a certificate says
-//! ([`leaf_identity`]). It touches no socket of the data path, which does its handshakes itself.
+//! (`verifier`), by which issuer (`issuers`), the chains of open connections (`inbound`), and what
+//! a certificate says ([`leaf_identity`]). It touches no socket of the data path, which does its
+//! handshakes itself.
 
 mod chains;
 mod crl;

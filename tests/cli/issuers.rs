@@ -17,10 +17,12 @@ async fn checked(folder: &TempDir, line: &str) -> Done {
 fn istiod_5_an_issuer_file_holds_authorities_and_an_issuer_is_in_one_cluster() {
     run(async {
         let folder = folder_with_certificates().await;
+        let at = |name: &str| folder.path().join(name);
+        std::fs::copy(at("certs/gateway.crt"), at("certs/leaf.crt")).expect("a copy");
         for (line, want) in [
             (
-                "clusters: [{name: west, issuers: [certs/gateway.crt]}]",
-                "strait.yaml:8: error: certs/gateway.crt: holds a certificate that is not a CA's;",
+                "clusters: [{name: west, issuers: [certs/leaf.crt]}]",
+                "strait.yaml:8: error: certs/leaf.crt: holds a certificate that is not a CA's;",
             ),
             (
                 "clusters: [{name: west, issuers: [certs/root.crt]}, \
