@@ -173,9 +173,11 @@ fn istiod_5_one_trust_domain_with_an_issuer_per_cluster_tells_the_clusters_apart
         used(&gateway, &west).await;
         is_503(&gateway, &east).await;
         is_untrusted(&gateway, &north).await;
-        // Certificates beside the chain do not move a peer.
+        // Certificates beside the chain do not move a peer, though they come first.
         let mut beside = world.north.leaf(CHECKOUT).expect("a leaf");
-        beside.chain_pem += &world.identities.west.pem();
+        let issuer = beside.chain_pem.rfind("-----BEGIN").expect("an issuer");
+        let west_pem = world.identities.west.pem();
+        beside.chain_pem.insert_str(issuer, &west_pem);
         is_untrusted(&gateway, &world.client_by(&beside)).await;
 
         completed(&gateway, "west", 1.0).await;
