@@ -355,6 +355,8 @@ pub enum HandshakeRefusal {
     BadSpiffeId,
     /// The trust domain is outside the configured set.
     UntrustedDomain,
+    /// The issuer has no cluster, or may not sign for the trust domain, by the configuration.
+    UntrustedIssuer,
     /// A certificate of the chain is in a revocation list.
     Revoked,
     /// The revocation list of an issuer is past its nextUpdate.
@@ -377,7 +379,7 @@ pub enum HandshakeRefusal {
 
 impl HandshakeRefusal {
     /// Every refusal, in the order of the enum. Metrics are created from it.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::NoCertificate,
         Self::BadEncoding,
         Self::UnknownIssuer,
@@ -390,6 +392,7 @@ impl HandshakeRefusal {
         Self::ManyUriSans,
         Self::BadSpiffeId,
         Self::UntrustedDomain,
+        Self::UntrustedIssuer,
         Self::Revoked,
         Self::StaleCrl,
         Self::UnknownRevocation,
@@ -416,6 +419,7 @@ impl HandshakeRefusal {
             Self::ManyUriSans => "many_uri_sans",
             Self::BadSpiffeId => "bad_spiffe_id",
             Self::UntrustedDomain => "untrusted_domain",
+            Self::UntrustedIssuer => "untrusted_issuer",
             Self::Revoked => "revoked",
             Self::StaleCrl => "stale_crl",
             Self::UnknownRevocation => "unknown_revocation",
@@ -445,6 +449,7 @@ impl HandshakeRefusal {
             Self::ManyUriSans => "the certificate has more than one URI SAN",
             Self::BadSpiffeId => "the URI SAN is not spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT",
             Self::UntrustedDomain => "the peer's identity is not one that is accepted here",
+            Self::UntrustedIssuer => "the issuer of the certificate is not accepted here",
             Self::Revoked => "a certificate of the chain is revoked",
             Self::StaleCrl => "the revocation list of an issuer is stale",
             Self::UnknownRevocation => "an issuer has no revocation list that can be used",

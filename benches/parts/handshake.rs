@@ -36,6 +36,7 @@ impl Identities {
     pub fn server(&self) -> Served {
         let domain = TrustedDomain {
             name: "west.local".into(),
+            issuers: None,
             roots: None,
         };
         let trust = PeerTrust {

@@ -58,6 +58,7 @@ fn hello(criterion: &mut Criterion) {
 
 const WEST: Caller<'_> = Caller {
     trust_domain: "west.local",
+    issuer: None,
     namespace: "shop",
     service_account: "checkout",
 };

@@ -9,6 +9,7 @@ mod dump;
 mod explain;
 mod guard;
 mod holders;
+mod issuers;
 mod levels;
 mod listeners;
 mod place;
@@ -42,6 +43,7 @@ use scrape::Scrapes;
 
 pub use explain::{Explains, Written};
 pub use holders::{Descriptors, Holders};
+pub use issuers::{IssuerRow, Issuers};
 pub use listeners::{ListenerRow, ListenerState, Listeners};
 pub use server::{Limits, serve};
 pub use view::Denies;
@@ -67,6 +69,8 @@ pub struct AdminState {
     pub denies: Denies,
     /// The holders of the data path's descriptors.
     pub holders: Holders,
+    /// The issuers of peers' certificates.
+    pub issuers: Issuers,
     /// Explanations of the outcome of a tunnel.
     pub explains: Explains,
     /// The listeners of the data path.

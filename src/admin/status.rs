@@ -13,7 +13,7 @@ use super::listeners::{ListenerRow, Strangers};
 use super::place::Place;
 use super::reach::exposed_to;
 use super::view::{Member, View, key_of};
-use super::{AdminState, Descriptors, pending, text};
+use super::{AdminState, Descriptors, IssuerRow, pending, text};
 use crate::config::{Config, Discovery};
 use crate::snapshot::Snapshot;
 use crate::snapshot::mesh::Service;
@@ -98,6 +98,8 @@ pub(super) struct Page {
     pub(super) evacuated: Vec<String>,
     pub(super) certificates: Vec<CertificateRow>,
     pub(super) crls: Vec<CrlRow>,
+    /// The issuers of peers' certificates.
+    pub(super) issuers: Vec<IssuerRow>,
     pub(super) reloads: Vec<ReloadRow>,
     /// The hostnames that discovery tells instead of addresses.
     pub(super) hosts: status::Hosts,
@@ -241,6 +243,7 @@ impl Page {
                 .map(CertificateRow::of)
                 .collect(),
             crls: state.status.crls().into_iter().map(CrlRow::of).collect(),
+            issuers: state.issuers.rows(),
             reloads: Vec::new(),
             hosts: state.status.hosts(),
             listeners,

@@ -57,6 +57,7 @@ pub(super) fn fixture() -> Fixture {
         config: Arc::new(ArcSwap::from_pointee(config())),
         denies: Denies::new(|address| address.ip().is_loopback().then_some("a loopback address")),
         holders: Holders::new(|_| Descriptors::default()),
+        issuers: Issuers::new(Vec::new),
         explains: Explains::new(|asked| {
             let asked = format!("{asked:?}");
             match asked.contains("wrong") {

@@ -16,13 +16,13 @@ use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
     Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope, Service,
-    Snapshot, TrustSet,
+    Snapshot,
 };
 use crate::tls::{self, Material, PeerTrust, TlsError};
 use crate::xds::{self, objects::Objects};
 
 use super::told::Told;
-use super::{names, revocation, routes, traffic};
+use super::{names, revocation, routes, traffic, trust};
 
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
@@ -85,7 +85,7 @@ impl Inputs {
     pub(super) fn change(&self) -> Change {
         Change {
             mesh: Some((self.mesh.clone(), self.network())),
-            trust: Some(trust_set(&self.config)),
+            trust: Some(trust::set(&self.config, &self.trust)),
             exposure: Some(exposure_table(&self.config)),
             names: Some(name_table(&self.config)),
             policies: self.told_policies(),
@@ -136,6 +136,8 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
     let certificates = report.certificates(source, &examined);
     report.control_planes(source.path(), &examined);
     report.own_domain(&examined, certificates.as_ref());
+    let own_issuer = trust::own_issuer(&examined, certificates.as_ref());
+    report.warnings.extend(own_issuer);
     let revocation = revocation::warnings(source.path(), &examined, certificates.as_ref());
     if let (Some(config), Some((mesh, policies)), Some(objects), Some((material, trust))) =
         (examined.config, mesh, objects, certificates)
@@ -297,14 +299,19 @@ impl Report {
         }
     }
 
-    /// Loads the trust domains with their roots, and the revocation lists. A domain whose roots do
-    /// not exist and a list that does not are left out, and the findings have them.
+    /// Loads the trust domains with their roots, the issuers and the revocation lists. A domain
+    /// whose roots do not exist, an issuer and a list that do not are left out, and the findings
+    /// have them.
     pub(super) fn trust(&mut self, path: &Path, examined: &Examined) -> Option<PeerTrust> {
         let mut trust = examined.trust.clone()?;
         trust.domains.retain(|domain| {
             let mut roots = domain.roots.iter();
             !roots.any(|file| examined.is_absent(file))
         });
+        for issuers in trust.issuer_lists() {
+            let is_absent = |file: &PathBuf| examined.is_absent(file);
+            issuers.retain(|issuer| !issuer.file().is_some_and(is_absent));
+        }
         if let Some(crl) = &mut trust.crl {
             crl.files.retain(|file| !examined.is_absent(file));
         }
@@ -442,8 +449,10 @@ fn located(
         | TlsError::BadLeaf { file, .. }
         | TlsError::BadCrl { file, .. }
         | TlsError::NoCertificate(file)
+        | TlsError::NotAnIssuer(file)
         | TlsError::Expired(file) => (Some(file), true),
         TlsError::KeyMismatch(_) => (own.map(|own| &own.key), false),
+        TlsError::SharedIssuer { .. } => (None, true),
         TlsError::Verifier(_) | TlsError::Provider(_) => (own.map(|own| &own.roots), false),
     };
     let place = place_of(file.map_or(path, PathBuf::as_path), path, named);
@@ -471,19 +480,6 @@ pub(super) fn place_of(
 /// Returns whether services need endpoints for TLS listeners.
 pub(super) fn has_tls_listener(config: &Config) -> bool {
     config.listeners.iter().any(Listener::is_tls)
-}
-
-/// The trust set that the configuration describes.
-pub(super) fn trust_set(config: &Config) -> TrustSet {
-    TrustSet::new(
-        config
-            .trust
-            .domains
-            .iter()
-            .map(|d| (d.name.as_str(), d.cluster.as_str())),
-    )
-    .with_waypoints(config.trust.waypoints.iter().map(String::as_str))
-    .with_any_domain(config.trust.skip_validation)
 }
 
 /// What the configuration does about Istio's policies.

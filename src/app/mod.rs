@@ -18,6 +18,7 @@ mod routes;
 mod server;
 mod told;
 mod traffic;
+mod trust;
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -399,6 +400,7 @@ impl Sockets {
                 move |address| gateway.deny.denies(address)
             }),
             holders: holders::running(gateway),
+            issuers: trust::issuers(gateway),
             explains: explain::running(gateway, &app.config),
             listeners: admin::Listeners::new({
                 let listeners = Arc::clone(&app.listeners);

@@ -30,7 +30,7 @@ use super::certificates::Shared;
 use super::inputs::{self, Report};
 use super::listeners::Listeners;
 use super::told::{Joined, Told};
-use super::traffic;
+use super::{traffic, trust};
 
 /// What was in each file when it was last read. Taken before the reading, so that a change
 /// meanwhile is found afterwards.
@@ -243,6 +243,7 @@ impl Reloader {
             set.map_err(anyhow::Error::msg)?;
         }
         self.gateway.metrics.log_access(new.log.access);
+        let set = trust::set(&new, &trust);
         certificates.trust(trust, served);
         drop(certificates);
         // Before the snapshot, whose generation has open tunnels judged by them.
@@ -250,7 +251,7 @@ impl Reloader {
         self.publisher.update(Change {
             direct: Some(inputs::has_tls_listener(&new)),
             listeners,
-            trust: Some(inputs::trust_set(&new)),
+            trust: Some(set),
             exposure: Some(inputs::exposure_table(&new)),
             names: Some(inputs::name_table(&new)),
             enforcement: Some(inputs::enforcement(&new)),
@@ -341,17 +342,28 @@ impl Reloader {
     fn reload_certificates(&self) -> anyhow::Result<()> {
         let config = self.config.load();
         let trust = PeerTrust::load(&config.trust)?;
-        let Identity::Files(files) = &config.identity else {
-            let mut certificates = self.certificates.lock();
-            let served = certificates.served_with(&trust)?;
-            certificates.trust(trust, served);
-            return Ok(());
-        };
-        let material = Material::load(files)?;
-        let served = tls::serve(&material, &trust)?;
-        let mut certificates = self.certificates.lock();
-        certificates.trust(trust, None);
-        certificates.replace(Arc::new(material), served);
+        let set = trust::set(&config, &trust);
+        match &config.identity {
+            Identity::Files(files) => {
+                let material = Material::load(files)?;
+                let served = tls::serve(&material, &trust)?;
+                let mut certificates = self.certificates.lock();
+                certificates.trust(trust, None);
+                certificates.replace(Arc::new(material), served);
+            }
+            Identity::IstioCa(_) | Identity::Spiffe { .. } => {
+                let mut certificates = self.certificates.lock();
+                let served = certificates.served_with(&trust)?;
+                certificates.trust(trust, served);
+            }
+        }
+        // The files of issuers say clusters, which few changes of certificates concern.
+        if *self.gateway.reader.load().trust != set {
+            self.publisher.update(Change {
+                trust: Some(set),
+                ..Change::default()
+            });
+        }
         Ok(())
     }
 }
@@ -391,13 +403,7 @@ fn files(config: &Config, what: What) -> Vec<PathBuf> {
                 // Read anew for each certificate.
                 Identity::IstioCa(_) | Identity::Spiffe { .. } => Vec::new(),
             };
-            let domains = config
-                .trust
-                .domains
-                .iter()
-                .filter_map(|domain| domain.roots.as_ref());
-            let crls = config.trust.crl.iter().flat_map(|crl| &crl.files);
-            let all = own.into_iter().chain(domains).chain(crls);
+            let all = own.into_iter().chain(config.trust.files());
             all.cloned().collect()
         }
     }

@@ -17,6 +17,7 @@ mod explain;
 pub mod load;
 mod proxy;
 mod stop;
+mod trust;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -95,6 +96,9 @@ enum Command {
     #[command(subcommand)]
     Drain(drain::Command),
     Explain(explain::Args),
+    /// Shows what is known of those who sign the certificates of peers.
+    #[command(subcommand)]
+    Trust(trust::Command),
     /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
     Certs(certs::Args),
     Load(Box<load::Args>),
@@ -138,6 +142,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Dump(args) => return ask::dump(&args),
         Command::Drain(command) => return drain::run(&command),
         Command::Explain(args) => return explain::run(&args),
+        Command::Trust(command) => return trust::run(&command),
         Command::Load(args) => return exit(load::run(&args)),
     };
     exit(done.map(|()| ExitCode::SUCCESS))

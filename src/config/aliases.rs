@@ -35,7 +35,7 @@ pub struct Alias {
     pub name: HostPort,
     /// The services behind it, at least one. Without port, the one that was asked for.
     pub to: Vec<HostPort>,
-    /// The clusters that see the name, as the trust domains name them. Default: all do, and peers
+    /// The clusters that see the name, as `trust` names them. Default: all do, and peers
     /// without identity too.
     pub consumers: Option<Vec<String>>,
     /// The region in which its endpoints have to be. Default: any.
@@ -54,7 +54,7 @@ impl Default for Names {
     }
 }
 
-/// Reads the section. `clusters` are those that trust domains stand for; none when the trust
+/// Reads the section. `clusters` are those that `trust` names; none when the trust
 /// section could not be read, which must not bring findings here as well.
 pub(super) fn read(
     value: Value<'_>,
@@ -360,7 +360,7 @@ mod tests {
             ),
             (
                 "{name: a.global, to: a.b, consumers: [south]}",
-                "no entry of `trust.domains`",
+                "and `trust` names no such cluster",
             ),
             ("{name: a.global, to: a.b, zone: x}", "unknown key `zone`"),
             (

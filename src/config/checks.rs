@@ -1,11 +1,11 @@
 //! What several values of `strait.yaml` must hold together.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
 use super::fields::Value;
 use super::findings::Report;
-use super::{Bind, Binds, Listener, Trust};
+use super::{Bind, Binds, Listener};
 
 /// An address that is served besides the listeners.
 #[derive(Debug)]
@@ -29,13 +29,6 @@ pub(super) fn to_binds(opened: &[Opened<'_>]) -> Binds {
     Binds {
         bind: opened.iter().map(|opened| opened.address).collect(),
     }
-}
-
-/// Returns the clusters that the trust domains stand for. Without validation any name may be one.
-pub(super) fn clusters(trust: &Trust) -> Option<BTreeSet<String>> {
-    let domains = trust.domains.iter();
-    let clusters = domains.map(|domain| domain.cluster.clone()).collect();
-    (!trust.skip_validation).then_some(clusters)
 }
 
 /// Reports every entry whose name an earlier one has.

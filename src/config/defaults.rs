@@ -47,6 +47,9 @@ fn all(root: &Node) -> Vec<Section> {
         ],
         _ => Vec::new(),
     };
+    let mut of_trust = vec![("skip_validation", plain("false"))];
+    let clusters = root.get("trust").and_then(|trust| trust.get("clusters"));
+    of_trust.extend(clusters.map(|_| ("unknown_issuers", plain("accept"))));
     vec![
         ("gateway", network.into_iter().collect()),
         ("identity", of_authority),
@@ -54,7 +57,7 @@ fn all(root: &Node) -> Vec<Section> {
             "exposure",
             vec![("default", plain("none")), ("services", plain("[]"))],
         ),
-        ("trust", vec![("skip_validation", plain("false"))]),
+        ("trust", of_trust),
         ("policy", vec![("istio", quoted(&"off"))]),
         ("dns", vec![("servers", plain("[]"))]),
         ("dial", vec![("allow", plain("[]"))]),

@@ -34,7 +34,7 @@ pub(super) fn word<S: Serializer>(
     }
 }
 
-/// Reads the section. `clusters` are those that trust domains stand for; none when the trust
+/// Reads the section. `clusters` are those that `trust` names; none when the trust
 /// section could not be read, which must not bring findings here as well.
 pub(super) fn read(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Exposure> {
     let mut fields = value.fields("exposure")?;
@@ -278,7 +278,7 @@ pub(super) fn known_cluster(
         && !clusters.contains(cluster)
     {
         let known: Vec<_> = clusters.iter().map(|name| format!("`{name}`")).collect();
-        let what = format!("is `{cluster}`, and no entry of `trust.domains` stands for it");
+        let what = format!("is `{cluster}`, and `trust` names no such cluster");
         value.error(what, format!("one of {}", known.join(", ")));
         return None;
     }

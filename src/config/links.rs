@@ -15,7 +15,7 @@ pub struct Link {
     pub to: String,
 }
 
-/// Reads the list. `clusters` are those that trust domains stand for, if these could be read, and
+/// Reads the list. `clusters` are those that `trust` names, if these could be read, and
 /// `own` is the one that this gateway stands in.
 pub(super) fn read(
     value: Value<'_>,
@@ -35,8 +35,8 @@ pub(super) fn read(
             let what = format!("links `{from}` to itself, which it always is");
             item.warning(what, "the list without it");
         } else if own == Some(to) && clusters.is_some_and(|clusters| !clusters.contains(from)) {
-            let what = format!("is from `{from}`, and no entry of `trust.domains` stands for it");
-            item.warning(what, "the cluster of one");
+            let what = format!("is from `{from}`, and `trust` names no such cluster");
+            item.warning(what, "a cluster that it names");
         }
     }
     let mut links = read.iter().flatten().map(|(link, _)| link);
@@ -98,7 +98,7 @@ mod tests {
             ),
             (
                 "[{from: wets, to: east}]",
-                "11: warning: `links[]` is from `wets`, and no entry of `trust.domains` stands",
+                "11: warning: `links[]` is from `wets`, and `trust` names no such cluster",
             ),
         ] {
             let findings = with(&format!("links: {links}"));

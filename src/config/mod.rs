@@ -26,6 +26,7 @@ mod sources;
 #[cfg(test)]
 mod tests;
 mod traffic;
+mod trust;
 pub mod yaml;
 
 use std::fmt;
@@ -54,6 +55,7 @@ pub use listeners::{Line, Listener, ListenerProtocol, SniRoute, TlsRouting};
 pub use names::HostPort;
 pub use sources::{NamedCluster, NodeNames, unix_socket};
 pub use traffic::{Distribution, RegionWeight, Traffic};
+pub use trust::{Issuer, IssuerCluster, Trust, TrustDomain, UnknownIssuers};
 
 /// Default of `admin.bind`, Istio's port: the admin pages need no password, so they must not be
 /// reachable from other hosts.
@@ -99,7 +101,7 @@ pub struct Config {
     pub discovery: Discovery,
     /// Which services peers may reach. By default none.
     pub exposure: Exposure,
-    /// Which clusters may use this gateway. By default every one that a trust domain stands for.
+    /// Which clusters may use this gateway. By default every one that `trust` names.
     pub links: Option<Vec<Link>>,
     /// Under which names besides their hostnames services are reached. By default [`SUFFIXES`].
     pub names: Names,
@@ -252,34 +254,6 @@ pub struct IdentityFiles {
     pub roots: PathBuf,
 }
 
-/// Trust in peers: trust domains, revocation lists, and identities of waypoints.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Trust {
-    /// The set of trust domains; a peer outside it is refused in the handshake.
-    pub domains: Vec<TrustDomain>,
-    /// Certificate revocation lists. Default: revocation is not checked.
-    pub crl: Option<Crl>,
-    /// Acceptance of peers from trust domains outside the set, verified against the shared roots
-    /// alone. Default: no.
-    pub skip_validation: bool,
-    /// Identities of waypoints and ingress gateways whose `x-istio-source` is believed, besides
-    /// those of services that are used as waypoints. By default none.
-    pub waypoints: Vec<String>,
-}
-
-/// One trust domain of the set.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct TrustDomain {
-    /// The domain's name, in lower case. Required.
-    pub name: String,
-    /// The cluster that the domain stands for. Default: the domain's name.
-    pub cluster: String,
-    /// Roots of this domain alone. Default: those that come with our certificate, as domains of
-    /// one mesh share them; of `identity.kind: spiffe`, the bundle of this domain.
-    #[serde(serialize_with = "lossy_path_option")]
-    pub roots: Option<PathBuf>,
-}
-
 /// Where the mesh is learned from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
@@ -426,7 +400,7 @@ pub struct ExposedService {
 pub struct Audience {
     /// Every peer; no other key is given then.
     pub anyone: bool,
-    /// Peers of this cluster, as the trust domains name it.
+    /// Peers of this cluster, as `trust` names it.
     pub cluster: Option<String>,
     /// Peers of these namespaces; empty is every namespace.
     pub namespaces: Vec<String>,

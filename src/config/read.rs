@@ -4,26 +4,23 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytesize::ByteSize;
-use spiffe::TrustDomain as SpiffeTrustDomain;
-
 use super::aliases;
 use super::checks::{self, Opened};
-use super::crl;
 use super::exposure;
 use super::fields::{Fields, Value};
 use super::findings::Report;
-use super::identity::parse_identity;
 use super::links;
 use super::listeners::{self, network, socket_address};
 use super::sources;
 use super::traffic;
+use super::trust;
 use super::yaml::Document;
 use super::{
     ADMIN, Access, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery, Drain, Examined,
     Exposure, Gateway, Limits, Link, Listener, Locality, LocalityOrigin, Log, LogFormat, METRICS,
-    Names, Policy, PolicyMode, READINESS, Trust, TrustDomain,
+    Names, Policy, PolicyMode, READINESS, Trust,
 };
+use bytesize::ByteSize;
 
 /// More threads than any machine that we know of has cores.
 const WORKERS_MAX: u16 = 1024;
@@ -67,7 +64,7 @@ fn sections(
         .and_then(sources::identity);
     let trust = top.need("trust", "{domains: [{name: east.local}]}");
     examined.trust_place = trust.map(Value::place);
-    let trust = trust.and_then(self::trust);
+    let trust = trust.and_then(trust::read);
     let example = "[{name: cross-network, bind: \"[::]:15008\"}]";
     let listeners = top
         .need("listeners", example)
@@ -76,7 +73,7 @@ fn sections(
     let discovery = top
         .need("discovery", "{kind: file, path: mesh.yaml}")
         .and_then(sources::discovery);
-    let clusters = trust.as_ref().and_then(checks::clusters);
+    let clusters = trust.as_ref().and_then(Trust::cluster_names);
     let own = gateway.as_ref().map(|own| own.cluster.as_str());
     let (exposure, names, links) = services(&mut top, clusters.as_ref(), own);
     let policy = section(&mut top, "policy", |value| {
@@ -203,119 +200,6 @@ fn locality(value: Value<'_>) -> Option<Locality> {
         region: region?,
         zone: zone?,
         subzone: subzone?,
-    })
-}
-
-fn trust(value: Value<'_>) -> Option<Trust> {
-    let mut fields = value.fields("trust")?;
-    fields.later(&["end_tunnels_at_expiry"]);
-    let skip_validation = match fields.get("skip_validation") {
-        Some(flag) => skip_validation(flag),
-        None => Some(false),
-    };
-    let list = match skip_validation {
-        Some(true) => fields.get("domains"),
-        _ => fields.need("domains", "[{name: east.local, cluster: east}]"),
-    };
-    let crl = fields.get("crl").map(crl::read);
-    let waypoints = match fields.get("waypoints") {
-        Some(list) => list.items().map(workload_id).collect::<Vec<_>>(),
-        None => Vec::new(),
-    };
-    fields.finish();
-    let skip_validation = skip_validation?;
-    let items: Vec<_> = match list {
-        Some(list) if list.is_vacant() && !skip_validation => {
-            let what = "is empty, which would refuse every peer";
-            list.error(
-                what,
-                "`- {name: east.local, cluster: east}` for each domain",
-            );
-            return None;
-        }
-        Some(list) => list.items().collect(),
-        None if skip_validation => Vec::new(),
-        None => return None,
-    };
-    let read: Vec<_> = items
-        .into_iter()
-        .map(|item| Some((trust_domain(item)?, item)))
-        .collect();
-    checks::repeated(
-        read.iter()
-            .flatten()
-            .map(|(domain, item)| (domain.name.as_str(), *item)),
-    );
-    let domains = read
-        .into_iter()
-        .map(|read| Some(read?.0))
-        .collect::<Option<Vec<_>>>()?;
-    let waypoints = waypoints.into_iter().collect::<Option<_>>()?;
-    let crl = match crl {
-        Some(crl) => Some(crl?),
-        None => None,
-    };
-    Some(Trust {
-        domains,
-        crl,
-        skip_validation,
-        waypoints,
-    })
-}
-
-/// Reads the flag that gives up the set of trust domains, and warns of it.
-fn skip_validation(flag: Value<'_>) -> Option<bool> {
-    let skips = flag.flag()?;
-    if skips {
-        let what = "is true: a peer of any trust domain is accepted under the shared roots, and \
-                    its domain's name stands for its cluster";
-        flag.warning(what, "`trust.domains` with each domain instead");
-    }
-    Some(skips)
-}
-
-/// The identity of a workload, as its certificate has it.
-fn workload_id(value: Value<'_>) -> Option<String> {
-    let wanted = "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`";
-    value.parsed(wanted, |text| parse_identity(text).map(|_| text.to_owned()))
-}
-
-fn trust_domain(value: Value<'_>) -> Option<TrustDomain> {
-    let mut fields = value.fields("trust.domains[]")?;
-    fields.later(&["aliases", "issuers"]);
-    let name = fields
-        .need("name", "east.local")
-        .and_then(trust_domain_name);
-    let cluster = fields
-        .get("cluster")
-        .map_or(name.as_deref(), Value::text)
-        .map(str::to_owned);
-    let roots = fields.get("roots").map(Value::credential_path);
-    fields.finish();
-    let roots = match roots {
-        Some(roots) => Some(roots?),
-        None => None,
-    };
-    Some(TrustDomain {
-        name: name?,
-        cluster: cluster?,
-        roots,
-    })
-}
-
-pub(super) fn trust_domain_name(value: Value<'_>) -> Option<String> {
-    let text = value.text()?;
-    if text.contains('*') {
-        let what = format!("is `{text}`, and a pattern would trust domains that nobody named");
-        value.error(what, "each trust domain by its name");
-        return None;
-    }
-    let wanted = "the name of a trust domain alone, such as `east.local`";
-    value.parsed(wanted, |text| {
-        let name = SpiffeTrustDomain::new(text)
-            .ok()
-            .filter(|_| !text.contains("://"))?;
-        Some(name.as_str().to_owned())
     })
 }
 

@@ -10,7 +10,7 @@ use spiffe::SpiffeId;
 
 use super::fields::{Fields, Value};
 use super::headers;
-use super::read::trust_domain_name;
+use super::trust::trust_domain_name;
 use super::{
     CERTIFICATE_TTL, ControlPlane, Discovery, Dns, HostPort, Identity, IdentityFiles, IstioCa,
     Roots, TRUST_DOMAIN,

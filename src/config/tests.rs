@@ -239,7 +239,7 @@ fn an_unknown_key_is_named_with_its_line() {
     assert_eq!(
         instead("west.local, cluster: west", "west.local, clutser: west"),
         "6: error: unknown key `clutser` in `trust.domains[]`; write one of `name`, `cluster`, \
-         `roots`"
+         `issuers`, `roots`"
     );
     assert!(with("lgo: {}").starts_with("11: error: unknown key `lgo`; write one of `gateway`,"));
 }
@@ -403,8 +403,8 @@ fn audiences_that_say_nothing_or_contradict_themselves_are_refused() {
     assert!(to("{anyone: true, cluster: west}").contains("next to other keys"));
     assert_eq!(
         to("{cluster: north}"),
-        "11: error: `exposure.services[].to[].cluster` is `north`, and no entry of \
-         `trust.domains` stands for it; write one of `east`, `partner.example`, `west`"
+        "11: error: `exposure.services[].to[].cluster` is `north`, and `trust` names \
+         no such cluster; write one of `east`, `partner.example`, `west`"
     );
     assert!(to("{namespaces: []}").contains("is empty, which admits nobody"));
     assert!(to("{namespaces: ['*']}").contains("leave the key out for every namespace"));

@@ -15,7 +15,7 @@ use tracing::debug;
 
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::telemetry::Record;
-use crate::wire::Authority;
+use crate::wire::{Authority, baggage};
 
 use super::accept::Held;
 use super::forward::{self, Asked};
@@ -51,6 +51,8 @@ const HEADER_LIST_BYTES: u32 = 16 * 1024;
 /// The header by which Istio's waypoints and gateways say that they are one. It is believed only of
 /// the waypoints of the service that is asked for and of `trust.waypoints`.
 const SOURCE: &str = "x-istio-source";
+/// The header by which Istio's clients describe the source: a hint that nothing is decided by.
+const BAGGAGE: &str = "baggage";
 /// Fields of a header list: HPACK makes a field of one byte, and each costs an allocation.
 const HEADER_FIELDS_MAX: usize = 64;
 
@@ -108,6 +110,8 @@ where
         held,
         window: Arc::default(),
         owner: &owner,
+        // The peer is older than this connection: its cluster is looked up for the first tunnel.
+        generation: u64::MAX,
     };
     server.run(Box::new(connection)).await;
     Ok(owner.into_stream())
@@ -160,10 +164,12 @@ struct Server<'a, S> {
     held: &'a Held,
     window: Arc<StreamWindow>,
     owner: &'a Owner<S>,
+    /// The generation of the snapshot by which the peer's cluster was last looked up.
+    generation: u64,
 }
 
 impl<S: AsyncRead + Seal> Server<'_, S> {
-    async fn run(self, mut connection: Box<Connection<Seam<S>, budget::Charged>>) {
+    async fn run(mut self, mut connection: Box<Connection<Seam<S>, budget::Charged>>) {
         let gate = Arc::new(Gate::default());
         let mut events = self.events(connection.ping_pong());
         let (mut used, mut settled) = (false, true);
@@ -296,10 +302,17 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         debug!(peer = %self.peer.source.principal, %why, "connection ended");
     }
 
-    fn tunnel(&self, request: Request<RecvStream>, mut respond: SendResponse<budget::Charged>) {
+    fn tunnel(&mut self, request: Request<RecvStream>, mut respond: SendResponse<budget::Charged>) {
         if self.peer.not_after <= SystemTime::now() || self.peer.lost_trust().is_some() {
             // GOAWAY has been sent; until the peer has seen it, it may try.
             return respond.send_reset(h2::Reason::REFUSED_STREAM);
+        }
+        self.refresh();
+        let source = &self.peer.source;
+        let values = request.headers().get_all(BAGGAGE).iter();
+        let claimed = baggage::cluster(values.map(HeaderValue::as_bytes));
+        if claimed.is_some_and(|cluster| cluster != source.cluster.as_bytes()) {
+            self.gateway.metrics.baggage_mismatch(source);
         }
         let (authority, target) = target(&request);
         // The header map is dropped here, before anything waits: a peer must not make us hold
@@ -316,6 +329,17 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         };
         let forward = forward::run(Box::new(asked), target);
         self.gateway.lifecycle.spawn(forward);
+    }
+
+    /// Looks the peer's cluster up again, if the snapshot's rules have changed.
+    fn refresh(&mut self) {
+        let snapshot = self.gateway.reader.load();
+        if self.generation != snapshot.generation {
+            self.generation = snapshot.generation;
+            if let Some(moved) = self.peer.moved(&snapshot) {
+                self.peer = Arc::new(moved);
+            }
+        }
     }
 }
 

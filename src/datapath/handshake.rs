@@ -10,7 +10,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::reason::HandshakeRefusal;
-use crate::tls::{ALPN_H2, explanation_of, refusal_of};
+use crate::tls::{ALPN_H2, explanation_of};
 
 use super::Gateway;
 use super::accept::{Accepted, Held};
@@ -81,7 +81,7 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
             &"no handshake within 5 s",
         )),
         Ok(Err((error, socket))) => {
-            let (refusal, detail) = explained(&error);
+            let (refusal, detail) = explained(gateway, &error);
             Err(told(refusal, &detail, socket.into_inner(), slot, held))
         }
         Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => {
@@ -103,12 +103,12 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
     }
 }
 
-fn explained(error: &io::Error) -> (HandshakeRefusal, String) {
+fn explained(gateway: &Gateway, error: &io::Error) -> (HandshakeRefusal, String) {
     let tls = error
         .get_ref()
         .and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {
-        Some(tls) => (refusal_of(tls), explanation_of(tls)),
+        Some(tls) => (gateway.tls.refusal(tls), explanation_of(tls)),
         None => (HandshakeRefusal::Other, error.to_string()),
     }
 }

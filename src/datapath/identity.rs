@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::reason::HandshakeRefusal;
-use crate::snapshot::{Caller, Snapshot};
+use crate::snapshot::{Caller, PeerCluster, Snapshot};
 use crate::telemetry::Source;
-use crate::tls::{Chain, Identity, Inbound, leaf_identity};
+use crate::tls::{Chain, Identity, Inbound, Issuer, leaf_identity};
+use crate::wire::SpkiHash;
 
 use super::handshake::Session;
 use super::listener::Listener;
 use super::pool::Holder;
 
 /// A downstream: as a rule one whose certificate was verified.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Peer {
     /// Labels of the peer in logs and metrics.
     pub source: Arc<Source>,
@@ -27,6 +28,8 @@ pub struct Peer {
     /// Holder that its tunnels are counted for. None for a peer that is only asked about: it cannot
     /// dial.
     pub holder: Option<Holder>,
+    /// The issuer of its certificate, which may say its cluster.
+    pub issuer: Option<Arc<Issuer>>,
     /// The chain that it presented, which may lose trust; none where nothing was verified.
     pub chain: Option<Arc<Chain>>,
 }
@@ -53,6 +56,7 @@ impl Peer {
             listener,
             server_name,
             holder: None,
+            issuer: None,
             chain: None,
         }
     }
@@ -60,16 +64,20 @@ impl Peer {
     /// Returns a peer whose identity was verified.
     ///
     /// # Errors
-    /// The trust domain is not in the set.
+    /// The trust domain is not in the set, or the issuer has no cluster and needs one.
     pub fn known(
         identity: Identity,
+        issuer: Option<Arc<Issuer>>,
         (address, listener): (SocketAddr, Arc<Listener>),
         snapshot: &Snapshot,
     ) -> Result<Self, HandshakeRefusal> {
-        let cluster = snapshot
-            .trust
-            .peer_cluster(&identity.trust_domain)
-            .ok_or(HandshakeRefusal::UntrustedDomain)?;
+        let (trust, domain) = (&snapshot.trust, &identity.trust_domain);
+        let spki = issuer.as_deref().map(|issuer| &issuer.spki);
+        let cluster = trust.peer_cluster(domain, spki);
+        let cluster = cluster.ok_or_else(|| match trust.contains(domain) {
+            true => HandshakeRefusal::UntrustedIssuer,
+            false => HandshakeRefusal::UntrustedDomain,
+        })?;
         let source = Source {
             address,
             principal: identity.uri,
@@ -85,8 +93,34 @@ impl Peer {
             listener,
             server_name: None,
             holder: None,
+            issuer,
             chain: None,
         })
+    }
+
+    /// Returns the peer in its cluster by `snapshot`, if that is another one than before: labels
+    /// and shares of its next tunnels are those of that cluster.
+    pub fn moved(&self, snapshot: &Snapshot) -> Option<Self> {
+        let source = &self.source;
+        let (domain, spki) = (&source.trust_domain, self.spki());
+        let PeerCluster { name, counted } = snapshot.trust.peer_cluster(domain, spki)?;
+        if (&name, &counted) == (&source.cluster, &source.counted_cluster) {
+            return None;
+        }
+        let holder = self.holder.as_ref();
+        Some(Self {
+            holder: holder.map(|holder| holder.identified(&counted, &source.principal)),
+            source: Arc::new(Source {
+                cluster: name,
+                counted_cluster: counted,
+                ..(**source).clone()
+            }),
+            ..self.clone()
+        })
+    }
+
+    fn spki(&self) -> Option<&SpkiHash> {
+        self.issuer.as_deref().map(|issuer| &issuer.spki)
     }
 
     /// Returns why its certificate is no longer trusted, if it is not.
@@ -108,6 +142,7 @@ impl Peer {
     pub fn caller(&self) -> Caller<'_> {
         Caller {
             trust_domain: &self.source.trust_domain,
+            issuer: self.spki(),
             namespace: &self.source.namespace,
             service_account: &self.source.service_account,
         }
@@ -132,7 +167,8 @@ pub fn run(
         .ok_or(HandshakeRefusal::NoCertificate)?;
     let identity = leaf_identity(leaf)?;
     let chain = tls.admit(certificates)?;
-    let peer = Peer::known(identity, from, snapshot)?;
+    let issuer = Some(Arc::clone(chain.issuer()));
+    let peer = Peer::known(identity, issuer, from, snapshot)?;
     Ok(Peer {
         not_after: chain.not_after(),
         chain: Some(chain),

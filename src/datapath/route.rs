@@ -362,7 +362,7 @@ mod tests {
             not_after: std::time::SystemTime::UNIX_EPOCH,
         };
         let from = (([127, 0, 0, 1], 1).into(), Arc::default());
-        Peer::known(identity, from, snapshot).expect("a trusted peer")
+        Peer::known(identity, None, from, snapshot).expect("a trusted peer")
     }
 
     #[test]

@@ -67,6 +67,7 @@ fn peer(not_after: SystemTime) -> Arc<Peer> {
         listener: Arc::default(),
         server_name: None,
         holder: None,
+        issuer: None,
         chain: None,
     })
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use crate::wire::sni::RouteBy;
-use crate::wire::{Authority, Host};
+use crate::wire::{Authority, Host, SpkiHash};
 
 use super::TrustSet;
 
@@ -82,7 +82,7 @@ pub struct Exposure {
 pub struct Audience {
     /// Anyone, known or not.
     pub anyone: bool,
-    /// The cluster that the peer's trust domain stands for.
+    /// The peer's cluster, by its issuer or its trust domain.
     pub cluster: Option<Box<str>>,
     /// The peer's namespace; empty is any.
     pub namespaces: Vec<Box<str>>,
@@ -95,6 +95,8 @@ pub struct Audience {
 pub struct Caller<'a> {
     /// The trust domain of the peer's certificate.
     pub trust_domain: &'a str,
+    /// The issuer of the peer's certificate.
+    pub issuer: Option<&'a SpkiHash>,
     /// The namespace of the peer's identity.
     pub namespace: &'a str,
     /// The service account of the peer's identity.
@@ -105,6 +107,7 @@ impl Caller<'_> {
     /// Somebody whose identity nobody has verified, as on a TLS listener.
     pub const UNKNOWN: Self = Caller {
         trust_domain: "",
+        issuer: None,
         namespace: "",
         service_account: "",
     };
@@ -297,7 +300,7 @@ impl Audience {
         if caller.is_unknown() {
             return self.anyone;
         }
-        let Some(cluster) = trust.cluster(caller.trust_domain) else {
+        let Some(cluster) = trust.cluster(caller) else {
             return false;
         };
         let namespace = || {
@@ -354,6 +357,7 @@ mod tests {
     fn caller<'a>(trust_domain: &'a str, namespace: &'a str, account: &'a str) -> Caller<'a> {
         Caller {
             trust_domain,
+            issuer: None,
             namespace,
             service_account: account,
         }

@@ -69,7 +69,7 @@ pub struct Snapshot {
     /// Moves only when trust, exposure, exports, scope, policies, what they select, waypoints,
     /// identities or the rules of a listener change: open tunnels are judged anew then.
     pub generation: u64,
-    /// The trust domains and the clusters that they stand for.
+    /// The trust domains, and the clusters that these or the issuers stand for.
     pub trust: Arc<TrustSet>,
     /// Who may reach which service under which name.
     pub exposure: Arc<ExposureTable>,
@@ -113,7 +113,7 @@ impl Snapshot {
     /// Whether tunnels from the cluster of `caller` may come here at all. One without a cluster,
     /// as on TLS listeners, is judged by other rules alone.
     pub fn is_linked(&self, caller: Caller<'_>) -> bool {
-        let cluster = self.trust.cluster(caller.trust_domain);
+        let cluster = self.trust.cluster(caller);
         let linked = self.scope.linked.as_ref();
         cluster
             .zip(linked)

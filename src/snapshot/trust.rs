@@ -1,20 +1,35 @@
-//! The set of trust domains, each with the cluster that it stands for.
+//! The set of trust domains, and the cluster of each peer: that of its certificate's issuer, or the
+//! one that its trust domain stands for.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+
+use crate::wire::{SpkiHash, UNKNOWN_CLUSTER};
+
+use super::Caller;
 
 /// The cluster that domains without an entry are counted as, all together: who may sign for the
 /// shared roots can invent any number of them.
 const UNLISTED: &str = "unlisted";
 
-/// Whom we trust: trust domains, each with its cluster, and identities that are believed what they
-/// say of where a tunnel comes from. A peer of any other domain is refused.
+/// Trust in peers: trust domains and issuers, each with its cluster, and identities that are
+/// believed what they say of where a tunnel comes from. A peer of any other domain is refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustSet {
     clusters: HashMap<Box<str>, Arc<str>>,
     waypoints: HashSet<Box<str>>,
     /// There where domains without an entry are in the set too.
     others: Option<Others>,
+    /// There where the issuer says the cluster, and not the domain.
+    issuers: Option<Issuers>,
+}
+
+/// Issuers of certificates, each with its cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Issuers {
+    clusters: HashMap<SpkiHash, Arc<str>>,
+    /// [`UNKNOWN_CLUSTER`]; none where other issuers are refused.
+    unknown: Option<Arc<str>>,
 }
 
 /// Domains without an entry.
@@ -44,7 +59,25 @@ impl TrustSet {
             clusters: domains.into_iter().map(entry).collect(),
             waypoints: HashSet::new(),
             others: None,
+            issuers: None,
         }
+    }
+
+    /// Returns the set in which an issuer says the cluster of the peers whose certificates it
+    /// signed. Those of other issuers are in [`UNKNOWN_CLUSTER`], or in none if
+    /// `rejects_unknown`. Without any issuer the trust domains stand for the clusters.
+    pub fn with_issuers<'a>(
+        self,
+        issuers: impl IntoIterator<Item = (SpkiHash, &'a str)>,
+        rejects_unknown: bool,
+    ) -> Self {
+        let entry = |(issuer, cluster): (SpkiHash, &str)| (issuer, cluster.into());
+        let clusters: HashMap<_, _> = issuers.into_iter().map(entry).collect();
+        let issuers = (!clusters.is_empty()).then(|| Issuers {
+            clusters,
+            unknown: (!rejects_unknown).then(|| UNKNOWN_CLUSTER.into()),
+        });
+        Self { issuers, ..self }
     }
 
     /// Returns the set with every other domain in it too, each standing for a cluster of its name.
@@ -68,22 +101,63 @@ impl TrustSet {
         self.waypoints.contains(principal)
     }
 
-    /// Returns the cluster that `domain` stands for, if the domain is in the set.
-    pub fn cluster<'a>(&'a self, domain: &'a str) -> Option<&'a str> {
-        let named = self.clusters.get(domain).map(|cluster| &**cluster);
-        named.or_else(|| self.others(domain).map(|_| domain))
+    /// Returns the cluster of a caller: that of its issuer, or the one that its trust domain stands
+    /// for. None if the trust domain is not in the set, or its issuer is refused.
+    pub fn cluster<'a>(&'a self, caller: Caller<'a>) -> Option<&'a str> {
+        match self.origin(caller.trust_domain, caller.issuer)? {
+            Origin::Named(name) => Some(name),
+            Origin::Domain(_) => Some(caller.trust_domain),
+        }
     }
 
-    /// Returns the cluster that `domain` stands for, and what it is counted as.
-    pub fn peer_cluster(&self, domain: &Arc<str>) -> Option<PeerCluster> {
-        let of = |name, counted| PeerCluster {
+    /// As [`Self::cluster`], with the name that the peer is counted under.
+    pub fn peer_cluster(
+        &self,
+        domain: &Arc<str>,
+        issuer: Option<&SpkiHash>,
+    ) -> Option<PeerCluster> {
+        let (name, counted) = match self.origin(domain, issuer)? {
+            Origin::Named(name) => (name, name),
+            Origin::Domain(others) => (domain, &others.counted),
+        };
+        Some(PeerCluster {
             name: Arc::clone(name),
             counted: Arc::clone(counted),
+        })
+    }
+
+    /// Returns whether a trust domain is in the set.
+    pub fn contains(&self, domain: &str) -> bool {
+        let is_named = self.clusters.contains_key(domain);
+        let takes_all = || self.others.is_some() && self.issuers.is_some();
+        is_named || (takes_all() && !domain.is_empty()) || self.others(domain).is_some()
+    }
+
+    /// Returns the cluster of the peers of an issuer; none where issuers say no cluster, or where
+    /// this one is refused.
+    pub fn issuer_cluster(&self, issuer: &SpkiHash) -> Option<&str> {
+        let issuers = self.issuers.as_ref()?;
+        issuers.cluster(Some(issuer)).map(|name| &**name)
+    }
+
+    /// Returns whether issuers say the cluster.
+    pub fn has_issuers(&self) -> bool {
+        self.issuers.is_some()
+    }
+
+    /// The clusters that issuers stand for, each with one of its issuers.
+    pub fn issuers(&self) -> impl Iterator<Item = (&str, &SpkiHash)> {
+        let issuers = self.issuers.iter().flat_map(|issuers| &issuers.clusters);
+        issuers.map(|(issuer, cluster)| (&**cluster, issuer))
+    }
+
+    fn origin(&self, domain: &str, issuer: Option<&SpkiHash>) -> Option<Origin<'_>> {
+        let Some(issuers) = &self.issuers else {
+            let named = self.clusters.get(domain).map(Origin::Named);
+            return named.or_else(|| self.others(domain).map(Origin::Domain));
         };
-        match self.clusters.get(&**domain) {
-            Some(named) => Some(of(named, named)),
-            None => self.others(domain).map(|it| of(domain, &it.counted)),
-        }
+        let cluster = self.contains(domain).then(|| issuers.cluster(issuer));
+        cluster.flatten().map(Origin::Named)
     }
 
     /// Returns the domains without an entry, if `domain` is one that is in the set.
@@ -93,44 +167,96 @@ impl TrustSet {
     }
 }
 
+/// What the cluster of a peer comes from.
+enum Origin<'a> {
+    /// An entry, whose cluster this is.
+    Named(&'a Arc<str>),
+    /// The name of a domain without an entry.
+    Domain(&'a Others),
+}
+
+impl Issuers {
+    fn cluster(&self, issuer: Option<&SpkiHash>) -> Option<&Arc<str>> {
+        let listed = issuer.and_then(|issuer| self.clusters.get(issuer));
+        listed.or(self.unknown.as_ref())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const EAST: SpkiHash = SpkiHash::new([1; 32]);
+    const WEST: SpkiHash = SpkiHash::new([2; 32]);
+    const OTHER: SpkiHash = SpkiHash::new([3; 32]);
+
+    fn of<'a>(trust_domain: &'a str, issuer: Option<&'a SpkiHash>) -> Caller<'a> {
+        Caller {
+            trust_domain,
+            issuer,
+            ..Caller::UNKNOWN
+        }
+    }
+
+    #[test]
+    fn istiod_5_an_issuer_says_the_cluster_and_any_other_one_is_unknown_or_refused() {
+        let set = TrustSet::new([("cluster.local", "east")]);
+        let pairs = || [(EAST, "east"), (WEST, "west")];
+        let empty = set.clone().with_issuers([], true);
+        assert_eq!(empty.cluster(of("cluster.local", None)), Some("east"));
+        for (rejects, others) in [(false, Some("unknown")), (true, None)] {
+            let set = set.clone().with_issuers(pairs(), rejects);
+            for (issuer, want) in [
+                (Some(&EAST), Some("east")),
+                (Some(&WEST), Some("west")),
+                (Some(&OTHER), others),
+                (None, others),
+            ] {
+                let caller = of("cluster.local", issuer);
+                assert_eq!(set.cluster(caller), want, "{issuer:?}");
+                let counted = set.peer_cluster(&"cluster.local".into(), issuer);
+                assert_eq!(counted.map(|it| it.counted).as_deref(), want, "{issuer:?}");
+            }
+            // The set of domains still counts.
+            assert_eq!(set.cluster(of("north.local", Some(&WEST))), None);
+            assert_eq!(set.cluster(of("", None)), None);
+            let any = set.with_any_domain(true);
+            assert_eq!(any.cluster(of("north.local", Some(&WEST))), Some("west"));
+            assert_eq!(any.cluster(of("east", Some(&WEST))), Some("west"));
+            assert_eq!(any.cluster(of("north.local", Some(&OTHER))), others);
+            assert_eq!(any.cluster(of("", Some(&WEST))), None);
+        }
+    }
 
     #[test]
     fn any_domain_is_its_own_cluster_only_where_that_is_configured() {
         let set = TrustSet::new([("west.local", "west")]);
         let north: Arc<str> = "north.local".into();
-        assert_eq!(
-            (set.cluster(&north), set.peer_cluster(&north)),
-            (None, None)
-        );
+        assert_eq!(set.cluster(of(&north, None)), None);
+        assert_eq!(set.peer_cluster(&north, None), None);
         let set = set.with_any_domain(true);
-        assert_eq!(set.cluster("west.local"), Some("west"));
-        assert_eq!(set.cluster(&north), Some("north.local"));
+        let cluster = |domain| set.cluster(of(domain, None)).map(ToOwned::to_owned);
+        assert_eq!(cluster("west.local").as_deref(), Some("west"));
+        assert_eq!(cluster(&north).as_deref(), Some("north.local"));
         assert_eq!(
-            set.cluster(""),
+            cluster(""),
             None,
             "a caller without identity has no cluster"
         );
-        assert_eq!(
-            set.cluster("west"),
-            None,
-            "that is the cluster of west.local"
-        );
+        assert_eq!(cluster("west"), None, "that is the cluster of west.local");
     }
 
     #[test]
     fn domains_without_an_entry_are_counted_as_one_cluster_and_the_others_by_their_own() {
         let set = TrustSet::new([("west.local", "west")]).with_any_domain(true);
         let of = |domain: &str| {
-            let cluster = set.peer_cluster(&domain.into()).expect("a cluster");
+            let cluster = set.peer_cluster(&domain.into(), None).expect("a cluster");
             (cluster.name.to_string(), cluster.counted.to_string())
         };
         let pair = |name: &str, counted: &str| (name.to_owned(), counted.to_owned());
         assert_eq!(of("north.local"), pair("north.local", "unlisted"));
         assert_eq!(of("south.local"), pair("south.local", "unlisted"));
         assert_eq!(of("west.local"), pair("west", "west"));
-        assert_eq!(set.peer_cluster(&"west".into()), None);
+        assert_eq!(set.peer_cluster(&"west".into(), None), None);
     }
 }

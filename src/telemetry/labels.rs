@@ -21,7 +21,7 @@ pub struct Source {
     pub namespace: Arc<str>,
     /// The service account of the identity.
     pub service_account: Arc<str>,
-    /// The cluster that the trust domain stands for.
+    /// The cluster, by the issuer of the certificate or the trust domain.
     pub cluster: Arc<str>,
     /// The same, or one name for all trust domains that the configuration does not name.
     pub counted_cluster: Arc<str>,

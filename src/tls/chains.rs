@@ -2,15 +2,17 @@
 
 use std::collections::HashMap;
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aws_lc_rs::digest::{Context, SHA256};
 use rustls::pki_types::{CertificateDer, UnixTime};
 
+use super::issuers::Issuer;
+
 /// How long a chain is believed without being verified again.
 const BELIEVED: Duration = Duration::from_secs(5 * 60);
-/// Chains in each half: 2 × 512 × 56 bytes, with the maps' own room, are about 120 KiB.
+/// Chains in each half: 2 × 512 × 64 bytes, with the maps' own room, are about 140 KiB.
 const HALF: usize = 512;
 
 /// The chains that one verifier has verified.
@@ -41,14 +43,23 @@ struct Halves {
 pub(super) struct Key([u8; 32]);
 
 /// A verdict that a chain is good.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Verified {
     /// The time that it is about.
     pub(super) at: UnixTime,
     /// The time from which it counts no more.
     pub(super) until: UnixTime,
-    /// The end of the first certificate of the chain.
+    /// Facts about the verified way.
+    pub(super) path: Path,
+}
+
+/// A verified way from a leaf to a root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Path {
+    /// The end of the first of its certificates.
     pub(super) not_after: UnixTime,
+    /// The issuer of the leaf.
+    pub(super) issuer: Arc<Issuer>,
 }
 
 impl Key {
@@ -68,16 +79,16 @@ impl Verified {
     fn holds(&self, now: UnixTime) -> bool {
         let age = now.as_secs().checked_sub(self.at.as_secs());
         let is_young = age.is_some_and(|age| age < BELIEVED.as_secs());
-        is_young && now < self.until && now <= self.not_after
+        is_young && now < self.until && now <= self.path.not_after
     }
 }
 
 impl Chains {
-    /// Returns when the first certificate ends of a chain that was verified lately and still holds.
-    pub(super) fn hold(&self, key: &Key, now: UnixTime) -> Option<UnixTime> {
+    /// Returns the way of a chain that was verified lately and still holds.
+    pub(super) fn hold(&self, key: &Key, now: UnixTime) -> Option<Path> {
         let halves = self.lock();
         let verified = halves.young.get(key).or_else(|| halves.old.get(key))?;
-        verified.holds(now).then_some(verified.not_after)
+        verified.holds(now).then(|| verified.path.clone())
     }
 
     /// Notes that the chain was verified.
@@ -97,6 +108,8 @@ impl Chains {
 
 #[cfg(test)]
 mod tests {
+    use crate::wire::SpkiHash;
+
     use super::*;
 
     fn key(texts: &[&str]) -> Key {
@@ -115,7 +128,13 @@ mod tests {
         Verified {
             at: time(at),
             until: time(until),
-            not_after: time(not_after),
+            path: Path {
+                not_after: time(not_after),
+                issuer: Arc::new(Issuer {
+                    spki: SpkiHash::new([0; 32]),
+                    subject: "CN=west".into(),
+                }),
+            },
         }
     }
 
@@ -157,7 +176,11 @@ mod tests {
         }
         chains.add(long, verified(1300, 9000, 9000));
         let end = chains.hold(&long, time(1300));
-        assert_eq!(end, Some(time(9000)), "verified again");
+        assert_eq!(
+            end.map(|path| path.not_after),
+            Some(time(9000)),
+            "verified again"
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Certificates from PEM files.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -13,12 +13,14 @@ use thiserror::Error;
 use time::format_description::well_known::Rfc3339;
 use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
 
-use crate::config::{IdentityFiles, Trust, TrustDomain};
+use crate::config::{self, IdentityFiles, IssuerCluster, Trust, TrustDomain, UnknownIssuers};
 use crate::reason::HandshakeRefusal;
 use crate::status::{Certificate, CertificateInfo};
+use crate::wire::SpkiHash;
 
 use super::crl::Crls;
 use super::identity::{Identity, expiry_of, leaf_identity, start_of};
+use super::issuers::Issuer;
 
 /// A certificate with its key, and the roots by which others are judged.
 #[derive(Debug)]
@@ -51,6 +53,10 @@ pub struct PeerTrust {
     pub crls: Option<Arc<Crls>>,
     /// Acceptance of every other trust domain by the shared roots alone.
     pub skip_validation: bool,
+    /// The issuers that have a cluster, each with its name; empty where none has.
+    pub clusters: HashMap<SpkiHash, String>,
+    /// Refusal of leaves of every other issuer.
+    pub rejects_unknown: bool,
 }
 
 /// A trust domain, with roots of its own or by the shared ones.
@@ -58,6 +64,8 @@ pub struct PeerTrust {
 pub struct TrustedDomain {
     /// The trust domain's name.
     pub name: String,
+    /// The only issuers that may sign for it; none is every one below its roots.
+    pub issuers: Option<Arc<HashSet<SpkiHash>>>,
     /// Its own roots.
     pub roots: Option<OwnRoots>,
 }
@@ -85,6 +93,24 @@ pub enum TlsError {
     /// A file holds no certificate.
     #[error("{0}: holds no certificate; write the path of a PEM file with one")]
     NoCertificate(PathBuf),
+    /// A certificate of an issuer is not one of an authority.
+    #[error(
+        "{0}: holds a certificate that is not a CA's; write the file of the intermediate that \
+         signs leaves"
+    )]
+    NotAnIssuer(PathBuf),
+    /// An issuer is in two clusters.
+    #[error(
+        "`trust.clusters` has issuer {issuer} in `{one}` and in `{other}`; write it in one of them"
+    )]
+    SharedIssuer {
+        /// The issuer.
+        issuer: SpkiHash,
+        /// A cluster.
+        one: String,
+        /// Another cluster.
+        other: String,
+    },
     /// A root certificate cannot serve as trust anchor.
     #[error("{file}: holds a root that cannot be used: {source}")]
     BadRoot {
@@ -188,6 +214,11 @@ impl Material {
         })
     }
 
+    /// The issuer of our leaf, if the chain has it.
+    pub fn issuer(&self) -> Option<Issuer> {
+        self.chain.get(1).and_then(Issuer::of_certificate)
+    }
+
     /// The roots of a trust domain that has none of its own; none where there is no bundle for it.
     pub fn roots_of(&self, domain: &str) -> Option<&Arc<RootCertStore>> {
         match &self.bundles {
@@ -286,8 +317,11 @@ impl TrustedDomain {
                     certificates,
                 })
             };
+            let issuers = domain.issuers.as_ref();
+            let issuers = issuers.map(|list| hashes(list)).transpose()?;
             Ok(Self {
                 name: domain.name.clone(),
+                issuers: issuers.map(|list| Arc::new(list.into_iter().collect())),
                 roots: domain.roots.as_ref().map(own).transpose()?,
             })
         };
@@ -306,7 +340,15 @@ impl PeerTrust {
             domains: TrustedDomain::load_all(&trust.domains)?,
             crls: crls.map(Arc::new),
             skip_validation: trust.skip_validation,
+            clusters: clusters(&trust.clusters)?,
+            rejects_unknown: trust.unknown_issuers == UnknownIssuers::Reject,
         })
+    }
+
+    /// The issuers that have a cluster, each with its name.
+    pub fn clusters(&self) -> impl Iterator<Item = (SpkiHash, &str)> {
+        let clusters = self.clusters.iter();
+        clusters.map(|(issuer, cluster)| (*issuer, cluster.as_str()))
     }
 
     /// Returns the subjects of the trusted roots below which every peer is refused, as `trust.crl`
@@ -322,6 +364,48 @@ impl PeerTrust {
         let own = self.domains.iter().filter_map(|one| one.roots.as_ref());
         crls.unlisted(shared.chain(own.flat_map(|own| &own.certificates)))
     }
+}
+
+/// Returns the cluster of each issuer.
+fn clusters(clusters: &[IssuerCluster]) -> Result<HashMap<SpkiHash, String>, TlsError> {
+    let mut all: HashMap<_, String> = HashMap::new();
+    for cluster in clusters {
+        for issuer in hashes(&cluster.issuers)? {
+            let known = all.insert(issuer, cluster.name.clone());
+            if let Some(one) = known.filter(|known| *known != cluster.name) {
+                return Err(TlsError::SharedIssuer {
+                    issuer,
+                    one,
+                    other: cluster.name.clone(),
+                });
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Returns the hashes of issuers, of which a file may hold several.
+fn hashes(issuers: &[config::Issuer]) -> Result<Vec<SpkiHash>, TlsError> {
+    let mut hashes = Vec::new();
+    for issuer in issuers {
+        let file = match issuer {
+            config::Issuer::Hash(hash) => {
+                hashes.push(*hash);
+                continue;
+            }
+            config::Issuer::File(file) => file,
+        };
+        for certificate in certificates(file)? {
+            let issuer = Issuer::of_certificate(&certificate).filter(|_| is_ca(&certificate));
+            let issuer = issuer.ok_or_else(|| TlsError::NotAnIssuer(file.clone()))?;
+            hashes.push(issuer.spki);
+        }
+    }
+    Ok(hashes)
+}
+
+fn is_ca(der: &CertificateDer<'_>) -> bool {
+    X509Certificate::from_der(der).is_ok_and(|(_, certificate)| certificate.is_ca())
 }
 
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -16,9 +16,10 @@ use tokio::sync::{Notify, SetOnce};
 
 use crate::reason::HandshakeRefusal;
 
-use super::chains::Key;
+use super::chains::{Key, Path};
 use super::identity::leaf_identity;
-use super::verifier::{ClientVerifier, explanation_of, refusal_of};
+use super::issuers::{Issuer, Seen, SeenIssuer};
+use super::verifier::{ClientVerifier, explanation_of, issuer_of, refusal_of};
 
 /// The time after which the chains that lost trust so far are told of.
 const BATCH: Duration = Duration::from_millis(100);
@@ -46,6 +47,7 @@ pub struct Inbound {
 struct Open {
     chains: HashMap<Key, Weak<Chain>>,
     prune_at: usize,
+    issuers: Seen,
 }
 
 /// The verified chain of at least one open connection, shared by all that presented it.
@@ -56,6 +58,8 @@ pub struct Chain {
     /// The end of the first certificate on the way to the root, in seconds since 1970. Other roots
     /// may make it another way.
     not_after: AtomicU64,
+    /// The issuer of the leaf: the holder of the key that signed it, whatever the way.
+    issuer: Arc<Issuer>,
     lost: SetOnce<HandshakeRefusal>,
 }
 
@@ -78,6 +82,11 @@ impl Chain {
 
     fn set_not_after(&self, end: UnixTime) {
         self.not_after.store(end.as_secs(), Ordering::Relaxed);
+    }
+
+    /// The issuer of the leaf.
+    pub fn issuer(&self) -> &Arc<Issuer> {
+        &self.issuer
     }
 
     /// Returns why the chain is no longer trusted, if it is not.
@@ -146,12 +155,26 @@ impl Inbound {
             let served = self.served.load_full();
             let now = UnixTime::now();
             let judged = served.verifier.judge(leaf, intermediates, now);
-            let not_after = judged.map_err(|error| refusal_of(&error))?;
-            let chain = self.lock().note(key, not_after, certificates);
+            let path = judged.map_err(|error| self.refusal(&error))?;
+            let chain = self.lock().note(key, path, certificates);
             if Arc::ptr_eq(&served, &self.served.load()) {
+                self.lock().issuers.accept(chain.issuer());
                 return Ok(chain);
             }
         }
+    }
+
+    /// Returns the refusal of a handshake, and notes the issuer that is the cause.
+    pub fn refusal(&self, error: &rustls::Error) -> HandshakeRefusal {
+        if let Some(issuer) = issuer_of(error) {
+            self.lock().issuers.refuse(issuer);
+        }
+        refusal_of(error)
+    }
+
+    /// The issuers of leaves that have been seen since the start, a bounded number of them.
+    pub fn issuers(&self) -> Vec<SeenIssuer> {
+        self.lock().issuers.all()
     }
 
     /// Judges the chains of all open connections by the configuration in force, and tells of those
@@ -189,8 +212,8 @@ impl Inbound {
         let served = self.served.load_full();
         let judged = served.verifier.judge(leaf, intermediates, at);
         let error = match judged {
-            Ok(not_after) => {
-                chain.set_not_after(not_after);
+            Ok(path) => {
+                chain.set_not_after(path.not_after);
                 return None;
             }
             Err(error) => error,
@@ -210,15 +233,10 @@ impl Inbound {
 
 impl Open {
     /// Returns the chain that another connection presented, or a new one.
-    fn note(
-        &mut self,
-        key: Key,
-        not_after: UnixTime,
-        certificates: &[CertificateDer<'_>],
-    ) -> Arc<Chain> {
+    fn note(&mut self, key: Key, path: Path, certificates: &[CertificateDer<'_>]) -> Arc<Chain> {
         let known = self.chains.get(&key).and_then(Weak::upgrade);
         if let Some(known) = known.filter(|known| known.lost().is_none()) {
-            known.set_not_after(not_after);
+            known.set_not_after(path.not_after);
             return known;
         }
         if self.chains.len() >= self.prune_at.max(PRUNED_MIN) {
@@ -228,7 +246,8 @@ impl Open {
         let certificates = certificates.iter();
         let chain = Arc::new(Chain {
             certificates: certificates.map(|one| one.clone().into_owned()).collect(),
-            not_after: AtomicU64::new(not_after.as_secs()),
+            not_after: AtomicU64::new(path.not_after.as_secs()),
+            issuer: path.issuer,
             lost: SetOnce::new(),
         });
         self.chains.insert(key, Arc::downgrade(&chain));
@@ -249,6 +268,7 @@ mod tests {
     fn domain(name: &str) -> TrustedDomain {
         TrustedDomain {
             name: name.into(),
+            issuers: None,
             roots: None,
         }
     }
@@ -332,7 +352,10 @@ mod tests {
         let first = inbound.admit(&west).expect("a chain");
         let end = first.not_after();
         // Another configuration led to another root.
-        let other = UnixTime::since_unix_epoch(Duration::from_secs(1));
+        let other = Path {
+            not_after: UnixTime::since_unix_epoch(Duration::from_secs(1)),
+            issuer: Arc::clone(first.issuer()),
+        };
         let key = Key::new(&west[0], &west[1..]);
         let same = inbound.lock().note(key, other, &west);
         assert!(Arc::ptr_eq(&first, &same));

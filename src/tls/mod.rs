@@ -1,8 +1,9 @@
 //! Certificates and the rustls configurations made of them.
 //!
 //! Owns what is loaded from disk ([`files`], `crl`) or issued to us ([`issue`]), who is believed
-//! (`verifier`), the chains of open connections (`inbound`), and what a certificate says
-//! ([`leaf_identity`]). It touches no socket of the data path, which does its handshakes itself.
+//! (`verifier`), by which issuer (`issuers`), the chains of open connections (`inbound`), and what
+//! a certificate says ([`leaf_identity`]). It touches no socket of the data path, which does its
+//! handshakes itself.
 
 mod chains;
 mod crl;
@@ -11,6 +12,7 @@ pub mod files;
 mod identity;
 mod inbound;
 pub mod issue;
+mod issuers;
 mod verifier;
 
 use std::sync::Arc;
@@ -30,6 +32,7 @@ pub use crl::Crls;
 pub use files::{Bundles, Material, OwnRoots, PeerTrust, TlsError, TrustedDomain};
 pub use identity::{Identity, leaf_identity};
 pub use inbound::{Chain, Inbound, Lost, Served};
+pub use issuers::{Issuer, SeenIssuer};
 pub use verifier::{explanation_of, refusal_of};
 
 /// The only application protocol on an HBONE listener.

@@ -21,6 +21,8 @@ mod deploy;
 #[cfg(test)]
 mod explain;
 #[cfg(test)]
+mod issuers;
+#[cfg(test)]
 mod proxy;
 #[cfg(test)]
 mod reach;

@@ -51,6 +51,8 @@ mod identity;
 #[cfg(test)]
 mod identity_cache;
 #[cfg(test)]
+mod issuers;
+#[cfg(test)]
 mod istio;
 #[cfg(test)]
 mod istio_faults;

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use super::Descriptors;
 use super::columns::{self, plain};
+use super::issuers;
 use super::listeners::ListenerRow;
 use super::status::{Counts, CrlRow, Page, ServiceRow, how_many};
 use crate::status::{Discovery, Unused};
@@ -31,6 +32,7 @@ pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
         text.listeners(page);
         text.source(page);
         text.certificates(page);
+        text.issuers(page);
         text.files(page);
         text.hosts(page);
         text.holders(&page.descriptors);
@@ -259,6 +261,13 @@ impl Text {
         let rows = rows.chain(page.crls.iter().map(CrlRow::columns));
         let header = ["IDENTITY", "STATE", "SERIAL", "EXPIRES"];
         self.table("  ", header, rows.collect());
+    }
+
+    fn issuers(&mut self, page: &Page) {
+        if let lines @ [_, ..] = &issuers::lines(&page.issuers)[..] {
+            self.heading("Issuers of peers", "");
+            lines.iter().for_each(|line| self.line(line));
+        }
     }
 
     fn files(&mut self, page: &Page) {

@@ -145,6 +145,7 @@ fn page() -> Page {
             policies: 0,
         },
         crls: Vec::new(),
+        issuers: Vec::new(),
         listeners: listeners(),
         descriptors: Descriptors::default(),
         source: Source {

@@ -257,6 +257,7 @@ fn endpoint(
     let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &identities.root)?;
     let west = TrustedDomain {
         name: "west.local".into(),
+        issuers: None,
         roots: None,
     };
     let tls = tls::server_config(&material, vec![west])?;

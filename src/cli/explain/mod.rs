@@ -43,6 +43,10 @@ pub(super) struct Args {
     /// sees none.
     #[arg(long, value_name = "spiffe://TD/ns/NS/sa/SA")]
     from: Option<String>,
+    /// The peer's cluster, one of `trust.clusters`, where the issuer of its certificate says it;
+    /// without it an issuer that no cluster has.
+    #[arg(long, value_name = "NAME")]
+    cluster: Option<String>,
     /// What the peer asks for: the authority of its CONNECT.
     #[arg(long, value_name = "HOST:PORT")]
     to: Option<String>,
@@ -80,6 +84,7 @@ impl Args {
     fn question(&self) -> Question {
         Question {
             from: self.from.clone(),
+            cluster: self.cluster.clone(),
             to: self.to.clone(),
             sni: self.sni.clone(),
             alpn: self.alpn.clone(),

@@ -580,3 +580,16 @@ fn a_pod_with_a_directory_in_memory_keeps_its_key_there() {
     let wanted = folder.path().join(MEMORY).join("strait-identity");
     assert_eq!(cache(&folder), Some(wanted));
 }
+
+#[test]
+fn istiod_5_a_file_over_a_pod_says_the_clusters_of_issuers() {
+    let hash = "5".repeat(64);
+    let file = format!(
+        "trust: {{clusters: [{{name: west, issuers: [{hash}]}}]}}\n\
+         exposure: {{services: [{{service: a, to: [{{cluster: west}}]}}]}}\n"
+    );
+    let trust = good(&[("ISTIO_META_CLUSTER_ID", "east")], &file).trust;
+    assert_eq!(trust.domains[0].name, TRUST_DOMAIN);
+    assert_eq!(trust.clusters[0].name, "west");
+    assert_eq!(trust.clusters[0].issuers[0].to_string(), hash);
+}

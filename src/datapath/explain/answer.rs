@@ -63,7 +63,7 @@ pub struct ListenerRow {
 pub struct PeerRow {
     /// Its identity; none on TLS listeners.
     pub identity: Option<String>,
-    /// The cluster that its trust domain stands for; none if it is outside the set.
+    /// The cluster, by its issuer or its trust domain; none if it is refused.
     pub cluster: Option<String>,
     /// What that means, in words.
     pub said: String,

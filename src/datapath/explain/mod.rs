@@ -11,7 +11,7 @@ mod endpoints;
 mod tests;
 mod why;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use crate::config::parse_identity;
 use crate::reason::Reason;
 use crate::snapshot::Snapshot;
-use crate::tls::Identity;
+use crate::tls::{Identity, Issuer};
 use crate::wire::Authority;
 use crate::wire::sni::{self, RouteBy};
 
@@ -50,6 +50,8 @@ const NOTHING_ASKED: &str = "nothing is asked for; write --to with an authority,
 pub struct Question {
     /// The identity of the peer; none on a TLS listener.
     pub from: Option<String>,
+    /// The cluster of the peer, where the issuer of its certificate says it.
+    pub cluster: Option<String>,
     /// The authority of a CONNECT.
     pub to: Option<String>,
     /// The server name of a hello; empty is a hello without one.
@@ -94,6 +96,7 @@ impl Question {
             let text = || Some(value.clone());
             match &**key {
                 "from" => question.from = text(),
+                "cluster" => question.cluster = text(),
                 "to" => question.to = text(),
                 "sni" => question.sni = text(),
                 "alpn" => question.alpn = value.split(',').map(Into::into).collect(),
@@ -108,8 +111,8 @@ impl Question {
                 "all" => question.all = true,
                 other => {
                     return Err(format!(
-                        "there is no parameter {other:?}; write from, to, sni, alpn, listener, \
-                         origin, address or all"
+                        "there is no parameter {other:?}; write from, cluster, to, sni, alpn, \
+                         listener, origin, address or all"
                     ));
                 }
             }
@@ -121,6 +124,7 @@ impl Question {
     pub fn parameters(&self) -> Vec<(&'static str, String)> {
         let texts = [
             ("from", &self.from),
+            ("cluster", &self.cluster),
             ("to", &self.to),
             ("sni", &self.sni),
             ("listener", &self.listener),
@@ -245,9 +249,11 @@ impl Asking<'_> {
     /// A connection of a TLS listener.
     fn hello(self, listener: &Rules, answer: &mut Answer) -> Result<(), String> {
         let question = self.question;
-        if question.from.is_some() || question.to.is_some() || question.origin.is_some() {
+        let has_identity = question.from.is_some() || question.cluster.is_some();
+        if has_identity || question.to.is_some() || question.origin.is_some() {
             let what = "peers of a TLS listener show the gateway no certificate and send no \
-                        CONNECT; write --sni and --alpn, and neither --from, --to nor --origin";
+                        CONNECT; write --sni and --alpn, and neither --from, --cluster, \
+                        --to nor --origin";
             return Err(what.to_owned());
         }
         let peer = Peer::unknown(question.address(), Arc::default(), None);
@@ -297,10 +303,11 @@ impl Asking<'_> {
             );
         };
         let identity = self.identity()?;
-        let cluster = self.world.snapshot.trust.cluster(&identity.trust_domain);
-        answer.peer = why::identity(&identity, cluster);
+        let issuer = self.issuer()?;
         let from = (self.question.address(), Arc::default());
-        let peer = match Peer::known(identity, from, self.world.snapshot) {
+        let peer = Peer::known(identity.clone(), issuer, from, self.world.snapshot);
+        answer.peer = why::identity(&identity, &peer, self.world.snapshot);
+        let peer = match peer {
             Ok(peer) => peer,
             Err(refusal) => {
                 answer.outcome = Outcome::of_handshake(refusal);
@@ -443,6 +450,31 @@ impl Asking<'_> {
         let permit = policy::run(snapshot, peer, route);
         leg.rule = judge.rule(permit.as_ref().err().copied());
         (leg, permit)
+    }
+
+    /// An issuer of the cluster that is asked for; none without one.
+    fn issuer(self) -> Result<Option<Arc<Issuer>>, String> {
+        let trust = &self.world.snapshot.trust;
+        let Some(wanted) = &self.question.cluster else {
+            return Ok(None);
+        };
+        if !trust.has_issuers() {
+            return Err(format!(
+                "the cluster is {wanted:?}, and without `trust.clusters` the trust domain stands \
+                 for it; leave --cluster out"
+            ));
+        }
+        if let Some((_, spki)) = trust.issuers().find(|(name, _)| name == wanted) {
+            let (spki, subject) = (*spki, Box::default());
+            return Ok(Some(Arc::new(Issuer { spki, subject })));
+        }
+        let names: BTreeSet<_> = trust.issuers().map(|(name, _)| name).collect();
+        let names: Vec<_> = names.into_iter().collect();
+        Err(format!(
+            "`trust.clusters` has no {wanted:?}; write --cluster with one of {}, or leave it out \
+             for an issuer that none has",
+            names.join(", ")
+        ))
     }
 
     fn identity(self) -> Result<Identity, String> {

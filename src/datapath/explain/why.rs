@@ -1,6 +1,6 @@
 //! Reasons in words: what matched, and what allows or refuses. Remedies are in [`change`].
 
-use crate::reason::Reason;
+use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Alias, Enforcement, Exposure, Means, Service, Snapshot, Verdict};
 use crate::tls::Identity;
 use crate::wire::{Authority, Host};
@@ -35,19 +35,43 @@ pub(super) fn peer(peer: &Peer) -> PeerRow {
     }
 }
 
-/// A peer whose identity was verified, in the cluster that its trust domain stands for.
-pub(super) fn identity(identity: &Identity, cluster: Option<&str>) -> PeerRow {
+/// A peer whose identity was verified, in the cluster of its issuer or its trust domain.
+pub(super) fn identity(
+    identity: &Identity,
+    peer: &Result<Peer, HandshakeRefusal>,
+    snapshot: &Snapshot,
+) -> PeerRow {
     let domain = &identity.trust_domain;
-    let said = match cluster {
-        Some(cluster) => format!("of cluster {cluster}, by its trust domain {domain}"),
-        None => format!(
+    let said = match peer {
+        Ok(peer) if !snapshot.trust.has_issuers() => {
+            let cluster = &peer.source.cluster;
+            format!("of cluster {cluster}, by its trust domain {domain}")
+        }
+        Ok(peer) if peer.issuer.is_some() => {
+            let cluster = &peer.source.cluster;
+            format!("of cluster {cluster}, by the issuer of its certificate")
+        }
+        Ok(peer) => format!(
+            "of cluster {}, by an issuer that is not in `trust.clusters`; --cluster names another \
+             one",
+            peer.source.cluster
+        ),
+        Err(HandshakeRefusal::UntrustedIssuer) => {
+            "refused in the handshake: `trust.unknown_issuers` is `reject`; --cluster names one of \
+             `trust.clusters`"
+                .to_owned()
+        }
+        Err(_) => format!(
             "refused in the handshake: trust domain {domain} is not in the trust set; add \
              {{name: {domain}}} to `trust.domains`"
         ),
     };
     PeerRow {
         identity: Some(identity.uri.to_string()),
-        cluster: cluster.map(ToOwned::to_owned),
+        cluster: peer
+            .as_ref()
+            .ok()
+            .map(|peer| peer.source.cluster.to_string()),
         said,
     }
 }
@@ -233,7 +257,7 @@ fn unknown_name(
     asked: &Authority,
     name: &str,
 ) -> (String, String) {
-    let cluster = snapshot.trust.cluster(&peer.source.trust_domain);
+    let cluster = snapshot.trust.cluster(peer.caller());
     let alias = snapshot.names.alias(asked, cluster);
     let others = snapshot.names.called(name);
     if let Some((host, port)) = snapshot.exposure.alias(asked) {

@@ -148,7 +148,7 @@ impl Snapshot {
     }
 
     fn cluster<'a>(&'a self, caller: Caller<'a>) -> Option<&'a str> {
-        self.trust.cluster(caller.trust_domain)
+        self.trust.cluster(caller)
     }
 }
 

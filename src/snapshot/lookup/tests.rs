@@ -12,6 +12,7 @@ pub(super) const SUFFIXES: [&str; 3] = ["svc.cluster.local", "mesh.internal", "g
 pub(super) fn caller(domain: &str) -> Caller<'_> {
     Caller {
         trust_domain: domain,
+        issuer: None,
         namespace: "shop",
         service_account: "checkout",
     }

@@ -16,7 +16,7 @@ use prometheus_client::registry::{Metric, Registry};
 use tracing_appender::non_blocking::ErrorCounter;
 
 use super::access::AccessLog;
-use super::labels::{Facts, TunnelLabels};
+use super::labels::{Facts, Source, TunnelLabels};
 use super::limiter::{Limiter, WINDOW};
 use super::tcp::{Handles, Tcp};
 use super::xds::Xds;
@@ -24,6 +24,7 @@ use super::{WorkloadLabels, exposition};
 use crate::config::Access;
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::What;
+use crate::wire::UNKNOWN_CLUSTER;
 
 /// Log lines about authorization policies that may be written in a second.
 const POLICY_LINES_A_SECOND: u32 = 10;
@@ -55,6 +56,8 @@ const CERTIFICATE_FAILING: &str = "Whether the last try to get a new certificate
 const CONNECTIONS_UNTRUSTED: &str =
     "Open connections whose peer's certificate was not trusted any more, by reason";
 const CRLS: &str = "Certificate revocation lists in force, by state";
+const BAGGAGE_MISMATCHES: &str =
+    "CONNECTs whose baggage names another cluster than the peer's, by the peer's cluster";
 const VALIDATION_SKIPPED: &str = "Whether peers of any trust domain are accepted";
 const LOG_LINES_DROPPED: &str = "Log lines lost because they came faster than they were written";
 const ACCESS_SUPPRESSED: &str = "Lines about refusals that the limits of the access log left out";
@@ -112,9 +115,10 @@ impl PolicyOutcome {
 const DIAL_RESULTS: [&str; 5] = ["ok", "refused", "timeout", "failed", "denied"];
 
 /// The reasons for which a change of trust ends connections, each with a counter from the start.
-const LOST_TRUST: [HandshakeRefusal; 5] = [
+const LOST_TRUST: [HandshakeRefusal; 6] = [
     HandshakeRefusal::UnknownIssuer,
     HandshakeRefusal::UntrustedDomain,
+    HandshakeRefusal::UntrustedIssuer,
     HandshakeRefusal::Revoked,
     HandshakeRefusal::StaleCrl,
     HandshakeRefusal::UnknownRevocation,
@@ -149,6 +153,7 @@ pub struct Metrics {
     certificate_failing: Gauge,
     untrusted: Counters<1>,
     crls: Family<Labels<1>, Gauge>,
+    baggage_mismatches: Family<[(&'static str, String); 1], Counter>,
     validation_skipped: Gauge,
     log_lines_dropped: Counter,
     log_drops: OnceLock<ErrorCounter>,
@@ -192,6 +197,7 @@ impl Metrics {
             certificate_failing: metric(r, "strait_certificate_failing", CERTIFICATE_FAILING),
             untrusted: metric(r, "strait_connections_untrusted", CONNECTIONS_UNTRUSTED),
             crls: metric(r, "strait_crls", CRLS),
+            baggage_mismatches: metric(r, "strait_baggage_cluster_mismatches", BAGGAGE_MISMATCHES),
             validation_skipped: metric(r, "strait_trust_validation_skipped", VALIDATION_SKIPPED),
             log_lines_dropped: metric(r, "strait_log_lines_dropped", LOG_LINES_DROPPED),
             log_drops: OnceLock::new(),
@@ -277,6 +283,13 @@ impl Metrics {
     pub fn connection_untrusted(&self, refusal: HandshakeRefusal) {
         let labels = [("reason", refusal.label())];
         self.untrusted.get_or_create(&labels).inc();
+    }
+
+    /// Counts a CONNECT whose baggage names another cluster than the one that its peer belongs to.
+    /// Baggage is a hint: nothing is decided by it.
+    pub fn baggage_mismatch(&self, source: &Source) {
+        let labels = [("source_cluster", source.counted_cluster.to_string())];
+        self.baggage_mismatches.get_or_create(&labels).inc();
     }
 
     /// Shows how many revocation lists are in force.
@@ -454,7 +467,11 @@ impl Metrics {
         self.tcp.ended(facts, handles, reason.response_flags());
         let labels = TunnelLabels {
             reason: reason.label(),
-            source_cluster: Arc::clone(&facts.source.counted_cluster),
+            source_cluster: match &*facts.source.counted_cluster {
+                // What is empty is written so: one label set for both.
+                UNKNOWN_CLUSTER => Arc::default(),
+                _ => Arc::clone(&facts.source.counted_cluster),
+            },
         };
         if let Some(tunnels) = self.tunnels.get(&labels) {
             tunnels.inc();

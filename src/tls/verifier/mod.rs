@@ -21,11 +21,13 @@ use webpki::{EndEntityCert, KeyUsage, RevocationOptions};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::reason::HandshakeRefusal;
+use crate::wire::SpkiHash;
 
-use super::chains::{Chains, Key, Verified};
+use super::chains::{Chains, Key, Path, Verified};
 use super::crl::Crls;
 use super::files::{Material, PeerTrust, TlsError};
 use super::identity::{check_usage, expiry_of, leaf_identity};
+use super::issuers::Issuer;
 
 /// A refusal on its way through rustls, which gives it back to us in its own error.
 #[derive(Debug)]
@@ -33,6 +35,8 @@ struct Refused {
     refusal: HandshakeRefusal,
     /// What there is to say of this very certificate.
     detail: Option<String>,
+    /// The issuer that is the cause, below a root that is trusted.
+    issuer: Option<Arc<Issuer>>,
 }
 
 impl fmt::Display for Refused {
@@ -52,12 +56,27 @@ fn refuse(refusal: HandshakeRefusal) -> Error {
 }
 
 fn refuse_because(refusal: HandshakeRefusal, detail: Option<String>) -> Error {
-    let refused = Arc::new(Refused { refusal, detail });
-    Error::InvalidCertificate(CertificateError::Other(OtherError(refused)))
+    refused(Refused {
+        refusal,
+        detail,
+        issuer: None,
+    })
+}
+
+fn refused(refused: Refused) -> Error {
+    Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refused))))
+}
+
+/// Returns the issuer because of which a handshake failed, if that is the cause.
+pub(super) fn issuer_of(error: &Error) -> Option<&Arc<Issuer>> {
+    let Error::InvalidCertificate(CertificateError::Other(OtherError(other))) = error else {
+        return None;
+    };
+    other.downcast_ref::<Refused>()?.issuer.as_ref()
 }
 
 /// Of an identity, which may be anything that a certificate can say, what fits into a line.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     let whole = text.chars().take(SHOWN_MAX).collect::<String>();
     whole.escape_debug().to_string()
 }
@@ -173,15 +192,34 @@ fn of_webpki(error: webpki::Error) -> CertificateError {
 /// refused before its chain costs anything. A chain that was verified lately costs a hash.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
-    domains: HashMap<Box<str>, Arc<RootCertStore>>,
-    /// The roots of every other domain, where trust domains are not validated.
-    others: Option<Arc<RootCertStore>>,
+    domains: HashMap<Box<str>, Domain>,
+    /// Every other domain, where trust domains are not validated.
+    others: Option<Domain>,
+    /// The only issuers that may sign leaves, where others are refused.
+    listed: Option<HashSet<SpkiHash>>,
     crls: Option<Arc<Crls>>,
     chains: Chains,
     provider: Arc<CryptoProvider>,
     /// Chains that webpki had to judge.
     #[cfg(test)]
     judged: AtomicUsize,
+}
+
+/// What the leaves of a trust domain are judged by.
+#[derive(Debug)]
+struct Domain {
+    roots: Arc<RootCertStore>,
+    /// The only issuers that may sign for it, where not every one may.
+    issuers: Option<Arc<HashSet<SpkiHash>>>,
+}
+
+impl Domain {
+    fn of_any_issuer(roots: &Arc<RootCertStore>) -> Self {
+        Self {
+            roots: Arc::clone(roots),
+            issuers: None,
+        }
+    }
 }
 
 impl ClientVerifier {
@@ -194,25 +232,33 @@ impl ClientVerifier {
         let mut new = Self::of_nobody(provider);
         for domain in &trust.domains {
             if let Some(roots) = domain.roots_with(material) {
-                let name = domain.name.as_str().into();
-                new.domains.insert(name, Arc::clone(roots));
+                let entry = Domain {
+                    roots: Arc::clone(roots),
+                    issuers: domain.issuers.clone(),
+                };
+                new.domains.insert(domain.name.as_str().into(), entry);
             }
         }
         match &material.bundles {
             Some(bundles) if trust.skip_validation => {
                 for (name, roots) in bundles {
                     let entry = new.domains.entry(name.clone());
-                    entry.or_insert_with(|| Arc::clone(roots));
+                    entry.or_insert_with(|| Domain::of_any_issuer(roots));
                 }
             }
-            None if trust.skip_validation => new.others = Some(Arc::clone(&material.roots)),
+            None if trust.skip_validation => {
+                new.others = Some(Domain::of_any_issuer(&material.roots));
+            }
             _ => {}
         }
         let mut all = new.domains.values().chain(&new.others);
-        if all.any(|roots| roots.is_empty()) {
+        if all.any(|domain| domain.roots.is_empty()) {
             return Err(TlsError::Verifier(VerifierBuilderError::NoRootAnchors));
         }
         new.crls.clone_from(&trust.crls);
+        new.listed = trust
+            .rejects_unknown
+            .then(|| trust.clusters.keys().copied().collect());
         Ok(new)
     }
 
@@ -221,6 +267,7 @@ impl ClientVerifier {
         Self {
             domains: HashMap::new(),
             others: None,
+            listed: None,
             crls: None,
             chains: Chains::default(),
             provider: Arc::clone(provider),
@@ -229,7 +276,7 @@ impl ClientVerifier {
         }
     }
 
-    /// Judges a chain. Returns when the first certificate ends of those that lead to the root.
+    /// Judges a chain. Returns the way to the root.
     ///
     /// # Errors
     /// The refusal.
@@ -238,14 +285,14 @@ impl ClientVerifier {
         leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
-    ) -> Result<UnixTime, Error> {
+    ) -> Result<Path, Error> {
         let key = Key::new(leaf, intermediates);
-        if let Some(not_after) = self.chains.hold(&key, now) {
-            return Ok(not_after);
+        if let Some(path) = self.chains.hold(&key, now) {
+            return Ok(path);
         }
         let identity = leaf_identity(leaf).map_err(refuse)?;
-        let roots = self.domains.get(&*identity.trust_domain);
-        let Some(roots) = roots.or(self.others.as_ref()) else {
+        let domain = self.domains.get(&*identity.trust_domain);
+        let Some(domain) = domain.or(self.others.as_ref()) else {
             let detail = format!(
                 "trust domain {} ({}) is not in trust.domains",
                 shown(&identity.trust_domain),
@@ -257,17 +304,37 @@ impl ClientVerifier {
             ));
         };
         check_form(leaf, intermediates)?;
-        let not_after = self
-            .verify_path(roots, leaf, intermediates, now)
+        let path = self
+            .verify_path(&domain.roots, leaf, intermediates, now)
             .map_err(|error| self.refusal(error, (leaf, intermediates), now))?;
         check_usage(leaf, intermediates).map_err(refuse)?;
+        self.check_issuer(domain, &identity.trust_domain, &path.issuer)?;
         let verified = Verified {
             at: now,
             until: self.remembered_until(now),
-            not_after,
+            path: path.clone(),
         };
         self.chains.add(key, verified);
-        Ok(not_after)
+        Ok(path)
+    }
+
+    /// Refuses an issuer that may not sign for the trust domain, or that no cluster has where that
+    /// is needed.
+    fn check_issuer(&self, domain: &Domain, name: &str, issuer: &Arc<Issuer>) -> Result<(), Error> {
+        let is_in = |list: &HashSet<SpkiHash>| list.contains(&issuer.spki);
+        let why = if !domain.issuers.as_deref().is_none_or(is_in) {
+            format!("is not in trust.domains[].issuers of {}", shown(name))
+        } else if !self.listed.as_ref().is_none_or(is_in) {
+            "is not in trust.clusters, and trust.unknown_issuers is `reject`".to_owned()
+        } else {
+            return Ok(());
+        };
+        let Issuer { spki, subject } = &**issuer;
+        Err(refused(Refused {
+            refusal: HandshakeRefusal::UntrustedIssuer,
+            detail: Some(format!("issuer {spki} ({subject}) {why}")),
+            issuer: Some(Arc::clone(issuer)),
+        }))
     }
 
     /// Returns when a verdict of `now` counts no more: another revocation list is stale then.
@@ -284,7 +351,7 @@ impl ClientVerifier {
         leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
-    ) -> Result<UnixTime, webpki::Error> {
+    ) -> Result<Path, webpki::Error> {
         #[cfg(test)]
         self.judged.fetch_add(1, Ordering::Relaxed);
         let algorithms = self.provider.signature_verification_algorithms.all;
@@ -300,10 +367,17 @@ impl ClientVerifier {
                 None,
             )?;
             let issuers = path.intermediate_certificates();
-            let ends = issuers.map(|issuer| expiry_of(&issuer.der()));
-            Ok(ends.fold(expiry_of(leaf), SystemTime::min))
+            let issuers: Vec<_> = issuers.map(|issuer| issuer.der()).collect();
+            let ends = issuers.iter().map(|issuer| expiry_of(issuer));
+            let end = ends.fold(expiry_of(leaf), SystemTime::min);
+            // webpki goes from the leaf to the root.
+            let issuer = match issuers.first() {
+                Some(issuer) => Issuer::of_certificate(issuer).ok_or(webpki::Error::BadDer)?,
+                None => Issuer::of_anchor(path.anchor()),
+            };
+            Ok((end, Arc::new(issuer)))
         };
-        let end = match &self.crls {
+        let (end, issuer) = match &self.crls {
             Some(crls) => {
                 let chain: Vec<_> = [leaf].into_iter().chain(intermediates).collect();
                 crls.verify(&chain, verify)
@@ -311,7 +385,10 @@ impl ClientVerifier {
             None => verify(None),
         }?;
         let end = end.duration_since(SystemTime::UNIX_EPOCH);
-        Ok(UnixTime::since_unix_epoch(end.unwrap_or_default()))
+        Ok(Path {
+            not_after: UnixTime::since_unix_epoch(end.unwrap_or_default()),
+            issuer,
+        })
     }
 
     /// Returns the refusal for webpki's error, and what there is to say of this chain.

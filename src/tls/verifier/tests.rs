@@ -37,11 +37,9 @@ fn verifier_with(root: &str, lists: Option<&str>) -> ClientVerifier {
         };
         Arc::new(Crls::load(&config).expect("lists"))
     });
-    let own = dev::Authority::new().expect("a root").intermediate("east");
-    let own = own.expect("an intermediate").leaf(OWN).expect("a leaf");
-    let material = Material::from_pem(&own.chain_pem, &own.key_pem, root).expect("material");
     let domain = TrustedDomain {
         name: "west.local".into(),
+        issuers: None,
         roots: None,
     };
     let trust = PeerTrust {
@@ -49,7 +47,15 @@ fn verifier_with(root: &str, lists: Option<&str>) -> ClientVerifier {
         crls,
         ..PeerTrust::default()
     };
-    ClientVerifier::new(&trust, &material, &provider()).expect("a verifier")
+    verifier_of(root, &trust)
+}
+
+/// A verifier by `root` and this trust.
+fn verifier_of(root: &str, trust: &PeerTrust) -> ClientVerifier {
+    let own = dev::Authority::new().expect("a root").intermediate("east");
+    let own = own.expect("an intermediate").leaf(OWN).expect("a leaf");
+    let material = Material::from_pem(&own.chain_pem, &own.key_pem, root).expect("material");
+    ClientVerifier::new(trust, &material, &provider()).expect("a verifier")
 }
 
 /// The root, and the chain of a leaf that ends ten seconds from now.
@@ -131,15 +137,18 @@ fn what_differs_by_a_byte_or_was_refused_is_judged_anew() {
 fn a_chain_ends_with_the_first_certificate_on_its_way_to_the_root() {
     let (root, mut chain) = short_lived();
     let verifier = verifier(&root);
-    let end = |chain: &[CertificateDer<'_>]| verifier.judge(&chain[0], &chain[1..], after(0));
-    let leaf = time_of(end(&chain).expect("a verdict"));
+    let end = |chain: &[CertificateDer<'_>]| {
+        let judged = verifier.judge(&chain[0], &chain[1..], after(0));
+        time_of(judged.expect("a verdict").not_after)
+    };
+    let leaf = end(&chain);
     assert_eq!(leaf, expiry_of(&chain[0]));
     let authority = dev::Authority::new().expect("a root");
     let beside = authority.intermediate_with("west", |params| {
         params.not_after = OffsetDateTime::now_utc() + Duration::from_secs(5);
     });
     chain.extend(certificates(&beside.expect("an intermediate").pem()));
-    assert_eq!(time_of(end(&chain).expect("a verdict")), leaf);
+    assert_eq!(end(&chain), leaf);
 }
 
 #[test]
@@ -240,4 +249,91 @@ fn a_stale_list_of_another_issuer_leaves_verdicts_in_force_until_the_next_is_sta
     let refused = verifier.judge(&chain[0], &chain[1..], after(61));
     let refused = refused.expect_err("its own list is stale");
     assert_eq!(refusal_of(&refused), HandshakeRefusal::StaleCrl);
+}
+
+const WEST: &str = "spiffe://west.local/ns/shop/sa/checkout";
+
+fn issuer(pem: &str) -> Issuer {
+    let read = certificates(pem);
+    Issuer::of_certificate(&read[0]).expect("an issuer")
+}
+
+#[test]
+fn istiod_5_the_issuer_is_the_one_on_the_verified_way_and_none_that_is_sent_beside_it() {
+    let authority = dev::Authority::new().expect("a root");
+    let own = authority.intermediate("west").expect("an intermediate");
+    let other = authority.intermediate("east").expect("an intermediate");
+    let leaf = own.leaf(WEST).expect("a leaf");
+    let [leaf, own_der] = &certificates(&leaf.chain_pem)[..] else {
+        panic!("a leaf and its issuer");
+    };
+    let other_der = certificates(&other.pem()).remove(0);
+    let verifier = verifier(&authority.root_pem());
+    for sent in [
+        vec![own_der.clone()],
+        vec![other_der.clone(), own_der.clone()],
+        vec![own_der.clone(), other_der],
+    ] {
+        let path = verifier.judge(leaf, &sent, after(0)).expect("a verdict");
+        assert_eq!(*path.issuer, issuer(&own.pem()));
+        let again = verifier.judge(leaf, &sent, after(0)).expect("a verdict");
+        assert_eq!(again, path, "from memory");
+    }
+}
+
+#[test]
+fn istiod_5_a_leaf_without_intermediate_has_the_root_as_its_issuer() {
+    let root = dev::Authority::new().expect("a root");
+    // An intermediate that is itself a root of the verifier stands for a root without one.
+    let west = root.intermediate("west").expect("an intermediate");
+    let chain = certificates(&west.leaf(WEST).expect("a leaf").chain_pem);
+    let verifier = verifier(&west.pem());
+    let path = verifier.judge(&chain[0], &[], after(0)).expect("a verdict");
+    assert_eq!(*path.issuer, issuer(&west.pem()));
+}
+
+#[test]
+fn istiod_5_issuers_without_a_cluster_and_those_of_other_domains_are_refused() {
+    let authority = dev::Authority::new().expect("a root");
+    let [west, east] = ["west", "east"].map(|name| authority.intermediate(name).expect("one"));
+    let chain = |of: &dev::Issuer, id| certificates(&of.leaf(id).expect("a leaf").chain_pem);
+    let spki = |of: &dev::Issuer| issuer(&of.pem()).spki;
+    let domain = |name: &str, issuers: Option<SpkiHash>| TrustedDomain {
+        name: name.into(),
+        issuers: issuers.map(|issuer| Arc::new([issuer].into())),
+        roots: None,
+    };
+    let restricted = PeerTrust {
+        domains: vec![
+            domain("west.local", Some(spki(&west))),
+            domain("east.local", None),
+        ],
+        ..PeerTrust::default()
+    };
+    let by_domain = verifier_of(&authority.root_pem(), &restricted);
+    let untrusted = Some(HandshakeRefusal::UntrustedIssuer);
+    assert_eq!(verdict(&by_domain, &chain(&west, WEST)), None);
+    assert_eq!(verdict(&by_domain, &chain(&east, WEST)), untrusted);
+    assert_eq!(verdict(&by_domain, &chain(&west, OWN)), None);
+
+    for (rejects_unknown, want) in [(true, untrusted), (false, None)] {
+        let listed = PeerTrust {
+            domains: vec![domain("west.local", None)],
+            clusters: [(spki(&west), "west".to_owned())].into(),
+            rejects_unknown,
+            ..PeerTrust::default()
+        };
+        let verifier = verifier_of(&authority.root_pem(), &listed);
+        assert_eq!(verdict(&verifier, &chain(&west, WEST)), None);
+        let of_east = chain(&east, WEST);
+        assert_eq!(verdict(&verifier, &of_east), want);
+        // A refusal is not remembered as a verdict.
+        assert_eq!(verdict(&verifier, &of_east), want);
+        if let Err(error) = verifier.judge(&of_east[0], &of_east[1..], after(0)) {
+            let why = explanation_of(&error);
+            let start = format!("issuer {} (CN=Strait development", spki(&east));
+            assert!(why.starts_with(&start), "{why}");
+            assert_eq!(issuer_of(&error).map(|one| one.spki), Some(spki(&east)));
+        }
+    }
 }

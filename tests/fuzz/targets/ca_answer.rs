@@ -48,6 +48,7 @@ pub fn ca_answer(data: &[u8]) {
             assert!((1..=1024).contains(&material.root_certificates.len()));
             let domain = TrustedDomain {
                 name: "west.local".into(),
+                issuers: None,
                 roots: None,
             };
             assert!(server_config(&material, vec![domain]).is_ok());

@@ -259,6 +259,7 @@ fn peer(has_expired: bool, holder: Holder) -> Arc<Peer> {
         listener: Arc::default(),
         server_name: None,
         holder: Some(holder),
+        issuer: None,
         chain: None,
     })
 }

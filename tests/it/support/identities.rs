@@ -61,6 +61,7 @@ impl Identities {
     pub fn server(&self, id: &str) -> Arc<ServerConfig> {
         let west = TrustedDomain {
             name: "west.local".into(),
+            issuers: None,
             roots: None,
         };
         tls::server_config(&self.material(&self.leaf(id)), vec![west]).expect("a server")

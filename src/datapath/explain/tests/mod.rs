@@ -71,8 +71,8 @@ fn distort(answer: &mut Answer, fault: Fault) {
 /// How often each endpoint is picked, by its workload and address.
 fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
     let identity = of.identity();
-    let peer = Peer::known(identity, (([0; 4], 0).into(), Arc::default()), &of.snapshot)
-        .expect("one of the set");
+    let from = (([0; 4], 0).into(), Arc::default());
+    let peer = Peer::known(identity, None, from, &of.snapshot).expect("one of the set");
     let route = || {
         let authority = Authority::parse(of.to()).expect("an authority");
         let origin = of.question.origin().expect("an origin");

@@ -226,6 +226,7 @@ fn an_entry_narrows_an_export_under_all_its_names() {
         ] {
             let caller = Caller {
                 trust_domain: "west.local",
+                issuer: None,
                 namespace,
                 service_account: "a",
             };

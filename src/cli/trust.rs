@@ -1,0 +1,142 @@
+//! `strait trust issuers`: lines for the configuration, by the issuers that a running gateway has
+//! seen.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde::Deserialize;
+
+use super::ask::{self, Admin};
+use crate::admin::IssuerRow;
+use crate::wire::UNKNOWN_CLUSTER;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Prints `trust.clusters` with the issuers of the peers that have connected, to be completed
+    /// by the names of their clusters.
+    ///
+    /// An issuer is the intermediate that signed the peers' certificates, or the root where there
+    /// is none. Which cluster one belongs to is for you to say: compare the subject, or the hash
+    /// with that of the cluster's own CA certificate.
+    ///
+    /// Exits 0 if there is one, 1 if none has been seen, 2 if nobody answers.
+    #[command(after_help = "Examples:\n  strait trust issuers\n  \
+                            kubectl exec -n istio-system deploy/eastwest -- \
+                            /strait trust issuers\n  \
+                            openssl x509 -in ca-cert.pem -pubkey -noout | \
+                            openssl pkey -pubin -outform DER | sha256sum")]
+    Issuers(Issuers),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Issuers {
+    #[command(flatten)]
+    admin: Admin,
+}
+
+/// The part of the status page that is needed.
+#[derive(Deserialize)]
+struct Page {
+    issuers: Vec<IssuerRow>,
+}
+
+/// Asks the gateway, and prints.
+pub(super) fn run(command: &Command) -> ExitCode {
+    let Command::Issuers(of) = command;
+    ask::whole(&of.admin, "/status?format=json", |answer| {
+        let page = answer.map_err(anyhow::Error::msg)?;
+        let page: Page = serde_json::from_slice(&page)
+            .context("the gateway's answer cannot be read; is it as new?")?;
+        if page.issuers.is_empty() {
+            eprintln!("no peer has connected yet; ask again when one has");
+            return Ok(ExitCode::FAILURE);
+        }
+        print!("{}", lines(&page.issuers));
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// Returns the section, with the issuers of each cluster together. Those without one get a name
+/// each that has to be replaced.
+fn lines(issuers: &[IssuerRow]) -> String {
+    let mut clusters: BTreeMap<String, Vec<&IssuerRow>> = BTreeMap::new();
+    let mut nameless = 0;
+    for row in issuers {
+        let known = row.cluster.clone().filter(|name| name != UNKNOWN_CLUSTER);
+        let name = known.unwrap_or_else(|| {
+            nameless += 1;
+            format!("CLUSTER-{nameless}")
+        });
+        clusters.entry(name).or_default().push(row);
+    }
+    let mut text = String::new();
+    if nameless > 0 {
+        text.push_str("# Replace each CLUSTER-n by the name of the cluster whose CA it is.\n");
+    }
+    text.push_str("trust:\n  clusters:\n");
+    for (name, rows) in clusters {
+        let name = serde_json::Value::from(name);
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "    - name: {name}\n      issuers:");
+        for row in rows {
+            let IssuerRow {
+                spki,
+                subject,
+                accepted,
+                refused,
+                ..
+            } = row;
+            let _ = writeln!(
+                text,
+                "        # {subject}: {accepted} connections accepted, {refused} refused\n        \
+                 - \"{spki}\""
+            );
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn istiod_5_issuers_of_one_cluster_are_together_and_others_get_a_name_to_replace() {
+        let row = |spki: &str, cluster: Option<&str>| IssuerRow {
+            spki: spki.into(),
+            subject: format!("CN={spki}"),
+            cluster: cluster.map(Into::into),
+            accepted: 3,
+            refused: 1,
+        };
+        let rows = [
+            row("a", Some("west")),
+            row("b", None),
+            row("c", Some("west")),
+            row("d", Some("unknown")),
+        ];
+        let want = "\
+# Replace each CLUSTER-n by the name of the cluster whose CA it is.
+trust:
+  clusters:
+    - name: \"CLUSTER-1\"
+      issuers:
+        # CN=b: 3 connections accepted, 1 refused
+        - \"b\"
+    - name: \"CLUSTER-2\"
+      issuers:
+        # CN=d: 3 connections accepted, 1 refused
+        - \"d\"
+    - name: \"west\"
+      issuers:
+        # CN=a: 3 connections accepted, 1 refused
+        - \"a\"
+        # CN=c: 3 connections accepted, 1 refused
+        - \"c\"
+";
+        assert_eq!(lines(&rows), want);
+    }
+}

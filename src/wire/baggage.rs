@@ -1,0 +1,51 @@
+//! The `baggage` header (W3C Baggage), by which Istio's clients say where a tunnel comes from.
+
+/// The key of the source's cluster.
+const CLUSTER: &[u8] = b"k8s.cluster.name";
+
+/// Returns the cluster that the values of the header name, the first one that is not empty. It is
+/// a hint: whoever opens a tunnel writes it.
+pub fn cluster<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
+    let mut members = values.into_iter().flat_map(|value| value.split(is(b',')));
+    members.find_map(|member| {
+        let mut parts = member.splitn(2, is(b'='));
+        let (key, value) = (parts.next()?, parts.next()?);
+        // Properties may follow the value.
+        let value = value.split(is(b';')).next()?.trim_ascii();
+        (key.trim_ascii() == CLUSTER && !value.is_empty()).then_some(value)
+    })
+}
+
+fn is(wanted: u8) -> impl Fn(&u8) -> bool {
+    move |byte| *byte == wanted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cluster_is_the_first_one_that_is_named() {
+        for (values, want) in [
+            (&[][..], None),
+            (
+                &["k8s.cluster.name=west,k8s.namespace.name=shop"],
+                Some("west"),
+            ),
+            (
+                &["service.name=a, k8s.cluster.name = west ;p=1 , x=y"],
+                Some("west"),
+            ),
+            (
+                &["k8s.cluster.name=", "k8s.cluster.name=west"],
+                Some("west"),
+            ),
+            (&["k8s.cluster.name=a=b,k8s.cluster.name=west"], Some("a=b")),
+            (&["k8s.cluster.name", "xk8s.cluster.name=west"], None),
+            (&["K8s.Cluster.Name=west,,;=,"], None),
+        ] {
+            let values = values.iter().map(|value| value.as_bytes());
+            assert_eq!(cluster(values), want.map(str::as_bytes), "{want:?}");
+        }
+    }
+}
