@@ -92,7 +92,7 @@ pub struct Certificate {
 pub struct CertificateInfo {
     /// The certificate as PEM.
     pub pem: String,
-    /// The serial number as a decimal or hexadecimal string.
+    /// Serial number in decimal.
     pub serial: String,
     /// The start of its validity in RFC 3339.
     pub valid_from: String,

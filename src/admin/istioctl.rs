@@ -8,11 +8,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::admin_router;
-use super::tests::{Fixture, ask, certificate, fixture, mesh};
+use super::tests::{Fixture, SERIAL, ask, certificate, fixture, mesh};
 use crate::snapshot::authorization::{Clause, Condition, Match, Policy as Rules, Scope};
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::{self, GatewayAddress, Place, Waypoint};
@@ -116,6 +117,7 @@ struct Certificate {
 #[serde(rename_all = "camelCase")]
 struct Cert {
     pem: String,
+    #[serde(deserialize_with = "decimal")]
     serial_number: String,
     valid_from: String,
     expiration_time: String,
@@ -123,6 +125,15 @@ struct Cert {
 
 #[derive(Debug, Deserialize)]
 struct WorkloadState {}
+
+/// Reads what `big.Int.SetString(_, 10)` accepts.
+fn decimal<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let text = String::deserialize(from)?;
+    match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => Ok(text),
+        false => Err(D::Error::custom(format!("no decimal number: {text}"))),
+    }
+}
 
 fn policy() -> Rules {
     let mut policy = Rules::unreadable("app".into(), "p".into(), Scope::Namespace, false);
@@ -198,6 +209,6 @@ async fn istioctl_reads_the_dump() {
         dump.policies[0].rules[0][0][0]["destinationPorts"],
         json!([80])
     );
-    assert_eq!(dump.certificates[0].cert_chain[0].serial_number, "17");
+    assert_eq!(dump.certificates[0].cert_chain[0].serial_number, SERIAL);
     assert!(dump.workload_state.is_empty());
 }

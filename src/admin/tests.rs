@@ -283,10 +283,13 @@ async fn conflicts_of_objects_are_problems_and_only_the_first_are_shown() {
     assert!(!text.contains("Problems"), "{text}");
 }
 
+/// A serial number as authorities draw them: 159 bits, in decimal.
+pub(super) const SERIAL: &str = "271676055104741785552467469040731750696653685944";
+
 pub(super) fn certificate() -> Certificate {
     let info = CertificateInfo {
         pem: "foobar".into(),
-        serial: "17".into(),
+        serial: SERIAL.into(),
         valid_from: "2026-01-01T00:00:00Z".into(),
         expires: "2026-01-02T00:00:00Z".into(),
     };
@@ -357,7 +360,7 @@ async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
             "state": "Available",
             "certChain": [{
                 "pem": "Zm9vYmFy",
-                "serialNumber": "17",
+                "serialNumber": SERIAL,
                 "validFrom": "2026-01-01T00:00:00Z",
                 "expirationTime": "2026-01-02T00:00:00Z",
             }],

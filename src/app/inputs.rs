@@ -93,7 +93,7 @@ impl Inputs {
             scope: Some(self.scope.clone()),
             exports: None,
             answers: Vec::new(),
-            direct: Some(has_tls_listener(&self.config)),
+            direct: Some(self.config.listeners.iter().any(Listener::is_tls)),
             listeners: false,
             position: Some(traffic::position(&self.config, None)),
             traffic: Some(traffic::table(&self.config)),
@@ -477,11 +477,6 @@ pub(super) fn place_of(
     found.map_or_else(first, |(_, place)| place.clone())
 }
 
-/// Returns whether services need endpoints for TLS listeners.
-pub(super) fn has_tls_listener(config: &Config) -> bool {
-    config.listeners.iter().any(Listener::is_tls)
-}
-
 /// What the configuration does about Istio's policies.
 pub(super) fn enforcement(config: &Config) -> Enforcement {
     match config.policy.istio {
@@ -557,5 +552,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
         let names = names.map(|name| (name.host.as_str(), name.port.or(exposure.port)));
         table.expose(&entry.service.host, &exposure, names);
     }
+    let routes = config.listeners.iter().flat_map(Listener::routes);
+    table.route(routes.map(|route| route.to.host.as_str()));
     table
 }

@@ -15,7 +15,7 @@ use arc_swap::ArcSwap;
 use tracing::{error, info, warn};
 
 use crate::config::yaml::FILE_BYTES_MAX;
-use crate::config::{Config, Discovery, Examined, Identity, Log, Source};
+use crate::config::{Config, Discovery, Examined, Identity, Listener, Log, Source};
 use crate::datapath::Gateway;
 use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
@@ -249,7 +249,7 @@ impl Reloader {
         // Before the snapshot, whose generation has open tunnels judged by them.
         let listeners = self.listeners.revise(&new);
         self.publisher.update(Change {
-            direct: Some(inputs::has_tls_listener(&new)),
+            direct: Some(new.listeners.iter().any(Listener::is_tls)),
             listeners,
             trust: Some(set),
             exposure: Some(inputs::exposure_table(&new)),

@@ -62,6 +62,8 @@ pub struct Account {
     draining: AtomicBool,
     /// The task waits until endpoints are read again.
     paused: AtomicBool,
+    /// h2 has dropped bytes that it had not written.
+    dropped: AtomicBool,
     /// Gate in front of the events that may end the tunnel from outside.
     gate: Gate,
 }
@@ -143,6 +145,7 @@ impl Budget {
             evicted: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             paused: AtomicBool::new(false),
+            dropped: AtomicBool::new(false),
             gate: Gate::default(),
         })
     }
@@ -342,6 +345,11 @@ impl Account {
         }
     }
 
+    /// Returns whether h2 has dropped bytes for the peer that it had not written.
+    pub fn has_dropped_bytes(&self) -> bool {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
     /// Lets what waits behind the gate be polled though nothing woke it: it is new there.
     pub fn open_gate(&self) {
         self.gate.open();
@@ -389,6 +397,9 @@ fn signed(bytes: usize) -> i64 {
 
 impl Drop for Charged {
     fn drop(&mut self) {
+        if self.bytes.has_remaining() {
+            self.account.dropped.store(true, Ordering::Relaxed);
+        }
         self.account.give_back(self.size);
     }
 }

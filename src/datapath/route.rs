@@ -171,6 +171,8 @@ pub fn may_go_past(
 ///
 /// Anybody can send the header. It is believed only of an identity that the configuration names,
 /// and of a workload of a waypoint of the service: of each service behind an alias that has one.
+/// Such a workload is in this cluster: in a mesh with one trust domain, a waypoint of another
+/// cluster has the same identity if it has the same name, and has applied other policies.
 fn goes_by_waypoint(
     snapshot: &Snapshot,
     peer: &Peer,
@@ -189,6 +191,7 @@ fn goes_by_waypoint(
     let principal = &*peer.source.principal;
     let is_waypoint_of =
         |of: &mesh::Service| of.waypoints.is_empty() || snapshot.is_waypoint_of(principal, of);
+    let is_here = *peer.source.cluster == *snapshot.balancing.position.cluster;
     let is_believed = || match means {
         Means::Alias(alias) => {
             let targets = alias.targets().iter();
@@ -197,7 +200,7 @@ fn goes_by_waypoint(
         }
         _ => is_waypoint_of(definition),
     };
-    !snapshot.trust.is_waypoint(principal) && !is_believed()
+    !(snapshot.trust.is_waypoint(principal) || is_here && is_believed())
 }
 
 /// The endpoints of one of the service's waypoints, drawn by weight among those that have any.
@@ -234,6 +237,7 @@ mod tests {
     use super::*;
     use crate::snapshot::builder::{Change, build};
     use crate::snapshot::mesh::{GatewayAddress, Place};
+    use crate::snapshot::traffic::Position;
     use crate::snapshot::{Alias, NameTable, Protocol, TrustSet};
 
     const ECHO: &str = "app/echo.app";
@@ -282,6 +286,10 @@ mod tests {
         let change = Change {
             mesh: Some((mesh, "east".into())),
             trust: Some(trust.with_waypoints(["spiffe://west.local/ns/edge/sa/ingress"])),
+            position: Some(Position {
+                cluster: "east".into(),
+                ..Position::default()
+            }),
             ..Change::default()
         };
         build(&Snapshot::default(), change)
@@ -312,6 +320,11 @@ mod tests {
                 workload("app/waypoint.app", "waypoint", 2),
                 workload("app/second.app", "second", 3),
                 workload("app/other.app", "other", 4),
+                // The waypoint of another cluster, with the name of ours.
+                mesh::Workload {
+                    trust_domain: "west.local".into(),
+                    ..workload("app/waypoint.app", "waypoint", 6)
+                },
                 // A pod of another namespace with the labels of the waypoint.
                 mesh::Workload {
                     namespace: "shop".into(),

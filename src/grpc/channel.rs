@@ -25,6 +25,7 @@ use tonic::metadata::{Ascii, MetadataKey, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
+use super::goaway::{GoAway, Watched};
 use crate::config::{ControlPlane, Roots};
 
 /// The time for TCP and TLS together (contract 3.1).
@@ -56,11 +57,11 @@ pub enum ChannelError {
     Transport(String),
 }
 
-/// Connects to the control plane.
+/// Connects to the control plane. A GOAWAY of the server is noted in `goaway`.
 ///
 /// # Errors
 /// The roots cannot be read, the server cannot be reached, or it is not who it should be.
-pub async fn connect(plane: &ControlPlane) -> Result<Channel, ChannelError> {
+pub async fn connect(plane: &ControlPlane, goaway: GoAway) -> Result<Channel, ChannelError> {
     let tls = match plane.roots {
         Roots::Plaintext => None,
         _ => Some(TlsConnector::from(tls(plane).await?)),
@@ -74,10 +75,12 @@ pub async fn connect(plane: &ControlPlane) -> Result<Channel, ChannelError> {
         let authority = authority.clone();
         move |_: Uri| {
             let connected = handshake(authority.clone(), tls.clone(), name.clone());
+            let goaway = goaway.clone();
             async move {
                 let late = |_| io::Error::other(format!("no TLS within {CONNECT_DEADLINE:?}"));
                 let connected = timeout(CONNECT_DEADLINE, connected).await;
-                connected.map_err(late)?.map(TokioIo::new)
+                let connected = connected.map_err(late)??;
+                Ok::<_, io::Error>(TokioIo::new(Watched::new(connected, goaway)))
             }
         }
     });

@@ -6,6 +6,7 @@
 
 pub mod call;
 pub mod channel;
+pub mod goaway;
 #[expect(
     unused_qualifications,
     clippy::allow_attributes,

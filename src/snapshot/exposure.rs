@@ -1,6 +1,6 @@
 //! Exposure rules: the peers that may reach a service, and the names that they may use.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use crate::wire::sni::RouteBy;
@@ -21,6 +21,8 @@ pub struct ExposureTable {
     aliases: HashMap<Box<str>, Vec<(Alias, Exposure)>>,
     /// Presence of an entry that says the namespace of its service.
     has_namespaces: bool,
+    /// Hosts that routes of TLS listeners open to anyone.
+    routed: HashSet<Box<str>>,
 }
 
 /// Service and port that a name stands for.
@@ -162,6 +164,16 @@ impl ExposureTable {
             .entry(host.into())
             .or_default()
             .push(exposure.clone());
+    }
+
+    /// Notes hosts that routes of TLS listeners open to anyone.
+    pub fn route<'a>(&mut self, hosts: impl IntoIterator<Item = &'a str>) {
+        self.routed.extend(hosts.into_iter().map(Into::into));
+    }
+
+    /// The hosts that routes of TLS listeners open to anyone.
+    pub fn routed(&self) -> impl Iterator<Item = &str> {
+        self.routed.iter().map(|host| &**host)
     }
 
     /// Returns whether a service has an entry, which then decides alone to whom it is exposed.

@@ -1,5 +1,6 @@
-//! Workloads that a source knows by a hostname and no address: in the mesh they stand once for each
-//! address of it, so that weight, health and tunnels in flight are each address's own.
+//! Workloads that have several addresses, as in a dual-stack cluster, or a hostname and no address.
+//! In the mesh they stand once for each address, with the weight of the workload, so that health
+//! and tunnels in flight are each address's own.
 //!
 //! Which addresses a hostname has is told from outside; nothing here looks anything up. As for the
 //! rest of a snapshot, a change costs what it touches.
@@ -17,12 +18,14 @@ use super::mesh::{Mesh, Workload};
 /// The hostnames that workloads are known by, with their addresses as far as they are known.
 #[derive(Clone, Debug, Default)]
 pub struct Hosts {
-    /// Moves when there are other hostnames.
+    /// Moves when there are other hostnames, or other workloads that have one.
     pub version: u64,
     /// Each of them.
     pub known: Shards<Arc<str>, Arc<Host>>,
     /// The mesh as the source told it.
     told: Mesh,
+    /// How many workloads of it do not stand for themselves.
+    spread: usize,
 }
 
 /// A hostname.
@@ -45,8 +48,17 @@ impl Host {
 }
 
 impl Hosts {
+    /// The workloads of the source that have a hostname.
+    pub(super) fn workloads<'a>(
+        &'a self,
+        host: &'a Host,
+    ) -> impl Iterator<Item = &'a Arc<Workload>> {
+        let uids = host.workloads.iter();
+        uids.filter_map(|uid| self.told.workloads.get(uid))
+    }
+
     /// Takes in what the source tells, if it does, and answers. `shown` is what was returned last;
-    /// returns the mesh in which each workload has its addresses.
+    /// returns the mesh in which each workload stands once for each of its addresses.
     pub(super) fn follow(
         &mut self,
         shown: &Mesh,
@@ -56,21 +68,27 @@ impl Hosts {
         let old = self.told.clone();
         let told = told.unwrap_or_else(|| old.clone());
         self.told = told.clone();
-        // As long as there is no hostname both are one.
-        let is_plain = self.known.is_empty();
+        // As long as no workload is spread both are one.
+        let was_plain = self.spread == 0;
         let mut mesh = told.clone();
-        if !is_plain {
+        if !was_plain {
             mesh.workloads = shown.workloads.clone();
         }
-        let mut left = HashSet::new();
+        let (mut left, mut is_moved) = (HashSet::new(), false);
         for (uid, before, after) in told.workloads.changes(&old.workloads, Arc::ptr_eq) {
-            let (from, to) = (before.and_then(host_of), after.and_then(host_of));
-            if is_plain && from.is_none() && to.is_none() {
+            let spread = [before, after].map(|one| one.is_some_and(is_spread));
+            if was_plain && spread == [false, false] {
                 continue;
             }
+            self.spread = self.spread - usize::from(spread[0]) + usize::from(spread[1]);
             if let Some(before) = before {
                 self.hide(&mut mesh, before);
             }
+            let (from, to) = (
+                before.and_then(|of| host_of(of)),
+                after.and_then(|of| host_of(of)),
+            );
+            is_moved |= from.is_some() || to.is_some();
             if from != to {
                 left.extend(from.map(|host| self.leave(host, uid)));
                 to.inspect(|host| self.join(host, uid));
@@ -83,13 +101,13 @@ impl Hosts {
             let is_left = |host: &Arc<Host>| host.workloads.is_empty();
             if self.known.get(&host).is_some_and(is_left) {
                 self.known.remove(&host);
-                self.version += 1;
             }
         }
+        self.version += u64::from(is_moved);
         for answer in answers {
             self.answer(&mut mesh, answer);
         }
-        if self.known.is_empty() {
+        if self.spread == 0 {
             mesh.workloads = told.workloads;
         }
         mesh
@@ -98,13 +116,7 @@ impl Hosts {
     fn join(&mut self, name: &Arc<str>, uid: &Arc<str>) {
         let mut host = self.host(name);
         host.workloads.insert(Arc::clone(uid));
-        if self
-            .known
-            .insert(Arc::clone(name), Arc::new(host))
-            .is_none()
-        {
-            self.version += 1;
-        }
+        self.known.insert(Arc::clone(name), Arc::new(host));
     }
 
     fn leave(&mut self, name: &Arc<str>, uid: &Arc<str>) -> Arc<str> {
@@ -150,12 +162,16 @@ impl Hosts {
         mesh.workloads.remove(&workload.uid);
     }
 
-    /// Puts in what a workload of the source stands for: itself, as long as it has no address.
+    /// Puts in what a workload of the source stands for: itself, if it has no address or one.
     fn show(&self, mesh: &mut Mesh, workload: &Arc<Workload>) {
         let addresses = self.addresses(workload);
-        if addresses.is_empty() {
-            let uid = Arc::clone(&workload.uid);
-            mesh.workloads.insert(uid, Arc::clone(workload));
+        match addresses.is_empty() {
+            true => {
+                let uid = Arc::clone(&workload.uid);
+                mesh.workloads.insert(uid, Arc::clone(workload));
+            }
+            // Where all were plain before it stands there as the source told it.
+            false => drop(mesh.workloads.remove(&workload.uid)),
         }
         for address in addresses {
             let uid = uid_at(&workload.uid, *address);
@@ -171,14 +187,24 @@ impl Hosts {
         }
     }
 
-    fn addresses(&self, workload: &Arc<Workload>) -> &[IpAddr] {
+    /// The addresses that a workload stands there for once each, if it does not stand for itself:
+    /// its own, or those of its hostname.
+    fn addresses<'a>(&'a self, workload: &'a Workload) -> &'a [IpAddr] {
+        if workload.addresses.len() > 1 {
+            return &workload.addresses;
+        }
         let host = host_of(workload).and_then(|name| self.known.get(name));
         host.map_or(&[], |host| &host.addresses)
     }
 }
 
+/// Returns whether a workload may stand there more than once, or under another uid than its own.
+fn is_spread(workload: &Arc<Workload>) -> bool {
+    workload.addresses.len() > 1 || host_of(workload).is_some()
+}
+
 /// The hostname that a workload is known by, if it has no address.
-fn host_of(workload: &Arc<Workload>) -> Option<&Arc<str>> {
+fn host_of(workload: &Workload) -> Option<&Arc<str>> {
     let is_by_name = workload.addresses.is_empty() && !workload.hostname.is_empty();
     is_by_name.then_some(&workload.hostname)
 }
@@ -236,6 +262,13 @@ mod tests {
     fn at(uid: &str, last: u8) -> Workload {
         Workload {
             addresses: [ip(last)].into(),
+            ..workload(uid, "", 1)
+        }
+    }
+
+    fn dual(uid: &str, last: [u8; 2]) -> Workload {
+        Workload {
+            addresses: last.map(ip).into(),
             ..workload(uid, "", 1)
         }
     }
@@ -321,7 +354,23 @@ mod tests {
             (mesh.shown(), mesh.names()),
             (vec!["p=1".to_owned()], vec![])
         );
-        assert_eq!(mesh.0.version, 2);
+        assert_eq!(mesh.0.version, 3);
+    }
+
+    #[test]
+    fn a_workload_of_several_addresses_stands_once_for_each_of_them() {
+        let mut mesh = Followed::default();
+        mesh.tell(vec![at("p", 9)]);
+        mesh.change("a", Some(dual("a", [1, 2])));
+        assert_eq!(mesh.shown(), ["a/10.0.0.1=1", "a/10.0.0.2=1", "p=1"]);
+        mesh.change("a", Some(dual("a", [2, 3])));
+        assert_eq!(mesh.shown(), ["a/10.0.0.2=1", "a/10.0.0.3=1", "p=1"]);
+        mesh.change("a", Some(at("a", 2)));
+        assert_eq!(mesh.shown(), ["a=1", "p=1"]);
+        assert_eq!((mesh.names().len(), mesh.0.spread), (0, 0));
+        mesh.tell(vec![dual("a", [1, 2])]);
+        mesh.tell(Vec::new());
+        assert_eq!((mesh.shown().len(), mesh.0.spread), (0, 0));
     }
 
     #[test]
@@ -393,6 +442,11 @@ mod tests {
             let none = Vec::new();
             let known = answers.get(&*one.hostname).unwrap_or(&none);
             let weight = one.capacity;
+            if one.addresses.len() > 1 {
+                let addresses = one.addresses.iter();
+                shown.extend(addresses.map(|ip| format!("{}/{ip}={weight}", one.uid)));
+                continue;
+            }
             if known.is_empty() || !one.addresses.is_empty() {
                 shown.push(format!("{}={weight}", one.uid));
                 continue;
@@ -415,9 +469,10 @@ mod tests {
                 let uid = format!("w{}", random.u8(0..6));
                 told.retain(|one| *one.uid != *uid);
                 let weight = random.u32(1..3);
-                match random.u8(0..4) {
+                match random.u8(0..6) {
                     0 => {}
                     1 => told.push(at(&uid, 200)),
+                    5 => told.push(dual(&uid, [200, 201])),
                     host => told.push(workload(&uid, &format!("h{host}"), weight)),
                 }
             }

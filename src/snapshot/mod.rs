@@ -38,6 +38,7 @@ mod tiers;
 pub mod traffic;
 mod trust;
 mod usable;
+mod wanted;
 mod waypoints;
 
 pub use endpoint::{Endpoint, EndpointState, InFlight};

@@ -273,7 +273,8 @@ fn certificate_info(der: &CertificateDer<'static>) -> Option<CertificateInfo> {
     let rfc3339 = |time: &ASN1Time| time.to_datetime().format(&Rfc3339).ok();
     Some(CertificateInfo {
         pem: ::pem::encode(&::pem::Pem::new("CERTIFICATE", der.to_vec())),
-        serial: certificate.raw_serial_as_string(),
+        // Decimal, as `istioctl` parses it (configdump/certificates.go).
+        serial: certificate.serial.to_string(),
         valid_from: rfc3339(&validity.not_before)?,
         expires: rfc3339(&validity.not_after)?,
     })

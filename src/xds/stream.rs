@@ -8,7 +8,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status as GrpcStatus;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::cache::{Cache, Recorder};
 use super::client::{Client, End, Request};
@@ -22,6 +22,7 @@ use crate::config::pod::Pod;
 use crate::grpc::call::{self, Messages};
 use crate::grpc::channel::{self, ChannelError};
 use crate::grpc::discovery::DeltaDiscoveryRequest;
+use crate::grpc::goaway::GoAway;
 use crate::grpc::rpc;
 use crate::snapshot::{Publisher, builder::Change};
 use crate::status::{Rejection, ResourceType, Status, What};
@@ -83,6 +84,8 @@ pub struct Feed {
 struct Ended {
     end: End,
     why: String,
+    /// The connection broke, and the server gave no status.
+    is_broken: bool,
 }
 
 impl From<ChannelError> for Ended {
@@ -90,6 +93,7 @@ impl From<ChannelError> for Ended {
         Self {
             end: End::Connect,
             why: error.to_string(),
+            is_broken: false,
         }
     }
 }
@@ -99,6 +103,8 @@ impl From<GrpcStatus> for Ended {
         Self {
             end: End::of_status(status.code().into(), status.message()),
             why: format!("{}: {}", status.code(), status.message()),
+            // A status that the server sent has no cause.
+            is_broken: std::error::Error::source(&status).is_some(),
         }
     }
 }
@@ -109,14 +115,21 @@ pub async fn run(feed: Feed) {
     let (mut client, mut store) = feed.start();
     let mut answers = FirstAnswers::default();
     feed.told(&client, &store);
+    let mut is_aged = false;
     loop {
-        let Ended { end, why } = feed.stream(&mut client, &mut store, &mut answers).await;
+        let parts = (&mut client, &mut store, &mut answers);
+        let Ended { end, why, .. } = feed.stream(parts, is_aged).await;
+        is_aged = end == End::GoAway;
         let wait = client.disconnected(end);
         let wait = wait.mul_f64(0.8 + 0.4 * fastrand::f64());
         feed.metrics.xds().terminated(termination(end));
         feed.status
             .set_discovery(|known| known.disconnect(why.clone(), SystemTime::now(), wait));
-        warn!(address = %feed.plane.address, ?wait, %why, "no stream to the control plane");
+        let address = &feed.plane.address;
+        match is_aged {
+            true => info!(%address, ?wait, %why, "connecting to the control plane again"),
+            false => warn!(%address, ?wait, %why, "no stream to the control plane"),
+        }
         sleep(wait).await;
     }
 }
@@ -170,18 +183,24 @@ impl Feed {
         (client, store)
     }
 
-    /// One stream from its beginning to its end.
+    /// One stream from its beginning to its end. `is_aged` says that the one before was ended by
+    /// age, which the log has a line of already.
     async fn stream(
         &self,
-        client: &mut Client,
-        store: &mut Recorder,
-        answers: &mut FirstAnswers,
+        parts: (&mut Client, &mut Recorder, &mut FirstAnswers),
+        is_aged: bool,
     ) -> Ended {
-        let mut useful = false;
-        let mut ended = match self.talk((client, store, answers), &mut useful).await {
+        let (mut useful, goaway) = (false, GoAway::default());
+        let mut ended = match self.talk(parts, (is_aged, &goaway), &mut useful).await {
             Ok(()) => Ended {
                 end: End::Clean,
                 why: "the control plane ended the stream".to_owned(),
+                is_broken: false,
+            },
+            Err(ended) if ended.is_broken && goaway.is_received() => Ended {
+                end: End::GoAway,
+                why: "the control plane ended the connection by GOAWAY, as it does by age".into(),
+                is_broken: true,
             },
             Err(ended) => ended,
         };
@@ -195,24 +214,16 @@ impl Feed {
     async fn talk(
         &self,
         (client, store, answers): (&mut Client, &mut Recorder, &mut FirstAnswers),
+        (is_aged, goaway): (bool, &GoAway),
         useful: &mut bool,
     ) -> Result<(), Ended> {
         // Clusters from the cache: the first request names the endpoints that they refer to.
         self.follow(client, store);
-        let channel = channel::connect(&self.plane).await?;
-        let (requests, outgoing) = mpsc::channel(REQUESTS_MAX);
-        for request in client.connected() {
-            self.send(&requests, request).await?;
+        let (requests, mut responses) = self.open(client, goaway).await?;
+        match is_aged {
+            true => debug!(address = %self.plane.address, "connected to the control plane"),
+            false => info!(address = %self.plane.address, "connected to the control plane"),
         }
-        let mut call = tonic::Request::new(());
-        channel::introduce(&self.plane, &self.pod.cluster, &mut call).await?;
-        let (metadata, ..) = call.into_parts();
-        let outgoing = ReceiverStream::new(outgoing);
-        let called = call::open(channel, METHOD, metadata, outgoing, MESSAGE_BYTES_MAX);
-        let late = || GrpcStatus::deadline_exceeded("the call was not answered in time");
-        let called = timeout(CALL_DEADLINE, called).await;
-        let mut responses = called.map_err(|_| late())??;
-        info!(address = %self.plane.address, "connected to the control plane");
         self.connected.notify_one();
         self.metrics.xds().connected();
         self.status
@@ -242,6 +253,28 @@ impl Feed {
             self.status.set_discovery(|known| known.retries = 0);
         }
         Ok(())
+    }
+
+    /// Opens a stream on a connection of its own, with the first requests.
+    async fn open(
+        &self,
+        client: &mut Client,
+        goaway: &GoAway,
+    ) -> Result<(mpsc::Sender<DeltaDiscoveryRequest>, Messages), Ended> {
+        let channel = channel::connect(&self.plane, goaway.clone()).await?;
+        let (requests, outgoing) = mpsc::channel(REQUESTS_MAX);
+        for request in client.connected() {
+            self.send(&requests, request).await?;
+        }
+        let mut call = tonic::Request::new(());
+        channel::introduce(&self.plane, &self.pod.cluster, &mut call).await?;
+        let (metadata, ..) = call.into_parts();
+        let outgoing = ReceiverStream::new(outgoing);
+        let called = call::open(channel, METHOD, metadata, outgoing, MESSAGE_BYTES_MAX);
+        let late = || GrpcStatus::deadline_exceeded("the call was not answered in time");
+        let called = timeout(CALL_DEADLINE, called).await;
+        let responses = called.map_err(|_| late())??;
+        Ok((requests, responses))
     }
 
     /// Takes a message, and those that are there already or come before the next snapshot is due.
@@ -452,6 +485,7 @@ async fn awaited(
         Ended {
             end: End::Status,
             why: format!("no message within {SILENCE_MAX:?}, and no {missing} yet"),
+            is_broken: false,
         }
     })??)
 }

@@ -17,7 +17,7 @@ use crate::traffic;
 /// outer stream carries the close_notify and then RST_STREAM INTERNAL_ERROR, where older ones send
 /// END_STREAM. Even then a few end by the same reset, because Envoy answers so to the endpoint's
 /// own close_notify if that comes in a frame before END_STREAM: the inner connection is gone.
-/// Nothing is lost by either, but the gateway cannot know that: `downstream_reset`.
+/// Nothing is lost by either: the gateway sees a close_notify and counts `completed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
     /// By RST_STREAM, as Envoy does if nobody tells it otherwise.

@@ -71,13 +71,14 @@ fn a_thousand_requests_are_answered_and_nearly_all_tunnels_complete() {
 }
 
 #[test]
-fn a_thousand_requests_are_answered_though_envoy_resets_their_tunnels_at_the_end() {
+fn istiod_8_tunnels_that_envoy_resets_once_they_have_done_their_work_are_completed() {
     run(async {
         let Some(mesh) = Mesh::start("a thousand resets", Ends::ByReset).await else {
             return;
         };
         requests(&mesh).await;
-        assert_clean(&mesh, REQUESTS, "1000 requests, ended by reset").await;
+        let ended = assert_clean(&mesh, REQUESTS, "1000 requests, ended by reset").await;
+        assert!(ended.count("completed") > REQUESTS / 2, "{ended}");
     });
 }
 

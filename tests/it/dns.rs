@@ -176,3 +176,44 @@ fn without_any_answer_there_is_no_endpoint_and_nothing_else_fails() {
         assert_eq!(answered(&client).await, Some(12));
     });
 }
+
+#[test]
+fn istiod_8_only_hostnames_that_a_service_within_reach_would_dial_are_looked_up() {
+    run(async {
+        let net = Net::new();
+        let server = server(net, &[11, 12], 300).await;
+        let mut settings = settings(net);
+        settings.mesh += "  - {uid: hidden, name: hidden, namespace: app, hostname: hidden.example,
+     workloadIps: [], network: east, services: {app/secret.app.svc.cluster.local: {80: 9000}}}
+  - {uid: west, name: west, namespace: app, hostname: west.example, workloadIps: [],
+     network: west, services: {app/echo.app.svc.cluster.local: {80: 9000}}}
+";
+        let gateway = Gateway::start(&settings).await;
+        let _endpoints = endpoints(net, [11, 12]).await;
+        let client = gateway.client(identities()).await;
+        reached(&client, [11, 12]).await;
+        assert_eq!(server.queries(), 2, "one of each family");
+        let hosts = async || {
+            let (_, page) = gateway.http(15000, "GET", "/status?format=json").await;
+            let page: serde_json::Value = serde_json::from_str(&page).expect("JSON");
+            let list = page["hosts"]["list"].as_array().expect("a list").clone();
+            let names = list.iter().filter_map(|host| host["name"].as_str());
+            names.map(ToOwned::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(hosts().await, ["gateways.example"]);
+
+        let file = gateway.file("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let entry = "services:\n    - {service: secret.app.svc.cluster.local, \
+                     to: [{anyone: true}]}\n";
+        let exposed = text.replacen("services:\n", entry, 1);
+        assert_ne!(exposed, text);
+        crate::support::replace(&file, &exposed);
+        let both = ["gateways.example", "hidden.example"];
+        until("the exposed service's", hosts, |names| *names == both).await;
+        assert_eq!(server.queries(), 4);
+        crate::support::replace(&file, &text);
+        let first = &both[..1];
+        until("the end of its exposure", hosts, |names| *names == first).await;
+    });
+}

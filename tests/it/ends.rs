@@ -1,6 +1,7 @@
 //! How tunnels end: FIN and END_STREAM each by itself, and no break that looks like an end.
 
 use h2::Reason;
+use strait::hbone::Tunnel;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::raw::{self, Ending, RawPeer};
@@ -188,6 +189,82 @@ fn a_reset_client_is_a_reset_for_the_endpoint_whatever_the_code() {
         }
         ended(&gateway, "downstream_reset", 1.0).await;
         ended(&gateway, "downstream_cancelled", 2.0).await;
+    });
+}
+
+/// A TLS 1.3 record with an alert in it.
+fn alert() -> Vec<u8> {
+    [&[23, 3, 3, 0, 19][..], &[7; 19]].concat()
+}
+
+/// Two exchanges with an echo, as of an inner connection that is established and used.
+async fn exchanges(tunnel: &mut Tunnel) {
+    let mut answer = [0; 5];
+    for _ in 0..2 {
+        tunnel.write_all(b"hello").await.expect("a request");
+        tunnel.read_exact(&mut answer).await.expect("an answer");
+    }
+}
+
+#[test]
+fn istiod_8_a_reset_once_the_inner_connection_has_closed_is_a_normal_end() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
+        let client = gateway.client(identities()).await;
+        // As ztunnel ends a tunnel of double HBONE.
+        for code in [Reason::CANCEL, Reason::NO_ERROR] {
+            let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+            exchanges(&mut tunnel).await;
+            tunnel.reset(code);
+        }
+        ended(&gateway, "completed", 2.0).await;
+        // As Envoy does, behind the close_notify of the inner connection.
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        exchanges(&mut tunnel).await;
+        tunnel.write_all(&alert()).await.expect("an alert");
+        // Once its echo is here the alert has been sent, which a reset would take back.
+        tunnel.read_exact(&mut alert()).await.expect("its echo");
+        tunnel.reset(Reason::INTERNAL_ERROR);
+        ended(&gateway, "completed", 3.0).await;
+        assert_eq!(gateway.ends().await.len(), 1);
+
+        // What is reset before, or without a close_notify, is none.
+        let mut early = client.tunnel(ECHO).await.expect("a tunnel");
+        early.write_all(&alert()).await.expect("an alert");
+        early.read_exact(&mut alert()).await.expect("its echo");
+        early.reset(Reason::CANCEL);
+        ended(&gateway, "downstream_cancelled", 1.0).await;
+        let mut open = client.tunnel(ECHO).await.expect("a tunnel");
+        exchanges(&mut open).await;
+        open.reset(Reason::INTERNAL_ERROR);
+        ended(&gateway, "downstream_reset", 1.0).await;
+        assert_eq!(gateway.tunnels("completed").await, 3.0);
+    });
+}
+
+#[test]
+fn istiod_8_a_download_that_is_cancelled_is_no_normal_end() {
+    run(async {
+        let net = Net::new();
+        let gateway = gateway(net).await;
+        let _endpoint = Endpoint::new(net.listen(11, 9000).await, |mut stream| async move {
+            let mut request = [0; 5];
+            for _ in 0..2 {
+                stream.read_exact(&mut request).await.expect("a request");
+                stream.write_all(&request).await.expect("an answer");
+            }
+            let _ = bytes::send(&mut stream, DOWN, 0, 64 * SIZE).await;
+        });
+        let client = gateway.client(identities()).await;
+        let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
+        exchanges(&mut tunnel).await;
+        bytes::expect(&mut tunnel, DOWN, 0, SIZE)
+            .await
+            .expect("a part of it");
+        tunnel.reset(Reason::CANCEL);
+        ended(&gateway, "downstream_cancelled", 1.0).await;
     });
 }
 

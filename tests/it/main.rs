@@ -11,6 +11,8 @@ mod support;
 #[cfg(test)]
 mod access_log;
 #[cfg(test)]
+mod aging;
+#[cfg(test)]
 mod alike;
 #[cfg(test)]
 mod authority;
@@ -35,6 +37,8 @@ mod dns;
 #[cfg(test)]
 mod drain;
 #[cfg(test)]
+mod dump;
+#[cfg(test)]
 mod ends;
 #[cfg(test)]
 mod envoy_source;
@@ -42,6 +46,8 @@ mod envoy_source;
 mod explain;
 #[cfg(test)]
 mod fairness;
+#[cfg(test)]
+mod families;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
@@ -81,6 +87,8 @@ mod passthrough;
 #[cfg(test)]
 mod pod;
 #[cfg(test)]
+mod pod_listeners;
+#[cfg(test)]
 mod policy;
 #[cfg(test)]
 mod regions;
@@ -90,6 +98,8 @@ mod reload;
 mod reload_under_load;
 #[cfg(test)]
 mod rollout;
+#[cfg(test)]
+mod roots;
 #[cfg(test)]
 mod scope;
 #[cfg(test)]

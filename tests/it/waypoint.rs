@@ -22,10 +22,12 @@ use crate::support::{
 };
 
 /// The identity of the workload of the waypoint `one`, and that of `two`.
-const WAYPOINT: &str = "spiffe://west.local/ns/app/sa/one";
-const OTHER: &str = "spiffe://west.local/ns/app/sa/two";
+const WAYPOINT: &str = "spiffe://east.local/ns/app/sa/one";
+const OTHER: &str = "spiffe://east.local/ns/app/sa/two";
 /// An identity that the service of each waypoint is said to have: a tenant writes it.
 const SAID: &str = "spiffe://west.local/ns/shop/sa/said";
+/// The identity of the waypoint `one` of another cluster.
+const REMOTE: &str = "spiffe://west.local/ns/app/sa/one";
 /// An ingress gateway that only the configuration knows.
 const INGRESS: &str = "spiffe://west.local/ns/edge/sa/ingress";
 
@@ -91,7 +93,7 @@ fn pod(name: &str, address: Vec<u8>) -> Address {
             services: [(format!("app/{name}.app.svc.cluster.local"), list)].into(),
             workload_name: name.to_owned(),
             service_account: name.to_owned(),
-            trust_domain: "west.local".into(),
+            trust_domain: "east.local".into(),
             tunnel_protocol: TunnelProtocol::None.into(),
             ..std::mem::take(workload)
         };
@@ -135,6 +137,8 @@ impl Mesh {
         let serving = istiod.serve(net.address(2, 15012), identities()).await;
         let mut settings = Settings::new(net, identities());
         settings.more += more;
+        let (of_west, to_all) = ("{cluster: west}", "{anyone: true}");
+        settings.exposure = settings.exposure.replace(of_west, to_all);
         let mut gateway = spawn(&settings, NAME);
         gateway.ready().await;
         Self {
@@ -221,6 +225,40 @@ fn a_tunnel_goes_by_the_waypoint_unless_one_that_is_believed_has_done_its_work()
         let opened = opened.expect("a tunnel by the waypoint");
         let of = "destination_service=\"echo.app.svc.cluster.local\"";
         assert!(opened.contains(of), "{opened}");
+    });
+}
+
+#[test]
+fn istiod_8_a_waypoint_of_another_cluster_is_believed_only_if_it_is_configured() {
+    run(async {
+        let mesh = Mesh::start(&[("one", 1)]).await;
+        // Where clusters share a network, istiod sends the waypoints of both.
+        let mut remote = pod("one", vec![127, 255, 0, 1]);
+        if let Some(address::Type::Workload(workload)) = &mut remote.r#type {
+            workload.uid = "remote".into();
+            workload.cluster_id = "west".into();
+            workload.trust_domain = "west.local".into();
+            workload.capacity = Some(0);
+        }
+        mesh.istiod.put(ADDRESS, "remote", &remote);
+        let told = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
+        let is_told = |dump: &String| dump.contains("\"uid\": \"remote\"");
+        until("the waypoint", told, is_told).await;
+        assert_eq!(mesh.asks(WAYPOINT, &["waypoint"]).await, Ok(OWN));
+        assert_eq!(mesh.asks(REMOTE, &["waypoint"]).await, Ok(ONE));
+        let arguments = [
+            "explain", "--from", REMOTE, "--to", ECHO, "--origin", "waypoint",
+        ];
+        let (_, text, _) = mesh.gateway.asked(&arguments).await;
+        let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let wanted = "neither a workload of this cluster in the service's waypoint";
+        assert!(why.contains(wanted), "{text}");
+
+        let file = mesh.gateway.file("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let waypoints = format!("  waypoints: [\"{REMOTE}\"]\nlisteners:");
+        replace(&file, &text.replace("listeners:", &waypoints));
+        mesh.becomes(REMOTE, &["waypoint"], OWN).await;
     });
 }
 
@@ -324,7 +362,7 @@ fn review_5_only_waypoints_of_the_service_that_is_asked_for_are_believed() {
             dump.contains("\"uid\": \"labelled\"") && dump.contains("other.app.svc")
         })
         .await;
-        let labelled = "spiffe://west.local/ns/shop/sa/one";
+        let labelled = "spiffe://east.local/ns/shop/sa/one";
         for (id, want) in [
             (WAYPOINT, OWN),
             (OTHER, ONE),

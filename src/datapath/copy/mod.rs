@@ -5,6 +5,7 @@
 //! back only when the endpoint took the bytes, and the endpoint is read only as far as the peer's
 //! window reaches. An idle tunnel holds no buffer.
 
+mod progress;
 pub mod raw;
 
 use std::collections::VecDeque;
@@ -29,6 +30,7 @@ use super::buffer::{BUFFER_BYTES, Buffer, compact};
 use super::hellos::{self, InFlight};
 use super::tunnel::{RECORD_DATA_BYTES, Tunnel};
 use super::window::StreamWindow;
+use progress::Progress;
 
 /// The most that is read from an endpoint at once: DATA frames that fill eight TLS records.
 const READ_BYTES_MAX: usize = 8 * RECORD_DATA_BYTES;
@@ -80,7 +82,7 @@ pub async fn run(
     let mut ended = poll_fn(|cx| {
         // The endpoint is read first: what it sent before a reset of its own goes out before the
         // upload fails by this reset.
-        let down = download.poll(cx, tunnel, &mut read, record)?;
+        let down = download.poll(cx, tunnel, &mut read, (&mut upload.progress, record))?;
         let up = upload.poll(cx, tunnel, upstream, window, record)?;
         if upload.in_flight.is_some() && record.sent_bytes() > 0 {
             upload.in_flight = None;
@@ -111,6 +113,11 @@ pub async fn run(
             ended = Err(Reason::UpstreamReset);
         }
     }
+    if let Err(reason) = ended {
+        let is_lost =
+            !upload.pending.is_empty() || download.reserved || tunnel.account().has_dropped_bytes();
+        ended = Err(upload.progress.judge(reason, is_lost));
+    }
     Outcome {
         ended,
         deliver_by: upload.done.then_some(deadline),
@@ -130,6 +137,8 @@ struct Upload {
     in_flight: Option<Box<InFlight>>,
     /// Bytes since the endpoint last made us wait.
     unblocked_bytes: u32,
+    /// How far both directions are.
+    progress: Progress,
 }
 
 impl Upload {
@@ -197,7 +206,10 @@ impl Upload {
                 Poll::Ready(Err(reason)) => return Err(reason),
                 Poll::Ready(Ok(None)) => self.ended = true,
                 Poll::Ready(Ok(Some(bytes))) if bytes.is_empty() => {}
-                Poll::Ready(Ok(Some(bytes))) => self.pending.push_back(bytes),
+                Poll::Ready(Ok(Some(bytes))) => {
+                    self.progress.asked(&bytes);
+                    self.pending.push_back(bytes);
+                }
             }
         }
         Ok(())
@@ -243,7 +255,7 @@ impl Download {
         cx: &mut Context<'_>,
         tunnel: &mut Tunnel,
         upstream: &mut ReadHalf<'_>,
-        record: &mut Record,
+        (progress, record): (&mut Progress, &mut Record),
     ) -> Poll<Result<(), Reason>> {
         for _ in 0..TURNS_MAX {
             if self.done {
@@ -269,6 +281,7 @@ impl Download {
                 }
                 Poll::Ready(Ok((bytes, size))) => {
                     record.sent(bytes.len() as u64);
+                    progress.answered(&bytes);
                     tunnel.send(bytes, size)?;
                 }
                 // It was readable no more; the next round gives the reservation up.

@@ -207,8 +207,8 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
             format!("the peer says {origin}, and the service sends gateways to its waypoint too")
         }
         Origin::Waypoint | Origin::Gateway => format!(
-            "the peer says {origin}, and is not believed: {} is neither the identity of a workload \
-             of the service's waypoint, in the waypoint's namespace, nor in `trust.waypoints`",
+            "the peer says {origin}, and is not believed: {} is neither a workload of this cluster \
+             in the service's waypoint, in the waypoint's namespace, nor in `trust.waypoints`",
             peer.source.principal
         ),
     };

@@ -18,6 +18,7 @@ use crate::config::ControlPlane;
 use crate::grpc::auth::IstioCertificateRequest;
 use crate::grpc::auth::istio_certificate_service_client::IstioCertificateServiceClient;
 use crate::grpc::channel;
+use crate::grpc::goaway::GoAway;
 use crate::tls::Material;
 
 /// The largest answer that is taken: a thousand roots of 1 KiB.
@@ -102,7 +103,7 @@ impl Authority {
 
     async fn ask(&self) -> Result<Material, IssueError> {
         let (key, csr) = request(&self.id)?;
-        let channel = channel::connect(&self.plane).await?;
+        let channel = channel::connect(&self.plane, GoAway::default()).await?;
         let mut service =
             IstioCertificateServiceClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
         let mut call = tonic::Request::new(IstioCertificateRequest {

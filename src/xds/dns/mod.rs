@@ -4,6 +4,7 @@
 mod lookup;
 mod schedule;
 
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use tracing::{info, warn};
 use self::lookup::Lookups;
 use self::schedule::{Answers, Schedule};
 use crate::snapshot::builder::Change;
-use crate::snapshot::{Hosts, Publisher};
+use crate::snapshot::{Host, Publisher};
 use crate::status::Status;
 
 /// Lookups at the same time. Each takes two queries.
@@ -33,15 +34,24 @@ pub struct Dns {
     pub servers: Vec<SocketAddr>,
 }
 
+/// Hostnames that were wanted when the snapshot was looked at last.
+#[derive(Debug, Default)]
+struct Wanted {
+    /// Versions of the hostnames and of the rules at that time.
+    at: (u64, u64),
+    hosts: BTreeMap<Arc<str>, Arc<Host>>,
+}
+
 /// Keeps the addresses of all hostnames that are wanted. Runs for ever, on a thread of its own:
 /// with each answer that is new it builds a snapshot.
 pub async fn run(dns: Dns) {
-    let (mut schedule, mut known) = (Schedule::default(), Hosts::default());
+    let (mut schedule, mut wanted) = (Schedule::default(), Wanted::default());
     let mut lookups = Lookups::new(dns.servers.clone());
     let mut running = JoinSet::new();
-    let mut wanted = dns.publisher.hosts();
+    let mut hosts = dns.publisher.hosts();
+    let mut rules = dns.publisher.reader().generation();
     loop {
-        dns.follow(&mut schedule, &mut known);
+        dns.follow(&mut schedule, &mut wanted);
         while running.len() < LOOKUPS_MAX
             && let Some(name) = schedule.begin(Instant::now())
         {
@@ -50,7 +60,10 @@ pub async fn run(dns: Dns) {
         }
         let next = schedule.next().filter(|_| running.len() < LOOKUPS_MAX);
         tokio::select! {
-            changed = wanted.changed() => if changed.is_err() {
+            changed = hosts.changed() => if changed.is_err() {
+                return;
+            },
+            changed = rules.changed() => if changed.is_err() {
                 return;
             },
             doubts = dns.publisher.doubts().taken() => {
@@ -74,34 +87,39 @@ async fn at(next: Option<Instant>) {
 }
 
 impl Dns {
-    /// Wants what the snapshot has now, and nothing else.
-    fn follow(&self, schedule: &mut Schedule, known: &mut Hosts) {
-        let hosts = self.publisher.reader().load().hosts.clone();
-        if hosts.version == known.version {
+    /// Wants what the snapshot wants now, and nothing else.
+    fn follow(&self, schedule: &mut Schedule, wanted: &mut Wanted) {
+        let snapshot = self.publisher.reader().snapshot();
+        let at = (snapshot.hosts.version, snapshot.generation);
+        if at == wanted.at {
             return;
         }
-        let (now, mut again) = (Instant::now(), Vec::new());
-        for (name, before, after) in hosts.known.changes(&known.known, Arc::ptr_eq) {
-            match (before, after) {
-                (None, Some(_)) => schedule.want(name, now),
-                (Some(_), None) => {
-                    schedule.forget(name, now);
-                    self.status.forget_host(name);
-                }
+        let hosts = snapshot.wanted_hosts();
+        let (now, mut answers) = (Instant::now(), Vec::new());
+        for (name, host) in &hosts {
+            if !wanted.hosts.contains_key(name) {
+                schedule.want(name, now);
+            } else if !host.has_addresses() {
                 // It went and came back before we looked: the snapshot has forgotten its addresses,
                 // and a lookup that finds the same ones would not tell them.
-                (Some(_), Some(host)) if !host.has_addresses() => {
-                    again.push((Arc::clone(name), schedule.addresses(name)));
-                }
-                _ => {}
+                answers.push((Arc::clone(name), schedule.addresses(name)));
             }
         }
-        again.retain(|(_, addresses)| !addresses.is_empty());
+        answers.retain(|(_, addresses)| !addresses.is_empty());
+        let gone = wanted.hosts.keys();
+        for name in gone.filter(|name| !hosts.contains_key(*name)) {
+            schedule.forget(name, now);
+            self.status.forget_host(name);
+            // Nobody looks after its addresses any more.
+            let known = snapshot.hosts.known.get(name);
+            let stale = known.is_some_and(|host| host.has_addresses());
+            answers.extend(stale.then(|| (Arc::clone(name), Arc::default())));
+        }
         self.status.set_hosts_left_out(schedule.left_out());
-        *known = hosts;
-        if !again.is_empty() {
+        *wanted = Wanted { at, hosts };
+        if !answers.is_empty() {
             self.publisher.update(Change {
-                answers: again,
+                answers,
                 ..Change::default()
             });
         }
@@ -143,12 +161,15 @@ mod tests {
 
     use super::schedule::Found;
     use super::*;
+    use crate::snapshot::ExposureTable;
     use crate::snapshot::mesh::{Mesh, Workload};
 
     fn mesh(hosts: &[&str]) -> Mesh {
         let workload = |host: &&str| Workload {
             uid: format!("uid-of-{host}").into(),
             hostname: (*host).into(),
+            capacity: 1,
+            services: [("app/db.app".into(), [(80, 8080)].into())].into(),
             ..Workload::default()
         };
         Mesh::new([], hosts.iter().map(workload))
@@ -164,6 +185,7 @@ mod tests {
         let tell = |hosts: &[&str]| {
             dns.publisher.update(Change {
                 mesh: Some((mesh(hosts), "east".into())),
+                exposure: Some(ExposureTable::new(true)),
                 ..Change::default()
             });
         };
@@ -173,7 +195,7 @@ mod tests {
             let uids = workloads.iter().map(|one| one.uid.to_string());
             uids.collect::<Vec<_>>()
         };
-        let (mut schedule, mut known) = (Schedule::default(), Hosts::default());
+        let (mut schedule, mut known) = (Schedule::default(), Wanted::default());
         tell(&["db"]);
         dns.follow(&mut schedule, &mut known);
         let name = schedule.begin(Instant::now()).expect("a hostname");

@@ -8,7 +8,7 @@ use strait::grpc::auth::istio_certificate_service_server::IstioCertificateServic
 use strait::grpc::auth::{IstioCertificateRequest, IstioCertificateResponse};
 use tonic::{Request, Response, Status};
 
-use super::identities::{GATEWAY, identities};
+use super::identities::{GATEWAY, Identities, identities};
 use super::istiod::check_token;
 
 /// It signs with the key of cluster east that all tests share. It outlives the server.
@@ -19,6 +19,8 @@ struct State {
     mode: Mode,
     life: (Duration, Duration),
     requests: Vec<(String, i64)>,
+    /// Who signs, if not cluster east of all tests, and the roots of its answers.
+    rotated: (Option<Arc<Identities>>, Option<String>),
 }
 
 /// What it does when it is asked.
@@ -36,6 +38,7 @@ impl Default for State {
             mode: Mode::Signs,
             life: (Duration::from_secs(120), Duration::from_secs(24 * 3600)),
             requests: Vec::new(),
+            rotated: (None, None),
         }
     }
 }
@@ -49,6 +52,11 @@ impl Ca {
     /// Certificates from now on have been valid for so long, and stay so for so long.
     pub fn lives(&self, past: Duration, left: Duration) {
         self.state().life = (past, left);
+    }
+
+    /// From now on cluster east of these signs, or that of all tests, and answers have these roots.
+    pub fn rotate(&self, identities: Option<Arc<Identities>>, roots: &str) {
+        self.state().rotated = (identities, Some(roots.to_owned()));
     }
 
     /// Who has asked so far: the cluster, and for how many seconds.
@@ -81,7 +89,9 @@ impl IstioCertificateService for Ca {
         };
         let now = SystemTime::now();
         let (past, left) = state.life;
-        let signed = identities().east.sign(&request.csr, |params| {
+        let (issuer, roots) = &state.rotated;
+        let issuer = issuer.as_deref().unwrap_or_else(|| identities());
+        let signed = issuer.east.sign(&request.csr, |params| {
             params.subject_alt_names = vec![SanType::URI(id.try_into().expect("a uri"))];
             params.not_before = (now - past).into();
             params.not_after = (now + left).into();
@@ -90,7 +100,7 @@ impl IstioCertificateService for Ca {
             let why = format!("no request that can be signed: {error:?}");
             Status::invalid_argument(why)
         })?);
-        cert_chain.push(identities().root.clone());
+        cert_chain.push(roots.clone().unwrap_or_else(|| identities().root.clone()));
         if state.mode == Mode::AnswersOneElement {
             cert_chain.truncate(1);
         }

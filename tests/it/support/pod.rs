@@ -63,8 +63,16 @@ pub fn spawn(net: Net, more: &str) -> Gateway {
 
 /// As [`spawn`], with more variables.
 pub fn spawn_with(net: Net, more: &str, variables: &[(&str, &str)]) -> Gateway {
+    spawn_over(net, &(addresses(net) + more), variables)
+}
+
+/// As [`spawn`], with this `strait.yaml`.
+pub fn spawn_file(net: Net, overlay: &str) -> Gateway {
+    spawn_over(net, overlay, &[])
+}
+
+fn spawn_over(net: Net, overlay: &str, variables: &[(&str, &str)]) -> Gateway {
     let folder = root();
-    let overlay = addresses(net) + more;
     std::fs::write(folder.path().join("strait.yaml"), overlay).expect("a file");
     start(folder, net, variables)
 }

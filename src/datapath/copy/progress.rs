@@ -1,0 +1,118 @@
+//! Progress of the conversation inside a tunnel, and what it says of a reset by the peer.
+//!
+//! Clients of double HBONE end every tunnel by a reset once its inner connection has closed:
+//! ztunnel by CANCEL, and Envoy by INTERNAL_ERROR behind the inner close_notify (contract 11).
+
+use crate::reason::Reason;
+
+/// Exchanges of the inner connection, and whether one of its sides has closed it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Progress(u8);
+
+/// Steps of two exchanges, each bytes of the peer and then bytes of the endpoint: the handshake of
+/// TLS 1.3, and something behind it.
+const ESTABLISHED: u8 = 4;
+/// The bits of the steps.
+const STEPS: u8 = 0x0f;
+/// The bit for an alert of either side.
+const CLOSED: u8 = 0x80;
+/// The head of an encrypted TLS 1.3 record with an alert: 2 bytes of it, its type, and a tag of 16
+/// (RFC 8446 section 5.2). An alert behind the handshake ends the direction.
+const ALERT_HEAD: [u8; 5] = [23, 3, 3, 0, 2 + 1 + 16];
+const ALERT_BYTES: usize = ALERT_HEAD.len() + 19;
+
+impl Progress {
+    /// Notes bytes of the peer.
+    pub(super) fn asked(&mut self, bytes: &[u8]) {
+        self.note(0, bytes);
+    }
+
+    /// Notes bytes of the endpoint.
+    pub(super) fn answered(&mut self, bytes: &[u8]) {
+        self.note(1, bytes);
+    }
+
+    fn note(&mut self, turn: u8, bytes: &[u8]) {
+        let steps = self.0 & STEPS;
+        if steps < ESTABLISHED {
+            self.0 += u8::from(steps % 2 == turn);
+        } else if ends_in_alert(bytes) {
+            self.0 |= CLOSED;
+        }
+    }
+
+    /// Returns the reason of an end: [`Reason::Completed`] where the peer's reset is the normal end
+    /// of an inner connection. `is_lost` says that bytes of either side were not delivered.
+    ///
+    /// CANCEL and NO_ERROR are one if nothing was under way; any other code only behind an alert.
+    pub(super) fn judge(self, reason: Reason, is_lost: bool) -> Reason {
+        let is_established = self.0 & STEPS == ESTABLISHED;
+        let is_closed = self.0 & CLOSED != 0;
+        match reason {
+            Reason::DownstreamCancelled if is_established && (is_closed || !is_lost) => {
+                Reason::Completed
+            }
+            Reason::DownstreamReset if is_closed => Reason::Completed,
+            reason => reason,
+        }
+    }
+}
+
+fn ends_in_alert(bytes: &[u8]) -> bool {
+    let start = bytes.len().checked_sub(ALERT_BYTES);
+    let last = start.and_then(|start| bytes.get(start..));
+    last.is_some_and(|last| last.starts_with(&ALERT_HEAD))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn alert() -> Vec<u8> {
+        [&ALERT_HEAD[..], &[7; 19]].concat()
+    }
+
+    /// What a reset by CANCEL and one by INTERNAL_ERROR are, with and without lost bytes.
+    fn judged(progress: Progress) -> [Reason; 4] {
+        let of = |reason| [false, true].map(|is_lost| progress.judge(reason, is_lost));
+        let [first, second] = of(Reason::DownstreamCancelled);
+        let [third, fourth] = of(Reason::DownstreamReset);
+        [first, second, third, fourth]
+    }
+
+    #[test]
+    fn a_reset_is_a_normal_end_once_the_inner_connection_has_served_and_closed() {
+        let (cancelled, reset) = (Reason::DownstreamCancelled, Reason::DownstreamReset);
+        let done = Reason::Completed;
+        let broken = [cancelled, cancelled, reset, reset];
+        let mut progress = Progress::default();
+        progress.answered(b"a greeting");
+        assert_eq!(judged(progress), broken);
+        progress.asked(b"hello");
+        progress.asked(b"more of it");
+        progress.answered(b"hello");
+        // An inner handshake that fails ends in an alert too.
+        progress.asked(&alert());
+        assert_eq!(judged(progress), broken);
+        progress.answered(b"an answer");
+        progress.answered(b"more of it");
+        assert_eq!(judged(progress), [done, cancelled, reset, reset]);
+        let mut closed = progress;
+        closed.asked(&[b"before", &alert()[..]].concat());
+        assert_eq!(judged(closed), [done; 4]);
+        closed.answered(b"after");
+        assert_eq!(judged(closed), [done; 4]);
+        progress.answered(&alert());
+        assert_eq!(judged(progress), [done; 4]);
+        assert_eq!(progress.judge(Reason::Revoked, false), Reason::Revoked);
+    }
+
+    #[test]
+    fn only_a_record_with_nothing_but_an_alert_is_one() {
+        assert!(ends_in_alert(&alert()));
+        assert!(!ends_in_alert(&[&alert()[..], b"x"].concat()));
+        assert!(!ends_in_alert(&alert()[1..]));
+        assert!(!ends_in_alert(&[23; 24]));
+        assert!(!ends_in_alert(b""));
+    }
+}

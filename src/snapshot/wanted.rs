@@ -1,0 +1,239 @@
+//! Hostnames that are worth a lookup: those of workloads that a service which can be reached would
+//! dial. A mesh names many more, of gateways of other networks and of services that nobody exposes.
+
+use std::cell::LazyCell;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use super::mesh::{self, Workload};
+use super::usable::undialled;
+use super::{Host, Snapshot, Unused};
+
+impl Snapshot {
+    /// Returns the hostnames that tunnels may need the addresses of. The cost is that of all
+    /// workloads with a hostname, and of all services behind waypoints where one of those
+    /// workloads is in no service that can be reached.
+    pub fn wanted_hosts(&self) -> BTreeMap<Arc<str>, Arc<Host>> {
+        let waypoints = LazyCell::new(|| self.waypoints_in_use());
+        let is_wanted = |host: &Host| {
+            let mut workloads = self.hosts.workloads(host);
+            workloads.any(|workload| self.would_dial(workload, || &*waypoints))
+        };
+        let known = self.hosts.known.iter();
+        let wanted = known.filter(|(_, host)| is_wanted(host));
+        wanted
+            .map(|(name, host)| (Arc::clone(name), Arc::clone(host)))
+            .collect()
+    }
+
+    /// Returns whether a tunnel may be dialled to a workload once it has an address.
+    fn would_dial<'a>(
+        &self,
+        workload: &Workload,
+        waypoints: impl Fn() -> &'a HashSet<String>,
+    ) -> bool {
+        let hbone_only = self.mesh.hbone_only && !self.direct;
+        let unused = undialled(workload, self.network(), hbone_only);
+        let is_dialled = matches!(unused, None | Some(Unused::NoAddress)) && workload.capacity > 0;
+        let mut services = workload.services.iter();
+        is_dialled
+            && services.any(|(service, ports)| {
+                let ports = ports.keys().copied();
+                let name = service.split_once('/');
+                name.is_some_and(|name| self.can_be_reached(name, ports))
+                    || waypoints().contains(&**service)
+            })
+    }
+
+    /// Returns whether a peer may reach the service `namespace/hostname`, or anyone by a TLS
+    /// listener.
+    fn can_be_reached(
+        &self,
+        (namespace, host): (&str, &str),
+        mut ports: impl Iterator<Item = u16>,
+    ) -> bool {
+        if self.exposure.routed().any(|to| self.leads_to(to, host)) {
+            return true;
+        }
+        if self.is_kept(host) || !self.is_meant(host, namespace) {
+            return false;
+        }
+        let entry = self.entry_of(host);
+        if self.exposure.has_entry(&entry) {
+            let mut entries = self.exposure.entries(&entry).iter();
+            return entries.any(|entry| !entry.to.is_empty());
+        }
+        self.is_exposed_by_default(host) || ports.any(|port| self.is_exported(host, port))
+    }
+
+    /// Returns whether a name stands for the service `host`: its own, one of its family, or an
+    /// alias.
+    fn leads_to(&self, name: &str, host: &str) -> bool {
+        let is_its = |target: &str| self.names.is_same(target, host);
+        let mut aliases = self.names.called(name).iter();
+        is_its(name)
+            || aliases.any(|alias| alias.targets().iter().any(|(target, _)| is_its(target)))
+            || self.exposure.hosts_called(name).any(is_its)
+    }
+
+    /// The waypoints of services that can be reached, as `namespace/hostname`.
+    fn waypoints_in_use(&self) -> HashSet<String> {
+        let is_reached = |service: &&Arc<mesh::Service>| {
+            let ports = service.ports.keys().copied();
+            self.can_be_reached((&service.namespace, &service.hostname), ports)
+        };
+        let services = self.mesh.services.values();
+        let behind = services.filter(|service| !service.waypoints.is_empty());
+        let waypoints = behind.filter(is_reached).flat_map(|of| &of.waypoints);
+        let waypoints = waypoints.filter_map(|waypoint| self.waypoint(&waypoint.gateway));
+        waypoints
+            .map(|of| format!("{}/{}", of.namespace, of.hostname))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::builder::{Change, build};
+    use super::super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Waypoint};
+    use super::super::{Audience, ExportSet, Exposure, ExposureTable};
+    use super::*;
+
+    fn service(name: &str, behind: Option<&str>) -> Service {
+        let waypoint = |name: &str| Waypoint {
+            gateway: GatewayAddress {
+                place: Place::Name(format!("app/{name}.app")),
+                port: 15008,
+            },
+            weight: 1,
+        };
+        Service {
+            namespace: "app".into(),
+            hostname: format!("{name}.app").into(),
+            ports: [(80, 80)].into(),
+            waypoints: behind.map(waypoint).into_iter().collect(),
+            ..Service::default()
+        }
+    }
+
+    /// A workload of a service that has the service's name as its hostname.
+    fn workload(name: &str, change: impl FnOnce(&mut Workload)) -> Workload {
+        let mut workload = Workload {
+            uid: format!("uid-{name}").into(),
+            hostname: name.into(),
+            protocol: Protocol::Hbone,
+            healthy: true,
+            capacity: 1,
+            services: [(format!("app/{name}.app").into(), [(80, 8080)].into())].into(),
+            ..Workload::default()
+        };
+        change(&mut workload);
+        workload
+    }
+
+    fn plain(name: &str) -> Workload {
+        workload(name, |_| ())
+    }
+
+    fn mesh() -> Mesh {
+        let of_echo = |hostname: &str, change: fn(&mut Workload)| {
+            workload("echo", |workload| {
+                workload.uid = hostname.into();
+                workload.hostname = hostname.into();
+                change(workload);
+            })
+        };
+        let mut mesh = Mesh::new(
+            [
+                service("echo", Some("waypoint")),
+                service("waypoint", None),
+                service("exported", None),
+                service("hidden", Some("unused")),
+                service("unused", None),
+                service("routed", None),
+            ],
+            [
+                plain("echo"),
+                plain("waypoint"),
+                plain("exported"),
+                plain("hidden"),
+                plain("unused"),
+                plain("routed"),
+                of_echo("plain", |workload| workload.protocol = Protocol::Tcp),
+                of_echo("west", |workload| workload.network = "west".into()),
+                of_echo("drained", |workload| workload.capacity = 0),
+                of_echo("NetworkGateway/west/gateway/15008", |_| ()),
+            ],
+        );
+        mesh.hbone_only = true;
+        mesh
+    }
+
+    fn exposure(to: Vec<Audience>) -> ExposureTable {
+        let mut table = ExposureTable::new(false);
+        let exposure = Exposure {
+            to,
+            ..Exposure::default()
+        };
+        table.expose("echo.app", &exposure, []);
+        table
+    }
+
+    fn wanted(change: Change) -> Vec<String> {
+        let change = Change {
+            mesh: Some((mesh(), "east".into())),
+            ..change
+        };
+        let snapshot = build(&Snapshot::default(), change);
+        let wanted = snapshot.wanted_hosts();
+        wanted.keys().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn only_hostnames_that_a_service_within_reach_would_dial_are_wanted() {
+        let anyone = Audience {
+            anyone: true,
+            ..Audience::default()
+        };
+        let of = |exposure, exported: Option<u16>| Change {
+            exposure: Some(exposure),
+            exports: exported.map(|port| [("exported.app", port)].into_iter().collect()),
+            ..Change::default()
+        };
+        let none = [""; 0];
+        assert_eq!(wanted(of(ExposureTable::default(), None)), none);
+        assert_eq!(wanted(of(exposure(Vec::new()), Some(81))), none);
+        let exported = of(exposure(Vec::new()), Some(80));
+        assert_eq!(wanted(exported), ["exported"]);
+        let exposed = of(exposure(vec![anyone.clone()]), None);
+        assert_eq!(wanted(exposed), ["echo", "waypoint"]);
+        let mut routed = exposure(vec![anyone]);
+        routed.route(["routed.app"]);
+        let change = Change {
+            direct: Some(true),
+            ..of(routed, None)
+        };
+        assert_eq!(wanted(change), ["echo", "plain", "routed", "waypoint"]);
+        let all = wanted(of(ExposureTable::new(true), None));
+        let want = ["echo", "exported", "hidden", "routed", "unused", "waypoint"];
+        assert_eq!(all, want);
+    }
+
+    #[test]
+    fn hostnames_of_a_workload_that_changes_are_looked_at_again() {
+        let change = |mesh: Mesh| Change {
+            mesh: Some((mesh, "east".into())),
+            exposure: Some(ExposureTable::new(true)),
+            exports: Some(ExportSet::default()),
+            ..Change::default()
+        };
+        let first = build(&Snapshot::default(), change(mesh()));
+        let mut mesh = first.mesh.clone();
+        let west = workload("echo", |workload| workload.network = "west".into());
+        mesh.workloads.insert(Arc::clone(&west.uid), Arc::new(west));
+        let second = build(&first, change(mesh));
+        assert!(second.hosts.version > first.hosts.version);
+        assert!(first.wanted_hosts().contains_key("echo"));
+        assert!(!second.wanted_hosts().contains_key("echo"));
+    }
+}

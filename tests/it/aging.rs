@@ -1,0 +1,67 @@
+//! A control plane that ends its connections by age, as gRPC servers do: GOAWAY, and a while later
+//! the end of the connection under an open stream.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
+use std::time::Duration;
+
+use socket2::Socket;
+use strait::grpc::discovery::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tonic::transport::Server;
+
+use crate::support::istiod::{Istiod, programmed};
+use crate::support::{Net, Settings, identities, run, until};
+
+/// The life of a connection until GOAWAY, and the time from there to its end.
+const AGE: Duration = Duration::from_millis(700);
+const GRACE: Duration = Duration::from_millis(100);
+
+/// Serves in plaintext connections that end by age. Ends when it is dropped.
+async fn serve(istiod: &Istiod, address: SocketAddr) -> JoinSet<()> {
+    let listener = TcpListener::bind(address).await.expect("a listener");
+    let (istiod, mut tasks) = (istiod.clone(), JoinSet::new());
+    tasks.spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            let socket = stream.as_fd().try_clone_to_owned().expect("a descriptor");
+            let discovery = AggregatedDiscoveryServiceServer::new(istiod.clone());
+            let mut server = Server::builder().max_connection_age(AGE);
+            let incoming = tokio_stream::once(std::io::Result::Ok(stream));
+            let serving = server.add_service(discovery).serve_with_incoming(incoming);
+            connections.spawn(async move {
+                tokio::spawn(serving);
+                // deadline: a connection ends when its time is over.
+                sleep(AGE + GRACE).await;
+                let _ = Socket::from(socket).shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
+    tasks
+}
+
+#[test]
+fn istiod_8_a_connection_that_ends_by_age_is_one_line_and_no_warning() {
+    run(async {
+        let net = Net::new();
+        let istiod = Istiod::default();
+        // From here on it serves whoever asks; nobody asks here.
+        let _elsewhere = istiod.serve_plainly(net.address(3, 15010)).await;
+        let _serving = serve(&istiod, net.address(2, 15012)).await;
+        // Plaintext is for this kind alone; the stream is the same for both.
+        let settings = Settings::new(net, identities());
+        let mut gateway = programmed(&settings, "envoy", "tls: off", |_| ());
+        gateway.ready().await;
+        let calls = async || istiod.calls().len();
+        until("three more connections", calls, |&count| count >= 4).await;
+        let count = |log: &str, text: &str| log.lines().filter(|line| line.contains(text)).count();
+        let log = gateway.log();
+        assert_eq!(count(&log, "no stream to the control plane"), 0, "{log}");
+        assert_eq!(count(&log, "connected to the control plane"), 1, "{log}");
+        // The line of the last end may not be written yet.
+        let again = count(&log, "connecting to the control plane again");
+        assert!((2..=4).contains(&again), "{again} lines: {log}");
+    });
+}
