@@ -74,7 +74,7 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         let (told, network) = change.mesh.unzip();
         let network = network.unwrap_or_else(|| old.network().into());
         let mesh = next.hosts.follow(&old.mesh, told, change.answers);
-        moved |= index::apply(&mut next, mesh, network);
+        moved |= index::apply(&mut next, old, mesh, network);
     }
     index::rebalance(&mut next, &old.balancing);
     if reexposed {
