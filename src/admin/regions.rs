@@ -238,13 +238,19 @@ fn named(names: &BTreeSet<String>) -> String {
 }
 
 /// The services, `namespace/hostname`, and the aliases that have no endpoint left on some port
-/// that had one before.
+/// that had one before, or no waypoint that could take their tunnels.
 fn lost(before: &Snapshot, next: &Snapshot) -> BTreeSet<String> {
     let key = |service: &Service| key_of(&service.definition);
     let services = lost_of(&before.services, &next.services, key);
     let alias = |service: &Service| format!("alias {}", service.hostname);
     let aliases = lost_of(&before.derived, &next.derived, alias);
-    services.into_iter().chain(aliases).collect()
+    let all = before.services.values();
+    let stranded = all.filter(|service| {
+        let definition = &service.definition;
+        next.lacks_waypoint(definition) && !before.lacks_waypoint(definition)
+    });
+    let lost = services.into_iter().chain(aliases);
+    lost.chain(stranded.map(|service| key(service))).collect()
 }
 
 fn lost_of(
@@ -274,6 +280,8 @@ mod tests {
     use super::super::admin_router;
     use super::super::tests::{Fixture, ask, fixture, mesh};
     use super::*;
+    use crate::snapshot::Protocol;
+    use crate::snapshot::mesh;
 
     /// The workload of the usual mesh in each of the regions, and another service without any.
     fn located(fixture: &Fixture, regions: &[&str]) {
@@ -299,6 +307,43 @@ mod tests {
 
     async fn asked(fixture: &Fixture, method: &str, uri: &str) -> (StatusCode, String) {
         ask(admin_router(fixture.state.clone()), method, uri).await
+    }
+
+    #[tokio::test]
+    async fn review_22_a_service_whose_waypoint_loses_its_endpoints_is_named() {
+        let fixture = fixture();
+        let mut mesh = mesh();
+        let waypoint = Arc::clone(mesh.services.sorted()[0]);
+        let name = key_of(&waypoint);
+        let gateway = mesh::GatewayAddress {
+            place: mesh::Place::Name(name.clone()),
+            port: builder::HBONE_PORT,
+        };
+        let behind = mesh::Service {
+            name: "behind".into(),
+            namespace: "app".into(),
+            hostname: "behind.app".into(),
+            waypoints: vec![mesh::Waypoint { gateway, weight: 1 }],
+            ..mesh::Service::default()
+        };
+        mesh.services
+            .insert("app/behind.app".into(), Arc::new(behind));
+        let mut workload = mesh.workloads.sorted()[0].as_ref().clone();
+        workload.locality = Arc::new(Locality {
+            region: "us-east-2".into(),
+            ..Locality::default()
+        });
+        workload.protocol = Protocol::Hbone;
+        let uid = Arc::clone(&workload.uid);
+        mesh.workloads.insert(uid, Arc::new(workload));
+        fixture.publisher.update(Change {
+            mesh: Some((mesh, "east".into())),
+            ..Change::default()
+        });
+        let order = "/drain/region?region=us-east-2";
+        let (_, text) = asked(&fixture, "GET", order).await;
+        assert!(text.contains(&name), "{text}");
+        assert!(text.contains("app/behind.app"), "{text}");
     }
 
     #[tokio::test]

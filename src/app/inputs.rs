@@ -7,22 +7,20 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use crate::config::{
-    self, Config, DefaultExposure, Discovery, Examined, Findings, HostPort, Identity,
-    IdentityFiles, IstioCa, Listener, PolicyMode, Severity, Source, findings, parse_identity,
+    self, Config, DefaultExposure, Discovery, Examined, Findings, Identity, IdentityFiles, IstioCa,
+    Listener, PolicyMode, Severity, Source, findings, parse_identity,
 };
-use crate::datapath::dial::DenyList;
 use crate::grpc::channel;
-use crate::snapshot::builder::{self, Change};
+use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
-    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope, Service,
-    Snapshot,
+    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope,
 };
 use crate::tls::{self, Material, PeerTrust, TlsError};
 use crate::xds::{self, objects::Objects};
 
 use super::told::Told;
-use super::{names, revocation, routes, traffic, trust};
+use super::{compare, revocation, traffic, trust};
 
 /// The permission bits of those who are neither the owner nor of the file's group.
 const OTHERS: u32 = 0o007;
@@ -44,6 +42,8 @@ pub struct Inputs {
     pub trust: PeerTrust,
     /// Warnings about settings that are allowed.
     pub warnings: Vec<String>,
+    /// Mistakes in objects that are passed over.
+    pub(super) passed_over: Vec<String>,
     /// Claims of objects that other claims keep from having effect.
     pub(super) conflicts: Vec<String>,
 }
@@ -56,6 +56,8 @@ pub(super) type Certificates = (Option<Material>, PeerTrust);
 pub struct Report {
     /// Mistakes, each a line.
     pub errors: Vec<String>,
+    /// Mistakes in objects, each a line. The objects are passed over, and the rest is used.
+    pub passed_over: Vec<String>,
     /// Warnings, each a line.
     pub warnings: Vec<String>,
     /// The warning, also among the others, that certificates, keys or tokens do not exist here.
@@ -120,9 +122,7 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
         Some(Discovery::File { path }) => {
             let loaded = report.keep(xds::file::load(path));
             loaded.map(|(mesh, findings)| {
-                report
-                    .warnings
-                    .extend(findings.0.iter().map(ToString::to_string));
+                report.note(&findings);
                 mesh
             })
         }
@@ -149,8 +149,11 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
         };
         let joined = told.joined(&config);
         report.warnings.extend(joined.warnings);
-        report.compare(&config, (&joined.mesh, &joined.scope), &told.policies);
-        let warnings = report.warnings.clone();
+        let files = (&joined.mesh, &joined.scope);
+        report
+            .warnings
+            .extend(compare::run(&config, files, &told.policies));
+        let (warnings, passed_over) = (report.warnings.clone(), report.passed_over.clone());
         report.inputs = Some(Inputs {
             config,
             mesh: joined.mesh,
@@ -159,6 +162,7 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
             material,
             trust,
             warnings,
+            passed_over,
             conflicts: joined.conflicts,
         });
     }
@@ -170,13 +174,19 @@ impl Report {
     /// What is wrong with the configuration itself.
     pub(super) fn of(findings: &Findings) -> Self {
         let mut report = Self::default();
-        for finding in &findings.0 {
-            match finding.severity {
-                Severity::Error | Severity::Absent => report.errors.push(finding.to_string()),
-                Severity::Warning => report.warnings.push(finding.to_string()),
-            }
-        }
+        report.note(findings);
         report
+    }
+
+    fn note(&mut self, findings: &Findings) {
+        for finding in &findings.0 {
+            let lines = match finding.severity {
+                Severity::Error | Severity::Absent => &mut self.errors,
+                Severity::PassedOver => &mut self.passed_over,
+                Severity::Warning => &mut self.warnings,
+            };
+            lines.push(finding.to_string());
+        }
     }
 
     /// # Errors
@@ -200,8 +210,7 @@ impl Report {
     /// Loads Kubernetes' objects.
     pub(super) fn objects(&mut self, paths: &[PathBuf]) -> Option<Objects> {
         let (objects, findings) = self.keep(xds::objects::load(paths))?;
-        self.warnings
-            .extend(findings.0.iter().map(ToString::to_string));
+        self.note(&findings);
         Some(objects)
     }
 
@@ -333,107 +342,6 @@ impl Report {
             mode & 0o7777
         ));
     }
-
-    /// What only the two files together show. A control plane's mesh comes and goes, and nobody
-    /// could mend it here.
-    pub(super) fn compare(
-        &mut self,
-        config: &Config,
-        (mesh, scope): (&Mesh, &Scope),
-        policies: &Policies,
-    ) {
-        let snapshot = snapshot_of(config, mesh, scope);
-        self.warnings.extend(names::out_of_reach(config, &snapshot));
-        let Discovery::File { path: mesh_path } = &config.discovery else {
-            return;
-        };
-        for exposed in &config.exposure.services {
-            let at = format!("{}:{}", config.file.display(), exposed.line);
-            let host = &exposed.service.host;
-            if snapshot.called(host).is_none() {
-                let of = exposed.namespace.iter();
-                let of: String = of.map(|of| format!("namespace {of} in ")).collect();
-                self.warnings.push(format!(
-                    "{at}: warning: {host} is no service of {of}{}; write the hostname of one",
-                    mesh_path.display()
-                ));
-            }
-            let names = exposed.names.iter();
-            for name in names.filter(|name| snapshot.services.contains_key(&*name.host)) {
-                self.errors.push(format!(
-                    "{at}: error: the name {} is that of another service; write a name that no \
-                     service has",
-                    name.host
-                ));
-            }
-        }
-        self.warnings.extend(traffic::unknown(config, mesh));
-        self.warn_of_dead_ends(config, &snapshot);
-        self.warnings.extend(routes::dead_ends(config, &snapshot));
-        let (errors, warnings) = names::findings(config, &snapshot);
-        self.errors.extend(errors);
-        self.warnings.extend(warnings);
-        if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
-            self.warnings.push(format!(
-                "{}: warning: its {} authorization policies are not enforced at this gateway; \
-                 write `policy: {{istio: enforce}}` if they are to be",
-                mesh_path.display(),
-                policies.len()
-            ));
-        }
-    }
-}
-
-impl Report {
-    /// Warns of exposed services whose tunnels could not be dialled as things are.
-    fn warn_of_dead_ends(&mut self, config: &Config, snapshot: &Snapshot) {
-        let network = config.gateway.network.as_str();
-        let own = config
-            .listeners
-            .iter()
-            .map(|listener| listener.bind)
-            .collect();
-        let deny = DenyList::new(config.dial.allow.clone(), own);
-        for exposed in &config.exposure.services {
-            let HostPort { host, port } = &exposed.service;
-            let Some(service) = snapshot.called(host) else {
-                continue;
-            };
-            let asked = |of: &u16| port.is_none_or(|only| only == *of);
-            let sets = service
-                .ports
-                .iter()
-                .filter(|(of, _)| asked(of))
-                .map(|(_, set)| set);
-            // One endpoint speaks for all: they are of one network, and dialled alike.
-            let endpoint = sets.flat_map(|set| &set.endpoints).next();
-            let wrong = match (port, endpoint.map(|endpoint| deny.denies(endpoint.address))) {
-                (Some(port), _) if !service.ports.contains_key(port) => {
-                    format!("has no port {port}; write one that it has")
-                }
-                // Whether its names have addresses shows while the gateway runs.
-                (_, None) if is_by_name(&snapshot.mesh, service) => continue,
-                (_, None) => format!("has no endpoint in network {network} that can be dialled"),
-                (_, Some(Some(rule))) => {
-                    format!("has an endpoint at {rule}, which is never dialled; see dial.allow")
-                }
-                (_, Some(None)) => continue,
-            };
-            let (file, line) = (config.file.display(), exposed.line);
-            self.warnings
-                .push(format!("{file}:{line}: warning: {host} {wrong}"));
-        }
-    }
-}
-
-/// Whether a workload of the service is known by a hostname.
-fn is_by_name(mesh: &Mesh, service: &Service) -> bool {
-    let key = format!("{}/{}", service.namespace, service.hostname);
-    let mut workloads = mesh.workloads.values();
-    workloads.any(|one| {
-        let by_name = one.addresses.is_empty() && !one.hostname.is_empty();
-        by_name && one.services.get(key.as_str()).is_some()
-    })
 }
 
 /// A mistake in a certificate's file, at the place that names the file, such as a line of `path`.
@@ -484,20 +392,6 @@ pub(super) fn enforcement(config: &Config) -> Enforcement {
         PolicyMode::Audit => Enforcement::Audit,
         PolicyMode::Enforce => Enforcement::Enforce,
     }
-}
-
-/// The mesh with what the configuration says of its services, for whoever only looks.
-fn snapshot_of(config: &Config, mesh: &Mesh, scope: &Scope) -> Snapshot {
-    let network = config.gateway.network.as_str().into();
-    let change = Change {
-        mesh: Some((mesh.clone(), network)),
-        exposure: Some(exposure_table(config)),
-        names: Some(name_table(config)),
-        scope: Some(scope.clone()),
-        direct: Some(config.listeners.iter().any(Listener::is_tls)),
-        ..Change::default()
-    };
-    builder::build(&Snapshot::default(), change)
 }
 
 /// The names that the configuration gives.

@@ -6,6 +6,7 @@
 
 mod certificates;
 mod check;
+mod compare;
 mod explain;
 mod holders;
 mod inputs;
@@ -52,7 +53,7 @@ use crate::xds::stream::{self, Feed, Kind};
 use certificates::{Certificates, Shared};
 use listeners::{Listeners, explained};
 use memory::Memory;
-use reload::Seen;
+use reload::{AtStart, Seen};
 
 pub use check::{check, check_as_run, check_without_keys};
 pub use explain::offline;
@@ -210,7 +211,12 @@ impl App {
         tokio::spawn(memory::watch(Arc::clone(&app.gateway), configured));
         app.discover(source)?;
         app.look_up()?;
-        let read = (inputs.told, inputs.warnings, seen);
+        let read = AtStart {
+            told: inputs.told,
+            warnings: inputs.warnings,
+            passed_over: inputs.passed_over,
+            seen,
+        };
         let reloader = reload::Reloader::new(source.clone(), &app, read, certificates, log);
         spawn_thread("strait-files", reloader.run())?;
         Ok((app, certificate))

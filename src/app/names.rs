@@ -3,16 +3,16 @@
 use crate::config::{Alias, Config, Discovery};
 use crate::snapshot::{Audience, Snapshot};
 
-/// Returns errors and warnings about the aliases, and about entries of `exposure` that another one
-/// hides. The snapshot is that of the mesh and of the configuration.
-pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> (Vec<String>, Vec<String>) {
-    let (mut errors, mut warnings) = (Vec::new(), Vec::new());
+/// Returns warnings about the aliases, and about entries of `exposure` that another one hides. The
+/// snapshot is that of the mesh and of the configuration.
+pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+    let mut warnings = Vec::new();
     let file = config.file.display();
     for alias in &config.names.aliases {
         let (at, host) = (format!("{file}:{}", alias.line.0), &alias.name.host);
         if snapshot.services.contains_key(host.as_str()) {
-            errors.push(format!(
-                "{at}: error: the alias {host} is a service's own name, which it hides; write a \
+            warnings.push(format!(
+                "{at}: warning: the alias {host} is a service's own name, which it hides; write a \
                  name that no service has"
             ));
         }
@@ -33,7 +33,7 @@ pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> (Vec<String>, Ve
             ));
         }
     }
-    (errors, warnings)
+    warnings
 }
 
 /// Warns of aliases whose consumers may not reach a service behind them. Under a control plane,
@@ -110,7 +110,7 @@ fn is_exposed(
     };
     let is_silent = || !snapshot.exposure.has_entry(&entry);
     let is_exported = || {
-        let exposed = snapshot.exposure.exposes_all();
+        let exposed = snapshot.is_exposed_by_default(host);
         exposed || !is_told || snapshot.is_exported(host, port.unwrap_or_default())
     };
     !snapshot.is_kept(host) && (to.any(admits) || (is_silent() && is_exported()))

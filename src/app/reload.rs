@@ -27,6 +27,7 @@ use crate::xds::{self, objects::contents};
 
 use super::App;
 use super::certificates::Shared;
+use super::compare;
 use super::inputs::{self, Report};
 use super::listeners::Listeners;
 use super::told::{Joined, Told};
@@ -35,6 +36,15 @@ use super::{traffic, trust};
 /// What was in each file when it was last read. Taken before the reading, so that a change
 /// meanwhile is found afterwards.
 pub(super) type Seen = BTreeMap<PathBuf, u64>;
+
+/// Result of the reading before the start.
+pub(super) struct AtStart {
+    pub(super) told: Told,
+    pub(super) warnings: Vec<String>,
+    /// Mistakes in objects that are passed over.
+    pub(super) passed_over: Vec<String>,
+    pub(super) seen: Seen,
+}
 
 /// Watches the four kinds of files and applies their changes, one at a time. A mount that hangs
 /// holds it up, so it has a thread of its own.
@@ -56,13 +66,15 @@ pub(super) struct Reloader {
     named: Vec<PathBuf>,
     /// The warnings that were given last.
     warned: HashSet<String>,
+    /// Mistakes in the objects in force, which are passed over.
+    passed_over: Vec<String>,
 }
 
 impl Reloader {
     pub(super) fn new(
         source: Source,
         app: &App,
-        (told, warnings, seen): (Told, Vec<String>, Seen),
+        read: AtStart,
         certificates: Shared,
         log: LogHandle,
     ) -> Self {
@@ -72,7 +84,7 @@ impl Reloader {
                 app.status.set_reload(what, Ok(()));
             }
         }
-        Self {
+        let mut reloader = Self {
             source,
             config: Arc::clone(&app.config),
             gateway: Arc::clone(&app.gateway),
@@ -81,12 +93,15 @@ impl Reloader {
             listeners: Arc::clone(&app.listeners),
             log,
             certificates,
-            seen,
-            told,
+            seen: read.seen,
+            told: read.told,
             failed: BTreeMap::new(),
             named: Vec::new(),
-            warned: warnings.into_iter().collect(),
-        }
+            warned: read.warnings.into_iter().collect(),
+            passed_over: Vec::new(),
+        };
+        reloader.note_objects(read.passed_over);
+        reloader
     }
 
     pub(super) async fn run(mut self) {
@@ -125,7 +140,7 @@ impl Reloader {
     }
 
     /// Reloads what has changed. What failed before is tried again with every change, as it may
-    /// have waited for that one: a root for its file, an alias for the service that had its name.
+    /// have waited for that one: a root for its file, a configuration for the file that it names.
     /// `again` says that files were reloaded just before, which may have found what is new here.
     /// Returns whether anything was reloaded.
     fn apply_changes(&mut self, again: bool) -> bool {
@@ -187,15 +202,31 @@ impl Reloader {
         self.failed.insert(what, error);
     }
 
-    /// Notes what of a file is in use, and what is not. The rest is tried again with every change.
+    /// Notes what of a file is in use, and what is not. The rest is tried again with every change,
+    /// but that of objects only with a change of theirs: it waits for nothing else.
     fn succeeded_in_part(&mut self, what: What, left: String, is_news: bool) {
         if self.failed.get(&what) == Some(&left) && !is_news {
             return;
         }
-        error!(what = what.label(), error = %left, "a changed file is in use, but not all of it");
+        error!(what = what.label(), error = %left, "a file is in use, but not all of it");
         self.gateway.metrics.reload(what, false);
         self.status.set_reload_in_part(what, left.clone());
-        self.failed.insert(what, left);
+        match what {
+            What::Objects => self.failed.remove(&what),
+            _ => self.failed.insert(what, left),
+        };
+    }
+
+    /// Notes the mistakes in objects that were read with another file.
+    fn note_objects(&mut self, passed_over: Vec<String>) {
+        if passed_over == self.passed_over {
+            return;
+        }
+        match passed_over.is_empty() {
+            true => self.succeeded(What::Objects),
+            false => self.succeeded_in_part(What::Objects, passed_over.join("\n"), true),
+        }
+        self.passed_over = passed_over;
     }
 
     /// Returns what of the new state is not in use, a line each.
@@ -203,7 +234,7 @@ impl Reloader {
         match what {
             What::Config => return self.reload_config(),
             What::Mesh => self.reload_mesh(),
-            What::Objects => self.reload_objects(),
+            What::Objects => return self.reload_objects(),
             What::Certificates => self.reload_certificates(),
         }?;
         Ok(Vec::new())
@@ -231,7 +262,10 @@ impl Reloader {
             };
             let joined = told.joined(&new);
             report.warnings.extend(joined.warnings.iter().cloned());
-            report.compare(&new, (&joined.mesh, &joined.scope), &told.policies);
+            let files = (&joined.mesh, &joined.scope);
+            report
+                .warnings
+                .extend(compare::run(&new, files, &told.policies));
             (new, told, joined)
         });
         report.refusal()?;
@@ -269,6 +303,7 @@ impl Reloader {
         self.config.store(Arc::new(new));
         self.named.clear();
         self.warn(report.warnings);
+        self.note_objects(report.passed_over);
         Ok(left)
     }
 
@@ -283,25 +318,29 @@ impl Reloader {
             policies,
             objects: self.told.objects.clone(),
         };
-        self.apply(&config, told, Report::of(&findings))
+        self.apply(&config, told, Report::of(&findings).warnings);
+        Ok(())
     }
 
-    fn reload_objects(&mut self) -> anyhow::Result<()> {
+    fn reload_objects(&mut self) -> anyhow::Result<Vec<String>> {
         let config = self.config.load_full();
         let (objects, findings) = xds::objects::load(&config.exposure.files)?;
         let told = Told {
             objects,
             ..self.told.clone()
         };
-        self.apply(&config, told, Report::of(&findings))
+        let report = Report::of(&findings);
+        self.apply(&config, told, report.warnings);
+        self.passed_over.clone_from(&report.passed_over);
+        Ok(report.passed_over)
     }
 
     /// Has in force what the files of the mesh say now.
-    fn apply(&mut self, config: &Config, told: Told, mut report: Report) -> anyhow::Result<()> {
+    fn apply(&mut self, config: &Config, told: Told, mut warnings: Vec<String>) {
         let joined = told.joined(config);
-        report.warnings.extend(joined.warnings.iter().cloned());
-        report.compare(config, (&joined.mesh, &joined.scope), &told.policies);
-        report.refusal()?;
+        warnings.extend(joined.warnings.iter().cloned());
+        let files = (&joined.mesh, &joined.scope);
+        warnings.extend(compare::run(config, files, &told.policies));
         self.publisher.update(Change {
             policies: match config.discovery {
                 Discovery::File { .. } => Some(told.policies.clone()),
@@ -310,8 +349,7 @@ impl Reloader {
             ..self.change(config, joined)
         });
         self.told = told;
-        self.warn(report.warnings);
-        Ok(())
+        self.warn(warnings);
     }
 
     /// Returns what changes by what the files of the mesh make together, and has their conflicts

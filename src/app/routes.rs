@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::config::{Config, ListenerProtocol, SniRoute, TlsRouting};
+use crate::datapath::dial::DenyList;
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::Place;
 use crate::snapshot::{Caller, Snapshot};
@@ -43,8 +44,8 @@ pub(super) fn dead_ends(config: &Config, snapshot: &Snapshot) -> Vec<String> {
 
 /// The addresses of gateways.
 struct Gateways {
-    /// Listeners of this one.
-    own: Vec<SocketAddr>,
+    /// Has the listeners of this one.
+    deny: DenyList,
     /// Gateways of networks.
     networks: HashSet<IpAddr>,
 }
@@ -60,8 +61,9 @@ impl Gateways {
             Place::Address(_, ip) => Some(*ip),
             Place::Name(_) => None,
         });
+        let own = config.listeners.iter().map(|one| one.bind);
         Self {
-            own: config.listeners.iter().map(|one| one.bind).collect(),
+            deny: DenyList::new(Vec::new(), own.collect()),
             networks: addresses.collect(),
         }
     }
@@ -86,7 +88,7 @@ impl Gateways {
 
     fn has(&self, address: SocketAddr) -> bool {
         GATEWAY_PORTS.contains(&address.port())
-            || self.own.contains(&address)
+            || self.deny.is_own(address)
             || self.networks.contains(&address.ip())
     }
 }

@@ -17,10 +17,13 @@ pub(super) fn printed(source: &Source, report: &Report) -> ExitCode {
     for line in &report.warnings {
         eprintln!("{line}");
     }
-    for line in &report.errors {
+    for line in report.passed_over.iter().chain(&report.errors) {
         eprintln!("{line}");
     }
-    match (&report.inputs, report.errors.len()) {
+    match (
+        &report.inputs,
+        report.passed_over.len() + report.errors.len(),
+    ) {
         (Some(inputs), 0) => {
             let Inputs { config, mesh, .. } = inputs;
             let source = match &config.discovery {

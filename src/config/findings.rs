@@ -17,6 +17,8 @@ pub enum Severity {
     Error,
     /// A file with certificates, a key or a token does not exist: an error for whoever needs it.
     Absent,
+    /// One object of the file is not used. The rest of the file is.
+    PassedOver,
     /// The file is used, but probably does not say what its author meant.
     Warning,
 }
@@ -66,7 +68,7 @@ pub struct Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let severity = match self.severity {
-            Severity::Error | Severity::Absent => "error",
+            Severity::Error | Severity::Absent | Severity::PassedOver => "error",
             Severity::Warning => "warning",
         };
         write!(f, "{}: {severity}: {}", self.place, self.what)?;
@@ -86,7 +88,7 @@ impl Findings {
     pub fn has_errors(&self) -> bool {
         self.0
             .iter()
-            .any(|finding| finding.severity != Severity::Warning)
+            .any(|finding| matches!(finding.severity, Severity::Error | Severity::Absent))
     }
 
     /// Returns whether a finding keeps the file from being used even where no certificates are
@@ -130,7 +132,11 @@ pub struct Report {
     file: PathBuf,
     origins: Vec<String>,
     found: RefCell<Vec<Finding>>,
+    /// Severity of the errors that are noted from now on.
+    severity: Cell<Severity>,
     errors: Cell<usize>,
+    /// Presence of an error that keeps the whole file from being used.
+    is_refused: Cell<bool>,
     left_out: Cell<usize>,
     paths: RefCell<Vec<(PathBuf, Place)>>,
     absent: RefCell<Vec<(PathBuf, Place)>>,
@@ -152,7 +158,9 @@ impl Report {
             file: file.to_owned(),
             origins,
             found: RefCell::default(),
+            severity: Cell::new(Severity::Error),
             errors: Cell::new(0),
+            is_refused: Cell::new(false),
             left_out: Cell::new(0),
             paths: RefCell::default(),
             absent: RefCell::default(),
@@ -182,10 +190,19 @@ impl Report {
         self.push(Severity::Absent, line, what, how);
     }
 
-    /// Notes something that keeps the file from being used.
+    /// Sets the severity of the errors that follow: [`Severity::Error`], which it is at first, or
+    /// [`Severity::PassedOver`] while an object is read.
+    pub fn grade_errors(&self, severity: Severity) {
+        self.severity.set(severity);
+    }
+
+    /// Notes something that keeps the file, or an object of it, from being used.
     pub fn error(&self, line: u64, what: impl Into<String>, how: impl Into<String>) {
+        let severity = self.severity.get();
         self.errors.set(self.errors.get() + 1);
-        self.push(Severity::Error, line, what.into(), how.into());
+        let is_refused = self.is_refused.get() || severity == Severity::Error;
+        self.is_refused.set(is_refused);
+        self.push(severity, line, what.into(), how.into());
     }
 
     /// Notes something that the author probably did not mean.
@@ -207,10 +224,10 @@ impl Report {
             let line = found.last().map_or(1, |finding| finding.place.line);
             let file = self.file;
             let what = format!("{} more findings are left out", self.left_out.get());
-            let severity = if self.errors.get() > 0 {
-                Severity::Error
-            } else {
-                Severity::Warning
+            let severity = match self.errors.get() {
+                0 => Severity::Warning,
+                _ if self.is_refused.get() => Severity::Error,
+                _ => Severity::PassedOver,
             };
             found.push(Finding {
                 place: Place { file, line },
@@ -266,6 +283,22 @@ mod tests {
             findings.to_string(),
             "a.yaml:3: error: early; write `x: 1`\na.yaml:7: warning: late"
         );
+    }
+
+    #[test]
+    fn errors_of_objects_let_the_file_be_used_until_one_is_of_the_file_itself() {
+        for of_the_file in [0, 1] {
+            let report = Report::new(Path::new("a"));
+            report.grade_errors(Severity::PassedOver);
+            (0..FINDINGS_MAX).for_each(|_| report.error(1, "x", ""));
+            report.error(1, "left out", "");
+            report.grade_errors(Severity::Error);
+            (0..of_the_file).for_each(|_| report.error(1, "left out too", ""));
+            let findings = report.into_findings();
+            assert_eq!(findings.has_errors(), of_the_file > 0);
+            let more = format!("error: {} more findings are left out", 1 + of_the_file);
+            assert!(findings.to_string().ends_with(&more));
+        }
     }
 
     #[test]

@@ -175,18 +175,24 @@ impl DenyList {
     /// Why `address` is not dialled, if it is not.
     pub fn denies(&self, address: SocketAddr) -> Option<&'static str> {
         let ip = address.ip().to_canonical();
-        let address = SocketAddr::new(ip, address.port());
-        if self.own.load().iter().any(|own| self.is_own(*own, address)) {
+        if self.is_own(address) {
             return Some("a listener of this gateway");
         }
         let rule = fixed_rule(ip)?;
         (!self.allow.iter().any(|net| net.contains(&ip))).then_some(rule)
     }
 
+    /// Returns whether `address` leads back to a listener of this process.
+    pub fn is_own(&self, address: SocketAddr) -> bool {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let own = self.own.load();
+        own.iter().any(|own| self.leads_to(*own, address))
+    }
+
     /// Whether `address` leads back to the listener at `own`: the exact address, or for a wildcard
     /// any address of this host together with the port. The port alone decides nothing, because
     /// every HBONE endpoint has ours.
-    fn is_own(&self, own: SocketAddr, address: SocketAddr) -> bool {
+    fn leads_to(&self, own: SocketAddr, address: SocketAddr) -> bool {
         own.port() == address.port()
             && (own.ip().to_canonical() == address.ip()
                 || own.ip().is_unspecified()

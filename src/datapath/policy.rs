@@ -138,7 +138,8 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<
     let (asked, host, means) = (&right.asked, &*right.service.hostname, &right.means);
     let of = (host, right.port);
     let is_meant = snapshot.is_meant(host, &right.service.namespace);
-    if !is_meant || !snapshot.stands_for(peer.caller(), asked, of, means) {
+    let service = (&*right.service, right.port);
+    if !is_meant || !snapshot.stands_for(peer.caller(), asked, service, means) {
         return Err("the name does not stand for the service any more");
     }
     judge(snapshot, peer, asked, of, means).map_err(Reason::label)?;

@@ -78,7 +78,7 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     }
     if let Some(mesh) = mesh {
         let network = network.unwrap_or_else(|| old.network().into());
-        moved |= index::apply(&mut next, mesh, network);
+        moved |= index::apply(&mut next, old, mesh, network);
     }
     index::rebalance(&mut next, old);
     if reexposed {

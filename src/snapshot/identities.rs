@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::mesh;
+use super::mesh::{self, Place};
 use super::{Shards, Snapshot};
 
 /// Identities (`spiffe://…`) by service (`namespace/hostname`), each with its number of workloads.
@@ -46,8 +46,7 @@ impl Edits {
 }
 
 impl Identities {
-    /// Makes the edits. Returns whether a service has lost an identity: its tunnels that went past
-    /// a waypoint may be open still.
+    /// Makes the edits. Returns whether a service, be it a waypoint or not, has lost an identity.
     pub(super) fn apply(&mut self, edits: Edits) -> bool {
         let mut is_lost = false;
         for (service, edits) in edits.0 {
@@ -77,20 +76,37 @@ impl Snapshot {
     /// that `service` has.
     pub fn is_waypoint_of(&self, principal: &str, service: &mesh::Service) -> bool {
         service.waypoints.iter().any(|waypoint| {
-            let waypoint = self.waypoint(&waypoint.gateway);
-            waypoint.is_some_and(|of| {
-                let name = format!("{}/{}", of.namespace, of.hostname);
-                let identities = self.index.identities.0.get(&*name);
-                identities.is_some_and(|of| of.contains_key(principal))
+            let identities = self.waypoint_identities(&waypoint.gateway.place);
+            identities.is_some_and(|of| of.contains_key(principal))
+        })
+    }
+
+    /// Returns whether a waypoint that services name has lost an identity since `old`: it has no
+    /// workload with it any more, it is gone, or another service has its hostname or VIP. Tunnels
+    /// that went past it may be open still. Costs one look-up for each waypoint.
+    pub(super) fn has_lost_waypoint_identity(&self, old: &Self) -> bool {
+        self.index.waypoints.places().any(|place| {
+            let now = self.waypoint_identities(place);
+            let is_there = |principal: &Arc<str>| now.is_some_and(|of| of.contains_key(principal));
+            let before = old.waypoint_identities(place);
+            before.is_some_and(|before| {
+                let is_same = now.is_some_and(|now| Arc::ptr_eq(now, before));
+                !is_same && !before.keys().all(is_there)
             })
         })
+    }
+
+    fn waypoint_identities(&self, place: &Place) -> Option<&Arc<Counts>> {
+        let of = self.waypoint_at(place)?;
+        let name = format!("{}/{}", of.namespace, of.hostname);
+        self.index.identities.0.get(&*name)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::builder::{Change, build};
-    use super::super::mesh::{GatewayAddress, Mesh, Place, Waypoint};
+    use super::super::mesh::{GatewayAddress, Mesh, Waypoint};
     use super::*;
 
     const SAN: &str = "spiffe://west.local/ns/app/sa/said";
@@ -190,28 +206,83 @@ mod tests {
         assert!(snapshot.index.identities.0.is_empty(), "nothing is left");
     }
 
+    fn generations(snapshot: &mut Snapshot, mesh: Mesh, direct: bool) -> u64 {
+        let change = Change {
+            mesh: Some((mesh, "east".into())),
+            direct: Some(direct),
+            ..Change::default()
+        };
+        let before = snapshot.generation;
+        *snapshot = build(snapshot, change);
+        snapshot.generation - before
+    }
+
+    fn name(name: &str) -> Place {
+        Place::Name(format!("app/{name}.app"))
+    }
+
     #[test]
-    fn the_generation_moves_when_a_service_loses_the_last_workload_of_an_identity() {
-        // One mesh after the other, and whether open tunnels are judged anew.
-        let steps = [
-            (&[("a", "app", "w")][..], 0),
-            (&[("a", "app", "w"), ("b", "app", "w")], 0),
-            (&[("b", "app", "w")], 0),
-            (&[("c", "app", "w")], 0),
-            (&[("c", "app", "other")], 1),
-            (&[], 1),
-            (&[("b", "shop", "w")], 0),
-            (&[], 0),
-        ];
-        let mut snapshot = Snapshot::default();
-        for (index, (workloads, want)) in steps.into_iter().enumerate() {
-            let change = Change {
-                mesh: Some((mesh(&[], workloads), "east".into())),
-                ..Change::default()
+    fn review_5_the_generation_moves_when_a_waypoint_loses_the_last_workload_of_an_identity() {
+        let at = Place::Address("east".to_owned(), [240, 0, 0, 1].into());
+        for (waypoint, is_used) in [(Some(name("w")), true), (Some(at), true), (None, false)] {
+            // One mesh after the other, and whether open tunnels are judged anew.
+            let steps = [
+                (&[("a", "app", "w")][..], false),
+                (&[("a", "app", "w"), ("b", "app", "w")], false),
+                (&[("b", "app", "w")], false),
+                (&[("c", "app", "w")], false),
+                (&[("c", "app", "other")], is_used),
+                (&[("c", "app", "w")], false),
+                (&[], is_used),
+                (&[("b", "shop", "w")], false),
+                (&[("d", "app", "other")], false),
+                (&[], false),
+            ];
+            let mut snapshot = Snapshot::default();
+            let waypoints: Vec<_> = waypoint.into_iter().collect();
+            generations(&mut snapshot, mesh(&waypoints, &[]), false);
+            for (index, (workloads, want)) in steps.into_iter().enumerate() {
+                let moved = generations(&mut snapshot, mesh(&waypoints, workloads), false);
+                assert_eq!(moved, u64::from(want), "{waypoints:?}, step {index}");
+            }
+        }
+    }
+
+    #[test]
+    fn review_5_the_generation_moves_when_a_waypoint_goes_or_another_service_takes_its_place() {
+        let vip: std::net::IpAddr = [240, 0, 0, 1].into();
+        let at = Place::Address("east".to_owned(), vip);
+        for (place, is_named) in [(name("w"), true), (at, false)] {
+            let workloads = &[("a", "app", "w")];
+            let own = || mesh(std::slice::from_ref(&place), workloads);
+            let mut gone = own();
+            gone.services.remove("app/w.app");
+            let mut other = own();
+            let moved = mesh::Service {
+                vips: Vec::new(),
+                ..service("w", &[])
             };
-            let before = snapshot.generation;
-            snapshot = build(&snapshot, change);
-            assert_eq!(snapshot.generation - before, want, "step {index}");
+            other.services.insert("app/w.app".into(), Arc::new(moved));
+            let mut taken = own();
+            let rival = mesh::Service {
+                namespace: "shop".into(),
+                canonical: true,
+                ..service("w", &[])
+            };
+            taken.services.insert("shop/w.app".into(), Arc::new(rival));
+            for (what, next, want) in [
+                ("the same", own(), false),
+                ("gone", gone, true),
+                ("without its VIP", other, !is_named),
+                ("its hostname and VIP are another's", taken, true),
+            ] {
+                for direct in [false, true] {
+                    let mut snapshot = Snapshot::default();
+                    generations(&mut snapshot, own(), false);
+                    let moved = generations(&mut snapshot, next.clone(), direct);
+                    assert_eq!(moved, u64::from(want), "{place}, {what}, {direct}");
+                }
+            }
         }
     }
 }

@@ -17,6 +17,7 @@ use super::opened::Opened;
 use super::precedence::Claim;
 use super::tiers::Ranking;
 use super::usable::{speaks_hbone, undialled, unserved};
+use super::waypoints::NamedWaypoints;
 use super::{Endpoint, Service, Shards, Snapshot, Unused};
 use crate::status::WorkloadLabels;
 
@@ -35,11 +36,22 @@ pub(super) struct Index {
     claims: Shards<Arc<str>, Arc<[Claim]>>,
     /// The identities of the workloads of each service.
     pub(super) identities: Identities,
+    /// The waypoints that services name.
+    pub(super) waypoints: NamedWaypoints,
     /// The workloads that are reached at their addresses.
     pub(super) opened: Opened,
 }
 
 type Members = Arc<[Member]>;
+
+/// What a change of workloads touches.
+struct Joined<'a> {
+    hosts: BTreeSet<&'a str>,
+    /// Possible selection of a workload by other policies.
+    reselected: bool,
+    /// Loss of an identity by a service.
+    has_lost: bool,
+}
 
 /// A workload that can be dialled, by its endpoints: at least one, and one for each port that is
 /// dialled, in their order.
@@ -63,9 +75,14 @@ type Edits<'a> = BTreeMap<&'a str, Option<Member>>;
 /// Puts a mesh in the place of the snapshot's. Where the network, whether only HBONE is dialled or
 /// whether there are TLS listeners differs, all of it is built anew; endpoints keep their state and
 /// claims their age also then. Returns whether open tunnels are to be judged anew: other policies
-/// may select a workload, a service has lost an identity of its workloads, or it has other
-/// waypoints or another visibility.
-pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> bool {
+/// may select a workload, a waypoint has lost an identity of its workloads since `before`, or a
+/// service has other waypoints or another visibility.
+pub(super) fn apply(
+    snapshot: &mut Snapshot,
+    before: &Snapshot,
+    mesh: Mesh,
+    network: Arc<str>,
+) -> bool {
     let index = &snapshot.index;
     let rules = (&index.network, index.hbone_only, index.direct);
     let (hbone_only, direct) = (mesh.hbone_only, snapshot.direct);
@@ -87,10 +104,15 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> b
     let old = mem::replace(&mut snapshot.mesh, mesh);
     // The mesh is read from a copy, as the snapshot is written below. A copy shares everything.
     let new = snapshot.mesh.clone();
-    let (hosts, reselected) = snapshot.index.join((&old, &new), &previous);
+    let Joined {
+        hosts,
+        reselected,
+        has_lost,
+    } = snapshot.index.join((&old, &new), &previous);
     let (claimed, rerouted) = snapshot
         .index
         .claim((&old, &new), &previous, snapshot.version);
+    let may_lose = has_lost || !claimed.is_empty() || claims_before.is_some();
     // The owner of a family takes its other names away from others, and gives them back.
     let families = claimed.iter().flat_map(|host| snapshot.family_of(host));
     let families = families.filter(|name| !snapshot.index.claims(name).is_empty());
@@ -100,7 +122,8 @@ pub(super) fn apply(snapshot: &mut Snapshot, mesh: Mesh, network: Arc<str>) -> b
     if let Some((vips, services)) = &claims_before {
         snapshot.keep_ages(vips, services);
     }
-    reselected || rerouted || renamed
+    let lost = || may_lose && snapshot.has_lost_waypoint_identity(before);
+    reselected || rerouted || renamed || lost()
 }
 
 /// Looks anew at who answers to which hostname and VIP, after a change of the configuration.
@@ -140,13 +163,8 @@ pub(super) fn rebalance(snapshot: &mut Snapshot, before: &Snapshot) {
 
 impl Index {
     /// Joins workloads with the services that they name. States of endpoints are looked for in
-    /// `previous` where this index has no such workload. Returns the hostnames that are touched,
-    /// and whether other policies may select a workload or a service has lost an identity.
-    fn join<'a>(
-        &mut self,
-        (old, new): (&'a Mesh, &'a Mesh),
-        previous: &Self,
-    ) -> (BTreeSet<&'a str>, bool) {
+    /// `previous` where this index has no such workload.
+    fn join<'a>(&mut self, (old, new): (&'a Mesh, &'a Mesh), previous: &Self) -> Joined<'a> {
         let mut identities = identities::Edits::default();
         let mut edits: HashMap<&Arc<str>, Edits<'a>> = HashMap::new();
         let mut reselected = false;
@@ -192,7 +210,11 @@ impl Index {
             self.edit(service, edits);
             hosts.extend(service.split_once('/').map(|(_, host)| host));
         }
-        (hosts, reselected || has_lost)
+        Joined {
+            hosts,
+            reselected,
+            has_lost,
+        }
     }
 
     /// What is known of a workload that could be dialled.
@@ -250,6 +272,7 @@ impl Index {
                 }
                 None => after.private,
             });
+            self.waypoints.change(before, after);
             for service in [before, after].into_iter().flatten() {
                 let old = self.claims(&service.hostname).iter();
                 let earlier = previous.claims(&service.hostname).iter();

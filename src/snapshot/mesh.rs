@@ -183,7 +183,7 @@ pub struct GatewayAddress {
 }
 
 /// Where a gateway is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// At a service or at a workload with a DNS name: `namespace/hostname`.
     Name(String),

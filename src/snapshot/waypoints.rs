@@ -5,7 +5,44 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::mesh::{self, GatewayAddress, Place};
-use super::{EndpointSet, Protocol, Service, Snapshot};
+use super::{EndpointSet, Protocol, Service, Shards, Snapshot};
+
+/// The places of the waypoints that services name, each with the number of services.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NamedWaypoints(Shards<Place, usize>);
+
+impl NamedWaypoints {
+    /// Counts the waypoints of a service that comes, goes or changes.
+    pub(super) fn change(
+        &mut self,
+        before: Option<&Arc<mesh::Service>>,
+        after: Option<&Arc<mesh::Service>>,
+    ) {
+        let of = |service: Option<&Arc<mesh::Service>>| -> Vec<Place> {
+            let waypoints = service.into_iter().flat_map(|of| &of.waypoints);
+            waypoints.map(|one| one.gateway.place.clone()).collect()
+        };
+        let (before, after) = (of(before), of(after));
+        if before == after {
+            return;
+        }
+        for place in after {
+            let count = self.0.get(&place).copied().unwrap_or(0);
+            self.0.insert(place, count + 1);
+        }
+        for place in before {
+            match self.0.get(&place).copied().unwrap_or(0) {
+                0 | 1 => drop(self.0.remove(&place)),
+                count => drop(self.0.insert(place, count - 1)),
+            }
+        }
+    }
+
+    /// Returns the places, each once.
+    pub(super) fn places(&self) -> impl Iterator<Item = &Place> {
+        self.0.keys()
+    }
+}
 
 impl Snapshot {
     /// The endpoints of a waypoint. They are dialled at the port of HBONE whatever port of the
@@ -23,7 +60,12 @@ impl Snapshot {
 
     /// The service of a waypoint: by its name, or by an address of it in this network.
     pub fn waypoint(&self, gateway: &GatewayAddress) -> Option<&Arc<Service>> {
-        match &gateway.place {
+        self.waypoint_at(&gateway.place)
+    }
+
+    /// Returns the service of a waypoint at a place.
+    pub(super) fn waypoint_at(&self, place: &Place) -> Option<&Arc<Service>> {
+        match place {
             Place::Name(name) => {
                 let (namespace, hostname) = name.split_once('/')?;
                 let service = self.services.get(hostname)?;

@@ -216,9 +216,9 @@ fn names_that_lead_nowhere_or_elsewhere_are_told() {
         );
         write(folder.path(), "mesh.yaml", &mesh);
         let checked = check_with(own).await;
-        assert_eq!(checked.code, Some(1), "{checked:?}");
+        assert_eq!(checked.code, Some(0), "tenants write services: {checked:?}");
         let wanted = format!(
-            "strait.yaml:{line}: error: the alias other.app.svc.cluster.local is a service's own"
+            "strait.yaml:{line}: warning: the alias other.app.svc.cluster.local is a service's own"
         );
         assert!(checked.stderr.contains(&wanted), "{}", checked.stderr);
     });

@@ -86,6 +86,28 @@ names:
 }
 
 #[test]
+fn review_23_an_alias_of_a_service_that_the_default_does_not_expose_is_a_warning() {
+    run(async {
+        let folder = folder().await;
+        let private = MESH.replace("hostname: shop", "visibility: Namespace, hostname: shop");
+        assert_ne!(private, MESH);
+        write(folder.path(), "mesh.yaml", &private);
+        let alias = |name: &str| {
+            format!(
+                "exposure: {{default: all}}\nnames: {{aliases: [{{name: \"b.global:80\", to: \
+                 \"{name}.app.svc.cluster.local:80\"}}]}}\n"
+            )
+        };
+        let found = checked(folder.path(), FILE, &alias("echo")).await;
+        assert!(!found.stderr.contains("the alias"), "{found:?}");
+        let want = "the alias b.global leads to shop.app.svc.cluster.local:80, which no peer may \
+                    reach; add an entry for \"shop.app.svc.cluster.local:80\" ";
+        let found = checked(folder.path(), FILE, &alias("shop")).await;
+        assert!(found.stderr.contains(want), "{found:?}");
+    });
+}
+
+#[test]
 fn review_23_two_entries_of_a_service_with_different_names_are_a_warning() {
     run(async {
         let folder = folder().await;

@@ -56,3 +56,25 @@ fn review_10_a_route_to_a_gateway_is_a_warning_at_its_line() {
         assert!(checked.stderr.contains(want), "{checked:?}");
     });
 }
+
+#[test]
+fn review_10_a_route_to_an_own_listener_at_all_addresses_is_a_warning_at_its_line() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        let mesh = GOOD_MESH
+            .replace("80: 8080", "80: 15012")
+            .replace("10.0.0.1", "127.0.0.1")
+            .replace("protocol: HBONE", "protocol: TCP");
+        write(folder.path(), "mesh.yaml", &mesh);
+        let route = "listeners:
+  - name: routes
+    bind: \"[::]:15012\"
+    protocol: tls
+    routes: [{sni: [\"*\"], to: \"echo.app.svc.cluster.local:80\"}]";
+        let text = GOOD.replacen("listeners:", route, 1);
+        write(folder.path(), "strait.yaml", &text);
+        let checked = check(folder.path()).await;
+        let want = "warning: echo.app.svc.cluster.local:80 leads to the gateway at 127.0.0.1:15012";
+        assert!(checked.stderr.contains(want), "{checked:?}");
+    });
+}

@@ -1,7 +1,7 @@
 //! `strait check` of objects of several tenants: claims that conflict, each at its line.
 
 use crate::check::{GOOD, GOOD_MESH, check};
-use crate::support::{Done, folder_with_certificates, run, write};
+use crate::support::{Done, done, folder_with_certificates, run, write};
 
 /// Returns the output of `strait check` for these objects beside the usual files.
 async fn checked(objects: &str) -> Done {
@@ -127,5 +127,52 @@ fn review_2_equal_claims_to_an_address_are_warnings_at_both_lines() {
             )
         });
         assert_eq!(said, want.concat());
+    });
+}
+
+#[test]
+fn review_1_a_mistake_in_an_object_is_an_error_of_check_at_its_line() {
+    run(async {
+        let folder = folder_with_certificates().await;
+        let config = GOOD.replacen("exposure:\n", "exposure:\n  files: [objects.yaml]\n", 1);
+        write(folder.path(), "strait.yaml", &config);
+        write(folder.path(), "mesh.yaml", GOOD_MESH);
+        let objects = "apiVersion: multicluster.x-k8s.io/v1alpha1
+kind: ServiceExport
+metadata: {name: a.b, namespace: app}
+---
+apiVersion: multicluster.x-k8s.io/v1alpha1
+kind: ServiceImport
+metadata: {name: web, namespace: app}
+spec: {ips: [x]}
+";
+        write(folder.path(), "objects.yaml", objects);
+        let checked = check(folder.path()).await;
+        assert_eq!(checked.code, Some(1), "{checked:?}");
+        for want in [
+            "objects.yaml:3: error: `metadata.name` is `a.b`",
+            "objects.yaml:8: error: `spec.ips[]` is `x`",
+            "strait.yaml: 2 mistakes",
+        ] {
+            assert!(checked.stderr.contains(want), "{want}: {checked:?}");
+        }
+        let asked = "echo.app.svc.cluster.local:80";
+        let peer = "spiffe://west.local/ns/shop/sa/checkout";
+        let explain = [
+            "explain",
+            "-c",
+            "strait.yaml",
+            "--from",
+            peer,
+            "--to",
+            asked,
+        ];
+        let explained = done(folder.path(), &explain).await;
+        let first = explained.stderr.lines().next();
+        assert!(
+            first.is_some_and(|line| line.contains("`a.b`")),
+            "{explained:?}"
+        );
+        assert!(!explained.stdout.is_empty(), "{explained:?}");
     });
 }

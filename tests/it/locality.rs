@@ -114,18 +114,3 @@ fn istiod_6_the_locality_of_the_configuration_wins() {
         assert_eq!(to_first(&gateway, &endpoints).await, 0);
     });
 }
-
-#[test]
-fn istiod_6_a_pod_that_asks_on_demand_asks_for_its_own_record() {
-    run(async {
-        let net = Net::new();
-        let endpoints = endpoints(net).await;
-        let istiod = istiod(net);
-        istiod.put(ADDRESS, OWN, &record("a"));
-        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
-        let mut gateway = pod::spawn_with(net, "", &[("XDS_ON_DEMAND", "true")]);
-        gateway.ready().await;
-        is_in(&gateway, "locality us-east/a (istiod's record of this pod)").await;
-        assert_eq!(to_first(&gateway, &endpoints).await, TUNNELS);
-    });
-}

@@ -350,3 +350,29 @@ fn names_change_while_it_runs_and_a_tunnel_whose_name_leads_elsewhere_ends() {
         until("the ends", revoked, |&count| count == 4.0).await;
     });
 }
+
+#[test]
+fn review_3_an_open_tunnel_by_a_name_that_is_given_to_others_ends() {
+    run(async {
+        let world = World::start(NAMES, false, "").await;
+        // The owner of no namespace may have this name.
+        let file = world.gateway.file("mesh.yaml");
+        let mesh = std::fs::read_to_string(&file).expect("a mesh");
+        replace(&file, &mesh.replace(WEST2, "api.example"));
+        world.change("default: none", "default: all");
+        let client = world.client(CLIENT).await;
+        let answers = async || asked(&client, "api.example:80").await.is_ok();
+        until("the service", answers, |is_there| *is_there).await;
+        let (_, mut lost) = asked(&client, "api.example:80").await.expect("a tunnel");
+        let (_, mut kept) = asked(&client, "foo.useast2.global:80")
+            .await
+            .expect("a tunnel");
+        let alias =
+            format!("{NAMES}    - {{name: api.example, to: {EAST2}, consumers: [north]}}\n");
+        world.change(NAMES, &alias);
+        assert_eq!(broken(&mut lost).await, Some(Reason::INTERNAL_ERROR));
+        assert!(asked(&client, "api.example:80").await.is_err());
+        kept.write_all(b"?").await.expect("an open tunnel");
+        assert_eq!(kept.read_u8().await.expect("an open tunnel"), b'?');
+    });
+}

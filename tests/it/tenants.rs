@@ -2,7 +2,7 @@
 //! namespace lose nothing by it.
 
 use crate::scope::{answering, named, settings, started, write};
-use crate::support::{Endpoint, Gateway, Net, identities, run, until};
+use crate::support::{Endpoint, Gateway, Net, identities, replace, run, until};
 
 const EXPORTED: &str = "istio.io/global: \"true\"";
 const KEPT: &str = "istio.io/global: \"false\"";
@@ -268,5 +268,58 @@ fn review_2_an_address_of_two_imports_leads_to_neither() {
         write(gateway.folder.path(), "all.yaml", &one);
         let answers = async || answering(&client, &vip).await;
         until("the only claim", answers, |all| *all == [THIEF]).await;
+    });
+}
+
+#[test]
+fn review_1_a_mistake_in_an_object_of_a_tenant_stops_neither_the_start_nor_a_reload() {
+    run(async {
+        let net = Net::new();
+        let bad = |service: &str, address: &str| {
+            format!(
+                "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: bad, \
+                 namespace: evil, labels: {{kubernetes.io/service-name: {service}}}}}\n\
+                 addressType: IPv4\nendpoints: [{{addresses: [{address}]}}]\n"
+            )
+        };
+        let own = web(EXPORTED, "", &endpoint(net, VICTIM, Some("app")));
+        let started_with = own.clone() + &bad("Foo_Bar", "10.0.0.1");
+        let (gateway, _endpoints) = gateway_with(net, &started_with).await;
+        let client = gateway.client(identities()).await;
+        assert_eq!(answering(&client, WEB).await, [VICTIM]);
+        let reloads = async |what: &str, result: &str| {
+            let labels = format!("what=\"{what}\",result=\"{result}\"");
+            gateway
+                .metric(&format!("strait_reload_total{{{labels}}}"))
+                .await
+        };
+        let status = async || gateway.asked(&["status"]).await.1;
+        gateway
+            .logged("has `Foo_Bar` for its kubernetes.io/service-name")
+            .await;
+        assert!(reloads("objects", "error").await > 0.5);
+        assert!(status().await.contains("Foo_Bar"));
+
+        let other = thief(EXPORTED, "", &endpoint(net, THIEF, None));
+        let changed = own.clone() + &other + &bad("hello", "224.0.0.1");
+        write(gateway.folder.path(), "all.yaml", &changed);
+        let answers = async || answering(&client, THIEVES).await;
+        until("the other objects", answers, |all| *all == [THIEF]).await;
+        let told = async || status().await.contains("224.0.0.1");
+        until("the other mistake", told, |told| *told).await;
+
+        let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
+        replace(
+            &gateway.file("strait.yaml"),
+            &format!("{config}# changed\n"),
+        );
+        let configs = async || reloads("config", "ok").await;
+        until("the configuration", configs, |count| *count > 0.5).await;
+        assert!(reloads("config", "error").await < 0.5, "it has no mistake");
+
+        write(gateway.folder.path(), "all.yaml", &(own + &other));
+        let objects = async || reloads("objects", "ok").await;
+        until("no mistake", objects, |count| *count > 0.5).await;
+        assert!(!status().await.contains("224.0.0.1"));
     });
 }

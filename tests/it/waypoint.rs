@@ -296,6 +296,23 @@ fn review_5_a_tunnel_that_went_past_ends_with_the_last_workload_of_its_identity(
 }
 
 #[test]
+fn review_5_a_tunnel_that_went_past_ends_with_the_service_of_its_waypoint() {
+    run(async {
+        let mesh = Mesh::start(&[("one", 1)]).await;
+        let mut kept = mesh.tunnel(CLIENT, &[]).await.expect("a tunnel");
+        let lost = mesh.tunnel(WAYPOINT, &["waypoint"]).await;
+        let mut lost = lost.expect("a tunnel");
+        assert_eq!(lost.read_u8().await.expect("a name"), OWN);
+        assert_eq!(kept.read_u8().await.expect("a name"), ONE);
+        mesh.istiod.remove(ADDRESS, "app/one.app.svc.cluster.local");
+        assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
+        mesh.gateway.logged("is not believed any more").await;
+        assert!((mesh.gateway.tunnels("revoked").await - 1.0).abs() < 0.5);
+        drop(kept);
+    });
+}
+
+#[test]
 fn waypoints_share_by_weight_and_without_one_nothing_goes_past() {
     run(async {
         const TUNNELS: usize = 400;

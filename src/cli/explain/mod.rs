@@ -120,6 +120,9 @@ fn offline(source: &Source, question: &Question, json: bool) -> ExitCode {
     if let Some(warning) = &report.absent {
         eprintln!("{warning}");
     }
+    for line in &report.passed_over {
+        eprintln!("{line}");
+    }
     match report.inputs {
         Some(inputs) if report.errors.is_empty() => match app::offline(&inputs, question) {
             Ok(answer) => printed(&answer, json),

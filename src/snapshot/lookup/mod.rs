@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::wire::sni::RouteBy;
 use crate::wire::{Authority, Host};
 
-use super::mesh::Workload;
+use super::mesh::{self, Workload};
 use super::names::Alias;
 use super::{Caller, EndpointSet, Service, Snapshot, Verdict};
 
@@ -106,9 +106,14 @@ impl Snapshot {
     /// service in the namespace that owns it.
     pub fn named(&self, name: &str) -> Option<&Arc<Service>> {
         let service = self.called(name)?;
+        self.may_be_named(name, &service.definition)
+            .then_some(service)
+    }
+
+    /// Returns whether a service may have a name that the configuration does not give the peer.
+    fn may_be_named(&self, name: &str, service: &mesh::Service) -> bool {
         let owner = self.names.owner(&service.hostname);
-        let is_own = owner == Some(&service.namespace);
-        (is_own || !self.is_given(name)).then_some(service)
+        owner == Some(&service.namespace) || !self.is_given(name)
     }
 
     /// Returns whether the configuration gives a service this name besides its own.
@@ -287,15 +292,16 @@ impl Snapshot {
         }
     }
 
-    /// Returns whether `asked` may still stand for the service `host`, as it did when a tunnel was
-    /// opened. Services come and go without changing that: only the configuration does.
+    /// Returns whether `asked` may still stand for a service, as it did when a tunnel was opened.
+    /// Services come and go without changing that: only the configuration does.
     pub fn stands_for(
         &self,
         caller: Caller<'_>,
         asked: &Authority,
-        (host, port): (&str, u16),
+        (service, port): (&mesh::Service, u16),
         means: &Means,
     ) -> bool {
+        let host = &*service.hostname;
         let Host::Name(name) = &asked.host else {
             return true;
         };
@@ -307,7 +313,7 @@ impl Snapshot {
                     let mut targets = alias.targets().iter();
                     targets.any(|(target, _)| self.names.is_same(target, host))
                 }
-                (None, None) => self.names.is_same(name, host),
+                (None, None) => self.names.is_same(name, host) && self.may_be_named(name, service),
             },
             Means::Exposed => {
                 exposed().is_some_and(|(now, at)| at == port && self.names.is_same(now, host))

@@ -497,7 +497,7 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
         let asked = asked(text);
         let west = caller("west.local");
         let found = old.find(west, &asked).expect("a service");
-        let of = (&*found.service.hostname, found.port);
+        let of = (&*found.service.definition, found.port);
         let stands = |(_, next): &(&str, Snapshot)| next.stands_for(west, &asked, of, &found.means);
         let got: Vec<_> = later.iter().map(stands).collect();
         assert_eq!(

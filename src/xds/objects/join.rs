@@ -17,7 +17,7 @@ use super::slice::Slice;
 use super::view::{Key, View};
 use super::vips::Vips;
 use super::waypoints::{self, Named};
-use super::{Objects, WARNINGS_MAX};
+use super::{Objects, cut};
 use crate::config::{Config, Discovery, Finding, Findings};
 use crate::snapshot::mesh::{self, Mesh, Protocol, Scope, Waypoint};
 
@@ -58,6 +58,7 @@ pub fn join(mesh: &Mesh, objects: &Objects, config: &Config) -> Joined {
         exported: HashSet::new(),
         local: HashSet::new(),
         warnings,
+        portless: HashSet::new(),
     };
     for key in view.keys() {
         joining.join(key);
@@ -79,6 +80,8 @@ struct Joining<'a> {
     exported: HashSet<Box<str>>,
     local: HashSet<Box<str>>,
     warnings: Vec<Finding>,
+    /// Slices of which it is told that their ports are none of their services.
+    portless: HashSet<*const Slice>,
 }
 
 impl<'a> Joining<'a> {
@@ -133,8 +136,8 @@ impl<'a> Joining<'a> {
         let place = &export.meta.place;
         if self.view.is_kept(key, own) {
             let what = format!(
-                "the export of {namespace}/{service} has no effect: the Service says that it stays \
-                 in its cluster"
+                "the export of {namespace}/{service} has no effect: the Service stays in its \
+                 cluster"
             );
             self.warnings
                 .push(warning(place, what, "the Service without that label"));
@@ -231,24 +234,16 @@ impl<'a> Joining<'a> {
     }
 
     /// Warns of endpoints that serve no port of their service, once: it may have several names.
-    fn warn_of_other_ports(&mut self, (namespace, name): Key<'a>, slice: &Slice) {
+    fn warn_of_other_ports(&mut self, (namespace, name): Key<'a>, slice: &'a Slice) {
+        if !self.portless.insert(slice) {
+            return;
+        }
         let what = format!(
             "the endpoints of {namespace}/{name} here are not used: none of their ports has the \
              name of one of its ports"
         );
-        let new = warning(
-            &slice.place,
-            what,
-            "the Service's names into `ports[].name`",
-        );
-        let is_told = self.warnings.len() >= WARNINGS_MAX
-            || self
-                .warnings
-                .iter()
-                .any(|told| (&told.place, &told.what) == (&new.place, &new.what));
-        if !is_told {
-            self.warnings.push(new);
-        }
+        let how = "the Service's names into `ports[].name`";
+        self.warnings.push(warning(&slice.place, what, how));
     }
 
     /// Adds a service, or what it has besides to one that is there.
@@ -305,8 +300,9 @@ impl<'a> Joining<'a> {
         ports: &Ports<'_>,
     ) {
         let view = self.view;
+        let clusters: HashSet<_> = clusters.iter().copied().collect();
         for (cluster, slice) in view.slices(key) {
-            if !clusters.contains(&cluster) {
+            if !clusters.contains(cluster) {
                 continue;
             }
             let own_region = match cluster == view.own() {
@@ -344,33 +340,37 @@ impl<'a> Joining<'a> {
 
     fn finish(mut self) -> Joined {
         self.serve_also();
+        // Those about entries of the operator come first: tenants can have any number of warnings.
+        let mut warnings = self.kept_entries();
         let network = &self.view.config.gateway.network;
         self.members.into_mesh(network, &mut self.mesh);
-        let config = self.view.config;
-        for entry in &config.exposure.services {
-            if self.local.contains(&*entry.service.host) {
-                let place = crate::config::Place {
-                    file: config.file.clone(),
-                    line: entry.line,
-                };
-                let what = format!(
-                    "{} is exposed to nobody: its Service says that it stays in its cluster",
-                    entry.service.host
-                );
-                self.warnings
-                    .push(warning(&place, what, "the file without the entry"));
-            }
-        }
-        self.warnings.truncate(WARNINGS_MAX);
+        warnings.extend(cut(self.warnings));
         let mut conflicts = self.owners.findings();
         conflicts.extend(self.vips.findings());
         Joined {
             mesh: self.mesh,
             exported: self.exported,
             local: self.local,
-            warnings: Findings(self.warnings),
+            warnings: Findings(warnings),
             conflicts: Findings(conflicts),
         }
+    }
+
+    /// Warns of entries of `exposure` for services that stay in their cluster.
+    fn kept_entries(&self) -> Vec<Finding> {
+        let config = self.view.config;
+        let entries = config.exposure.services.iter();
+        let kept = entries.filter(|entry| self.local.contains(&*entry.service.host));
+        let kept = kept.map(|entry| {
+            let place = crate::config::Place {
+                file: config.file.clone(),
+                line: entry.line,
+            };
+            let host = &entry.service.host;
+            let what = format!("{host} is exposed to nobody: its Service stays in its cluster");
+            warning(&place, what, "the file without the entry")
+        });
+        kept.collect()
     }
 
     /// Has workloads of the mesh file serve the global services too that their own is a part of.

@@ -12,6 +12,10 @@ use super::owners::is_for;
 use super::slice::Backend;
 use crate::snapshot::mesh::{Locality, Mesh, Protocol, Workload};
 
+/// Addresses of one workload that are kept, the first ones. A pod has one of each family; slices of
+/// a tenant can list any number for one pod.
+const ADDRESSES_MAX: usize = 16;
+
 /// Service ports to target ports, by the `namespace/hostname` of services.
 type Served = BTreeMap<Arc<str>, BTreeMap<u16, u16>>;
 
@@ -42,7 +46,16 @@ struct Member {
 pub(super) struct Members<'a> {
     members: Vec<Member>,
     by_uid: HashMap<Arc<str>, usize>,
-    by_place: HashMap<Place<'a>, Vec<usize>>,
+    by_place: HashMap<Place<'a>, There>,
+}
+
+/// The workloads at a place that one more endpoint may be. Any number of pods can share a node's
+/// address, so that they are not listed.
+#[derive(Clone, Copy, Debug)]
+struct There {
+    first: usize,
+    /// The first one that was not known to be a pod when it was noted.
+    unnamed: Option<usize>,
 }
 
 /// A place where endpoints of one namespace of a cluster are.
@@ -56,7 +69,7 @@ struct Place<'a> {
 
 impl<'a> Members<'a> {
     /// Adds an endpoint that serves ports (service port and its own) of services, at those of its
-    /// addresses that it may use.
+    /// addresses that it may use, of which [`ADDRESSES_MAX`] count.
     pub(super) fn add(
         &mut self,
         site: Site<'a>,
@@ -64,6 +77,7 @@ impl<'a> Members<'a> {
         services: &[Arc<str>],
         ports: &[(u16, u16)],
     ) {
+        let own = own.get(..ADDRESSES_MAX).unwrap_or(own);
         let index = self.index_of(site, (backend, own));
         let Some(member) = self.members.get_mut(index) else {
             return;
@@ -81,39 +95,56 @@ impl<'a> Members<'a> {
         if *member.workload.network != *site.network {
             return;
         }
-        let mut addresses = member.workload.addresses.to_vec();
+        let mut addresses = std::mem::take(&mut member.workload.addresses).into_vec();
         for address in own {
-            if !addresses.contains(address) {
+            if addresses.len() < ADDRESSES_MAX && !addresses.contains(address) {
                 addresses.push(*address);
             }
         }
         member.workload.addresses = addresses.into();
+        self.note_places(site, own, index);
+    }
+
+    /// Notes that a workload is at some places.
+    fn note_places(&mut self, site: Site<'a>, own: &[IpAddr], index: usize) {
+        let is_unnamed = self.is_unnamed(index);
         for place in places(site, own) {
-            let there = self.by_place.entry(place).or_default();
-            if !there.contains(&index) {
-                there.push(index);
-            }
+            let unnamed = is_unnamed.then_some(index);
+            let known = self.by_place.get(&place).copied();
+            let there = known.unwrap_or(There {
+                first: index,
+                unnamed,
+            });
+            let known = there.unnamed.filter(|index| self.is_unnamed(*index));
+            let unnamed = known.or(unnamed);
+            self.by_place.insert(place, There { unnamed, ..there });
         }
     }
 
+    /// Returns whether a workload is not known to be a pod.
+    fn is_unnamed(&self, index: usize) -> bool {
+        let member = self.members.get(index);
+        member.is_some_and(|member| member.pod.is_none())
+    }
+
     /// Returns the workload that an endpoint is, which may be a new one. Endpoints at one place are
-    /// one, but for pods that are known to differ and share their node's address.
+    /// one, but for pods that are known to differ and share their node's address. A pod of a known
+    /// name is found by its uid.
     fn index_of(&mut self, site: Site<'a>, (backend, own): (&'a Backend, &[IpAddr])) -> usize {
         let uid: Arc<str> = uid(site, (backend, own)).into();
         if let Some(index) = self.by_uid.get(&uid) {
             return *index;
         }
+        let is_pod = backend.own_pod(site.namespace).is_some();
         let there = places(site, own);
-        let there = there.filter_map(|place| self.by_place.get(&place));
-        let same = there.flatten().copied().find(|index| {
-            let known = self
-                .members
-                .get(*index)
-                .and_then(|known| known.pod.as_ref());
-            known
-                .zip(backend.own_pod(site.namespace))
-                .is_none_or(|(known, pod)| known == pod)
-        });
+        let mut there = there.filter_map(|place| self.by_place.get(&place));
+        let same = match is_pod {
+            true => {
+                let mut unnamed = there.filter_map(|there| there.unnamed);
+                unnamed.find(|index| self.is_unnamed(*index))
+            }
+            false => there.next().map(|there| there.first),
+        };
         let new = member(site, backend, &uid);
         let index = same.unwrap_or(self.members.len());
         match self.members.get_mut(index) {

@@ -26,7 +26,7 @@ const WAYPOINT: &str = "istio.io/use-waypoint";
 /// Its namespace, where it is another one.
 const WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
 /// The namespace whose label names the network of its cluster.
-const ROOT_NAMESPACE: &str = "istio-system";
+pub(super) const ROOT_NAMESPACE: &str = "istio-system";
 
 /// Labels or annotations.
 pub(super) type Labels = BTreeMap<Box<str>, Box<str>>;
@@ -64,11 +64,6 @@ impl Meta {
         self.says(NETWORK)
     }
 
-    /// The network of its whole cluster, if it is the namespace that names it.
-    pub(super) fn cluster_network(&self) -> Option<&str> {
-        self.network().filter(|_| *self.name == *ROOT_NAMESPACE)
-    }
-
     /// Returns whether its pods speak HBONE; none if it does not say.
     pub(super) fn is_ambient(&self) -> Option<bool> {
         let said = self.labels.get(DATAPLANE).map(|mode| **mode == *"ambient");
@@ -95,7 +90,8 @@ impl Meta {
     }
 }
 
-/// Reads `metadata`, of which `name` reads the name.
+/// Reads `metadata`, of which `name` reads the name. Without a name or with a namespace that there
+/// cannot be there is none; what else has a mistake is left out.
 pub(super) fn read<'a>(
     top: &mut Fields<'a>,
     place: Place,
@@ -104,28 +100,17 @@ pub(super) fn read<'a>(
     let mut fields = top.need("metadata", "{name: echo}")?.foreign("metadata")?;
     let name = fields.need("name", "echo").and_then(name);
     let namespace = fields.get("namespace").map(label_name);
-    let labels = fields
-        .get("labels")
-        .map_or_else(|| Some(Labels::new()), labels);
-    let annotations = fields.get("annotations");
-    let annotations = annotations.map_or_else(|| Some(Labels::new()), self::labels);
-    let created = fields.get("creationTimestamp").map(Value::text);
+    let labels = fields.get("labels").map(labels);
+    let annotations = fields.get("annotations").map(self::labels);
+    let created = fields.get("creationTimestamp").and_then(Value::text);
     fields.finish();
-    let namespace = match namespace {
-        Some(namespace) => namespace?,
-        None => "default",
-    };
-    let created = match created {
-        Some(created) => Some(created?.into()),
-        None => None,
-    };
     let mut meta = Meta {
         name: name?.into(),
-        namespace: namespace.into(),
+        namespace: namespace.unwrap_or(Some("default"))?.into(),
         cluster: None,
-        labels: labels?,
-        annotations: annotations?,
-        created,
+        labels: labels.unwrap_or_default(),
+        annotations: annotations.unwrap_or_default(),
+        created: created.map(Into::into),
         place,
     };
     meta.cluster = meta
@@ -150,14 +135,12 @@ pub(super) fn is_label_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= 63 && text.bytes().all(plain)
 }
 
-fn labels(value: Value<'_>) -> Option<Labels> {
-    let mut labels = Labels::new();
-    let mut good = value.is_map();
-    for (entry, value) in value.pairs() {
-        match value.text_or_empty() {
-            Some(text) => drop(labels.insert(entry.key.clone(), text.into())),
-            None => good = false,
-        }
-    }
-    good.then_some(labels)
+/// Returns those labels that can be read.
+fn labels(value: Value<'_>) -> Labels {
+    let pairs = value.pairs();
+    let read = pairs.filter_map(|(entry, value)| {
+        let text = value.text_or_empty()?;
+        Some((entry.key.clone(), text.into()))
+    });
+    read.collect()
 }

@@ -9,7 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use super::WARNINGS_MAX;
+use super::cut;
 use super::ports::warning;
 use super::slice::{Pod, Slice};
 use super::view::{Key, View};
@@ -171,7 +171,7 @@ impl<'a> Owners<'a> {
             let address = self.refused_address(listed).or_else(|| host_name(listed));
             foreign_pod(listed).into_iter().chain(address)
         });
-        found.take(WARNINGS_MAX).collect()
+        cut(found)
     }
 
     fn refused_address(&self, listed: &Listed<'a>) -> Option<Finding> {
@@ -241,17 +241,25 @@ fn listed<'a>(view: &View<'a>) -> Vec<Listed<'a>> {
         .collect();
     let mut all = Vec::new();
     for key in view.keys() {
-        let exporters = view.exporters(key);
+        let exporters: HashSet<_> = view.exporters(key).into_iter().collect();
         let is_entered = config.exposure.default == DefaultExposure::All || entries.contains(&key);
         all.extend(view.slices(key).map(|(cluster, slice)| Listed {
             slice,
             key,
             cluster,
             is_here: *view.network(cluster, slice) == *config.gateway.network,
-            is_exposed: exporters.contains(&cluster)
+            is_exposed: exporters.contains(cluster)
                 || (is_entered && cluster == view.own() && !view.is_kept(key, cluster)),
         }));
     }
+    // They serve nothing, and their addresses are still not for others.
+    all.extend(view.bad_slices().map(|(key, cluster, slice)| Listed {
+        slice,
+        key,
+        cluster,
+        is_here: *view.network(cluster, slice) == *config.gateway.network,
+        is_exposed: false,
+    }));
     all
 }
 

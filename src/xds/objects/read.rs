@@ -5,10 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::meta::{self, Meta, label_name};
+use super::service::{Declared, Service};
+use super::slice::Slice;
 use super::{Export, Import, Objects, ports, service, slice};
 use crate::config::fields::{Fields, Value};
 use crate::config::yaml::Document;
-use crate::config::{Findings, Report};
+use crate::config::{Findings, Report, Severity};
 use crate::xds::file::ip;
 
 /// Kinds that are passed over, by the line of the first of each.
@@ -16,6 +18,15 @@ type PassedOver = BTreeMap<String, u64>;
 
 /// So many of them are told.
 const KINDS_MAX: usize = 64;
+
+/// An object of one of our kinds. Of one with a mistake it has what could be read.
+enum Object {
+    Namespace(Meta),
+    Service(Service),
+    Export(Export),
+    Import(Import),
+    Slice(Slice),
+}
 
 /// Adds the objects of a file. Returns what is wrong with it.
 pub(super) fn file(path: &Path, objects: &mut Objects) -> Findings {
@@ -36,7 +47,7 @@ fn all(path: &Path, read: Result<Vec<Document>, Findings>, objects: &mut Objects
     let mut passed_over = PassedOver::new();
     for document in &documents {
         let value = Value::of_document(document, &report);
-        object(value, objects, &mut passed_over);
+        object(value, &report, objects, &mut passed_over);
     }
     for (kind, line) in passed_over {
         report.warning(line, format!("objects of {kind} are passed over"), "");
@@ -44,8 +55,9 @@ fn all(path: &Path, read: Result<Vec<Document>, Findings>, objects: &mut Objects
     report.into_findings()
 }
 
-/// Reads an object, or each of a list.
-fn object(value: Value<'_>, objects: &mut Objects, passed_over: &mut PassedOver) {
+/// Reads an object, or each of a list. An error in one of our kinds is about that object alone. A
+/// text that does not say its kind is no object, and spoils its file: it could be anything.
+fn object(value: Value<'_>, report: &Report, objects: &mut Objects, passed_over: &mut PassedOver) {
     let Some(mut top) = value.foreign("object") else {
         return;
     };
@@ -57,89 +69,121 @@ fn object(value: Value<'_>, objects: &mut Objects, passed_over: &mut PassedOver)
     match (version, kind) {
         ("v1", "List") => {
             for item in top.get("items").into_iter().flat_map(Value::items) {
-                object(item, objects, passed_over);
+                object(item, report, objects, passed_over);
             }
+            top.finish();
         }
         ("v1", "Namespace" | "Service")
         | ("discovery.k8s.io/v1", "EndpointSlice")
         | (
             "multicluster.x-k8s.io/v1alpha1" | "multicluster.x-k8s.io/v1beta1",
             "ServiceExport" | "ServiceImport",
-        ) => known(kind, &mut top, value, objects),
-        _ if passed_over.len() < KINDS_MAX => {
-            let kind = format!("{kind} of {version}");
-            passed_over.entry(kind).or_insert_with(|| value.line());
+        ) => {
+            report.grade_errors(Severity::PassedOver);
+            let errors = report.errors();
+            let read = known(kind, &mut top, value);
+            top.finish();
+            let is_good = report.errors() == errors;
+            report.grade_errors(Severity::Error);
+            match read {
+                Some(read) if is_good => objects.add(read),
+                Some(read) => objects.pass_over(read),
+                None => {}
+            }
         }
-        _ => {}
+        _ => {
+            if passed_over.len() < KINDS_MAX {
+                let kind = format!("{kind} of {version}");
+                passed_over.entry(kind).or_insert_with(|| value.line());
+            }
+            top.finish();
+        }
     }
-    top.finish();
 }
 
-/// Reads an object of one of our kinds.
-fn known<'a>(kind: &str, top: &mut Fields<'a>, value: Value<'a>, objects: &mut Objects) {
+/// Reads an object of one of our kinds, as far as it can be read. Without a name that its kind can
+/// have it is nothing's.
+fn known<'a>(kind: &str, top: &mut Fields<'a>, value: Value<'a>) -> Option<Object> {
     let place = value.place();
     if kind == "EndpointSlice" {
         // Its own name says nothing.
-        let meta = meta::read(top, place, Value::text);
-        let slice = meta.and_then(|meta| slice::read(top, value, &meta));
-        objects.slices.extend(slice);
-        return;
+        let meta = meta::read(top, place, Value::text)?;
+        return slice::read(top, value, &meta).map(Object::Slice);
     }
-    let Some(meta) = meta::read(top, place, label_name) else {
-        return;
-    };
+    let meta = meta::read(top, place, label_name)?;
     match kind {
-        "Namespace" => objects.namespaces.push(Meta {
+        "Namespace" => Some(Object::Namespace(Meta {
             namespace: Arc::clone(&meta.name),
             ..meta
-        }),
-        "Service" => objects.services.extend(service::read(top, value, meta)),
-        "ServiceExport" => objects.exports.extend(export(meta, value)),
-        _ => objects.imports.extend(import(top, meta)),
+        })),
+        "Service" => service::read(top, value, meta).map(Object::Service),
+        "ServiceExport" => Some(Object::Export(export(meta, value))),
+        _ => Some(Object::Import(import(top, meta))),
     }
 }
 
-fn export(meta: Meta, value: Value<'_>) -> Option<Export> {
-    let created = match &meta.created {
-        Some(text) => {
-            let Ok(time) = humantime::parse_rfc3339(text) else {
-                let what = format!("has `{text}` for its creationTimestamp");
-                value.error(what, "a time such as `2026-01-31T12:00:00Z`");
-                return None;
-            };
-            Some(time)
+impl Objects {
+    fn add(&mut self, object: Object) {
+        match object {
+            Object::Namespace(meta) => self.namespaces.push(meta),
+            Object::Service(service) => self.services.push(service),
+            Object::Export(export) => self.exports.push(export),
+            Object::Import(import) => self.imports.push(import),
+            Object::Slice(slice) => self.slices.push(slice),
         }
-        None => None,
-    };
-    Some(Export { meta, created })
+    }
+
+    /// Keeps of an object with a mistake what it restricts, so that nobody reaches more than by the
+    /// object without the mistake.
+    fn pass_over(&mut self, object: Object) {
+        match object {
+            Object::Namespace(meta) => self.passed_over.namespaces.push(meta),
+            // It may have said so, and its addresses are still its own.
+            Object::Service(service) => self.services.push(Service {
+                declared: Declared::Local,
+                ports: Vec::new(),
+                ..service
+            }),
+            Object::Export(_) => {}
+            Object::Import(import) => self.passed_over.imports.push(import),
+            Object::Slice(slice) => self.passed_over.slices.push(slice),
+        }
+    }
+}
+
+fn export(meta: Meta, value: Value<'_>) -> Export {
+    let created = meta.created.as_deref().and_then(|text| {
+        let time = humantime::parse_rfc3339(text);
+        if time.is_err() {
+            let what = format!("has `{text}` for its creationTimestamp");
+            value.error(what, "a time such as `2026-01-31T12:00:00Z`");
+        }
+        time.ok()
+    });
+    Export { meta, created }
 }
 
 /// Reads the ports and addresses of an import. Older versions have them in `spec`.
-fn import(top: &mut Fields<'_>, meta: Meta) -> Option<Import> {
-    match top.get("spec") {
-        Some(spec) => {
-            let mut spec = spec.foreign("spec")?;
+fn import(top: &mut Fields<'_>, meta: Meta) -> Import {
+    match top.get("spec").map(|spec| spec.foreign("spec")) {
+        Some(Some(mut spec)) => {
             let import = import_fields(&mut spec, meta);
             spec.finish();
             import
         }
-        None => import_fields(top, meta),
+        Some(None) | None => import_fields(top, meta),
     }
 }
 
-fn import_fields(fields: &mut Fields<'_>, meta: Meta) -> Option<Import> {
+fn import_fields(fields: &mut Fields<'_>, meta: Meta) -> Import {
     let ports = fields.get("ports");
-    let ports = ports.map_or(Some(Vec::new()), |list| ports::read(list, "ports[]"));
-    let ips: Vec<_> = match fields.get("ips") {
-        Some(list) => list
-            .items()
-            .map(|item| item.parsed("an IP address", ip))
-            .collect(),
-        None => Vec::new(),
-    };
-    Some(Import {
+    let ports = ports.and_then(|list| ports::read(list, "ports[]"));
+    let ips = fields.get("ips").into_iter().flat_map(Value::items);
+    Import {
         meta,
-        ports: ports?,
-        ips: ips.into_iter().collect::<Option<_>>()?,
-    })
+        ports: ports.unwrap_or_default(),
+        ips: ips
+            .filter_map(|item| item.parsed("an IP address", ip))
+            .collect(),
+    }
 }

@@ -52,27 +52,29 @@ impl Service {
     }
 }
 
-/// Reads what is left of a Service.
+/// Reads what is left of a Service, but for what has a mistake.
 pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option<Service> {
-    let mut spec = top.need("spec", "{ports: [{port: 80}]}")?.foreign("spec")?;
+    let spec = top.need("spec", "{ports: [{port: 80}]}");
+    let Some(mut spec) = spec.and_then(|spec| spec.foreign("spec")) else {
+        return Some(Service {
+            meta,
+            declared: Declared::Local,
+            ports: Vec::new(),
+            ips: Vec::new(),
+            has_selector: false,
+            preferences: None,
+        });
+    };
     let ports = spec.get("ports");
-    let ports = ports.map_or(Some(Vec::new()), |list| ports::read(list, "spec.ports[]"));
-    let one = spec.get("clusterIP").map(cluster_ip);
-    let all = spec.get("clusterIPs").map(|list| {
-        let read: Vec<_> = list.items().map(cluster_ip).collect();
-        read.into_iter().collect::<Option<Vec<_>>>()
-    });
+    let ports = ports.and_then(|list| ports::read(list, "spec.ports[]"));
+    let one = spec.get("clusterIP").and_then(cluster_ip);
+    let all = spec.get("clusterIPs").into_iter().flat_map(Value::items);
+    let all: Vec<_> = all.filter_map(cluster_ip).collect();
     let selector = spec.get("selector");
     let said = spec.get("trafficDistribution");
-    let kind = spec.get("type").map_or(Some("ClusterIP"), Value::text);
+    let kind = spec.get("type").and_then(Value::text);
     spec.finish();
-    let one = one.map_or(Some(None), |one| one.map(Some))?;
-    let all = all.map_or(Some(Vec::new()), |all| all)?;
-    let ips = match all.is_empty() {
-        true => one.flatten().into_iter().collect(),
-        false => all.into_iter().flatten().collect(),
-    };
-    if kind? == "ExternalName" {
+    if kind == Some("ExternalName") {
         let what = "is a Service of type ExternalName, which is passed over";
         value.warning(what, "a Service with endpoints");
         return None;
@@ -80,18 +82,21 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option
     Some(Service {
         declared: declared(&meta, value),
         preferences: preferences(&meta, said, value),
-        ports: ports?,
-        ips,
+        ports: ports.unwrap_or_default(),
+        ips: match all.is_empty() {
+            true => one.into_iter().collect(),
+            false => all,
+        },
         has_selector: selector.is_some_and(|labels| labels.pairs().next().is_some()),
         meta,
     })
 }
 
-/// An address of a Service; `None` and an empty one are that it has none.
-fn cluster_ip(value: Value<'_>) -> Option<Option<IpAddr>> {
+/// Reads an address of a Service; `None` and an empty one are that it has none.
+fn cluster_ip(value: Value<'_>) -> Option<IpAddr> {
     match value.text_or_empty()? {
-        "" | "None" => Some(None),
-        _ => value.parsed("an IP address, or `None`", ip).map(Some),
+        "" | "None" => None,
+        _ => value.parsed("an IP address, or `None`", ip),
     }
 }
 

@@ -68,18 +68,18 @@ impl Backend {
     }
 }
 
-/// Reads what is left of a slice.
+/// Reads what is left of a slice, but for what has a mistake.
 pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Option<Slice> {
     let kinds = [("IPv4", false), ("IPv6", false), ("FQDN", true)];
-    let is_named = top.need("addressType", "IPv4")?.choice(&kinds)?;
+    let is_named = top.need("addressType", "IPv4");
+    let is_named = is_named.and_then(|kind| kind.choice(&kinds));
+    let is_named = is_named.unwrap_or(false);
     let ports = top.get("ports");
-    let ports = ports.map_or(Some(Vec::new()), |list| ports::read(list, "ports[]"));
-    let endpoints: Vec<_> = match top.get("endpoints") {
-        Some(list) => list.items().map(|item| backend(item, is_named)).collect(),
-        None => Vec::new(),
-    };
-    let endpoints = endpoints.into_iter().collect::<Option<Vec<_>>>();
-    let (ports, endpoints) = (ports?, endpoints?);
+    let ports = ports.and_then(|list| ports::read(list, "ports[]"));
+    let endpoints = top.get("endpoints").into_iter().flat_map(Value::items);
+    let endpoints: Vec<_> = endpoints
+        .filter_map(|item| backend(item, is_named))
+        .collect();
     let key = match meta.is_copy() {
         true => COPIED_SERVICE_NAME,
         false => SERVICE_NAME,
@@ -94,7 +94,6 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Optio
             format!("has `{service}` for its {key}"),
             "the name of a Service",
         );
-        return None;
     }
     Some(Slice {
         namespace: Arc::clone(&meta.namespace),
@@ -108,7 +107,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Optio
         network: meta.network().map(Into::into),
         region: meta.says(REGION).map(Into::into),
         is_ambient: meta.is_ambient(),
-        ports,
+        ports: ports.unwrap_or_default(),
         endpoints,
         place: meta.place.clone(),
     })
@@ -116,74 +115,68 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Optio
 
 fn backend(value: Value<'_>, is_named: bool) -> Option<Backend> {
     let mut fields = value.foreign("endpoints[]")?;
-    let (addresses, host) = match fields.need("addresses", "[10.0.0.1]") {
-        Some(list) if is_named => (Some(Vec::new()), host(list)),
+    let (mut addresses, mut name) = (Vec::new(), None);
+    match fields.need("addresses", "[10.0.0.1]") {
+        Some(list) if is_named => name = host(list),
         Some(list) => {
             let wanted = "an IP address that can be dialled, such as `10.0.0.1`";
-            let read: Vec<_> = list.items().map(|item| item.parsed(wanted, ip)).collect();
-            (read.into_iter().collect(), Some(Arc::default()))
+            let read = list.items().filter_map(|item| item.parsed(wanted, ip));
+            addresses = read.collect();
         }
-        None => (None, None),
-    };
-    let conditions = fields.get("conditions").map_or(Some([None; 3]), conditions);
-    let pod = fields.get("targetRef").map_or(Some(None), target);
-    let node = fields
-        .get("nodeName")
-        .map_or(Some(""), Value::text_or_empty);
-    let zone = fields.get("zone").map_or(Some(""), Value::text_or_empty);
+        None => {}
+    }
+    let conditions = fields.get("conditions").map_or([None; 3], conditions);
+    let pod = fields.get("targetRef").and_then(target);
+    let node = fields.get("nodeName").and_then(Value::text_or_empty);
+    let zone = fields.get("zone").and_then(Value::text_or_empty);
     fields.finish();
-    let [ready, serving, terminating] = conditions?;
+    let [ready, serving, terminating] = conditions;
     // The default of `ready` is true, and that of `serving` is `ready`.
     let is_ready = ready.unwrap_or(true);
     Some(Backend {
-        addresses: addresses?,
-        host: host?,
+        addresses,
+        host: name.unwrap_or_default(),
         is_ready,
         is_serving: serving.unwrap_or(is_ready),
         is_terminating: terminating.unwrap_or(false),
-        pod: pod?,
-        node: node?.into(),
-        zone: zone?.into(),
+        pod,
+        node: node.unwrap_or_default().into(),
+        zone: zone.unwrap_or_default().into(),
     })
 }
 
-/// The host name of an endpoint. Further addresses are the same endpoint, and Kubernetes says that
-/// one of them will do.
+/// Returns the host name of an endpoint. Further addresses are the same endpoint, and Kubernetes
+/// says that one of them will do.
 fn host(list: Value<'_>) -> Option<Arc<str>> {
     let read: Vec<_> = list
         .items()
         .map(|item| item.parsed("a host name, such as `gw.example`", normal_hostname))
         .collect();
-    let read: Option<Vec<_>> = read.into_iter().collect();
-    let first = read?.into_iter().next();
-    first.map(Into::into).or_else(|| {
+    if read.is_empty() {
         list.error("is empty", "one host name");
-        None
-    })
+    }
+    read.into_iter().flatten().next().map(Into::into)
 }
 
-/// `ready`, `serving` and `terminating`.
-fn conditions(value: Value<'_>) -> Option<[Option<bool>; 3]> {
-    let mut fields = value.foreign("endpoints[].conditions")?;
-    let mut flag = |key| {
-        fields
-            .get(key)
-            .map_or(Some(None), |one| one.flag().map(Some))
+/// Returns `ready`, `serving` and `terminating`.
+fn conditions(value: Value<'_>) -> [Option<bool>; 3] {
+    let Some(mut fields) = value.foreign("endpoints[].conditions") else {
+        return [None; 3];
     };
+    let mut flag = |key| fields.get(key).and_then(Value::flag);
     let said = [flag("ready"), flag("serving"), flag("terminating")];
     fields.finish();
-    let [ready, serving, terminating] = said;
-    Some([ready?, serving?, terminating?])
+    said
 }
 
 /// The namespace and name of a pod.
 pub(super) type Pod = (Arc<str>, Arc<str>);
 
-fn target(value: Value<'_>) -> Option<Option<Pod>> {
+fn target(value: Value<'_>) -> Option<Pod> {
     let mut fields = value.foreign("endpoints[].targetRef")?;
     let mut text = |key| fields.get(key).map_or(Some(""), Value::text_or_empty);
     let (kind, namespace, name) = (text("kind"), text("namespace"), text("name"));
     fields.finish();
     let pod: Pod = (namespace?.into(), name?.into());
-    Some((kind? == "Pod" && !pod.1.is_empty()).then_some(pod))
+    (kind? == "Pod" && !pod.1.is_empty()).then_some(pod)
 }

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::meta::Meta;
+use super::meta::{Meta, ROOT_NAMESPACE};
 use super::ports::twice;
 use super::service::{Declared, Service};
 use super::slice::Slice;
-use super::{Export, Import, Objects};
+use super::{Export, Import, Objects, PassedOver};
 use crate::config::{Config, DefaultExposure, Finding, Selector};
 
 /// The namespace and name that a service has in every cluster: by these, Services of several
@@ -30,6 +30,9 @@ pub(super) struct View<'a> {
     slices: BTreeMap<Key<'a>, Vec<&'a Slice>>,
     /// The services that a cluster keeps to itself, also where another copy does not say so.
     kept: BTreeSet<(&'a str, Key<'a>)>,
+    /// The namespaces of clusters, of which not everything is known.
+    unknown: BTreeSet<(&'a str, &'a str)>,
+    passed_over: &'a PassedOver,
 }
 
 impl<'a> View<'a> {
@@ -46,7 +49,13 @@ impl<'a> View<'a> {
             imports: BTreeMap::new(),
             slices: BTreeMap::new(),
             kept: BTreeSet::new(),
+            unknown: BTreeSet::new(),
+            passed_over: &objects.passed_over,
         };
+        for namespace in &objects.passed_over.namespaces {
+            let cluster = view.cluster(namespace.cluster.as_ref());
+            view.unknown.insert((cluster, &*namespace.name));
+        }
         for namespace in &objects.namespaces {
             let key = (view.cluster(namespace.cluster.as_ref()), &*namespace.name);
             view.namespaces.entry(key).or_insert(namespace);
@@ -126,9 +135,27 @@ impl<'a> View<'a> {
         slices.map(|slice| (self.cluster(slice.cluster.as_ref()), *slice))
     }
 
-    /// Whether a cluster keeps a service to itself.
+    /// Returns the slices with mistakes, each with its service and its cluster.
+    pub(super) fn bad_slices(&self) -> impl Iterator<Item = (Key<'a>, &'a str, &'a Slice)> {
+        let slices = self.passed_over.slices.iter();
+        slices.map(|slice| {
+            let key = (&*slice.namespace, &*slice.service);
+            (key, self.cluster(slice.cluster.as_ref()), slice)
+        })
+    }
+
+    /// Returns the imports with mistakes that are said to our cluster.
+    pub(super) fn bad_imports(&self) -> impl Iterator<Item = (Key<'a>, &'a Import)> {
+        let imports = self.passed_over.imports.iter();
+        let of_own = |import: &&Import| self.cluster(import.meta.cluster.as_ref()) == self.own();
+        let imports = imports.filter(of_own);
+        imports.map(|import| (key(&import.meta), import))
+    }
+
+    /// Returns whether a cluster keeps a service to itself: by the Service's own word, or because
+    /// that word or the namespace has a mistake, and may say so.
     pub(super) fn is_kept(&self, key: Key<'a>, cluster: &'a str) -> bool {
-        self.kept.contains(&(cluster, key))
+        self.kept.contains(&(cluster, key)) || self.unknown.contains(&(cluster, key.0))
     }
 
     /// The clusters that export a service, those with the oldest ServiceExport first.
@@ -198,12 +225,9 @@ impl<'a> View<'a> {
     /// The network of a slice's endpoints: that of the slice, or of its cluster, which is by
     /// default called as the cluster.
     pub(super) fn network(&self, cluster: &'a str, slice: &'a Slice) -> &'a str {
-        let mut namespaces = self.namespaces.range((cluster, "")..);
         let of_cluster = || {
-            let own = namespaces
-                .by_ref()
-                .take_while(|((of, _), _)| *of == cluster);
-            own.filter_map(|(_, meta)| meta.cluster_network()).next()
+            let root = self.namespaces.get(&(cluster, ROOT_NAMESPACE));
+            root.and_then(|meta| meta.network())
         };
         let by_default = match cluster == self.own() {
             true => &self.config.gateway.network,

@@ -7,12 +7,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::Import;
-use super::WARNINGS_MAX;
 use super::owners::Owners;
 use super::ports::warning;
 use super::service::Service;
 use super::view::{Key, View};
+use super::{Import, cut};
 use crate::config::{Finding, Place};
 use crate::snapshot::mesh::Mesh;
 
@@ -26,15 +25,19 @@ enum Source {
     File,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Claim<'a> {
     source: Source,
     key: Key<'a>,
     place: Option<&'a Place>,
 }
 
+/// The claims to one address, the weakest first, each with its place. One tenant may write any
+/// number of them.
+type Claims<'a> = BTreeMap<(Source, Key<'a>), Option<&'a Place>>;
+
 /// All claims to virtual addresses.
-pub(super) struct Vips<'a>(BTreeMap<IpAddr, Vec<Claim<'a>>>);
+pub(super) struct Vips<'a>(BTreeMap<IpAddr, Claims<'a>>);
 
 impl<'a> Vips<'a> {
     /// Collects the claims of objects and of a mesh file.
@@ -54,28 +57,29 @@ impl<'a> Vips<'a> {
                     vips.note(*ip, Source::Service, key, Some(&service.meta.place));
                 }
             }
-            let Some(import) = view.import(key) else {
-                continue;
-            };
-            for ip in &import.ips {
-                vips.note(*ip, Source::Import, key, Some(&import.meta.place));
-                if let Some(owner) = owners.proven_elsewhere(*ip, key.0) {
-                    vips.note(*ip, Source::Endpoint, (owner.namespace, ""), owner.place);
-                }
+            if let Some(import) = view.import(key) {
+                vips.note_import(key, import, owners);
             }
         }
+        for (key, import) in view.bad_imports() {
+            vips.note_import(key, import, owners);
+        }
         vips
+    }
+
+    fn note_import(&mut self, key: Key<'a>, import: &'a Import, owners: &Owners<'a>) {
+        for ip in &import.ips {
+            self.note(*ip, Source::Import, key, Some(&import.meta.place));
+            if let Some(owner) = owners.proven_elsewhere(*ip, key.0) {
+                self.note(*ip, Source::Endpoint, (owner.namespace, ""), owner.place);
+            }
+        }
     }
 
     /// Notes a claim, once for each source and service.
     fn note(&mut self, ip: IpAddr, source: Source, key: Key<'a>, place: Option<&'a Place>) {
         let claims = self.0.entry(ip).or_default();
-        if !claims
-            .iter()
-            .any(|one| (one.source, one.key) == (source, key))
-        {
-            claims.push(Claim { source, key, place });
-        }
+        claims.entry((source, key)).or_insert(place);
     }
 
     /// Returns those addresses of a Service that lead to it.
@@ -90,7 +94,7 @@ impl<'a> Vips<'a> {
 
     fn held(&self, ips: &[IpAddr], source: Source, key: Key<'_>) -> Vec<IpAddr> {
         let holds = |ip: &&IpAddr| {
-            let holder = self.0.get(*ip).and_then(|claims| holder(claims));
+            let holder = self.0.get(*ip).and_then(holder);
             holder.is_some_and(|one| (one.source, one.key) == (source, key))
         };
         ips.iter().filter(holds).copied().collect()
@@ -100,30 +104,40 @@ impl<'a> Vips<'a> {
     pub(super) fn findings(&self) -> Vec<Finding> {
         let lost = self.0.iter().flat_map(|(ip, claims)| {
             let holder = holder(claims);
-            let is_lost = move |one: &&Claim<'a>| holder.is_none_or(|by| by.key != one.key);
-            let lost = claims.iter().filter(is_lost);
+            let is_lost = move |one: &Claim<'a>| holder.is_none_or(|by| by.key != one.key);
+            let lost = all(claims).filter(is_lost);
             lost.filter_map(|claim| finding(*ip, claim, claims))
         });
-        lost.take(WARNINGS_MAX).collect()
+        cut(lost)
     }
 }
 
+/// Returns the claims, the weakest first.
+fn all<'b, 'a>(claims: &'b Claims<'a>) -> impl DoubleEndedIterator<Item = Claim<'a>> + use<'b, 'a> {
+    let claims = claims.iter();
+    claims.map(|((source, key), place)| Claim {
+        source: *source,
+        key: *key,
+        place: *place,
+    })
+}
+
 /// Returns the best claim, unless there are several.
-fn holder<'b, 'a>(claims: &'b [Claim<'a>]) -> Option<&'b Claim<'a>> {
-    let best = claims.iter().map(|one| one.source).max()?;
-    let mut holders = claims.iter().filter(|one| one.source == best);
-    holders.next().filter(|_| holders.next().is_none())
+fn holder<'a>(claims: &Claims<'a>) -> Option<Claim<'a>> {
+    let mut best = all(claims).rev();
+    let first = best.next()?;
+    let is_alone = best.next().is_none_or(|next| next.source != first.source);
+    is_alone.then_some(first)
 }
 
 /// Returns what is to be said of a claim that does not hold, naming the best of the other claims.
-fn finding(ip: IpAddr, claim: &Claim<'_>, claims: &[Claim<'_>]) -> Option<Finding> {
+fn finding(ip: IpAddr, claim: Claim<'_>, claims: &Claims<'_>) -> Option<Finding> {
     let kind = match claim.source {
         Source::Import => "ServiceImport",
         Source::Service => "Service",
         Source::Endpoint | Source::File => return None,
     };
-    let others = claims.iter().filter(|one| one.key != claim.key);
-    let other = others.max_by_key(|one| one.source)?;
+    let other = all(claims).rev().find(|one| one.key != claim.key)?;
     let (namespace, name) = other.key;
     let at = other.place.map(|place| format!(" at {place}"));
     let at = at.unwrap_or_default();

@@ -5,7 +5,7 @@
 //! only if its own labels say that it is a waypoint. A service without a usable waypoint has no
 //! endpoint.
 
-use super::WARNINGS_MAX;
+use super::cut;
 use super::join::{OWN, name};
 use super::meta::WAYPOINT_LABEL;
 use super::ports::warning;
@@ -69,5 +69,5 @@ pub(super) fn findings(view: &View<'_>, mesh: &Mesh) -> Vec<Finding> {
         let how = "the name of a waypoint, or the service with its waypoint into the mesh file";
         Some(warning(&service.meta.place, what, how))
     });
-    found.take(WARNINGS_MAX).collect()
+    cut(found)
 }

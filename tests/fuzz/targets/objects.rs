@@ -26,8 +26,8 @@ exposure: {default: all}
     config.unwrap_or_else(|| panic!("{findings}"))
 });
 
-/// Objects are read as a whole or refused with findings. What is read makes a mesh in which no
-/// service is both exported and kept, and nothing is there twice.
+/// Reads a text of objects, but for those with mistakes, or refuses it with findings. What is read
+/// makes a mesh in which no service is both exported and kept, and nothing is there twice.
 pub fn objects(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;

@@ -14,6 +14,7 @@ use crate::snapshot::{
 use crate::wire::Authority;
 
 mod endpoints;
+mod passed_over;
 mod tenants;
 
 const OWN: &str = "hello.app.svc.cluster.local";
@@ -460,7 +461,7 @@ fn many_clusters_share_one_service() {
 }
 
 #[test]
-fn a_directory_is_its_yaml_and_json_files_and_one_bad_file_spoils_all() {
+fn a_directory_is_its_yaml_and_json_files_and_one_that_is_no_object_spoils_all() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     let paths = [folder.path().to_owned()];

@@ -1,0 +1,125 @@
+//! Comparison of the configuration with the mesh: warnings about what only both together show.
+//!
+//! None of it is an error. Tenants write services, and a name of one must not keep the operator's
+//! configuration from being used.
+
+use crate::config::{Config, Discovery, HostPort, Listener, PolicyMode};
+use crate::datapath::dial::DenyList;
+use crate::snapshot::builder::{self, Change};
+use crate::snapshot::mesh::Mesh;
+use crate::snapshot::{Policies, Scope, Service, Snapshot};
+
+use super::inputs::{exposure_table, name_table};
+use super::{names, routes, traffic};
+
+/// Returns the warnings, each a line. Under a control plane, whose mesh comes and goes, services
+/// that are not there are none.
+pub(super) fn run(
+    config: &Config,
+    (mesh, scope): (&Mesh, &Scope),
+    policies: &Policies,
+) -> Vec<String> {
+    let snapshot = snapshot_of(config, mesh, scope);
+    let mut warnings = names::out_of_reach(config, &snapshot);
+    let Discovery::File { path } = &config.discovery else {
+        return warnings;
+    };
+    for exposed in &config.exposure.services {
+        let at = format!("{}:{}", config.file.display(), exposed.line);
+        let host = &exposed.service.host;
+        if snapshot.called(host).is_none() {
+            let of = exposed.namespace.iter();
+            let of: String = of.map(|of| format!("namespace {of} in ")).collect();
+            warnings.push(format!(
+                "{at}: warning: {host} is no service of {of}{}; write the hostname of one",
+                path.display()
+            ));
+        }
+        let names = exposed.names.iter();
+        for name in names.filter(|name| snapshot.services.contains_key(&*name.host)) {
+            warnings.push(format!(
+                "{at}: warning: the name {} is that of another service, which it hides; write a \
+                 name that no service has",
+                name.host
+            ));
+        }
+    }
+    warnings.extend(traffic::unknown(config, mesh));
+    warnings.extend(undialled(config, &snapshot));
+    warnings.extend(routes::dead_ends(config, &snapshot));
+    warnings.extend(names::findings(config, &snapshot));
+    if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
+        warnings.push(format!(
+            "{}: warning: its {} authorization policies are not enforced at this gateway; write \
+             `policy: {{istio: enforce}}` if they are to be",
+            path.display(),
+            policies.len()
+        ));
+    }
+    warnings
+}
+
+/// Returns the mesh with what the configuration says of its services.
+fn snapshot_of(config: &Config, mesh: &Mesh, scope: &Scope) -> Snapshot {
+    let network = config.gateway.network.as_str().into();
+    let change = Change {
+        mesh: Some((mesh.clone(), network)),
+        exposure: Some(exposure_table(config)),
+        names: Some(name_table(config)),
+        scope: Some(scope.clone()),
+        direct: Some(config.listeners.iter().any(Listener::is_tls)),
+        ..Change::default()
+    };
+    builder::build(&Snapshot::default(), change)
+}
+
+/// Returns warnings about exposed services whose tunnels could not be dialled as things are.
+fn undialled(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let network = config.gateway.network.as_str();
+    let own = config
+        .listeners
+        .iter()
+        .map(|listener| listener.bind)
+        .collect();
+    let deny = DenyList::new(config.dial.allow.clone(), own);
+    for exposed in &config.exposure.services {
+        let HostPort { host, port } = &exposed.service;
+        let Some(service) = snapshot.called(host) else {
+            continue;
+        };
+        let asked = |of: &u16| port.is_none_or(|only| only == *of);
+        let sets = service
+            .ports
+            .iter()
+            .filter(|(of, _)| asked(of))
+            .map(|(_, set)| set);
+        // One endpoint speaks for all: they are of one network, and dialled alike.
+        let endpoint = sets.flat_map(|set| &set.endpoints).next();
+        let wrong = match (port, endpoint.map(|endpoint| deny.denies(endpoint.address))) {
+            (Some(port), _) if !service.ports.contains_key(port) => {
+                format!("has no port {port}; write one that it has")
+            }
+            // Whether its names have addresses shows while the gateway runs.
+            (_, None) if is_by_name(&snapshot.mesh, service) => continue,
+            (_, None) => format!("has no endpoint in network {network} that can be dialled"),
+            (_, Some(Some(rule))) => {
+                format!("has an endpoint at {rule}, which is never dialled; see dial.allow")
+            }
+            (_, Some(None)) => continue,
+        };
+        let (file, line) = (config.file.display(), exposed.line);
+        warnings.push(format!("{file}:{line}: warning: {host} {wrong}"));
+    }
+    warnings
+}
+
+/// Returns whether a workload of the service is known by a hostname.
+fn is_by_name(mesh: &Mesh, service: &Service) -> bool {
+    let key = format!("{}/{}", service.namespace, service.hostname);
+    let mut workloads = mesh.workloads.values();
+    workloads.any(|one| {
+        let by_name = one.addresses.is_empty() && !one.hostname.is_empty();
+        by_name && one.services.get(key.as_str()).is_some()
+    })
+}
