@@ -143,6 +143,16 @@ struct App {
     back: Arc<Notify>,
 }
 
+/// Returns the metrics of this process, which count what the log drops.
+fn new_metrics(config: &Config, log: &LogHandle) -> Arc<Metrics> {
+    let metrics = Arc::new(Metrics::new());
+    if let Some(drops) = log.drops() {
+        metrics.count_log_drops(drops);
+    }
+    metrics.log_access(config.log.access);
+    metrics
+}
+
 impl App {
     /// Starts everything but the data path, which waits for the certificate that is announced by
     /// the receiver: state first, then sockets, then those who serve them.
@@ -155,17 +165,11 @@ impl App {
     ) -> anyhow::Result<(Self, oneshot::Receiver<()>)> {
         let config = Arc::new(ArcSwap::from_pointee(inputs.config.clone()));
         let status = front.status;
-        let metrics = Arc::new(Metrics::new());
-        if let Some(drops) = log.drops() {
-            metrics.count_log_drops(drops);
-        }
-        metrics.log_access(inputs.config.log.access);
+        let metrics = new_metrics(&inputs.config, &log);
+        let pod = source.who(&inputs.config);
         let publisher = Arc::new(Publisher::new());
         publisher.update(Change {
-            position: Some(traffic::position(
-                &inputs.config,
-                Some(&source.who(&inputs.config)),
-            )),
+            position: Some(traffic::position(&inputs.config, Some(&pod))),
             ..inputs.change()
         });
         if let Discovery::File { .. } = inputs.config.discovery {

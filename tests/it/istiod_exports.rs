@@ -85,27 +85,33 @@ impl World {
         assert_eq!(answer.and_then(|answer| answer.error_detail), None);
     }
 
-    /// Makes the one workload serve another service too. Returns its host and its key.
-    fn serve_too(&self, name: &str) -> (String, String) {
-        let host = format!("{name}.app.svc.cluster.local");
-        let key = format!("app/{host}");
-        let service = Service {
-            name: name.into(),
-            namespace: "app".into(),
-            hostname: host.clone(),
-            ports: ports(),
-            ..Service::default()
-        };
-        let service = Address {
-            r#type: Some(address::Type::Service(service)),
-        };
-        self.istiod.put(ADDRESS, &key, &service);
+    /// Makes the one workload serve other services too. Returns their hosts.
+    fn serve_too(&self, names: &[&str]) -> Vec<String> {
+        let hosts = names
+            .iter()
+            .map(|name| format!("{name}.app.svc.cluster.local"));
+        let hosts: Vec<_> = hosts.collect();
+        for (name, host) in names.iter().zip(&hosts) {
+            let service = Service {
+                name: (*name).into(),
+                namespace: "app".into(),
+                hostname: host.clone(),
+                ports: ports(),
+                ..Service::default()
+            };
+            let service = Address {
+                r#type: Some(address::Type::Service(service)),
+            };
+            self.istiod.put(ADDRESS, &format!("app/{host}"), &service);
+        }
         let serves = changed("a", bytes(self.net.ip(11)), |workload| {
-            let ports = PortList { ports: ports() };
-            workload.services.insert(key.clone(), ports);
+            for host in &hosts {
+                let ports = PortList { ports: ports() };
+                workload.services.insert(format!("app/{host}"), ports);
+            }
         });
         self.istiod.put(ADDRESS, "a", &serves);
-        (host, key)
+        hosts
     }
 
     async fn is_exposed(&self) {
@@ -148,19 +154,22 @@ fn istiod_3_a_service_that_a_whole_push_leaves_out_is_refused_and_its_tunnels_en
 fn istiod_3_a_partial_push_removes_nothing_by_absence() {
     run(async {
         let world = World::start().await;
+        // Before the first push: with each change of an address the control plane sends its own
+        // set of clusters.
+        let others = world.serve_too(&["second", "third"]);
         let own = format!("inbound-vip|80|tcp|{HOSTNAME}");
         world.says(&whole("whole", &[&own])).await;
         world.is_exposed().await;
         let client = world.gateway.client(identities()).await;
         let mut open = client.tunnel(ECHO).await.expect("a tunnel");
-        for (name, fixed) in [("second", None), ("third", Some("main_internal"))] {
-            let (host, key) = world.serve_too(name);
+        let fixed = [None, Some("main_internal")];
+        for (host, fixed) in others.iter().zip(fixed) {
             let cluster = format!("inbound-vip|80|tcp|{host}");
             let clusters: Vec<_> = fixed.into_iter().chain([&*cluster]).collect();
-            world.says(&push(name, &clusters)).await;
+            world.says(&push(host, &clusters)).await;
             let authority = format!("{host}:80");
             let opens = async || client.tunnel(&authority).await.map(drop).is_ok();
-            until(&key, opens, |&opens| opens).await;
+            until(host, opens, |&opens| opens).await;
             asks(&world.gateway).await.expect("a tunnel");
             open.write_all(b"still").await.expect("an open tunnel");
             let mut answer = [0; 5];

@@ -60,7 +60,13 @@ pub fn mesh_file(data: &[u8]) {
         Ok(read) => read,
         Err(findings) => return assert_refused(&findings),
     };
-    let (services, workloads) = (mesh.services.len(), mesh.workloads.len());
+    let services = mesh.services.len();
+    // A workload stands once for each of its addresses.
+    let addresses = mesh
+        .workloads
+        .values()
+        .map(|one| one.addresses.len().max(1));
+    let workloads: usize = addresses.sum();
     let change = Change {
         mesh: Some((mesh, Arc::from("east"))),
         trust: Some(TrustSet::new([("west.local", "west")])),
