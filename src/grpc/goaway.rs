@@ -2,7 +2,7 @@
 //!
 //! A server that ends connections by age, as istiod does about every 30 minutes, sends GOAWAY with
 //! NO_ERROR and closes the connection a while later. h2 then reports a broken pipe for the open
-//! stream, as it does for a server that died. [`Watched`] tells both ends apart.
+//! stream, as it does for a server that died. `Watched` tells both ends apart.
 
 use std::io;
 use std::pin::Pin;
