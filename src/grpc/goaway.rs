@@ -2,29 +2,41 @@
 //!
 //! A server that ends connections by age, as istiod does about every 30 minutes, sends GOAWAY with
 //! NO_ERROR and closes the connection a while later. h2 then reports a broken pipe for the open
-//! stream, as it does for a server that died. `Watched` tells both ends apart.
+//! stream, as it does for a server that died. `Watched` tells both ends apart, and from a server
+//! that sends GOAWAY with an error, such as ENHANCE_YOUR_CALM.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 
+use h2::Reason;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// The head of a frame (RFC 9113 section 4.1).
 const HEAD_BYTES: usize = 9;
 /// The type of GOAWAY (RFC 9113 section 6.8).
 const GOAWAY: u8 = 7;
+/// The fields of GOAWAY, the last stream and the error code of 4 bytes each.
+const FIELDS_BYTES: usize = 8;
+/// The head and the fields of GOAWAY.
+const GOAWAY_BYTES: usize = HEAD_BYTES + FIELDS_BYTES;
 
-/// Mark of a connection whose server has announced its end by GOAWAY.
+/// GOAWAY of a connection's server: one more than its error code, or zero before it.
 #[derive(Clone, Debug, Default)]
-pub struct GoAway(Arc<AtomicBool>);
+pub struct GoAway(Arc<AtomicU64>);
 
 impl GoAway {
-    /// Returns whether the server has sent GOAWAY.
-    pub fn is_received(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+    /// Returns the error code, if the server has sent GOAWAY. Of several an error stands before
+    /// NO_ERROR, by which a server announces its end first.
+    pub fn reason(&self) -> Option<Reason> {
+        let code = self.0.load(Ordering::Acquire).checked_sub(1)?;
+        u32::try_from(code).ok().map(Reason::from)
+    }
+
+    fn came(&self, code: u32) {
+        self.0.fetch_max(u64::from(code) + 1, Ordering::AcqRel);
     }
 }
 
@@ -32,7 +44,8 @@ impl GoAway {
 #[derive(Debug)]
 pub(super) struct Watched<T> {
     stream: T,
-    head: [u8; HEAD_BYTES],
+    /// The head of a frame, and the fields behind it if the frame is GOAWAY.
+    head: [u8; GOAWAY_BYTES],
     /// Bytes of `head` that have come.
     filled: usize,
     /// Bytes of the payload that have not come yet.
@@ -44,7 +57,7 @@ impl<T> Watched<T> {
     pub(super) fn new(stream: T, received: GoAway) -> Self {
         Self {
             stream,
-            head: [0; HEAD_BYTES],
+            head: [0; GOAWAY_BYTES],
             filled: 0,
             payload: 0,
             received,
@@ -63,22 +76,32 @@ impl<T> Watched<T> {
                 *place = byte;
             }
             self.filled += 1;
-            if self.filled == HEAD_BYTES {
-                self.began();
+            match self.filled {
+                HEAD_BYTES => self.began(),
+                GOAWAY_BYTES => self.announced(),
+                _ => {}
             }
             bytes = rest;
         }
     }
 
-    /// Reads a head that is whole.
+    /// Reads a head that is whole. The fields of GOAWAY follow it.
     fn began(&mut self) {
         let [high, middle, low, kind, ..] = self.head;
         let length = u32::from_be_bytes([0, high, middle, low]);
-        self.payload = usize::try_from(length).unwrap_or(usize::MAX);
-        self.filled = 0;
-        if kind == GOAWAY {
-            self.received.0.store(true, Ordering::Release);
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        if kind != GOAWAY || length < FIELDS_BYTES {
+            (self.payload, self.filled) = (length, 0);
         }
+    }
+
+    /// Reads a GOAWAY whose fields are whole.
+    fn announced(&mut self) {
+        let [high, middle, low, .., a, b, c, d] = self.head;
+        let length = u32::from_be_bytes([0, high, middle, low]);
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        (self.payload, self.filled) = (length.saturating_sub(FIELDS_BYTES), 0);
+        self.received.came(u32::from_be_bytes([a, b, c, d]));
     }
 }
 
@@ -123,22 +146,45 @@ mod tests {
         [&head, payload].concat()
     }
 
+    fn goaway(code: u8) -> Vec<u8> {
+        frame(
+            GOAWAY,
+            &[0x7f, 255, 255, 255, 0, 0, 0, code, b'd', b'e', b'b'],
+        )
+    }
+
+    /// The reason in these bytes, read in parts of a size.
+    fn reason_in(bytes: &[u8], size: usize) -> Option<Reason> {
+        let received = GoAway::default();
+        let mut watched = Watched::new((), received.clone());
+        for part in bytes.chunks(size) {
+            watched.follow(part);
+        }
+        received.reason()
+    }
+
     #[test]
-    fn goaway_is_found_wherever_reads_are_cut_and_nothing_else_is_taken_for_it() {
-        let others = [frame(4, &[]), frame(0, &[GOAWAY; 300]), frame(1, &[7])].concat();
-        let all = [others.clone(), frame(GOAWAY, &[0; 8])].concat();
-        for size in 1..=all.len() {
-            let received = GoAway::default();
-            let mut watched = Watched::new((), received.clone());
-            for part in others.chunks(size) {
-                watched.follow(part);
+    fn istiod_8_the_code_of_goaway_is_read_wherever_reads_are_cut() {
+        // A GOAWAY without its fields is none: h2 ends the connection by it.
+        let others = [
+            frame(4, &[]),
+            frame(0, &[GOAWAY; 300]),
+            frame(1, &[7]),
+            frame(GOAWAY, &[0; 7]),
+        ];
+        let others = others.concat();
+        let calm = Some(Reason::ENHANCE_YOUR_CALM);
+        for (frames, reason) in [
+            (vec![], None),
+            (vec![goaway(0)], Some(Reason::NO_ERROR)),
+            (vec![goaway(11)], calm),
+            (vec![goaway(0), others.clone(), goaway(11)], calm),
+            (vec![goaway(11), goaway(0)], calm),
+        ] {
+            let all = [others.clone(), frames.concat(), others.clone()].concat();
+            for size in 1..=all.len() {
+                assert_eq!(reason_in(&all, size), reason, "parts of {size} bytes");
             }
-            assert!(!received.is_received(), "parts of {size} bytes");
-            let mut watched = Watched::new((), received.clone());
-            for part in all.chunks(size) {
-                watched.follow(part);
-            }
-            assert!(received.is_received(), "parts of {size} bytes");
         }
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use h2::Reason;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
@@ -86,6 +87,29 @@ struct Ended {
     why: String,
     /// The connection broke, and the server gave no status.
     is_broken: bool,
+}
+
+impl Ended {
+    /// Returns the end after a GOAWAY. An error code is a failure however the stream ended: a
+    /// server that asks for calm must not be asked again at once.
+    fn by_goaway(self, reason: Option<Reason>) -> Self {
+        match reason {
+            Some(Reason::NO_ERROR) if self.is_broken => Self {
+                end: End::GoAway,
+                why: "the control plane ended the connection by GOAWAY, as it does by age".into(),
+                ..self
+            },
+            None | Some(Reason::NO_ERROR) => self,
+            Some(reason) => Self {
+                end: End::Status,
+                why: format!(
+                    "the control plane ended the connection by GOAWAY with {reason:?}: {}",
+                    self.why
+                ),
+                ..self
+            },
+        }
+    }
 }
 
 impl From<ChannelError> for Ended {
@@ -197,12 +221,7 @@ impl Feed {
                 why: "the control plane ended the stream".to_owned(),
                 is_broken: false,
             },
-            Err(ended) if ended.is_broken && goaway.is_received() => Ended {
-                end: End::GoAway,
-                why: "the control plane ended the connection by GOAWAY, as it does by age".into(),
-                is_broken: true,
-            },
-            Err(ended) => ended,
+            Err(ended) => ended.by_goaway(goaway.reason()),
         };
         // A stream that said nothing before it ended would be asked for a hundred times a second.
         if !useful {

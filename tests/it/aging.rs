@@ -1,5 +1,5 @@
 //! A control plane that ends its connections by age, as gRPC servers do: GOAWAY, and a while later
-//! the end of the connection under an open stream.
+//! the end of the connection under an open stream; and one whose GOAWAY has an error code.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
@@ -19,8 +19,20 @@ use crate::support::{Net, Settings, identities, run, until};
 const AGE: Duration = Duration::from_millis(700);
 const GRACE: Duration = Duration::from_millis(100);
 
-/// Serves in plaintext connections that end by age. Ends when it is dropped.
-async fn serve(istiod: &Istiod, address: SocketAddr) -> JoinSet<()> {
+/// GOAWAY with ENHANCE_YOUR_CALM (11), which leaves all streams open (RFC 9113 section 6.8).
+const CALM: [u8; 17] = [
+    0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 11,
+];
+
+/// Ends of connections.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    ByAge,
+    Calmed,
+}
+
+/// Serves in plaintext connections that end so. Ends when it is dropped.
+async fn serve(istiod: &Istiod, address: SocketAddr, ends: Ends) -> JoinSet<()> {
     let listener = TcpListener::bind(address).await.expect("a listener");
     let (istiod, mut tasks) = (istiod.clone(), JoinSet::new());
     tasks.spawn(async move {
@@ -28,14 +40,24 @@ async fn serve(istiod: &Istiod, address: SocketAddr) -> JoinSet<()> {
         while let Ok((stream, _)) = listener.accept().await {
             let socket = stream.as_fd().try_clone_to_owned().expect("a descriptor");
             let discovery = AggregatedDiscoveryServiceServer::new(istiod.clone());
-            let mut server = Server::builder().max_connection_age(AGE);
+            let mut server = Server::builder();
+            if ends == Ends::ByAge {
+                server = server.max_connection_age(AGE);
+            }
             let incoming = tokio_stream::once(std::io::Result::Ok(stream));
             let serving = server.add_service(discovery).serve_with_incoming(incoming);
             connections.spawn(async move {
                 tokio::spawn(serving);
                 // deadline: a connection ends when its time is over.
-                sleep(AGE + GRACE).await;
-                let _ = Socket::from(socket).shutdown(std::net::Shutdown::Both);
+                sleep(AGE).await;
+                let socket = Socket::from(socket);
+                if ends == Ends::Calmed {
+                    // All was told long ago: no frame of the server is cut.
+                    socket.send(&CALM).expect("a frame");
+                }
+                // deadline: the gateway reads GOAWAY before the end.
+                sleep(GRACE).await;
+                let _ = socket.shutdown(std::net::Shutdown::Both);
             });
         }
     });
@@ -49,7 +71,7 @@ fn istiod_8_a_connection_that_ends_by_age_is_one_line_and_no_warning() {
         let istiod = Istiod::default();
         // From here on it serves whoever asks; nobody asks here.
         let _elsewhere = istiod.serve_plainly(net.address(3, 15010)).await;
-        let _serving = serve(&istiod, net.address(2, 15012)).await;
+        let _serving = serve(&istiod, net.address(2, 15012), Ends::ByAge).await;
         // Plaintext is for this kind alone; the stream is the same for both.
         let settings = Settings::new(net, identities());
         let mut gateway = programmed(&settings, "envoy", "tls: off", |_| ());
@@ -63,5 +85,36 @@ fn istiod_8_a_connection_that_ends_by_age_is_one_line_and_no_warning() {
         // The line of the last end may not be written yet.
         let again = count(&log, "connecting to the control plane again");
         assert!((2..=4).contains(&again), "{again} lines: {log}");
+    });
+}
+
+#[test]
+fn istiod_8_goaway_with_an_error_code_is_a_failure_that_is_backed_off_from() {
+    run(async {
+        let net = Net::new();
+        let istiod = Istiod::default();
+        let _elsewhere = istiod.serve_plainly(net.address(3, 15010)).await;
+        let _serving = serve(&istiod, net.address(2, 15012), Ends::Calmed).await;
+        let settings = Settings::new(net, identities());
+        let mut gateway = programmed(&settings, "envoy", "tls: off", |_| ());
+        gateway.ready().await;
+        let count = |text: &str| {
+            gateway
+                .log()
+                .lines()
+                .filter(|line| line.contains(text))
+                .count()
+        };
+        let calmed = async || count("by GOAWAY with ENHANCE_YOUR_CALM");
+        until("three such ends", calmed, |&count| count >= 3).await;
+        assert_eq!(count("connecting to the control plane again"), 0);
+        // The wait begins anew by a `Reconnect`, and doubles by an `Error`.
+        let ends = "istio_xds_connection_terminations_total";
+        let again = gateway
+            .metric(&format!("{ends}{{reason=\"Reconnect\"}}"))
+            .await;
+        let failed = gateway.metric(&format!("{ends}{{reason=\"Error\"}}")).await;
+        assert_eq!(again, 0.0);
+        assert!(failed >= 3.0, "{failed}");
     });
 }
