@@ -1,7 +1,7 @@
 //! A pod's key and certificate on disk: restarts of its container without istiod.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use strait::xds::store::{ADDRESS, CLUSTER};
 
@@ -9,7 +9,7 @@ use crate::istio::asks;
 use crate::support::ca::Mode;
 use crate::support::istiod::Istiod;
 use crate::support::wds::{HOSTNAME, SERVICE, bytes, service, workload};
-use crate::support::{Endpoint, Gateway, Net, identities, pod, run, until};
+use crate::support::{Endpoint, Gateway, Net, RESTART_MAX, identities, pod, run, until};
 
 const KEY: &str = "etc/istio/proxy/strait-identity/identity.json";
 const MESH: &str = "var/lib/istio/data/strait-mesh";
@@ -32,7 +32,7 @@ async fn kept(net: Net) -> Gateway {
 }
 
 #[test]
-fn istiod_7_a_restarted_container_serves_without_istiod() {
+fn istiod_7_a_restarted_container_is_ready_within_five_seconds_without_istiod() {
     run(async {
         let net = Net::new();
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
@@ -44,8 +44,11 @@ fn istiod_7_a_restarted_container_serves_without_istiod() {
         assert_eq!(mode, 0o600);
         serving.stop().await;
 
+        let began = Instant::now();
         let mut second = pod::restarted(first, net).await;
         second.ready().await;
+        let took = began.elapsed();
+        assert!(took < RESTART_MAX, "{took:?}: {}", second.log());
         second.logged("serving with the certificate on disk").await;
         asks(&second).await.expect("a tunnel without istiod");
         let fetched = "strait_certificate_fetches_total{result=\"ok\"}";
@@ -57,6 +60,22 @@ fn istiod_7_a_restarted_container_serves_without_istiod() {
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         let issued = async || istiod.ca.requests().len();
         until("a new certificate", issued, |&now| now > asked).await;
+    });
+}
+
+#[test]
+fn istiod_7_an_expired_key_is_removed_from_the_disk_while_the_authority_refuses() {
+    run(async {
+        let net = Net::new();
+        let istiod = istiod(net);
+        istiod
+            .ca
+            .lives(Duration::from_secs(120), Duration::from_secs(5));
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let gateway = kept(net).await;
+        istiod.ca.set(Mode::Refuses);
+        gateway.logged("the certificate on disk is removed").await;
+        assert!(!gateway.file(KEY).exists());
     });
 }
 

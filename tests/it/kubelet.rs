@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use crate::support::istiod::Istiod;
 use crate::support::kubelet::{ISTIOD, POD, Pod, in_namespaces, list, text};
 use crate::support::wds::{HOSTNAME, SERVICE, changed, service};
-use crate::support::{CLIENT, ECHO, GATEWAY, identities, run, say, until};
+use crate::support::{CLIENT, ECHO, GATEWAY, RESTART_MAX, identities, run, say, until};
 
 /// The dialects, each a folder of manifests.
 const DIALECTS: [&str; 2] = ["istio", "solo"];
@@ -202,7 +202,9 @@ async fn starts(deployment: Value, gateway: &Value) {
     let began = Instant::now();
     pod.start();
     pod.ready().await;
-    say(&format!("ready without istiod after {:?}", began.elapsed()));
+    let took = began.elapsed();
+    say(&format!("ready without istiod after {took:?}"));
+    assert!(took < RESTART_MAX, "{took:?}: {}", pod.log());
     is_reached(&pod, &deployment, gateway).await;
     // The second one ends the wait of the first.
     pod.signal(Signal::TERM);

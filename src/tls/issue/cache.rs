@@ -93,6 +93,13 @@ pub enum CacheError {
     },
 }
 
+impl CacheError {
+    /// Returns whether the certificate had expired and was removed.
+    pub(super) fn is_expiry(&self) -> bool {
+        matches!(self, Self::Unusable { error, .. } if matches!(error, IssueError::Expired(_)))
+    }
+}
+
 /// The file's content.
 #[derive(Serialize, Deserialize)]
 struct Saved {
@@ -106,6 +113,7 @@ struct Saved {
 
 impl Cache {
     /// Reads what was kept; none if nothing was. An expired certificate is removed with its key.
+    /// Any other file that is refused stays until [`store`](Self::store) replaces it.
     ///
     /// # Errors
     /// It must not or cannot be used.
@@ -129,16 +137,15 @@ impl Cache {
             let why = format!("format {}, this build reads {FORMAT}", saved.format);
             return Err(damaged(&path, &why));
         }
+        let material = self.material(&path, &saved, now);
+        if material.as_ref().is_err_and(CacheError::is_expiry) {
+            fs::remove_file(&path).map_err(io)?;
+        }
+        let material = material?;
         if !saved.authority.is_subset(&authority(&self.roots)?) {
             return Err(CacheError::Distrusted(path));
         }
-        let material = self.material(&path, &saved, now);
-        if let Err(CacheError::Unusable { error, .. }) = &material
-            && matches!(error, IssueError::Expired(_))
-        {
-            fs::remove_file(&path).map_err(io)?;
-        }
-        material.map(Some)
+        Ok(Some(material))
     }
 
     fn material(

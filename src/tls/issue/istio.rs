@@ -9,9 +9,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
-use tracing::warn;
+use tracing::{info, warn};
 
-use super::cache::Cache;
+use super::cache::{Cache, CacheError};
 use super::rotation::keep;
 use super::{DEADLINE, IssueError, News, judge};
 use crate::config::ControlPlane;
@@ -50,9 +50,12 @@ impl Authority {
         let fetch = || {
             let authority = Arc::clone(&authority);
             async move {
-                let material = Arc::new(authority.fetch().await?);
-                authority.keep(&material);
-                Ok(material)
+                let fetched = authority.fetch().await.map(Arc::new);
+                match &fetched {
+                    Ok(material) => authority.keep(material),
+                    Err(_) => authority.remove_expired().await,
+                }
+                fetched
             }
         };
         keep(held, fetch, SystemTime::now, (news, &authority.back)).await;
@@ -60,19 +63,34 @@ impl Authority {
 
     /// Returns the certificate on disk, if there is one and it can be used.
     async fn restore(&self) -> Option<Arc<Material>> {
-        let cache = self.cache.clone()?;
-        let load = spawn_blocking(move || cache.load(SystemTime::now()));
-        let Ok(loaded) = timeout(DEADLINE, load).await else {
-            warn!("the certificate on disk was not read in time");
-            return None;
-        };
-        match loaded.ok()? {
+        match self.load().await? {
             Ok(material) => material.map(Arc::new),
             Err(why) => {
                 warn!(%why, "the certificate on disk is not used");
                 None
             }
         }
+    }
+
+    /// Removes the certificate on disk with its key if it has expired. Only a failure leaves one
+    /// there, and a try is due at the end of each certificate ([`keep`]).
+    async fn remove_expired(&self) {
+        if let Some(Err(why)) = self.load().await
+            && why.is_expiry()
+        {
+            info!(%why, "the certificate on disk is removed");
+        }
+    }
+
+    /// Reads the certificate on disk, on a thread of its own.
+    async fn load(&self) -> Option<Result<Option<Material>, CacheError>> {
+        let cache = self.cache.clone()?;
+        let load = spawn_blocking(move || cache.load(SystemTime::now()));
+        let Ok(loaded) = timeout(DEADLINE, load).await else {
+            warn!("the certificate on disk was not read in time");
+            return None;
+        };
+        loaded.ok()
     }
 
     /// Keeps a certificate on disk, on a thread of its own: nobody waits for a slow disk, and a

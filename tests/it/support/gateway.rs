@@ -18,6 +18,10 @@ use super::identities::{CLIENT, GATEWAY, Identities};
 use super::{ECHO, Net, memory, until};
 
 const READY_DEADLINE: Duration = Duration::from_secs(10);
+/// The time for a restarted container to be ready from what it keeps on disk: a second in a release
+/// build on a machine of its own. A debug build beside other tests is slower; a wait for an answer
+/// of istiod is 15 s.
+pub const RESTART_MAX: Duration = Duration::from_secs(5);
 
 /// How a test's gateway differs from the usual one.
 pub struct Settings<'a> {

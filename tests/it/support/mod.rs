@@ -27,7 +27,7 @@ use strait::hbone::Tunnel;
 use tokio::io::AsyncReadExt;
 
 pub use endpoint::{ENDLESS, Endpoint, reset};
-pub use gateway::{Gateway, Settings, raise_descriptor_limit, replace};
+pub use gateway::{Gateway, RESTART_MAX, Settings, raise_descriptor_limit, replace};
 pub use identities::{CLIENT, ENDPOINT, GATEWAY, Identities, identities};
 pub use net::{Net, endpoint_port};
 
