@@ -114,9 +114,9 @@ pub async fn run(
         }
     }
     if let Err(reason) = ended {
-        let is_lost =
-            !upload.pending.is_empty() || download.reserved || tunnel.account().has_dropped_bytes();
-        ended = Err(upload.progress.judge(reason, is_lost));
+        let unsent = upload.pending.iter().map(Bytes::len).sum();
+        let is_lost = download.reserved || tunnel.account().has_dropped_bytes();
+        ended = Err(upload.progress.judge(reason, unsent, is_lost));
     }
     Outcome {
         ended,

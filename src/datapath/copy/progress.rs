@@ -5,7 +5,7 @@
 
 use crate::reason::Reason;
 
-/// Exchanges of the inner connection, and whether one of its sides has closed it.
+/// Exchanges of the inner connection, and the sides that have closed it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress(u8);
 
@@ -14,10 +14,11 @@ pub(super) struct Progress(u8);
 const ESTABLISHED: u8 = 4;
 /// The bits of the steps.
 const STEPS: u8 = 0x0f;
-/// The bit for an alert of either side.
-const CLOSED: u8 = 0x80;
+/// The bit for an alert that is the last thing of the peer; that of the endpoint is the next one.
+const CLOSED: u8 = 0x40;
 /// The head of an encrypted TLS 1.3 record with an alert: 2 bytes of it, its type, and a tag of 16
-/// (RFC 8446 section 5.2). An alert behind the handshake ends the direction.
+/// (RFC 8446 section 5.2). An alert behind the handshake ends the direction; other content of 2
+/// bytes has the same size, and more may follow it.
 const ALERT_HEAD: [u8; 5] = [23, 3, 3, 0, 2 + 1 + 16];
 const ALERT_BYTES: usize = ALERT_HEAD.len() + 19;
 
@@ -36,23 +37,32 @@ impl Progress {
         let steps = self.0 & STEPS;
         if steps < ESTABLISHED {
             self.0 += u8::from(steps % 2 == turn);
-        } else if ends_in_alert(bytes) {
-            self.0 |= CLOSED;
+            return;
         }
+        let closed = CLOSED << turn;
+        self.0 = match ends_in_alert(bytes) {
+            true => self.0 | closed,
+            false => self.0 & !closed,
+        };
     }
 
     /// Returns the reason of an end: [`Reason::Completed`] where the peer's reset is the normal end
-    /// of an inner connection. `is_lost` says that bytes of either side were not delivered.
+    /// of an inner connection. The endpoint was not given the last `unsent` bytes of the peer;
+    /// `is_lost` says that the peer was not given all of the endpoint.
     ///
-    /// CANCEL and NO_ERROR are one if nothing was under way; any other code only behind an alert.
-    pub(super) fn judge(self, reason: Reason, is_lost: bool) -> Reason {
+    /// CANCEL and NO_ERROR are one if nothing but the peer's alert is lost, which a reset in the
+    /// same flight overtakes; any other code only behind an alert.
+    pub(super) fn judge(self, reason: Reason, unsent: usize, is_lost: bool) -> Reason {
         let is_established = self.0 & STEPS == ESTABLISHED;
-        let is_closed = self.0 & CLOSED != 0;
+        let alert = match self.0 & CLOSED {
+            0 => 0,
+            _ => ALERT_BYTES,
+        };
         match reason {
-            Reason::DownstreamCancelled if is_established && (is_closed || !is_lost) => {
+            Reason::DownstreamCancelled if is_established && unsent <= alert && !is_lost => {
                 Reason::Completed
             }
-            Reason::DownstreamReset if is_closed => Reason::Completed,
+            Reason::DownstreamReset if self.0 & (CLOSED | CLOSED << 1) != 0 => Reason::Completed,
             reason => reason,
         }
     }
@@ -72,9 +82,9 @@ mod tests {
         [&ALERT_HEAD[..], &[7; 19]].concat()
     }
 
-    /// What a reset by CANCEL and one by INTERNAL_ERROR are, with and without lost bytes.
+    /// Reasons of a reset by CANCEL and of one by INTERNAL_ERROR, without and with lost bytes.
     fn judged(progress: Progress) -> [Reason; 4] {
-        let of = |reason| [false, true].map(|is_lost| progress.judge(reason, is_lost));
+        let of = |reason| [false, true].map(|is_lost| progress.judge(reason, 0, is_lost));
         let [first, second] = of(Reason::DownstreamCancelled);
         let [third, fourth] = of(Reason::DownstreamReset);
         [first, second, third, fourth]
@@ -99,12 +109,53 @@ mod tests {
         assert_eq!(judged(progress), [done, cancelled, reset, reset]);
         let mut closed = progress;
         closed.asked(&[b"before", &alert()[..]].concat());
-        assert_eq!(judged(closed), [done; 4]);
+        let ends = [done, cancelled, done, done];
+        assert_eq!(judged(closed), ends);
         closed.answered(b"after");
-        assert_eq!(judged(closed), [done; 4]);
+        assert_eq!(judged(closed), ends);
         progress.answered(&alert());
-        assert_eq!(judged(progress), [done; 4]);
-        assert_eq!(progress.judge(Reason::Revoked, false), Reason::Revoked);
+        assert_eq!(judged(progress), ends);
+        assert_eq!(progress.judge(Reason::Revoked, 0, false), Reason::Revoked);
+    }
+
+    #[test]
+    fn istiod_8_an_alert_is_one_while_it_is_the_last_thing_of_its_direction() {
+        let (cancelled, reset) = (Reason::DownstreamCancelled, Reason::DownstreamReset);
+        let open = [Reason::Completed, cancelled, reset, reset];
+        let mut established = Progress::default();
+        for _ in 0..2 {
+            established.asked(b"hello");
+            established.answered(b"hello");
+        }
+        let mut progress = established;
+        progress.asked(&alert());
+        progress.asked(b"more");
+        assert_eq!(judged(progress), open);
+        let mut progress = established;
+        progress.answered(&alert());
+        progress.asked(b"more");
+        assert_eq!(judged(progress)[2], Reason::Completed);
+        progress.answered(b"more");
+        assert_eq!(judged(progress), open);
+    }
+
+    #[test]
+    fn istiod_8_a_cancelled_tunnel_has_lost_nothing_but_the_alert_of_the_peer() {
+        let cancelled = Reason::DownstreamCancelled;
+        let mut progress = Progress::default();
+        for _ in 0..2 {
+            progress.asked(b"hello");
+            progress.answered(b"hello");
+        }
+        assert_eq!(progress.judge(cancelled, 1, false), cancelled);
+        let mut answered = progress;
+        answered.answered(&alert());
+        assert_eq!(answered.judge(cancelled, 1, false), cancelled);
+        progress.asked(&alert());
+        let judge = |unsent, is_lost| progress.judge(cancelled, unsent, is_lost);
+        assert_eq!(judge(ALERT_BYTES, false), Reason::Completed);
+        assert_eq!(judge(ALERT_BYTES + 1, false), cancelled);
+        assert_eq!(judge(0, true), cancelled);
     }
 
     #[test]
