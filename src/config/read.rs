@@ -59,9 +59,8 @@ fn sections(
 ) -> Option<Config> {
     top.later(LATER);
     let own = top.need("gateway", "{cluster: east}");
-    let identity = top
-        .need("identity", sources::IDENTITY_EXAMPLE)
-        .and_then(sources::identity);
+    let identity = top.need("identity", sources::IDENTITY_EXAMPLE);
+    let identity = identity.and_then(sources::identity);
     let trust = top.need("trust", "{domains: [{name: east.local}]}");
     examined.trust_place = trust.map(Value::place);
     let trust = trust.and_then(trust::read);
