@@ -58,13 +58,13 @@ fn sections(
     examined: &mut Examined,
 ) -> Option<Config> {
     top.later(LATER);
-    let gateway = top.need("gateway", "{cluster: east}").and_then(gateway);
-    let identity = top
-        .need("identity", sources::IDENTITY_EXAMPLE)
-        .and_then(sources::identity);
+    let own = top.need("gateway", "{cluster: east}");
+    let identity = top.need("identity", sources::IDENTITY_EXAMPLE);
+    let identity = identity.and_then(sources::identity);
     let trust = top.need("trust", "{domains: [{name: east.local}]}");
     examined.trust_place = trust.map(Value::place);
     let trust = trust.and_then(trust::read);
+    let gateway = own.and_then(|own| gateway(own, trust.as_ref()));
     let example = "[{name: cross-network, bind: \"[::]:15008\"}]";
     let listeners = top
         .need("listeners", example)
@@ -147,9 +147,11 @@ fn section<'a, T: Default>(
     top.get(key).map_or_else(|| Some(T::default()), read)
 }
 
-fn gateway(value: Value<'_>) -> Option<Gateway> {
+fn gateway(value: Value<'_>, trust: Option<&Trust>) -> Option<Gateway> {
     let mut fields = value.fields("gateway")?;
-    let cluster = fields.need("cluster", "east").and_then(Value::text);
+    let has_issuers = trust.is_some_and(|trust| !trust.clusters.is_empty());
+    let cluster = fields.need("cluster", "east");
+    let cluster = cluster.and_then(|name| trust::cluster_name(name, has_issuers));
     let network = match fields.get("network") {
         Some(network) => network.text(),
         None => cluster,

@@ -148,6 +148,7 @@ pub(super) fn read(value: Value<'_>) -> Option<Trust> {
         _ => fields.need("domains", "[{name: east.local, cluster: east}]"),
     };
     let clusters = fields.get("clusters").map(clusters);
+    let has_issuers = clusters.is_some();
     let unknown_issuers = fields.get("unknown_issuers");
     let crl = fields.get("crl").map(crl::read);
     let waypoints = match fields.get("waypoints") {
@@ -155,7 +156,7 @@ pub(super) fn read(value: Value<'_>) -> Option<Trust> {
         None => Vec::new(),
     };
     fields.finish();
-    let domains = skip_validation.and_then(|skips| domains(list, skips));
+    let domains = skip_validation.and_then(|skips| domains(list, skips, has_issuers));
     let clusters = match clusters {
         Some(clusters) => clusters?,
         None => Vec::new(),
@@ -180,7 +181,11 @@ pub(super) fn read(value: Value<'_>) -> Option<Trust> {
 }
 
 /// Reads the set of trust domains, which may be missing or empty if validation is skipped.
-fn domains(list: Option<Value<'_>>, skip_validation: bool) -> Option<Vec<TrustDomain>> {
+fn domains(
+    list: Option<Value<'_>>,
+    skip_validation: bool,
+    has_issuers: bool,
+) -> Option<Vec<TrustDomain>> {
     let items: Vec<_> = match list {
         Some(list) if list.is_vacant() && !skip_validation => {
             let what = "is empty, which would refuse every peer";
@@ -196,7 +201,7 @@ fn domains(list: Option<Value<'_>>, skip_validation: bool) -> Option<Vec<TrustDo
     };
     let read: Vec<_> = items
         .into_iter()
-        .map(|item| Some((trust_domain(item)?, item)))
+        .map(|item| Some((trust_domain(item, has_issuers)?, item)))
         .collect();
     checks::repeated(
         read.iter()
@@ -224,21 +229,26 @@ fn clusters(list: Value<'_>) -> Option<Vec<IssuerCluster>> {
 
 fn cluster(value: Value<'_>) -> Option<IssuerCluster> {
     let mut fields = value.fields("trust.clusters[]")?;
-    let name = fields.need("name", "west").and_then(|name| {
-        let text = name.text()?;
-        if text == UNKNOWN_CLUSTER {
-            let what = format!("is `{UNKNOWN_CLUSTER}`, which is the cluster of all other issuers");
-            name.error(what, "another name");
-            return None;
-        }
-        Some(text.to_owned())
-    });
+    let name = fields.need("name", "west");
+    let name = name.and_then(|name| cluster_name(name, true));
     let issuers = fields.need("issuers", "[west-ca.pem]").and_then(issuers);
     fields.finish();
     Some(IssuerCluster {
-        name: name?,
+        name: name?.to_owned(),
         issuers: issuers?,
     })
+}
+
+/// Reads the name of a cluster. Where issuers say the clusters, one name is that of all issuers
+/// without an entry.
+pub(super) fn cluster_name(name: Value<'_>, has_issuers: bool) -> Option<&str> {
+    let text = name.text()?;
+    if has_issuers && text == UNKNOWN_CLUSTER {
+        let what = format!("is `{UNKNOWN_CLUSTER}`, which is the cluster of all other issuers");
+        name.error(what, "another name");
+        return None;
+    }
+    Some(text)
 }
 
 /// Reads a list of issuers, which names at least one.
@@ -299,7 +309,7 @@ fn workload_id(value: Value<'_>) -> Option<String> {
     value.parsed(wanted, |text| parse_identity(text).map(|_| text.to_owned()))
 }
 
-fn trust_domain(value: Value<'_>) -> Option<TrustDomain> {
+fn trust_domain(value: Value<'_>, has_issuers: bool) -> Option<TrustDomain> {
     let mut fields = value.fields("trust.domains[]")?;
     fields.later(&["aliases"]);
     let name = fields
@@ -307,7 +317,7 @@ fn trust_domain(value: Value<'_>) -> Option<TrustDomain> {
         .and_then(trust_domain_name);
     let cluster = fields
         .get("cluster")
-        .map_or(name.as_deref(), Value::text)
+        .map_or(name.as_deref(), |name| cluster_name(name, has_issuers))
         .map(str::to_owned);
     let issuers = fields.get("issuers").map(issuers);
     let roots = fields.get("roots").map(Value::credential_path);
@@ -401,6 +411,30 @@ mod tests {
         let alone = with("  unknown_issuers: reject");
         let want = "4: error: `trust.unknown_issuers` says what becomes of issuers that";
         assert!(alone.starts_with(want), "{alone}");
+    }
+
+    #[test]
+    fn istiod_5_with_issuers_no_other_entry_names_the_cluster_of_all_others() {
+        let keys = format!("  clusters: [{{name: west, issuers: [{HASH}]}}]\n  domains:");
+        let issuers = GOOD.replacen("  domains:", &keys, 1);
+        let (own, domain) = ("gateway: {cluster: east}", "Local, cluster: east}");
+        for (old, new, want) in [
+            (
+                own,
+                "gateway: {cluster: unknown}",
+                "1: error: `gateway.cluster` is `unknown`,",
+            ),
+            (
+                domain,
+                "Local, cluster: unknown}",
+                "`trust.domains[].cluster` is `unknown`,",
+            ),
+        ] {
+            let (_, said) = check(&issuers.replacen(old, new, 1));
+            assert!(said.contains(want), "{said}");
+            // Without issuers it is a name as any other.
+            assert_eq!(instead(old, new), "");
+        }
     }
 
     #[test]

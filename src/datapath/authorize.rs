@@ -115,11 +115,13 @@ fn judge(snapshot: &Snapshot, peer: &Peer, endpoint: &Endpoint) -> PolicyVerdict
     snapshot.policies.judge(workload, &attributes)
 }
 
-/// The endpoint's workload. What selects it may have changed since the endpoint was picked; one
-/// that is gone is judged as it was.
+/// The endpoint's workload. What selects it may have changed since the endpoint was picked, and so
+/// may its uid in the mesh, with the number of its addresses. One that is gone is judged as it was.
 fn workload<'a>(snapshot: &'a Snapshot, endpoint: &'a Endpoint) -> &'a Workload {
     let now = snapshot.mesh.workloads.get(endpoint.uid());
-    now.unwrap_or(&endpoint.definition)
+    let now = now.map(|now| &**now);
+    now.or_else(|| snapshot.hosts.source_of(&endpoint.definition))
+        .unwrap_or(&endpoint.definition)
 }
 
 fn warn_of_missing(snapshot: &Snapshot, gateway: &Gateway, endpoint: &Endpoint) {

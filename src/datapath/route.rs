@@ -172,7 +172,9 @@ pub fn may_go_past(
 /// Anybody can send the header. It is believed only of an identity that the configuration names,
 /// and of a workload of a waypoint of the service: of each service behind an alias that has one.
 /// Such a workload is in this cluster: in a mesh with one trust domain, a waypoint of another
-/// cluster has the same identity if it has the same name, and has applied other policies.
+/// cluster has the same identity if it has the same name, and has applied other policies. The
+/// cluster is that of the current configuration. Without `trust.clusters` and with one cluster in
+/// `trust.domains` it distinguishes nobody, and only identities of the configuration are believed.
 fn goes_by_waypoint(
     snapshot: &Snapshot,
     peer: &Peer,
@@ -191,7 +193,11 @@ fn goes_by_waypoint(
     let principal = &*peer.source.principal;
     let is_waypoint_of =
         |of: &mesh::Service| of.waypoints.is_empty() || snapshot.is_waypoint_of(principal, of);
-    let is_here = *peer.source.cluster == *snapshot.balancing.position.cluster;
+    let is_here = || {
+        let cluster = snapshot.trust.cluster(peer.caller());
+        let is_own = cluster == Some(&*snapshot.balancing.position.cluster);
+        is_own && snapshot.trust.distinguishes_clusters()
+    };
     let is_believed = || match means {
         Means::Alias(alias) => {
             let targets = alias.targets().iter();
@@ -200,7 +206,7 @@ fn goes_by_waypoint(
         }
         _ => is_waypoint_of(definition),
     };
-    !(snapshot.trust.is_waypoint(principal) || is_here && is_believed())
+    !(snapshot.trust.is_waypoint(principal) || is_here() && is_believed())
 }
 
 /// The endpoints of one of the service's waypoints, drawn by weight among those that have any.
@@ -376,6 +382,78 @@ mod tests {
         };
         let from = (([127, 0, 0, 1], 1).into(), Arc::default());
         Peer::known(identity, None, from, snapshot).expect("a trusted peer")
+    }
+
+    #[test]
+    fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_believed() {
+        let services = vec![
+            service("echo", &[(named("waypoint"), 1)]),
+            service("waypoint", &[]),
+        ];
+        let built = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
+        let believed = |trust: TrustSet| {
+            let change = Change {
+                trust: Some(trust),
+                ..Change::default()
+            };
+            let snapshot = build(&built, change);
+            let peer = peer(&snapshot, WAYPOINT);
+            may_go_past(
+                &snapshot,
+                &peer,
+                ("echo.app", &Means::Service),
+                Origin::Waypoint,
+            )
+        };
+        let one = || TrustSet::new([("east.local", "east")]);
+        assert!(!believed(one()));
+        assert!(believed(one().with_waypoints([WAYPOINT])));
+        assert!(believed(TrustSet::new([
+            ("east.local", "east"),
+            ("west.local", "west")
+        ])));
+    }
+
+    #[test]
+    fn istiod_5_a_peer_that_moves_to_another_cluster_goes_past_no_waypoint_any_more() {
+        let services = vec![
+            service("echo", &[(named("waypoint"), 1)]),
+            service("waypoint", &[]),
+        ];
+        let before = snapshot(services, vec![workload("app/waypoint.app", "waypoint", 2)]);
+        let opened = peer(&before, WAYPOINT);
+        let of = ("echo.app", &Means::Service);
+        assert!(may_go_past(&before, &opened, of, Origin::Waypoint));
+        let change = Change {
+            trust: Some(TrustSet::new([
+                ("east.local", "north"),
+                ("west.local", "east"),
+            ])),
+            ..Change::default()
+        };
+        let now = build(&before, change);
+        assert!(!may_go_past(&now, &opened, of, Origin::Waypoint));
+    }
+
+    #[test]
+    fn istiod_1_a_port_beside_that_of_hbone_stays_plain() {
+        let mut pod = workload("app/echo.app", "echo", 1);
+        pod.protocol = Protocol::Tcp;
+        let mut echo = service("echo", &[]);
+        echo.ports = [(80, 0), (15008, 0)].into();
+        for (ports, want) in [
+            ([(80, 8080), (15008, 8080)], [Protocol::Tcp, Protocol::Tcp]),
+            (
+                [(80, 8080), (15008, 15008)],
+                [Protocol::Tcp, Protocol::Hbone],
+            ),
+        ] {
+            pod.services = [("app/echo.app".into(), ports.into())].into();
+            let snapshot = snapshot(vec![echo.clone()], vec![pod.clone()]);
+            let service = snapshot.services.get("echo.app").expect("a service");
+            let protocol = |port: u16| service.ports[&port].endpoints[0].protocol;
+            assert_eq!([80, 15008].map(protocol), want);
+        }
     }
 
     #[test]

@@ -57,6 +57,18 @@ impl Hosts {
         uids.filter_map(|uid| self.told.workloads.get(uid))
     }
 
+    /// Returns the workload of the source that `shown` stands for, or stood for before the number
+    /// of its addresses changed.
+    pub fn source_of(&self, shown: &Workload) -> Option<&Workload> {
+        let told = |uid: &str| self.told.workloads.get(uid).map(|of| &**of);
+        told(&shown.uid).or_else(|| {
+            let (uid, address) = shown.uid.rsplit_once('/')?;
+            let is_at = |of: &IpAddr| address.parse() == Ok(*of);
+            shown.addresses.first().filter(|of| is_at(of))?;
+            told(uid)
+        })
+    }
+
     /// Takes in what the source tells, if it does, and answers. `shown` is what was returned last;
     /// returns the mesh in which each workload stands once for each of its addresses.
     pub(super) fn follow(
@@ -279,6 +291,25 @@ mod tests {
 
     fn answer(host: &str, last: &[u8]) -> Answer {
         (host.into(), last.iter().map(|last| ip(*last)).collect())
+    }
+
+    #[test]
+    fn istiod_11_a_workload_is_found_after_the_number_of_its_addresses_has_changed() {
+        let mut followed = Followed::default();
+        let uid = |followed: &Followed, shown: &Workload| {
+            followed.0.source_of(shown).map(|of| of.uid.to_string())
+        };
+        followed.tell(vec![at("a", 1), at("b", 3)]);
+        let single = at("a", 1);
+        followed.tell(vec![dual("a", [1, 2]), at("b", 3)]);
+        assert_eq!(uid(&followed, &single).as_deref(), Some("a"));
+        let shown = followed.1.workloads.get("a/10.0.0.2").expect("an address");
+        let double = Workload::clone(shown);
+        followed.tell(vec![at("a", 1), at("b", 3)]);
+        assert_eq!(uid(&followed, &double).as_deref(), Some("a"));
+        // No address of its own, and nobody that is there.
+        assert_eq!(uid(&followed, &at("a/10.0.0.9", 2)), None);
+        assert_eq!(uid(&followed, &at("c", 2)), None);
     }
 
     /// Hosts, and the mesh that they show.

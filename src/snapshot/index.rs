@@ -235,8 +235,8 @@ impl Index {
     }
 
     /// Returns whether HBONE listeners dial a workload for a port of a service.
-    fn tunnels_to(&self, workload: &mesh::Workload, port: u16) -> bool {
-        !self.hbone_only || speaks_hbone(workload, port)
+    fn tunnels_to(&self, workload: &mesh::Workload, (port, target): (u16, u16)) -> bool {
+        !self.hbone_only || speaks_hbone(workload, port, target)
     }
 
     /// Changes the members of a service.
@@ -384,7 +384,7 @@ impl Index {
             |workload, target| match direct {
                 true => Some(target),
                 false => self
-                    .tunnels_to(workload, port)
+                    .tunnels_to(workload, (port, target))
                     .then(|| dialled_port(workload, target)),
             },
         )
@@ -471,14 +471,15 @@ impl Member {
             None => Arc::new(labels(workload)),
         };
         let targets = workload.services.values().flat_map(mesh::Ports::iter);
-        // A port that is dialled for several is dialled over HBONE if it is for one.
+        // A port that is dialled for several is dialled over HBONE if it is for one. Of a workload
+        // without HBONE this is port 15008 alone.
         let mut ports = BTreeMap::<u16, Protocol>::new();
         for (&port, &target) in targets {
             if direct {
                 ports.entry(target).or_default();
             }
             let protocol = ports.entry(dialled_port(workload, target)).or_default();
-            if speaks_hbone(workload, port) {
+            if speaks_hbone(workload, port, target) {
                 *protocol = Protocol::Hbone;
             }
         }

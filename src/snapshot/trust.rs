@@ -145,6 +145,14 @@ impl TrustSet {
         self.issuers.is_some()
     }
 
+    /// Returns whether the cluster of a peer distinguishes it: issuers say it, or the entries of
+    /// trust domains name several. With one shared trust domain all peers count as one cluster.
+    pub fn distinguishes_clusters(&self) -> bool {
+        let mut clusters = self.clusters.values();
+        let first = clusters.next();
+        self.has_issuers() || clusters.any(|cluster| Some(cluster) != first)
+    }
+
     /// The clusters that issuers stand for, each with one of its issuers.
     pub fn issuers(&self) -> impl Iterator<Item = (&str, &SpkiHash)> {
         let issuers = self.issuers.iter().flat_map(|issuers| &issuers.clusters);
@@ -226,6 +234,21 @@ mod tests {
             assert_eq!(any.cluster(of("north.local", Some(&OTHER))), others);
             assert_eq!(any.cluster(of("", Some(&WEST))), None);
         }
+    }
+
+    #[test]
+    fn istiod_8_clusters_are_distinguished_by_issuers_or_by_several_in_the_domains() {
+        let set = |domains: &[(&str, &str)]| TrustSet::new(domains.iter().copied());
+        let one = set(&[("cluster.local", "east")]);
+        assert!(!one.distinguishes_clusters());
+        assert!(!set(&[("cluster.local", "east"), ("old.local", "east")]).distinguishes_clusters());
+        // A peer of another cluster may have the one domain that is listed.
+        assert!(!one.clone().with_any_domain(true).distinguishes_clusters());
+        assert!(set(&[("east.local", "east"), ("west.local", "west")]).distinguishes_clusters());
+        assert!(
+            one.with_issuers([(EAST, "east")], false)
+                .distinguishes_clusters()
+        );
     }
 
     #[test]

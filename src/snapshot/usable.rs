@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Snapshot;
 use super::builder::HBONE_PORT;
-use super::mesh::{Protocol, Scope, Service, Workload};
+use super::mesh::{Ports, Protocol, Scope, Service, Workload};
 use super::tiers::Ranking;
 
 /// Why a workload is not dialled for a service port, as far as the mesh says it.
@@ -91,9 +91,12 @@ pub fn unused(
 ) -> Option<Unused> {
     let (network, hbone_only) = (snapshot.network(), snapshot.mesh.hbone_only);
     let behind = || (!service.waypoints.is_empty()).then_some(Unused::BehindWaypoint);
-    let is_silent = hbone_only && !speaks_hbone(workload, port);
+    let is_silent = || {
+        let target = target_port(service, workload, port);
+        hbone_only && target.is_some_and(|target| !speaks_hbone(workload, port, target))
+    };
     undialled(workload, network, hbone_only)
-        .or_else(|| is_silent.then_some(Unused::NoHbone))
+        .or_else(|| is_silent().then_some(Unused::NoHbone))
         .or_else(|| unserved(service, workload, port))
         .or_else(|| {
             let (of, host) = ((service, port), &service.hostname);
@@ -157,18 +160,21 @@ pub(super) fn undialled(workload: &Workload, network: &str, hbone_only: bool) ->
     }
 }
 
-/// Returns whether a workload is dialled over HBONE for a port of a service.
+/// Returns whether a workload is dialled over HBONE for a port of a service, at `target`.
 ///
 /// Istiod sends the pods of waypoints and gateways with `tunnel_protocol: NONE`, and ztunnel dials
-/// a waypoint over HBONE regardless: at the endpoints of service port 15008.
-pub(super) fn speaks_hbone(workload: &Workload, port: u16) -> bool {
-    workload.protocol == Protocol::Hbone || port == HBONE_PORT
+/// a waypoint over HBONE regardless: at the endpoints of service port 15008. With another target
+/// port a Service would turn any port of a pod into HBONE, of which policies judge neither the
+/// port nor the source.
+pub(super) fn speaks_hbone(workload: &Workload, port: u16, target: u16) -> bool {
+    workload.protocol == Protocol::Hbone || (port, target) == (HBONE_PORT, HBONE_PORT)
 }
 
 /// Returns whether a workload is dialled over HBONE for some port of some service.
 fn has_hbone_port(workload: &Workload) -> bool {
-    let mut services = workload.services.values();
-    workload.protocol == Protocol::Hbone || services.any(|ports| ports.get(&HBONE_PORT).is_some())
+    let mut ports = workload.services.values().flat_map(Ports::iter);
+    workload.protocol == Protocol::Hbone
+        || ports.any(|(&port, &target)| speaks_hbone(workload, port, target))
 }
 
 #[cfg(test)]
@@ -268,6 +274,15 @@ mod tests {
         gateway.services = [("app/echo.app".into(), [(80, 80), (15008, 15008)].into())].into();
         assert_eq!(why(&service, &gateway, true, 15008), None);
         assert_eq!(why(&service, &gateway, true, 80), Some(Unused::NoHbone));
+        // Another target port is no port of HBONE, nor is another service port.
+        service.ports.extend([(15008, 0), (80, 0)]);
+        for ports in [[(80, 8080), (15008, 8080)], [(80, 15008), (15008, 5432)]] {
+            gateway.services = [("app/echo.app".into(), ports.into())].into();
+            for port in [80, 15008] {
+                let said = why(&service, &gateway, true, port);
+                assert_eq!(said, Some(Unused::NoHbone), "{ports:?} {port}");
+            }
+        }
     }
 
     #[test]

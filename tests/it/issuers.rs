@@ -320,6 +320,38 @@ fn istiod_5_a_changed_issuer_file_moves_open_connections_and_ends_what_loses_its
 }
 
 #[test]
+fn istiod_5_a_changed_issuer_file_ends_tunnels_past_a_waypoint_of_another_cluster_now() {
+    run(async {
+        let world = World::new();
+        let (gateway, _endpoint) = world.gateway(LENIENT, "{anyone: true}", "").await;
+        // The service is its own waypoint, so that its workload's identity is believed.
+        let file = gateway.file("mesh.yaml");
+        let mesh = std::fs::read_to_string(&file).expect("a mesh");
+        let own = "destination: app/echo.app.svc.cluster.local";
+        let name = "name: echo,";
+        assert!(mesh.contains(name) && mesh.contains("east.local"), "{mesh}");
+        let mesh = mesh.replacen(name, &format!("{name} waypoint: {{{own}}},"), 1);
+        replace(&file, &mesh.replace("east.local", "cluster.local"));
+        let id = "spiffe://cluster.local/ns/app/sa/echo";
+        let tls = world.client(&world.identities.east, id);
+        let by_waypoint = async || opened(&gateway, &tls).await.map(drop);
+        let _ = until("the waypoint", by_waypoint, Result::is_err).await;
+        let client = Client::connect(gateway.address, &tls).await;
+        let client = client.expect("a connection");
+        let past = || {
+            let request = Request::builder().method(Method::CONNECT).uri(ECHO);
+            let request = request.header("x-istio-source", "waypoint");
+            client.request(request.body(()).expect("a request"))
+        };
+        let mut lost = past().await.expect("a tunnel");
+        echoes(&mut lost).await;
+        replace(&gateway.file("east-ca.pem"), &world.north.pem());
+        assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
+        assert!(past().await.is_err(), "a tunnel past the waypoint");
+    });
+}
+
+#[test]
 fn istiod_5_refused_issuers_are_printed_as_lines_that_admit_them() {
     run(async {
         let world = World::new();

@@ -255,6 +255,39 @@ fn a_deny_resets_the_open_tunnels_that_it_matches_and_no_others() {
     });
 }
 
+#[test]
+fn istiod_11_a_deny_resets_tunnels_of_a_workload_whose_number_of_addresses_changes() {
+    run(async {
+        let mesh = Mesh::start("enforce", &[]).await;
+        let q = policy("q", Scope::WorkloadSelector, Action::Deny, "shop");
+        mesh.istiod.put(AUTHORIZATION, "app/q", &q);
+        let dual = |policies: &[&str]| {
+            changed("a", bytes(mesh.net.ip(11)), |workload| {
+                workload.addresses.push(vec![127, 255, 0, 1].into());
+                let names = policies.iter().map(|&name| name.to_owned());
+                workload.authorization_policies = names.collect();
+            })
+        };
+        let single = |policies: &[&str]| selected(mesh.net, policies);
+        let told = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
+        for (before, after) in [
+            (single(&[]), dual(&["app/q"])),
+            (dual(&[]), single(&["app/q"])),
+        ] {
+            mesh.istiod.put(ADDRESS, "a", &before);
+            let is_dual = before == dual(&[]);
+            let is_told = |dump: &String| dump.contains("127.255.0.1") == is_dual;
+            until("the workload", told, is_told).await;
+            let tunnel = async || mesh.tunnel(CLIENT).await;
+            let opened = until("a tunnel", tunnel, Result::is_ok).await;
+            let mut lost = opened.expect("a tunnel");
+            mesh.istiod.put(ADDRESS, "a", &after);
+            assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
+        }
+        assert!((mesh.gateway.tunnels("revoked").await - 2.0).abs() < 0.5);
+    });
+}
+
 /// A policy of the namespace that has a field of tomorrow.
 fn newer() -> Vec<u8> {
     [deny("bank").encode_to_vec(), vec![0x98, 0x06, 0x01]].concat()

@@ -6,7 +6,7 @@ use http::{Method, Request};
 use strait::grpc::security::{Action, Authorization, Scope};
 use strait::grpc::workload::gateway_address::Destination;
 use strait::grpc::workload::{
-    Address, GatewayAddress, NamespacedHostname, PortList, Service, TunnelProtocol,
+    Address, GatewayAddress, NamespacedHostname, Port, PortList, Service, TunnelProtocol,
     WeightedWaypoint, Workload, address,
 };
 use strait::hbone::Tunnel;
@@ -16,9 +16,12 @@ use tokio::net::TcpListener;
 
 use crate::istio::spawn;
 use crate::support::istiod::{Istiod, NAME, Serving};
-use crate::support::wds::{SERVICE, bytes, policy, service, waypoint_ports, workload};
+use crate::support::wds::{
+    HOSTNAME, SERVICE, bytes, changed, policy, service, waypoint_ports, workload,
+};
 use crate::support::{
-    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, identities, replace, run, until,
+    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, endpoint_port, identities, replace,
+    run, until,
 };
 
 /// The identity of the workload of the waypoint `one`, and that of `two`.
@@ -116,7 +119,15 @@ impl Mesh {
 
     /// The same with more lines of configuration, and with policies.
     async fn with(waypoints: &[(&str, u32)], more: &str, policies: &[Authorization]) -> Self {
-        let net = Net::new();
+        Self::at(Net::new(), waypoints, more, policies).await
+    }
+
+    async fn at(
+        net: Net,
+        waypoints: &[(&str, u32)],
+        more: &str,
+        policies: &[Authorization],
+    ) -> Self {
         let endpoints = [
             says(net.listen(OWN, 15008).await, OWN),
             says(net.listen(ONE, 15008).await, ONE),
@@ -138,7 +149,9 @@ impl Mesh {
         let mut settings = Settings::new(net, identities());
         settings.more += more;
         let (of_west, to_all) = ("{cluster: west}", "{anyone: true}");
-        settings.exposure = settings.exposure.replace(of_west, to_all);
+        let exposure = settings.exposure.replace(of_west, to_all);
+        // Every port.
+        settings.exposure = exposure.replace(":80\"", "\"");
         let mut gateway = spawn(&settings, NAME);
         gateway.ready().await;
         Self {
@@ -188,6 +201,58 @@ fn istiod_1_a_tunnel_reaches_a_waypoint_that_is_sent_without_hbone() {
         let (_, page, _) = mesh.gateway.asked(&["status", "app/one"]).await;
         let line = page.lines().find(|line| line.contains("15021"));
         assert!(line.is_some(), "{page}");
+        assert!(page.contains("it does not speak HBONE"), "{page}");
+    });
+}
+
+#[test]
+fn istiod_1_a_service_port_15008_with_another_target_opens_no_port_of_a_plain_pod() {
+    run(async {
+        let net = Net::new();
+        let mesh = Mesh::at(net, &[], "", &[]).await;
+        let own = net.listen(OWN, endpoint_port()).await;
+        let _plain = says(own, TWO);
+        let tunnel = async |port: u16| {
+            let client = mesh.gateway.client_as(identities(), CLIENT).await;
+            let opened = client.tunnel(&format!("{HOSTNAME}:{port}")).await;
+            let mut tunnel = opened.map_err(|error| error.to_string())?;
+            Ok::<u8, String>(tunnel.read_u8().await.expect("a name"))
+        };
+        let put = |targets: [(u32, u16); 2]| {
+            let port = |(service_port, target): (u32, u16)| Port {
+                service_port,
+                target_port: target.into(),
+                ..Port::default()
+            };
+            let ports = targets.map(port).to_vec();
+            let mut service = service();
+            if let Some(address::Type::Service(service)) = &mut service.r#type {
+                service.ports.clone_from(&ports);
+            }
+            let pod = changed("a", bytes(net.ip(OWN)), |pod| {
+                pod.tunnel_protocol = TunnelProtocol::None.into();
+                pod.services = [(SERVICE.to_owned(), PortList { ports })].into();
+            });
+            mesh.istiod.put(ADDRESS, SERVICE, &service);
+            mesh.istiod.put(ADDRESS, "a", &pod);
+        };
+        for plain in [
+            [(80, endpoint_port()), (15008, endpoint_port())],
+            [(80, 15008), (15008, endpoint_port())],
+        ] {
+            put([(80, endpoint_port()), (15008, 15008)]);
+            let _ = until(
+                "HBONE",
+                async || tunnel(15008).await,
+                |host| *host == Ok(OWN),
+            )
+            .await;
+            put(plain);
+            let refused = until("a refusal", async || tunnel(15008).await, Result::is_err).await;
+            assert!(refused.expect_err("a refusal").contains("503"));
+            tunnel(80).await.expect_err("it does not speak HBONE");
+        }
+        let (_, page, _) = mesh.gateway.asked(&["status", SERVICE]).await;
         assert!(page.contains("it does not speak HBONE"), "{page}");
     });
 }
@@ -259,6 +324,34 @@ fn istiod_8_a_waypoint_of_another_cluster_is_believed_only_if_it_is_configured()
         let waypoints = format!("  waypoints: [\"{REMOTE}\"]\nlisteners:");
         replace(&file, &text.replace("listeners:", &waypoints));
         mesh.becomes(REMOTE, &["waypoint"], OWN).await;
+    });
+}
+
+#[test]
+fn istiod_8_with_one_trust_domain_only_waypoints_of_the_configuration_are_believed() {
+    run(async {
+        let mesh = Mesh::start(&[("one", 1)]).await;
+        let mut lost = mesh.tunnel(WAYPOINT, &["waypoint"]).await.expect("past");
+        assert_eq!(lost.read_u8().await.expect("a name"), OWN);
+        // The waypoint of another cluster has the identity of ours, and so its cluster.
+        let file = mesh.gateway.file("strait.yaml");
+        let text = std::fs::read_to_string(&file).expect("a configuration");
+        let domain = "    - {name: west.local, cluster: west}\n";
+        assert!(text.contains(domain), "{text}");
+        let text = text.replace(domain, "");
+        replace(&file, &text);
+        assert_eq!(broken(&mut lost).await, Some(h2::Reason::INTERNAL_ERROR));
+        assert_eq!(mesh.asks(WAYPOINT, &["waypoint"]).await, Ok(ONE));
+        let arguments = [
+            "explain", "--from", WAYPOINT, "--to", ECHO, "--origin", "waypoint",
+        ];
+        let (_, said, _) = mesh.gateway.asked(&arguments).await;
+        let why = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(why.contains("no other waypoint is believed"), "{said}");
+
+        let waypoints = format!("  waypoints: [\"{WAYPOINT}\"]\nlisteners:");
+        replace(&file, &text.replace("listeners:", &waypoints));
+        mesh.becomes(WAYPOINT, &["waypoint"], OWN).await;
     });
 }
 

@@ -206,6 +206,12 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
         Origin::Gateway if definition.ingress_use_waypoint => {
             format!("the peer says {origin}, and the service sends gateways to its waypoint too")
         }
+        Origin::Waypoint | Origin::Gateway if !snapshot.trust.distinguishes_clusters() => format!(
+            "the peer says {origin}, and is not believed: {} is not in `trust.waypoints`, and no \
+             other waypoint is believed, as all of `trust.domains` are of one cluster and there is \
+             no `trust.clusters`",
+            peer.source.principal
+        ),
         Origin::Waypoint | Origin::Gateway => format!(
             "the peer says {origin}, and is not believed: {} is neither a workload of this cluster \
              in the service's waypoint, in the waypoint's namespace, nor in `trust.waypoints`",

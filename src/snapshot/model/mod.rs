@@ -159,7 +159,8 @@ fn members<'a>(mesh: &'a Mesh, service: &Service, port: u16) -> Vec<(&'a Workloa
             continue;
         };
         let is_here = workload.network.is_empty() || &*workload.network == NETWORK;
-        let speaks = workload.protocol == Protocol::Hbone || port == HBONE_PORT;
+        let is_hbone_port = port == HBONE_PORT && target == HBONE_PORT;
+        let speaks = workload.protocol == Protocol::Hbone || is_hbone_port;
         let is_spoken = !mesh.hbone_only || speaks;
         let direct = workload.network_gateway.is_none();
         if is_here && is_spoken && direct && workload.capacity > 0 {
@@ -184,6 +185,8 @@ fn contents(snapshot: &Snapshot) -> (Services, BTreeMap<IpAddr, String>, States)
             for (endpoint, candidate) in set.endpoints.iter().zip(&set.candidates) {
                 assert_eq!(endpoint.weight, candidate.weight);
                 assert!(Arc::ptr_eq(&endpoint.state, &candidate.state));
+                let is_hbone = endpoint.protocol == Protocol::Hbone;
+                assert!(!is_hbone || endpoint.address.port() == HBONE_PORT);
                 let key = (endpoint.uid().to_string(), endpoint.address);
                 let state = states
                     .entry(key.clone())
@@ -237,7 +240,8 @@ fn service(rng: &mut Rng, (namespace, hostname): (&str, &str)) -> Service {
     service
 }
 
-/// Returns the port of HBONE for the second port of a service: who has it is dialled over HBONE.
+/// Returns the port of HBONE for the second port of a service: a workload that serves it at the
+/// same port is dialled over HBONE.
 fn port(at: u16) -> u16 {
     if at == 1 { HBONE_PORT } else { 80 + at }
 }
@@ -246,7 +250,11 @@ fn workload(rng: &mut Rng, uid: &str) -> Workload {
     let place = Place::Name("ns-0/gateway".into());
     let gateway = Box::new(GatewayAddress { place, port: 15008 });
     let ports = |rng: &mut Rng| {
-        let target = |at| (port(at), 8080 + at % 2);
+        let is_gateway = rng.bool();
+        let target = |at| match at {
+            1 if is_gateway => (port(at), HBONE_PORT),
+            _ => (port(at), 8080 + at % 2),
+        };
         (0..rng.u16(..4)).map(target).collect()
     };
     let named = |rng: &mut Rng| {
