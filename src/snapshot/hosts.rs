@@ -23,7 +23,7 @@ pub struct Hosts {
     /// Each of them.
     pub known: Shards<Arc<str>, Arc<Host>>,
     /// The mesh as the source told it.
-    told: Mesh,
+    pub(super) told: Mesh,
     /// How many workloads of it do not stand for themselves.
     spread: usize,
 }
