@@ -266,6 +266,54 @@ mod tests {
         assert!(first.wanted_hosts().contains_key("echo"));
         assert!(!second.wanted_hosts().contains_key("echo"));
     }
+    fn all(mesh: Mesh) -> Change {
+        Change {
+            mesh: Some((mesh, "east".into())),
+            exports: Some([("echo.app", 80)].into_iter().collect()),
+            ..Change::default()
+        }
+    }
+
+    #[test]
+    fn istiod_8_a_service_that_comes_behind_a_waypoint_has_its_hostnames_looked_at() {
+        let at = |address: [u8; 4]| Place::Address("east".to_owned(), address.into());
+        for place in [Place::Name("app/waypoint.app".into()), at([240, 0, 0, 1])] {
+            let mut echo = service("echo", Some("waypoint"));
+            echo.waypoints[0].gateway.place = place;
+            let mut waypoint = service("waypoint", None);
+            waypoint.vips = vec![("east".into(), [240, 0, 0, 1].into())];
+            let other = service("other", None);
+            let workloads = Mesh::new([], [plain("waypoint")]).workloads;
+            let mesh = |services: &[&Service]| {
+                let services = services.iter().copied().cloned();
+                Mesh {
+                    workloads: workloads.clone(),
+                    ..Mesh::new(services, [])
+                }
+            };
+            // One mesh after the other, whether it is looked at, whether the waypoint is wanted.
+            let steps = [
+                (mesh(&[&waypoint]), true, false),
+                (mesh(&[&waypoint, &other]), false, false),
+                (mesh(&[&waypoint, &other, &echo]), true, true),
+                (mesh(&[&waypoint, &echo]), false, true),
+                (mesh(&[&echo]), true, false),
+                (mesh(&[&waypoint, &echo]), true, true),
+                (mesh(&[&waypoint]), true, false),
+            ];
+            let mut snapshot = Snapshot::default();
+            for (index, (mesh, looked, wanted)) in steps.into_iter().enumerate() {
+                let next = build(&snapshot, all(mesh));
+                let is_wanted = next.wanted_hosts().contains_key("waypoint");
+                assert_eq!(is_wanted, wanted, "{:?}, step {index}", echo.waypoints);
+                let (old, new) = (&snapshot, &next);
+                let moved = old.hosts.version != new.hosts.version;
+                assert_eq!(moved, looked, "{:?}, step {index}", echo.waypoints);
+                snapshot = next;
+            }
+        }
+    }
+
     #[test]
     fn istiod_8_a_route_leads_to_the_family_of_a_name_and_of_its_aliases() {
         let named = |name: &str| {
