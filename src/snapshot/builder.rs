@@ -73,7 +73,7 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
     let (told, network) = change.mesh.unzip();
     let is_told = told.is_some() || !change.answers.is_empty() || next.direct != old.direct;
     let mesh = is_told.then(|| next.hosts.follow(&old.mesh, told, change.answers));
-    if let Some(located) = next.balancing.located(mesh.as_ref().unwrap_or(&old.mesh)) {
+    if let Some(located) = next.balancing.located(&next.hosts.told) {
         next.balancing = Arc::new(located);
     }
     if let Some(mesh) = mesh {
@@ -338,6 +338,41 @@ mod tests {
         let snapshot = built(&Snapshot::default(), mesh(vec![]));
         let vips: Vec<_> = snapshot.vips.keys().map(ToString::to_string).collect();
         assert_eq!(vips, ["240.0.0.1"]);
+    }
+
+    #[test]
+    fn istiod_6_the_record_of_a_dual_stack_pod_tells_its_locality() {
+        let own = |zone: &str| {
+            let mut own = workload("own", "10.0.0.9");
+            own.addresses = ["10.0.0.9", "fd00::9"]
+                .map(|ip| ip.parse().expect("an address"))
+                .into();
+            own.locality = Arc::new(mesh::Locality {
+                zone: zone.into(),
+                ..mesh::Locality::default()
+            });
+            own
+        };
+        let position = Position {
+            record: Some("own".into()),
+            ..Position::default()
+        };
+        let change = Change {
+            position: Some(position.clone()),
+            ..Change::default()
+        };
+        let zone = |snapshot: &Snapshot| snapshot.balancing.position.locality.zone.to_string();
+        let first = build(&Snapshot::default(), change);
+        assert_eq!(zone(&first), "");
+        let second = built(&first, mesh(vec![own("a")]));
+        assert_eq!(zone(&second), "a");
+        assert_eq!(zone(&built(&second, mesh(vec![own("b")]))), "b");
+        // A configuration that is read again, without news of the mesh.
+        let change = Change {
+            position: Some(position),
+            ..Change::default()
+        };
+        assert_eq!(zone(&build(&second, change)), "a");
     }
 
     #[test]

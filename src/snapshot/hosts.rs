@@ -18,12 +18,12 @@ use super::mesh::{Mesh, Workload};
 /// The hostnames that workloads are known by, with their addresses as far as they are known.
 #[derive(Clone, Debug, Default)]
 pub struct Hosts {
-    /// Moves when there are other hostnames, or other workloads that have one.
+    /// Moves when there are other hostnames, other workloads that have one, or other waypoints.
     pub version: u64,
     /// Each of them.
     pub known: Shards<Arc<str>, Arc<Host>>,
     /// The mesh as the source told it.
-    told: Mesh,
+    pub(super) told: Mesh,
     /// How many workloads of it do not stand for themselves.
     spread: usize,
 }
@@ -123,6 +123,11 @@ impl Hosts {
             mesh.workloads = told.workloads;
         }
         mesh
+    }
+
+    /// Notes that other hostnames may be wanted.
+    pub(super) fn reconsider(&mut self) {
+        self.version += u64::from(!self.known.is_empty());
     }
 
     fn join(&mut self, name: &Arc<str>, uid: &Arc<str>) {

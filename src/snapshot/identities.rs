@@ -46,14 +46,15 @@ impl Edits {
 }
 
 impl Identities {
-    /// Makes the edits. Returns whether a service, be it a waypoint or not, has lost an identity.
-    pub(super) fn apply(&mut self, edits: Edits) -> bool {
-        let mut is_lost = false;
+    /// Makes the edits. Returns the services that have lost an identity, be they waypoints or not.
+    pub(super) fn apply(&mut self, edits: Edits) -> Vec<Arc<str>> {
+        let mut losers = Vec::new();
         for (service, edits) in edits.0 {
             if edits.values().all(|by| *by == 0) {
                 continue;
             }
             let old = self.0.get(&service);
+            let mut is_lost = false;
             let mut counts = old.map_or_else(Counts::new, |old| Counts::clone(old));
             for (principal, by) in edits {
                 let count = counts.get(&principal).copied().unwrap_or(0);
@@ -62,12 +63,15 @@ impl Identities {
                     count => drop(counts.insert(principal, count)),
                 }
             }
+            if is_lost {
+                losers.push(Arc::clone(&service));
+            }
             match counts.is_empty() {
                 true => drop(self.0.remove(&service)),
                 false => drop(self.0.insert(service, counts.into())),
             }
         }
-        is_lost
+        losers
     }
 }
 
@@ -81,11 +85,11 @@ impl Snapshot {
         })
     }
 
-    /// Returns whether a waypoint that services name has lost an identity since `old`: it has no
-    /// workload with it any more, it is gone, or another service has its hostname or VIP. Tunnels
-    /// that went past it may be open still. Costs one look-up for each waypoint.
-    pub(super) fn has_lost_waypoint_identity(&self, old: &Self) -> bool {
-        self.index.waypoints.places().any(|place| {
+    /// Returns whether the waypoint at one of these places has lost an identity since `old`: it has
+    /// no workload with it any more, it is gone, or another service has its hostname or VIP.
+    /// Tunnels that went past it may be open still.
+    pub(super) fn has_lost_waypoint_identity(&self, old: &Self, places: &[Place]) -> bool {
+        places.iter().any(|place| {
             let now = self.waypoint_identities(place);
             let is_there = |principal: &Arc<str>| now.is_some_and(|of| of.contains_key(principal));
             let before = old.waypoint_identities(place);
@@ -246,6 +250,34 @@ mod tests {
                 assert_eq!(moved, u64::from(want), "{waypoints:?}, step {index}");
             }
         }
+    }
+
+    #[test]
+    fn istiod_10_only_waypoints_that_a_change_touches_are_looked_at() {
+        let at = Place::Address(String::new(), [240, 0, 0, 1].into());
+        let mapped: std::net::Ipv6Addr = "::ffff:240.0.0.1".parse().expect("an address");
+        let mapped = Place::Address(String::new(), mapped.into());
+        let waypoints = [name("w"), mapped, name("other"), name("gone")];
+        let mut before = Snapshot::default();
+        generations(&mut before, mesh(&waypoints, &[]), false);
+        let mut after = before.clone();
+        let mut gone = mesh(&waypoints, &[]);
+        gone.services.remove("app/w.app");
+        generations(&mut after, gone, false);
+        let places =
+            |host| -> Vec<_> { after.named_waypoints(&before, [host].into_iter()).collect() };
+        assert_eq!(places("echo.app"), []);
+        assert_eq!(places("gone.app"), []);
+        assert_eq!(places("w.app"), [at, name("w")], "it was there before");
+        let both = [name("other"), name("other")];
+        assert_eq!(places("other.app"), both, "before and after");
+        generations(&mut after, mesh(&[], &[]), false);
+        assert_eq!(
+            after
+                .named_waypoints(&before, ["w.app"].into_iter())
+                .count(),
+            0
+        );
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::opened::Opened;
 use super::precedence::Claim;
 use super::tiers::Ranking;
 use super::usable::{speaks_hbone, undialled, unserved};
-use super::waypoints::NamedWaypoints;
+use super::waypoints::{NamedWaypoints, Touched};
 use super::{Endpoint, Service, Shards, Snapshot, Unused};
 use crate::status::WorkloadLabels;
 
@@ -49,8 +49,18 @@ struct Joined<'a> {
     hosts: BTreeSet<&'a str>,
     /// Possible selection of a workload by other policies.
     reselected: bool,
-    /// Loss of an identity by a service.
-    has_lost: bool,
+    /// Services that have lost an identity.
+    losers: Vec<Arc<str>>,
+}
+
+/// What a change of services touches.
+#[derive(Default)]
+struct Claimed<'a> {
+    hosts: BTreeSet<&'a str>,
+    /// Other waypoints or visibility of a service: one back private may have left tunnels open.
+    rerouted: bool,
+    /// Whether one of the services has waypoints, or had.
+    has_waypoints: bool,
 }
 
 /// A workload that can be dialled, by its endpoints: at least one, and one for each port that is
@@ -104,26 +114,32 @@ pub(super) fn apply(
     let old = mem::replace(&mut snapshot.mesh, mesh);
     // The mesh is read from a copy, as the snapshot is written below. A copy shares everything.
     let new = snapshot.mesh.clone();
-    let Joined {
-        hosts,
-        reselected,
-        has_lost,
-    } = snapshot.index.join((&old, &new), &previous);
-    let (claimed, rerouted) = snapshot
+    let joined = snapshot.index.join((&old, &new), &previous);
+    let claimed = snapshot
         .index
         .claim((&old, &new), &previous, snapshot.version);
-    let may_lose = has_lost || !claimed.is_empty() || claims_before.is_some();
     // The owner of a family takes its other names away from others, and gives them back.
-    let families = claimed.iter().flat_map(|host| snapshot.family_of(host));
+    let families = claimed
+        .hosts
+        .iter()
+        .flat_map(|host| snapshot.family_of(host));
     let families = families.filter(|name| !snapshot.index.claims(name).is_empty());
-    let mut touched: BTreeSet<Cow<'_, str>> = families.map(Cow::Owned).collect();
-    touched.extend(hosts.into_iter().chain(claimed).map(Cow::Borrowed));
+    let mut reclaimed: BTreeSet<Cow<'_, str>> = families.map(Cow::Owned).collect();
+    reclaimed.extend(claimed.hosts.into_iter().map(Cow::Borrowed));
+    let mut touched = reclaimed.clone();
+    touched.extend(joined.hosts.into_iter().map(Cow::Borrowed));
     let renamed = snapshot.refresh(touched.iter().map(|host| &**host));
     if let Some((vips, services)) = &claims_before {
         snapshot.keep_ages(vips, services);
     }
-    let lost = || may_lose && snapshot.has_lost_waypoint_identity(before);
-    reselected || rerouted || renamed || lost()
+    let touched = Touched {
+        all: claims_before.is_some(),
+        has_waypoints: claimed.has_waypoints,
+        hosts: reclaimed,
+        losers: joined.losers,
+    };
+    let lost = snapshot.follow_waypoints(before, &touched);
+    joined.reselected || claimed.rerouted || renamed || lost
 }
 
 /// Looks anew at who answers to which hostname and VIP, after a change of the configuration.
@@ -204,7 +220,7 @@ impl Index {
                 edits.insert(uid, Some(member.clone()));
             }
         }
-        let has_lost = self.identities.apply(identities);
+        let losers = self.identities.apply(identities);
         let mut hosts = BTreeSet::new();
         for (service, edits) in edits {
             self.edit(service, edits);
@@ -213,7 +229,7 @@ impl Index {
         Joined {
             hosts,
             reselected,
-            has_lost,
+            losers,
         }
     }
 
@@ -253,18 +269,16 @@ impl Index {
         }
     }
 
-    /// Notes which services claim which hostname. Returns the hostnames that are touched, and
-    /// whether a service has other waypoints or another visibility: one that comes back private may
-    /// have left tunnels open.
+    /// Notes which services claim which hostname.
     fn claim<'a>(
         &mut self,
         (old, new): (&'a Mesh, &'a Mesh),
         previous: &Self,
         version: u64,
-    ) -> (BTreeSet<&'a str>, bool) {
-        let (mut hosts, mut rerouted) = (BTreeSet::new(), false);
+    ) -> Claimed<'a> {
+        let mut claimed = Claimed::default();
         for (name, before, after) in new.services.changes(&old.services, same) {
-            rerouted |= after.is_some_and(|after| match before {
+            claimed.rerouted |= after.is_some_and(|after| match before {
                 Some(before) => {
                     before.waypoints != after.waypoints
                         || before.ingress_use_waypoint != after.ingress_use_waypoint
@@ -274,6 +288,7 @@ impl Index {
             });
             self.waypoints.change(before, after);
             for service in [before, after].into_iter().flatten() {
+                claimed.has_waypoints |= !service.waypoints.is_empty();
                 let old = self.claims(&service.hostname).iter();
                 let earlier = previous.claims(&service.hostname).iter();
                 let mut known = old.clone().chain(earlier);
@@ -292,10 +307,10 @@ impl Index {
                     true => drop(self.claims.remove(&host)),
                     false => drop(self.claims.insert(host, claims.into())),
                 }
-                hosts.insert(&*service.hostname);
+                claimed.hosts.insert(&*service.hostname);
             }
         }
-        (hosts, rerouted)
+        claimed
     }
 
     /// The claims to a hostname.
@@ -391,7 +406,7 @@ impl Index {
     }
 
     /// The VIPs that lead to a service from our network.
-    fn vips(&self, service: &mesh::Service) -> BTreeSet<IpAddr> {
+    pub(super) fn vips(&self, service: &mesh::Service) -> BTreeSet<IpAddr> {
         let here = |network: &str| network.is_empty() || *network == *self.network;
         let vips = service.vips.iter().filter(|(network, _)| here(network));
         vips.map(|(_, vip)| vip.to_canonical()).collect()

@@ -218,10 +218,11 @@ impl Balancing {
         next
     }
 
-    /// As it is with the locality of the gateway's own workload in a mesh; none where that changes
-    /// nothing. A workload that goes leaves its locality.
-    pub(super) fn located(&self, mesh: &Mesh) -> Option<Self> {
-        let own = mesh.workloads.get(&**self.position.record.as_ref()?)?;
+    /// Returns it with the locality of the gateway's own workload in the mesh as the source told
+    /// it, where workloads keep their uids; none where that changes nothing. A workload that goes
+    /// leaves its locality.
+    pub(super) fn located(&self, told: &Mesh) -> Option<Self> {
+        let own = told.workloads.get(&**self.position.record.as_ref()?)?;
         let is_new = *own.locality != self.position.locality || *self.position.origin != *RECORD;
         if !is_new || *own.locality == Locality::default() {
             return None;

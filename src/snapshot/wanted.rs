@@ -1,7 +1,7 @@
 //! Hostnames that are worth a lookup: those of workloads that a service which can be reached would
 //! dial. A mesh names many more, of gateways of other networks and of services that nobody exposes.
 
-use std::cell::LazyCell;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
@@ -11,29 +11,66 @@ use super::{Host, Snapshot, Unused};
 
 impl Snapshot {
     /// Returns the hostnames that tunnels may need the addresses of. The cost is that of all
-    /// workloads with a hostname, and of all services behind waypoints where one of those
-    /// workloads is in no service that can be reached.
+    /// workloads with a hostname, of the routes of TLS listeners, and of all services behind
+    /// waypoints where one of those workloads is in no service that can be reached.
     pub fn wanted_hosts(&self) -> BTreeMap<Arc<str>, Arc<Host>> {
-        let waypoints = LazyCell::new(|| self.waypoints_in_use());
-        let is_wanted = |host: &Host| {
-            let mut workloads = self.hosts.workloads(host);
-            workloads.any(|workload| self.would_dial(workload, || &*waypoints))
-        };
+        let pass = Pass::new(self);
         let known = self.hosts.known.iter();
-        let wanted = known.filter(|(_, host)| is_wanted(host));
+        let wanted = known.filter(|(_, host)| {
+            let mut workloads = self.hosts.workloads(host);
+            workloads.any(|workload| pass.would_dial(workload))
+        });
         wanted
             .map(|(name, host)| (Arc::clone(name), Arc::clone(host)))
             .collect()
     }
+}
+
+/// One look at all hostnames, with what it needs for each of them.
+struct Pass<'a> {
+    snapshot: &'a Snapshot,
+    /// Names that routes of TLS listeners open to anyone, with those that they stand for.
+    routed: HashSet<Family<'a>>,
+    /// The waypoints of services that can be reached, as `namespace/hostname`.
+    waypoints: OnceCell<HashSet<String>>,
+}
+
+/// A name, and all that are of its family: their stem, or the one name of no family.
+#[derive(PartialEq, Eq, Hash)]
+enum Family<'a> {
+    Stem(&'a str),
+    Name(&'a str),
+}
+
+impl<'a> Pass<'a> {
+    fn new(snapshot: &'a Snapshot) -> Self {
+        let mut pass = Self {
+            snapshot,
+            routed: HashSet::new(),
+            waypoints: OnceCell::new(),
+        };
+        for name in snapshot.exposure.routed() {
+            let aliases = snapshot.names.called(name).iter();
+            let targets = aliases.flat_map(|alias| alias.targets());
+            let targets = targets.map(|(target, _)| &**target);
+            let hosts = targets.chain(snapshot.exposure.hosts_called(name));
+            let families = hosts.chain([name]).map(|host| pass.family(host));
+            let families: Vec<_> = families.collect();
+            pass.routed.extend(families);
+        }
+        pass
+    }
+
+    fn family(&self, host: &'a str) -> Family<'a> {
+        let stem = self.snapshot.names.stem(host);
+        stem.map_or(Family::Name(host), Family::Stem)
+    }
 
     /// Returns whether a tunnel may be dialled to a workload once it has an address.
-    fn would_dial<'a>(
-        &self,
-        workload: &Workload,
-        waypoints: impl Fn() -> &'a HashSet<String>,
-    ) -> bool {
-        let hbone_only = self.mesh.hbone_only && !self.direct;
-        let unused = undialled(workload, self.network(), hbone_only);
+    fn would_dial(&self, workload: &'a Workload) -> bool {
+        let snapshot = self.snapshot;
+        let hbone_only = snapshot.mesh.hbone_only && !snapshot.direct;
+        let unused = undialled(workload, snapshot.network(), hbone_only);
         let is_dialled = matches!(unused, None | Some(Unused::NoAddress)) && workload.capacity > 0;
         let mut services = workload.services.iter();
         is_dialled
@@ -41,7 +78,7 @@ impl Snapshot {
                 let ports = ports.keys().copied();
                 let name = service.split_once('/');
                 name.is_some_and(|name| self.can_be_reached(name, ports))
-                    || waypoints().contains(&**service)
+                    || self.waypoints_in_use().contains(&**service)
             })
     }
 
@@ -49,46 +86,39 @@ impl Snapshot {
     /// listener.
     fn can_be_reached(
         &self,
-        (namespace, host): (&str, &str),
+        (namespace, host): (&str, &'a str),
         mut ports: impl Iterator<Item = u16>,
     ) -> bool {
-        if self.exposure.routed().any(|to| self.leads_to(to, host)) {
+        if self.routed.contains(&self.family(host)) {
             return true;
         }
-        if self.is_kept(host) || !self.is_meant(host, namespace) {
+        let snapshot = self.snapshot;
+        if snapshot.is_kept(host) || !snapshot.is_meant(host, namespace) {
             return false;
         }
-        let entry = self.entry_of(host);
-        if self.exposure.has_entry(&entry) {
-            let mut entries = self.exposure.entries(&entry).iter();
+        let entry = snapshot.entry_of(host);
+        if snapshot.exposure.has_entry(&entry) {
+            let mut entries = snapshot.exposure.entries(&entry).iter();
             return entries.any(|entry| !entry.to.is_empty());
         }
-        self.is_exposed_by_default(host) || ports.any(|port| self.is_exported(host, port))
+        snapshot.is_exposed_by_default(host) || ports.any(|port| snapshot.is_exported(host, port))
     }
 
-    /// Returns whether a name stands for the service `host`: its own, one of its family, or an
-    /// alias.
-    fn leads_to(&self, name: &str, host: &str) -> bool {
-        let is_its = |target: &str| self.names.is_same(target, host);
-        let mut aliases = self.names.called(name).iter();
-        is_its(name)
-            || aliases.any(|alias| alias.targets().iter().any(|(target, _)| is_its(target)))
-            || self.exposure.hosts_called(name).any(is_its)
-    }
-
-    /// The waypoints of services that can be reached, as `namespace/hostname`.
-    fn waypoints_in_use(&self) -> HashSet<String> {
-        let is_reached = |service: &&Arc<mesh::Service>| {
+    fn waypoints_in_use(&self) -> &HashSet<String> {
+        let is_reached = |service: &&'a Arc<mesh::Service>| {
             let ports = service.ports.keys().copied();
             self.can_be_reached((&service.namespace, &service.hostname), ports)
         };
-        let services = self.mesh.services.values();
-        let behind = services.filter(|service| !service.waypoints.is_empty());
-        let waypoints = behind.filter(is_reached).flat_map(|of| &of.waypoints);
-        let waypoints = waypoints.filter_map(|waypoint| self.waypoint(&waypoint.gateway));
-        waypoints
-            .map(|of| format!("{}/{}", of.namespace, of.hostname))
-            .collect()
+        self.waypoints.get_or_init(|| {
+            let services = self.snapshot.mesh.services.values();
+            let behind = services.filter(|service| !service.waypoints.is_empty());
+            let waypoints = behind.filter(is_reached).flat_map(|of| &of.waypoints);
+            let waypoints =
+                waypoints.filter_map(|waypoint| self.snapshot.waypoint(&waypoint.gateway));
+            waypoints
+                .map(|of| format!("{}/{}", of.namespace, of.hostname))
+                .collect()
+        })
     }
 }
 
@@ -96,7 +126,7 @@ impl Snapshot {
 mod tests {
     use super::super::builder::{Change, build};
     use super::super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Waypoint};
-    use super::super::{Audience, ExportSet, Exposure, ExposureTable};
+    use super::super::{Alias, Audience, ExportSet, Exposure, ExposureTable, NameTable};
     use super::*;
 
     fn service(name: &str, behind: Option<&str>) -> Service {
@@ -235,5 +265,79 @@ mod tests {
         assert!(second.hosts.version > first.hosts.version);
         assert!(first.wanted_hosts().contains_key("echo"));
         assert!(!second.wanted_hosts().contains_key("echo"));
+    }
+    fn all(mesh: Mesh) -> Change {
+        Change {
+            mesh: Some((mesh, "east".into())),
+            exports: Some([("echo.app", 80)].into_iter().collect()),
+            ..Change::default()
+        }
+    }
+
+    #[test]
+    fn istiod_8_a_service_that_comes_behind_a_waypoint_has_its_hostnames_looked_at() {
+        let at = |address: [u8; 4]| Place::Address("east".to_owned(), address.into());
+        for place in [Place::Name("app/waypoint.app".into()), at([240, 0, 0, 1])] {
+            let mut echo = service("echo", Some("waypoint"));
+            echo.waypoints[0].gateway.place = place;
+            let mut waypoint = service("waypoint", None);
+            waypoint.vips = vec![("east".into(), [240, 0, 0, 1].into())];
+            let other = service("other", None);
+            let workloads = Mesh::new([], [plain("waypoint")]).workloads;
+            let mesh = |services: &[&Service]| {
+                let services = services.iter().copied().cloned();
+                Mesh {
+                    workloads: workloads.clone(),
+                    ..Mesh::new(services, [])
+                }
+            };
+            // One mesh after the other, whether it is looked at, whether the waypoint is wanted.
+            let steps = [
+                (mesh(&[&waypoint]), true, false),
+                (mesh(&[&waypoint, &other]), false, false),
+                (mesh(&[&waypoint, &other, &echo]), true, true),
+                (mesh(&[&waypoint, &echo]), false, true),
+                (mesh(&[&echo]), true, false),
+                (mesh(&[&waypoint, &echo]), true, true),
+                (mesh(&[&waypoint]), true, false),
+            ];
+            let mut snapshot = Snapshot::default();
+            for (index, (mesh, looked, wanted)) in steps.into_iter().enumerate() {
+                let next = build(&snapshot, all(mesh));
+                let is_wanted = next.wanted_hosts().contains_key("waypoint");
+                assert_eq!(is_wanted, wanted, "{:?}, step {index}", echo.waypoints);
+                let (old, new) = (&snapshot, &next);
+                let moved = old.hosts.version != new.hosts.version;
+                assert_eq!(moved, looked, "{:?}, step {index}", echo.waypoints);
+                snapshot = next;
+            }
+        }
+    }
+
+    #[test]
+    fn istiod_8_a_route_leads_to_the_family_of_a_name_and_of_its_aliases() {
+        let named = |name: &str| {
+            let mut routed = exposure(Vec::new());
+            routed.route([name]);
+            let target = ("echo.app.one".into(), None);
+            let alias = Alias::new(("alias", None), vec![target], None, None);
+            let mut mesh = mesh();
+            let service = "app/echo.app.two";
+            let two = workload("two", |of| {
+                of.services = [(service.into(), [(80, 80)].into())].into();
+            });
+            mesh.workloads.insert(Arc::clone(&two.uid), Arc::new(two));
+            let change = Change {
+                mesh: Some((mesh, "east".into())),
+                exposure: Some(routed),
+                exports: Some(ExportSet::default()),
+                names: Some(NameTable::new(["one", "two"], [("alias", alias)])),
+                ..Change::default()
+            };
+            let wanted = build(&Snapshot::default(), change).wanted_hosts();
+            wanted.contains_key("two")
+        };
+        let names = ["echo.app.one", "echo.app.two", "alias", "echo.app", "else"];
+        assert_eq!(names.map(named), [true, true, true, false, false]);
     }
 }

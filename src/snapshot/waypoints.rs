@@ -1,6 +1,8 @@
 //! Where the waypoints of services are: asked by the data path, which goes there, and by the
 //! status page, which says where nothing is.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -20,7 +22,7 @@ impl NamedWaypoints {
     ) {
         let of = |service: Option<&Arc<mesh::Service>>| -> Vec<Place> {
             let waypoints = service.into_iter().flat_map(|of| &of.waypoints);
-            waypoints.map(|one| one.gateway.place.clone()).collect()
+            waypoints.map(|one| canonical(&one.gateway.place)).collect()
         };
         let (before, after) = (of(before), of(after));
         if before == after {
@@ -44,7 +46,73 @@ impl NamedWaypoints {
     }
 }
 
+/// What a change of the mesh touches.
+pub(super) struct Touched<'a> {
+    /// Whether all of it is built anew.
+    pub(super) all: bool,
+    /// Whether a service that comes, goes or changes has waypoints, or had.
+    pub(super) has_waypoints: bool,
+    /// Hostnames that other services may answer to.
+    pub(super) hosts: BTreeSet<Cow<'a, str>>,
+    /// Services (`namespace/hostname`) that have lost an identity.
+    pub(super) losers: Vec<Arc<str>>,
+}
+
+/// Returns a place with its address in the form in which VIPs are kept.
+fn canonical(place: &Place) -> Place {
+    match place {
+        Place::Name(name) => Place::Name(name.clone()),
+        Place::Address(network, ip) => Place::Address(network.clone(), ip.to_canonical()),
+    }
+}
+
 impl Snapshot {
+    /// Follows a change since `before`: other hostnames may be wanted where it touches services
+    /// with waypoints, or waypoints that services name. Returns whether one of these waypoints has
+    /// lost an identity.
+    pub(super) fn follow_waypoints(&mut self, before: &Self, touched: &Touched<'_>) -> bool {
+        let hosts = touched.hosts.iter().map(|host| &**host);
+        let mut places: Vec<_> = match touched.all {
+            true => self.index.waypoints.places().cloned().collect(),
+            false => self.named_waypoints(before, hosts).collect(),
+        };
+        if touched.all || touched.has_waypoints || !places.is_empty() {
+            self.hosts.reconsider();
+        }
+        let losers = touched.losers.iter();
+        let losers = losers.filter_map(|service| service.split_once('/'));
+        places.extend(self.named_waypoints(before, losers.map(|(_, host)| host)));
+        self.has_lost_waypoint_identity(before, &places)
+    }
+
+    /// Returns the places at which services name a waypoint and which lead to one of these
+    /// hostnames, now or in `before`. Costs what the hostnames do.
+    pub(super) fn named_waypoints<'a>(
+        &'a self,
+        before: &'a Self,
+        hosts: impl Iterator<Item = &'a str>,
+    ) -> impl Iterator<Item = Place> {
+        let named = &self.index.waypoints.0;
+        let hosts = hosts.filter(|_| !named.is_empty());
+        let services = hosts.flat_map(move |host| {
+            let services = [before, self].map(|of| of.services.get(host));
+            services.into_iter().flatten()
+        });
+        let places = services.flat_map(|service| self.places_of(&service.definition));
+        places.filter(|place| named.contains_key(place))
+    }
+
+    /// Returns the places at which a service may be named as a waypoint.
+    fn places_of(&self, service: &mesh::Service) -> Vec<Place> {
+        let vips = self.index.vips(service).into_iter();
+        let vips = vips.flat_map(|vip| {
+            let networks = ["", self.network()];
+            networks.map(|network| Place::Address(network.to_owned(), vip))
+        });
+        let name = format!("{}/{}", service.namespace, service.hostname);
+        vips.chain([Place::Name(name)]).collect()
+    }
+
     /// The endpoints of a waypoint. They are dialled at the port of HBONE whatever port of the
     /// waypoint they serve, so one without HBONE is of no use.
     pub fn waypoint_endpoints(&self, gateway: &GatewayAddress) -> Option<&Arc<EndpointSet>> {

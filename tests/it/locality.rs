@@ -99,6 +99,27 @@ fn istiod_6_a_pod_prefers_the_zone_of_its_record_over_that_of_its_variables() {
 }
 
 #[test]
+fn istiod_6_a_dual_stack_pod_prefers_the_zone_of_its_record() {
+    run(async {
+        let net = Net::new();
+        let endpoints = endpoints(net).await;
+        let istiod = istiod(net);
+        let mut own = record("a");
+        if let Some(address::Type::Workload(own)) = &mut own.r#type {
+            let second: std::net::Ipv6Addr = "fd00::9".parse().expect("an address");
+            own.addresses.push(second.octets().to_vec().into());
+        }
+        istiod.put(ADDRESS, OWN, &own);
+        let _serving = istiod.serve(net.address(2, 15012), identities()).await;
+        let variables = [("ISTIO_META_LOCALITY", "us-east.b")];
+        let mut gateway = pod::spawn_with(net, "", &variables);
+        gateway.ready().await;
+        is_in(&gateway, "locality us-east/a (istiod's record of this pod)").await;
+        assert_eq!(to_first(&gateway, &endpoints).await, TUNNELS);
+    });
+}
+
+#[test]
 fn istiod_6_the_locality_of_the_configuration_wins() {
     run(async {
         let net = Net::new();

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -22,6 +22,10 @@ use crate::status::Status;
 
 /// Lookups at the same time. Each takes two queries.
 const LOOKUPS_MAX: usize = 64;
+
+/// Time from one look at all hostnames to the next: each costs what all of them and the services
+/// do, however little has changed.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Everything that looking names up needs, and where it tells what it learns.
 #[derive(Debug)]
@@ -39,6 +43,8 @@ pub struct Dns {
 struct Wanted {
     /// Versions of the hostnames and of the rules at that time.
     at: (u64, u64),
+    /// The earliest time to look again; none before the first look.
+    again: Option<Instant>,
     hosts: BTreeMap<Arc<str>, Arc<Host>>,
 }
 
@@ -51,7 +57,7 @@ pub async fn run(dns: Dns) {
     let mut hosts = dns.publisher.hosts();
     let mut rules = dns.publisher.reader().generation();
     loop {
-        dns.follow(&mut schedule, &mut wanted);
+        let behind = dns.follow(&mut schedule, &mut wanted);
         while running.len() < LOOKUPS_MAX
             && let Some(name) = schedule.begin(Instant::now())
         {
@@ -75,6 +81,7 @@ pub async fn run(dns: Dns) {
                 dns.answered(&mut schedule, &name, answers);
             }
             () = at(next) => {}
+            () = at(behind) => {}
         }
     }
 }
@@ -87,15 +94,19 @@ async fn at(next: Option<Instant>) {
 }
 
 impl Dns {
-    /// Wants what the snapshot wants now, and nothing else.
-    fn follow(&self, schedule: &mut Schedule, wanted: &mut Wanted) {
+    /// Wants what the snapshot wants now, and nothing else. Looks at it once in
+    /// [`LOOK_INTERVAL`]: returns the time to come back if there is more to look at before.
+    fn follow(&self, schedule: &mut Schedule, wanted: &mut Wanted) -> Option<Instant> {
         let snapshot = self.publisher.reader().snapshot();
         let at = (snapshot.hosts.version, snapshot.generation);
         if at == wanted.at {
-            return;
+            return None;
+        }
+        let (now, mut answers) = (Instant::now(), Vec::new());
+        if let Some(again) = wanted.again.filter(|again| now < *again) {
+            return Some(again);
         }
         let hosts = snapshot.wanted_hosts();
-        let (now, mut answers) = (Instant::now(), Vec::new());
         for (name, host) in &hosts {
             if !wanted.hosts.contains_key(name) {
                 schedule.want(name, now);
@@ -116,13 +127,15 @@ impl Dns {
             answers.extend(stale.then(|| (Arc::clone(name), Arc::default())));
         }
         self.status.set_hosts_left_out(schedule.left_out());
-        *wanted = Wanted { at, hosts };
+        let again = Some(now + LOOK_INTERVAL);
+        *wanted = Wanted { at, again, hosts };
         if !answers.is_empty() {
             self.publisher.update(Change {
                 answers,
                 ..Change::default()
             });
         }
+        None
     }
 
     fn answered(&self, schedule: &mut Schedule, name: &Arc<str>, answers: Answers) {
@@ -175,20 +188,47 @@ mod tests {
         Mesh::new([], hosts.iter().map(workload))
     }
 
-    #[tokio::test]
-    async fn a_hostname_that_goes_and_comes_back_unseen_keeps_its_addresses() {
-        let dns = Dns {
+    fn dns() -> Dns {
+        Dns {
             publisher: Arc::new(Publisher::new()),
             status: Arc::new(Status::new(&[])),
             servers: Vec::new(),
-        };
-        let tell = |hosts: &[&str]| {
-            dns.publisher.update(Change {
-                mesh: Some((mesh(hosts), "east".into())),
-                exposure: Some(ExposureTable::new(true)),
-                ..Change::default()
-            });
-        };
+        }
+    }
+
+    fn tell(dns: &Dns, hosts: &[&str]) {
+        dns.publisher.update(Change {
+            mesh: Some((mesh(hosts), "east".into())),
+            exposure: Some(ExposureTable::new(true)),
+            ..Change::default()
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn istiod_8_a_row_of_changes_is_looked_at_once_a_second_and_none_is_lost() {
+        let (dns, mut schedule, mut wanted) = (dns(), Schedule::default(), Wanted::default());
+        assert_eq!(dns.follow(&mut schedule, &mut wanted), None);
+        tell(&dns, &["a"]);
+        assert_eq!(dns.follow(&mut schedule, &mut wanted), None, "at once");
+        assert!(schedule.begin(Instant::now()).is_some());
+        let again = Instant::now() + LOOK_INTERVAL;
+        for hosts in [&["a", "b"][..], &["b"], &["b", "c"]] {
+            tell(&dns, hosts);
+            assert_eq!(dns.follow(&mut schedule, &mut wanted), Some(again));
+            assert_eq!(schedule.begin(Instant::now()), None);
+        }
+        tokio::time::advance(LOOK_INTERVAL).await;
+        assert_eq!(dns.follow(&mut schedule, &mut wanted), None);
+        let mut begun = [(); 2].map(|()| schedule.begin(Instant::now()).expect("a hostname"));
+        begun.sort_unstable();
+        assert_eq!(begun.each_ref().map(|name| &**name), ["b", "c"]);
+        tokio::time::advance(LOOK_INTERVAL).await;
+        assert_eq!(dns.follow(&mut schedule, &mut wanted), None, "all is seen");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hostname_that_goes_and_comes_back_unseen_keeps_its_addresses() {
+        let dns = dns();
         let shown = || {
             let snapshot = dns.publisher.reader().snapshot();
             let workloads = snapshot.mesh.workloads.sorted();
@@ -196,7 +236,7 @@ mod tests {
             uids.collect::<Vec<_>>()
         };
         let (mut schedule, mut known) = (Schedule::default(), Wanted::default());
-        tell(&["db"]);
+        tell(&dns, &["db"]);
         dns.follow(&mut schedule, &mut known);
         let name = schedule.begin(Instant::now()).expect("a hostname");
         let found = Found {
@@ -206,9 +246,10 @@ mod tests {
         dns.answered(&mut schedule, &name, [Ok(found), Ok(Found::default())]);
         let want = ["uid-of-db/10.0.0.1"];
         assert_eq!(shown(), want);
-        tell(&[]);
-        tell(&["db"]);
+        tell(&dns, &[]);
+        tell(&dns, &["db"]);
         assert_eq!(shown(), ["uid-of-db"], "the snapshot starts anew");
+        tokio::time::advance(LOOK_INTERVAL).await;
         dns.follow(&mut schedule, &mut known);
         assert_eq!(shown(), want);
     }
