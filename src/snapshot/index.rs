@@ -1,8 +1,7 @@
 //! From one mesh to the next: only what a change touches is built anew.
 //!
-//! What has changed is what two meshes do not share. Workloads are joined with the services that
-//! they name, hostnames with the services that claim them, and each of both that is touched is
-//! looked at again.
+//! Two meshes share all that has not changed. Workloads are joined with the services that they
+//! name, and hostnames with the services that claim them; those that a change touches again.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
