@@ -78,7 +78,7 @@ impl Mesh {
         }
     }
 
-    /// How many of the workloads are split-horizon records, which come last.
+    /// Number of workloads that are split-horizon records, which come last.
     fn remotes(self) -> usize {
         match self.shape {
             Shape::Istiod if self.workloads > REMOTE.len() => REMOTE.len() * self.services(),
@@ -86,7 +86,7 @@ impl Mesh {
         }
     }
 
-    /// How many of the workloads are pods.
+    /// Number of workloads that are pods.
     fn pods(self) -> usize {
         self.workloads - self.remotes()
     }

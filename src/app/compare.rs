@@ -100,7 +100,7 @@ fn undialled(config: &Config, snapshot: &Snapshot) -> Vec<String> {
             (Some(port), _) if !service.ports.contains_key(port) => {
                 format!("has no port {port}; write one that it has")
             }
-            // Whether its names have addresses shows while the gateway runs.
+            // Only a running gateway knows the addresses of its names.
             (_, None) if is_by_name(&snapshot.mesh, service) => continue,
             (_, None) => format!("has no endpoint in network {network} that can be dialled"),
             (_, Some(Some(rule))) => {

@@ -101,7 +101,7 @@ pub struct Config {
     pub discovery: Discovery,
     /// Which services peers may reach. By default none.
     pub exposure: Exposure,
-    /// Which clusters may use this gateway. By default every one that `trust` names.
+    /// Clusters that may use this gateway. By default every one that `trust` names.
     pub links: Option<Vec<Link>>,
     /// Under which names besides their hostnames services are reached. By default [`SUFFIXES`].
     pub names: Names,

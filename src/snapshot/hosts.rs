@@ -24,7 +24,7 @@ pub struct Hosts {
     pub known: Shards<Arc<str>, Arc<Host>>,
     /// The mesh as the source told it.
     pub(super) told: Mesh,
-    /// How many workloads of it do not stand for themselves.
+    /// Number of its workloads that are replaced by others.
     spread: usize,
 }
 
@@ -187,7 +187,7 @@ impl Hosts {
                 let uid = Arc::clone(&workload.uid);
                 mesh.workloads.insert(uid, Arc::clone(workload));
             }
-            // Where all were plain before it stands there as the source told it.
+            // If all were plain before, it is held as the source sent it.
             false => drop(mesh.workloads.remove(&workload.uid)),
         }
         for address in addresses {

@@ -43,7 +43,7 @@ pub(super) struct Index {
 
 type Members = Arc<[Member]>;
 
-/// What a change of workloads touches.
+/// The services and workloads that a change of workloads affects.
 struct Joined<'a> {
     hosts: BTreeSet<&'a str>,
     /// Possible selection of a workload by other policies.
@@ -52,13 +52,13 @@ struct Joined<'a> {
     losers: Vec<Arc<str>>,
 }
 
-/// What a change of services touches.
+/// The hostnames that a change of services affects.
 #[derive(Default)]
 struct Claimed<'a> {
     hosts: BTreeSet<&'a str>,
     /// Other waypoints or visibility of a service: one back private may have left tunnels open.
     rerouted: bool,
-    /// Whether one of the services has waypoints, or had.
+    /// One of the services has waypoints, or had.
     has_waypoints: bool,
 }
 

@@ -175,7 +175,7 @@ impl TrustSet {
     }
 }
 
-/// What the cluster of a peer comes from.
+/// Source of a peer's cluster.
 enum Origin<'a> {
     /// An entry, whose cluster this is.
     Named(&'a Arc<str>),

@@ -46,11 +46,11 @@ impl NamedWaypoints {
     }
 }
 
-/// What a change of the mesh touches.
+/// Services that a change of the mesh affects.
 pub(super) struct Touched<'a> {
-    /// Whether all of it is built anew.
+    /// All of it is built anew.
     pub(super) all: bool,
-    /// Whether a service that comes, goes or changes has waypoints, or had.
+    /// A service that comes, goes or changes has waypoints, or had.
     pub(super) has_waypoints: bool,
     /// Hostnames that other services may answer to.
     pub(super) hosts: BTreeSet<Cow<'a, str>>,

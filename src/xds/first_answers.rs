@@ -8,10 +8,10 @@ use tokio::time::{Instant, sleep_until};
 use super::client::Client;
 use super::envoy::ENDPOINT;
 
-/// How long readiness waits for answers once all wildcard types are complete.
+/// Time that readiness waits for answers once all wildcard types are complete.
 const ANSWERS_MAX: Duration = Duration::from_secs(5);
 
-/// Whether all endpoints that were asked for at first have come or do not exist. Under Istio none
+/// All endpoints that were asked for at first have come or do not exist. Under Istio none
 /// are asked for.
 #[derive(Debug, Default)]
 pub(super) struct FirstAnswers {

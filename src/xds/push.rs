@@ -165,7 +165,7 @@ mod tests {
         }
     }
 
-    /// What prost reads.
+    /// Returns the response as prost reads it.
     fn decoded(message: &[u8]) -> Option<(String, Response)> {
         let message = DeltaDiscoveryResponse::decode(message).ok()?;
         let resources = message.resources.into_iter().map(|resource| {

@@ -230,7 +230,7 @@ fn istiod_8_a_reset_once_the_inner_connection_has_closed_is_a_normal_end() {
         ended(&gateway, "completed", 3.0).await;
         assert_eq!(gateway.ends().await.len(), 1);
 
-        // What is reset before, or without a close_notify, is none.
+        // A reset before, or without a close_notify, is none.
         let mut early = client.tunnel(ECHO).await.expect("a tunnel");
         early.write_all(&alert()).await.expect("an alert");
         early.read_exact(&mut alert()).await.expect("its echo");

@@ -306,7 +306,7 @@ fn istiod_5_a_changed_issuer_file_moves_open_connections_and_ends_what_loses_its
         used(&gateway, &north).await;
         is_503(&gateway, &west).await;
 
-        // What is no issuer changes nothing.
+        // A file that is no issuer changes nothing.
         let leaf = world.identities.leaf(CHECKOUT).chain_pem;
         replace(&gateway.file("west-ca.pem"), &leaf);
         gateway

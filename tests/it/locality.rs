@@ -60,7 +60,7 @@ async fn is_in(gateway: &Gateway, said: &str) {
     until(said, status, |page| page.contains(said)).await;
 }
 
-/// How many of [`TUNNELS`] tunnels reach the endpoint in zone a.
+/// Returns the number of [`TUNNELS`] tunnels that reach the endpoint in zone a.
 async fn to_first(gateway: &Gateway, endpoints: &[Endpoint; 2]) -> usize {
     let before = endpoints[0].accepted();
     for _ in 0..TUNNELS {

@@ -137,7 +137,7 @@ struct Upload {
     in_flight: Option<Box<InFlight>>,
     /// Bytes since the endpoint last made us wait.
     unblocked_bytes: u32,
-    /// How far both directions are.
+    /// Progress of both directions.
     progress: Progress,
 }
 

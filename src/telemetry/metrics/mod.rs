@@ -468,7 +468,7 @@ impl Metrics {
         let labels = TunnelLabels {
             reason: reason.label(),
             source_cluster: match &*facts.source.counted_cluster {
-                // What is empty is written so: one label set for both.
+                // An empty value has one label set, written or not.
                 UNKNOWN_CLUSTER => Arc::default(),
                 _ => Arc::clone(&facts.source.counted_cluster),
             },

@@ -205,7 +205,7 @@ pub(super) struct ClientVerifier {
     judged: AtomicUsize,
 }
 
-/// What the leaves of a trust domain are judged by.
+/// Rules for the leaves of a trust domain.
 #[derive(Debug)]
 struct Domain {
     roots: Arc<RootCertStore>,

@@ -4,7 +4,7 @@
 pub(in crate::xds) const ENTRIES_MAX: usize = 1_000_000;
 /// Bytes of their names, versions and bodies. A workload of 60-byte names has some 500.
 const BYTES_MAX: usize = 512 * 1024 * 1024;
-/// What a name takes beside its own bytes, in the map where it is.
+/// Bytes that a name takes beside its own, in the map that holds it.
 const OVERHEAD_BYTES: usize = 64;
 
 /// Names and versions of one type in the first request of a stream. gRPC servers take messages of

@@ -1,10 +1,10 @@
 //! From the messages of WDS to services and workloads, by the ingestion rules of contract 3.
 //!
-//! What ztunnel accepts is accepted, but for lists beyond our limits and namespaces with a slash. A
-//! field that only dialing or finding needs makes what it is about unreachable, and no more. What
-//! else is wrong in a resource rejects all of it, and the error names the field. A value of an enum
-//! that we do not know is no mistake, because istiod may be newer than we are; it means what is
-//! safe:
+//! Everything that ztunnel accepts is accepted, but for lists beyond our limits and namespaces
+//! with a slash. A field that only dialing or finding needs makes its endpoint or name unreachable,
+//! and no more. Any other mistake in a resource rejects all of it, and the error names the field.
+//! An unknown value of an enum is no mistake, because istiod may be newer than we are; it has the
+//! safe meaning:
 //!
 //! | field | an unknown value means |
 //! |---|---|

@@ -19,7 +19,7 @@ struct State {
     mode: Mode,
     life: (Duration, Duration),
     requests: Vec<(String, i64)>,
-    /// Who signs, if not cluster east of all tests, and the roots of its answers.
+    /// The issuer, if not cluster east of all tests, and the roots of its answers.
     rotated: (Option<Arc<Identities>>, Option<String>),
 }
 

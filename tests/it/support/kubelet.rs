@@ -32,7 +32,7 @@ const NODE: (&str, &str) = ("node-1", "10.0.0.1");
 /// The address that istiod's Service has in these pods' `/etc/hosts`.
 pub const ISTIOD: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)), 15012);
-/// What a dynamically linked binary of this machine needs of it.
+/// Files of this machine that a dynamically linked binary needs.
 const LIBRARIES: [&str; 4] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"];
 
 /// Runs a test of this name again, in a process with namespaces of network and mounts of its own.

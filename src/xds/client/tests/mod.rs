@@ -22,9 +22,9 @@ const SOME: &str = "type.googleapis.com/some";
 struct Taken {
     /// Whether something stands in for what is rejected.
     stands_in: bool,
-    /// Whether nobody reads bodies.
+    /// Nobody reads bodies.
     unread: bool,
-    /// Whether each response names everything.
+    /// Each response names everything.
     whole: bool,
     names: BTreeSet<String>,
     log: Vec<String>,

@@ -300,7 +300,7 @@ impl State {
         all.map(|((_, name), _)| name.clone()).collect()
     }
 
-    /// What a client does not have yet, and what it has that is gone.
+    /// Returns the resources that a client lacks, and the names of those that are gone.
     fn first(&mut self, type_url: &str, has: &HashMap<String, String>) -> DeltaDiscoveryResponse {
         let known = self.names(type_url);
         let gone = has.keys().filter(|name| !known.contains(*name)).cloned();
@@ -321,8 +321,8 @@ impl State {
         version.is_none() || version.as_ref() != has.get(name)
     }
 
-    /// What was asked for with what belongs to it, but for what a client has, and what of it is
-    /// gone or was never there.
+    /// Returns the named resources with those that belong to them, but for those that a client has,
+    /// and the names of those that are gone or never existed.
     fn asked(
         &mut self,
         type_url: &str,
