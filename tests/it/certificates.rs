@@ -6,9 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustls::pki_types::ServerName;
-use strait::hbone::{Client, Tunnel};
+use strait::hbone::Client;
 use strait::tls::{self, Material};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -17,8 +16,8 @@ use crate::support::ca::Mode;
 use crate::support::istiod::{Istiod, NAME, TOKEN};
 use crate::support::workload_api::WorkloadApi;
 use crate::support::{
-    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, identities, replace, run,
-    until,
+    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, echoes, identities,
+    replace, run, until,
 };
 
 /// Half of this life is over a second from now.
@@ -52,13 +51,6 @@ fn spawn(net: Net, keys: &str) -> Gateway {
         let keys = keys.replace("FOLDER", &folder.to_string_lossy());
         std::fs::write(file, text.replace(files, &keys)).expect("a configuration");
     })
-}
-
-async fn echoes(tunnel: &mut Tunnel) {
-    tunnel.write_all(b"hello").await.expect("a request");
-    let mut answer = [0; 5];
-    tunnel.read_exact(&mut answer).await.expect("an answer");
-    assert_eq!(&answer, b"hello");
 }
 
 async fn asks(gateway: &Gateway) -> Result<(), String> {

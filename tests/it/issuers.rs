@@ -12,7 +12,7 @@ use strait::tls::{self};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{
-    ECHO, Endpoint, Gateway, Identities, Net, Settings, broken, replace, run, until,
+    ECHO, Endpoint, Gateway, Identities, Net, Settings, broken, echoes, replace, run, until,
 };
 
 const README: &str = include_str!("../../README.md");
@@ -115,14 +115,6 @@ async fn opened(gateway: &Gateway, tls: &Arc<ClientConfig>) -> Result<Open, Conn
     let client = Client::connect(gateway.address, tls).await?;
     let tunnel = client.tunnel(ECHO).await?;
     Ok((client, tunnel))
-}
-
-async fn echoes(tunnel: &mut Tunnel) {
-    tunnel.write_all(b"hello").await.expect("an open tunnel");
-    let mut answer = [0; 5];
-    let read = tunnel.read_exact(&mut answer).await;
-    read.expect("an open tunnel");
-    assert_eq!(&answer, b"hello");
 }
 
 /// Opens a tunnel and ends it cleanly.

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 
 use h2::Reason;
 use serde_json::Value;
-use strait::hbone::{Client, Tunnel};
+use strait::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use tokio::time::{Duration, Instant};
 use crate::passthrough::hello;
 use crate::support::raw::{GOAWAY, RST_STREAM, RawPeer};
 use crate::support::{
-    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, broken, identities, replace, run,
-    until,
+    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, broken, echoes, identities, replace,
+    run, until,
 };
 
 const EXTRA: u16 = 15010;
@@ -58,11 +58,6 @@ async fn connect_at(net: Net, port: u16) -> Client {
     let tls = identities().client(CLIENT, GATEWAY);
     let client = Client::connect(net.address(1, port), &tls).await;
     client.expect("a connection")
-}
-
-async fn still_open(tunnel: &mut Tunnel) {
-    tunnel.write_all(b"?").await.expect("an open tunnel");
-    assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
 }
 
 /// A connection of a TLS listener, after the hello of this name has come back.
@@ -174,7 +169,7 @@ fn review_21_route_by_and_sources_of_an_hbone_listener_hold_on_open_connections(
         let (gateway, _endpoint) = gateway(net, String::new()).await;
         let client = gateway.client(identities()).await;
         let mut old = client.tunnel(ECHO).await.expect("a tunnel");
-        still_open(&mut old).await;
+        echoes(&mut old).await;
 
         edit(
             &gateway,
@@ -183,7 +178,7 @@ fn review_21_route_by_and_sources_of_an_hbone_listener_hold_on_open_connections(
             "ok",
         )
         .await;
-        still_open(&mut old).await;
+        echoes(&mut old).await;
         let mut new = client.tunnel(ECHO).await.expect("200 before the hello");
         new.write_all(b"no hello").await.expect("an open tunnel");
         assert_eq!(broken(&mut new).await, Some(Reason::CONNECT_ERROR));
@@ -222,7 +217,7 @@ fn review_21_a_new_listener_opens_and_a_removed_one_drains_until_the_deadline() 
             state("extra", "draining"),
         ];
         assert_eq!(states(&gateway).await, want);
-        still_open(&mut stays).await;
+        echoes(&mut stays).await;
         ends.shutdown().await.expect("our end");
         let mut rest = Vec::new();
         ends.read_to_end(&mut rest).await.expect("a clean end");
@@ -232,7 +227,7 @@ fn review_21_a_new_listener_opens_and_a_removed_one_drains_until_the_deadline() 
         gateway.logged("drain_deadline").await;
         let states = async || states(&gateway).await;
         until("no more listener", states, |now| *now == want[..2]).await;
-        still_open(&mut kept).await;
+        echoes(&mut kept).await;
         usual.tunnel(ECHO).await.expect("a new tunnel");
     });
 }
@@ -272,7 +267,7 @@ fn review_21_a_listener_that_is_moved_or_turned_serves_as_it_now_is() {
         let turned = listener(net, "extra", EXTRA, &routes("a.example"));
         edit(&gateway, &extra, &turned, "ok").await;
         let mut stream = passed_on(net, EXTRA, "a.example").await;
-        still_open(&mut tunnel).await;
+        echoes(&mut tunnel).await;
         assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
 
         // A wildcard over the address, whose own socket has to go first.
@@ -313,7 +308,7 @@ fn review_21_an_address_in_use_is_a_failed_reload_that_is_tried_again() {
         let more = more.concat();
         edit(&gateway, "discovery:", &more, "error").await;
         passed_on(net, ROUTES, "a.example").await;
-        still_open(&mut tunnel).await;
+        echoes(&mut tunnel).await;
         let want = |taken| {
             let (usual, free) = (state("cross-network", "open"), state("free", "open"));
             vec![usual, state("taken", taken), free]
@@ -335,7 +330,7 @@ fn review_21_an_address_in_use_is_a_failed_reload_that_is_tried_again() {
         until("an open listener", states, |now| *now == want("open")).await;
         passed_on(net, EXTRA, "a.example").await;
         assert_eq!(page(&gateway).await["problems"], serde_json::json!([]));
-        still_open(&mut tunnel).await;
+        echoes(&mut tunnel).await;
     });
 }
 

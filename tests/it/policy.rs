@@ -5,13 +5,12 @@ use strait::grpc::security::{self, Action, Authorization, Scope};
 use strait::grpc::workload::Address;
 use strait::hbone::Tunnel;
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::istio::spawn;
 use crate::support::istiod::{Istiod, Manner, NAME, Serving};
 use crate::support::wds::{SERVICE, bytes, changed, policy, service};
 use crate::support::{
-    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, identities, replace, run, until,
+    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, echoes, identities, replace, run, until,
 };
 
 /// A client of another namespace than [`CLIENT`].
@@ -108,14 +107,6 @@ impl Mesh {
 
 fn policy_line(mode: &str) -> String {
     format!("policy: {{istio: {mode}}}\n")
-}
-
-async fn echoes(tunnel: &mut Tunnel) {
-    tunnel.write_all(b"hello").await.expect("an open tunnel");
-    let mut answer = [0; 5];
-    let read = tunnel.read_exact(&mut answer).await;
-    read.expect("an open tunnel");
-    assert_eq!(&answer, b"hello");
 }
 
 #[test]

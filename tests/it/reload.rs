@@ -3,13 +3,12 @@
 
 use h2::Reason;
 use rustls::pki_types::CertificateDer;
-use strait::hbone::Tunnel;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Duration, Instant};
 
 use crate::support::{
-    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, broken, identities,
-    mounted, raw, replace, run, until,
+    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, broken, echoes,
+    identities, mounted, raw, replace, run, until,
 };
 
 /// Within which a good file is in force, by the promise of the README: bounds without slack.
@@ -33,11 +32,6 @@ fn named(listener: tokio::net::TcpListener, name: u8) -> Endpoint {
         let (mut read, mut write) = stream.split();
         let _ = tokio::io::copy(&mut read, &mut write).await;
     })
-}
-
-async fn still_open(tunnel: &mut Tunnel) {
-    tunnel.write_all(b"?").await.expect("an open tunnel");
-    assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
 }
 
 #[test]
@@ -70,7 +64,7 @@ fn a_new_mesh_file_applies_within_a_second_and_a_bad_one_not_at_all() {
             start.elapsed()
         );
         reloads(&gateway, "mesh", "ok", 1.0).await;
-        still_open(&mut old).await;
+        echoes(&mut old).await;
 
         replace(
             &gateway.file("mesh.yaml"),
@@ -98,7 +92,7 @@ fn a_tunnel_that_loses_its_right_is_reset_and_its_neighbour_lives() {
             .await;
         let mut lost = bank.tunnel(ECHO).await.expect("a tunnel");
         let mut kept = shop.tunnel(ECHO).await.expect("a tunnel");
-        still_open(&mut lost).await;
+        echoes(&mut lost).await;
 
         let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
         let (all, only) = (
@@ -114,7 +108,7 @@ fn a_tunnel_that_loses_its_right_is_reset_and_its_neighbour_lives() {
             "reset after {:?}",
             start.elapsed()
         );
-        still_open(&mut kept).await;
+        echoes(&mut kept).await;
         assert!(
             bank.tunnel(ECHO).await.is_err(),
             "a new tunnel without a right"
@@ -132,7 +126,7 @@ fn a_tunnel_that_loses_its_right_is_reset_and_its_neighbour_lives() {
             "gateway: {cluster: east}\nlisteners: 5\n",
         );
         reloads(&gateway, "config", "error", 1.0).await;
-        still_open(&mut kept).await;
+        echoes(&mut kept).await;
         assert!(
             bank.tunnel(ECHO).await.is_err(),
             "a bad file opened what was closed"
@@ -149,7 +143,7 @@ fn a_trust_domain_that_leaves_the_set_is_out_at_once() {
         let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
         let client = gateway.client(identities()).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
-        still_open(&mut tunnel).await;
+        echoes(&mut tunnel).await;
         let config = std::fs::read_to_string(gateway.file("strait.yaml")).expect("a file");
         let domain = "- {name: west.local, cluster: west}";
         let renamed = config.replace(domain, "- {name: west.example, cluster: west}");
@@ -211,7 +205,7 @@ fn certificates_swapped_as_kubernetes_does_serve_new_handshakes_only() {
             count += 1.0;
             reloads(&gateway, "certificates", "ok", count).await;
         }
-        still_open(&mut tunnel).await;
+        echoes(&mut tunnel).await;
 
         let before = served(&gateway).await;
         let stranger = Identities::new().leaf(GATEWAY);

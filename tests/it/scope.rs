@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use h2::Reason;
-use strait::hbone::{Client, Tunnel};
+use strait::hbone::Client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use crate::support::{
-    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, identities, replace, run, until,
+    CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, echoes, identities, replace, run, until,
 };
 
 const EAST: &str = "spiffe://east.local/ns/shop/sa/checkout";
@@ -42,11 +42,6 @@ pub async fn answering(client: &Client, authority: &str) -> Vec<u8> {
     names.sort_unstable();
     names.dedup();
     names
-}
-
-async fn still_open(tunnel: &mut Tunnel) {
-    tunnel.write_all(b"?").await.expect("an open tunnel");
-    assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
 }
 
 /// A Service of a cluster with one endpoint, which is in a network.
@@ -195,7 +190,7 @@ fn acceptance_4_alpha_reaches_beta_and_beta_is_refused_by_alpha() {
         ];
         let from_alpha = beta.client_as(identities(), CLIENT).await;
         let mut tunnel = from_alpha.tunnel(ECHO).await.expect("alpha reaches beta");
-        still_open(&mut tunnel).await;
+        echoes(&mut tunnel).await;
         let from_beta = alpha.client_as(identities(), EAST).await;
         let refused = refusal(&from_beta, ECHO).await;
         assert_eq!(
@@ -248,7 +243,7 @@ fn objects_apply_live_and_bad_ones_not_at_all() {
         write(folder, "export.yml", export);
         is_open(true).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
-        still_open(&mut tunnel).await;
+        echoes(&mut tunnel).await;
         write(
             folder,
             "bad.json",
@@ -256,7 +251,7 @@ fn objects_apply_live_and_bad_ones_not_at_all() {
         );
         gateway.logged("bad.json:2: error: `object.kind`").await;
         std::fs::remove_file(folder.join("objects/bad.json")).expect("no bad file");
-        still_open(&mut tunnel).await;
+        echoes(&mut tunnel).await;
         std::fs::remove_file(folder.join("objects/export.yml")).expect("no export");
         assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
         is_open(false).await;

@@ -12,8 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Duration, Instant};
 
 use crate::support::{
-    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, broken, pod, replace, run,
-    until,
+    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, broken, echoes, pod,
+    replace, run, until,
 };
 
 /// The promise: within two seconds of a change. One more is for a loaded machine.
@@ -99,16 +99,6 @@ async fn connect(gateway: &Gateway, tls: &Arc<ClientConfig>) -> (Client, Tunnel)
     let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
     echoes(&mut tunnel).await;
     (client, tunnel)
-}
-
-async fn echoes(tunnel: &mut Tunnel) {
-    tunnel.write_all(b"hello").await.expect("an open tunnel");
-    let mut answer = [0; 5];
-    tunnel
-        .read_exact(&mut answer)
-        .await
-        .expect("an open tunnel");
-    assert_eq!(&answer, b"hello");
 }
 
 /// Returns whether a new connection gets a tunnel.

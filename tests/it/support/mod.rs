@@ -24,7 +24,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use strait::hbone::Tunnel;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 pub use endpoint::{ENDLESS, Endpoint, reset};
 pub use gateway::{Gateway, RESTART_MAX, Settings, raise_descriptor_limit, replace};
@@ -75,6 +75,15 @@ pub async fn until<T: std::fmt::Debug>(
         // deadline: the state of another process can only be asked for again and again.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Asserts that a tunnel is open, by bytes that its endpoint echoes.
+pub async fn echoes(tunnel: &mut Tunnel) {
+    tunnel.write_all(b"hello").await.expect("an open tunnel");
+    let mut answer = [0; 5];
+    let read = tunnel.read_exact(&mut answer).await;
+    read.expect("an open tunnel");
+    assert_eq!(&answer, b"hello");
 }
 
 /// The code of the reset that a tunnel ends with. Bytes before it are passed over.
