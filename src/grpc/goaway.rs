@@ -87,9 +87,8 @@ impl<T> Watched<T> {
 
     /// Reads a head that is whole. The fields of GOAWAY follow it.
     fn began(&mut self) {
-        let [high, middle, low, kind, ..] = self.head;
-        let length = u32::from_be_bytes([0, high, middle, low]);
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let [_, _, _, kind, ..] = self.head;
+        let length = self.length();
         if kind != GOAWAY || length < FIELDS_BYTES {
             (self.payload, self.filled) = (length, 0);
         }
@@ -97,11 +96,16 @@ impl<T> Watched<T> {
 
     /// Reads a GOAWAY whose fields are whole.
     fn announced(&mut self) {
-        let [high, middle, low, .., a, b, c, d] = self.head;
-        let length = u32::from_be_bytes([0, high, middle, low]);
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
-        (self.payload, self.filled) = (length.saturating_sub(FIELDS_BYTES), 0);
+        let [.., a, b, c, d] = self.head;
+        (self.payload, self.filled) = (self.length().saturating_sub(FIELDS_BYTES), 0);
         self.received.came(u32::from_be_bytes([a, b, c, d]));
+    }
+
+    /// Returns the length of the frame's payload.
+    fn length(&self) -> usize {
+        let [high, middle, low, ..] = self.head;
+        let length = u32::from_be_bytes([0, high, middle, low]);
+        usize::try_from(length).unwrap_or(usize::MAX)
     }
 }
 

@@ -3,6 +3,17 @@
 use crate::check::{GOOD, GOOD_MESH, check};
 use crate::support::{Done, done, folder_with_certificates, run, write};
 
+/// An exported Service of one tenant, and the beginning of an EndpointSlice of it.
+const EXPORTED: &str = "apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: aaa, labels: {istio.io/global: \"true\"}}
+spec: {ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: aaa, labels: {kubernetes.io/service-name: web}}
+";
+
 /// Returns the output of `strait check` for these objects beside the usual files.
 async fn checked(objects: &str) -> Done {
     let folder = folder_with_certificates().await;
@@ -19,15 +30,7 @@ async fn checked(objects: &str) -> Done {
 #[test]
 fn review_1_claims_to_pods_and_addresses_of_others_are_warnings_at_their_lines() {
     run(async {
-        let objects = "apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: aaa, labels: {istio.io/global: \"true\"}}
-spec: {ports: [{port: 80}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, namespace: aaa, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
+        let objects = "addressType: IPv4
 ports: [{port: 8080}]
 endpoints:
 - {addresses: [10.0.0.9], targetRef: {kind: Pod, namespace: app, name: db-1}}
@@ -41,7 +44,7 @@ addressType: IPv4
 endpoints:
 - {addresses: [10.0.0.8], targetRef: {kind: Pod, namespace: app, name: db-1}}
 ";
-        let said = checked(objects).await.stderr;
+        let said = checked(&format!("{EXPORTED}{objects}")).await.stderr;
         let want = "objects.yaml:6: warning: an endpoint of aaa/web names the pod app/db-1, which \
                     is passed over: a slice names pods of its own namespace only; write no such \
                     `targetRef`\n\
@@ -56,19 +59,11 @@ endpoints:
 #[test]
 fn review_1_a_host_name_in_a_slice_is_a_warning_at_its_line() {
     run(async {
-        let objects = "apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: aaa, labels: {istio.io/global: \"true\"}}
-spec: {ports: [{port: 80}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, namespace: aaa, labels: {kubernetes.io/service-name: web}}
-addressType: FQDN
+        let objects = "addressType: FQDN
 ports: [{port: 8080}]
 endpoints: [{addresses: [db.app.svc.cluster.local]}]
 ";
-        let said = checked(objects).await.stderr;
+        let said = checked(&format!("{EXPORTED}{objects}")).await.stderr;
         let want = "objects.yaml:6: warning: the endpoint db.app.svc.cluster.local of aaa/web is \
                     not used: the answer to a host name could be an address of another namespace; \
                     write a workload with this `hostname` into the mesh file, which an operator \

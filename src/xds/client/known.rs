@@ -94,7 +94,7 @@ impl Known {
 
     /// The first request of a stream.
     ///
-    /// What is wanted is subscribed to by name, and what is held stands in the versions: some
+    /// Wanted names are subscribed to, and held resources stand in the versions: some
     /// servers take both for names that we want, others only the first. Where the versions would be
     /// more than `claims_max` bytes, there are none.
     pub(super) fn first_request(&mut self, claims_max: usize) -> Request {

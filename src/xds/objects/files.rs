@@ -67,7 +67,7 @@ pub(super) fn each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findings) -
     Findings(findings)
 }
 
-/// Whether a path leads to nothing. A link that leads nowhere is still there itself.
+/// Returns whether a path leads to nothing. A link that leads nowhere is still there itself.
 fn is_gone(file: &Path) -> bool {
     let found = file.symlink_metadata();
     found.is_err_and(|error| error.kind() == ErrorKind::NotFound)
