@@ -34,6 +34,13 @@ pub struct WorkloadLabels {
     pub zone: String,
 }
 
+/// Owner of a pod's name. The log reads it from there, because a copy for each tunnel would cost
+/// memory.
+pub trait PodName: fmt::Debug + Send + Sync {
+    /// Returns the name; empty if it is unknown.
+    fn pod_name(&self) -> &str;
+}
+
 /// A source that is read at the start and again whenever it changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum What {

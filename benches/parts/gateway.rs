@@ -12,7 +12,7 @@ use strait::datapath::{Gateway, dial, serve};
 use strait::lifecycle::Lifecycle;
 use strait::snapshot::Publisher;
 use strait::snapshot::builder::Change;
-use strait::snapshot::mesh::{Mesh, Protocol, Service, Workload};
+use strait::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
 use strait::snapshot::{ExposureTable, TrustSet};
 use strait::telemetry::Metrics;
 use strait::tls::{Inbound, Served};
@@ -190,14 +190,18 @@ fn endpoints() -> Mesh {
     };
     let workload = Workload {
         uid: "endpoint".into(),
-        name: "endpoint".into(),
-        namespace: "app".into(),
-        trust_domain: "east.local".into(),
+        own_name: Some("endpoint".into()),
         addresses: [[127, 0, 0, 1].into()].into(),
-        protocol: Protocol::Tcp,
         healthy: true,
         capacity: 1,
-        services: [("app/endpoint.app".into(), ports.into_iter().collect())].into(),
+        template: Template {
+            namespace: "app".into(),
+            trust_domain: "east.local".into(),
+            protocol: Protocol::Tcp,
+            services: [("app/endpoint.app".into(), ports.into_iter().collect())].into(),
+            ..Template::default()
+        }
+        .into(),
         ..Workload::default()
     };
     Mesh::new([service], [workload])

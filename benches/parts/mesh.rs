@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use strait::config::SUFFIXES;
 use strait::snapshot::builder::{Change, build};
-use strait::snapshot::mesh::{Mesh, Protocol, Service, Workload};
+use strait::snapshot::mesh::{Mesh, Protocol, Service, Template, Workload};
 use strait::snapshot::{
     Audience, Endpoint, EndpointSet, EndpointState, Exposure, ExposureTable, NameTable, Snapshot,
     TrustSet,
@@ -46,23 +46,27 @@ fn service(index: usize) -> Service {
 fn workload(index: usize, service: usize) -> Workload {
     Workload {
         uid: format!("east//Pod/app/workload-{index}").into(),
-        name: format!("workload-{index}").into(),
-        namespace: "app".into(),
-        service_account: "default".into(),
-        trust_domain: "east.local".into(),
-        cluster: "east".into(),
-        network: NETWORK.into(),
+        own_name: Some(format!("workload-{index}").into()),
         addresses: [address([10, 0, 0, 1], index)].into(),
-        protocol: Protocol::Hbone,
         healthy: true,
         capacity: weight(index),
-        workload_name: format!("service-{service}").into(),
-        canonical_name: format!("service-{service}").into(),
-        canonical_revision: "v1".into(),
-        services: [(
-            format!("app/{}", hostname(service)).into(),
-            [(80, 8080)].into(),
-        )]
+        template: Template {
+            namespace: "app".into(),
+            service_account: "default".into(),
+            trust_domain: "east.local".into(),
+            cluster: "east".into(),
+            network: NETWORK.into(),
+            protocol: Protocol::Hbone,
+            workload_name: format!("service-{service}").into(),
+            canonical_name: format!("service-{service}").into(),
+            canonical_revision: "v1".into(),
+            services: [(
+                format!("app/{}", hostname(service)).into(),
+                [(80, 8080)].into(),
+            )]
+            .into(),
+            ..Template::default()
+        }
         .into(),
         ..Workload::default()
     }

@@ -141,7 +141,7 @@ fn record(criterion: &mut Criterion) {
         record.routed(service.clone());
         let destination = Destination {
             address: endpoint.address,
-            pod: Arc::clone(endpoint.pod()),
+            pod: Arc::clone(&endpoint.definition) as _,
         };
         record.connected(destination, &endpoint.workload);
         record.finish(Reason::Completed);

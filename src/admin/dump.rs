@@ -331,7 +331,7 @@ impl<'a> Workload<'a> {
                 true => "HostNetwork",
                 false => "Standard",
             },
-            name: &workload.name,
+            name: workload.name(),
             namespace: &workload.namespace,
             trust_domain: &workload.trust_domain,
             service_account: &workload.service_account,

@@ -164,7 +164,10 @@ async fn istioctl_reads_the_dump() {
     let remote = mesh::Workload {
         uid: "west".into(),
         network_gateway: Some(Box::new(gateway.clone())),
-        policies: ["app/p".into()].into(),
+        template: Arc::new(mesh::Template {
+            policies: ["app/p".into()].into(),
+            ..mesh::Template::default()
+        }),
         ..mesh::Workload::default()
     };
     mesh.workloads.insert("west".into(), Arc::new(remote));

@@ -11,7 +11,7 @@ use tracing::Subscriber;
 use super::*;
 use crate::config::{Log, LogFormat};
 use crate::snapshot::builder::Change;
-use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Service, Waypoint, Workload};
+use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Service, Template, Waypoint, Workload};
 use crate::snapshot::{Exposure, ExposureTable, InFlight, Protocol, Publisher};
 use crate::status::{Certificate, CertificateInfo, What};
 use crate::telemetry::logging;
@@ -243,17 +243,20 @@ pub(super) fn mesh() -> Mesh {
     let ports = [(80, 8080), (81, 8081)];
     let workload = Workload {
         uid: "east//Pod/app/echo-1".into(),
-        name: "echo-1".into(),
-        namespace: "app".into(),
-        service_account: "echo".into(),
-        trust_domain: "east.local".into(),
-        cluster: "east".into(),
-        network: "east".into(),
         addresses: ["10.0.0.1".parse().expect("an address")].into(),
-        protocol: Protocol::Hbone,
         healthy: true,
         capacity: 3,
-        services: [("app/echo.app".into(), ports.into())].into(),
+        template: Template {
+            namespace: "app".into(),
+            service_account: "echo".into(),
+            trust_domain: "east.local".into(),
+            cluster: "east".into(),
+            network: "east".into(),
+            protocol: Protocol::Hbone,
+            services: [("app/echo.app".into(), ports.into())].into(),
+            ..Template::default()
+        }
+        .into(),
         ..Workload::default()
     };
     let service = Service {

@@ -271,17 +271,26 @@ mod tests {
         }
     }
 
+    fn with(mut pod: mesh::Workload, change: impl FnOnce(&mut mesh::Workload)) -> mesh::Workload {
+        change(&mut pod);
+        pod
+    }
+
     fn workload(service: &str, account: &str, last: u8) -> mesh::Workload {
         mesh::Workload {
             uid: format!("{service}-{last}").into(),
-            namespace: "app".into(),
-            trust_domain: "east.local".into(),
-            service_account: account.into(),
             addresses: [ip(last)].into(),
-            protocol: Protocol::Hbone,
             healthy: true,
             capacity: 1,
-            services: [(service.into(), [(80, 8080)].into())].into(),
+            template: mesh::Template {
+                namespace: "app".into(),
+                trust_domain: "east.local".into(),
+                service_account: account.into(),
+                protocol: Protocol::Hbone,
+                services: [(service.into(), [(80, 8080)].into())].into(),
+                ..mesh::Template::default()
+            }
+            .into(),
             ..mesh::Workload::default()
         }
     }
@@ -327,15 +336,13 @@ mod tests {
                 workload("app/second.app", "second", 3),
                 workload("app/other.app", "other", 4),
                 // The waypoint of another cluster, with the name of ours.
-                mesh::Workload {
-                    trust_domain: "west.local".into(),
-                    ..workload("app/waypoint.app", "waypoint", 6)
-                },
+                with(workload("app/waypoint.app", "waypoint", 6), |pod| {
+                    pod.trust_domain = "west.local".into()
+                }),
                 // A pod of another namespace with the labels of the waypoint.
-                mesh::Workload {
-                    namespace: "shop".into(),
-                    ..workload("app/waypoint.app", "waypoint", 5)
-                },
+                with(workload("app/waypoint.app", "waypoint", 5), |pod| {
+                    pod.namespace = "shop".into()
+                }),
             ],
         );
         let second = "spiffe://east.local/ns/app/sa/second";

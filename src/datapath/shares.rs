@@ -8,7 +8,9 @@ use fastrand::Rng;
 use tokio::time::Instant;
 
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{Assignment, Locality, Mesh, Protocol, Scope, Service, Workload};
+use crate::snapshot::mesh::{
+    Assignment, Locality, Mesh, Protocol, Scope, Service, Template, Workload,
+};
 use crate::snapshot::traffic::{Position, Regions, Rule, Traffic};
 use crate::snapshot::{EndpointSet, InFlight, Snapshot, odds};
 use crate::wire::RegionPattern;
@@ -49,13 +51,17 @@ fn workload(at: usize, cluster: &str, place: &str) -> Workload {
     Workload {
         uid: format!("{at:05}").into(),
         addresses: [[10, 0, high, low].into()].into(),
-        cluster: cluster.into(),
-        locality: locality(place).into(),
-        network: "shared".into(),
-        protocol: Protocol::Hbone,
         healthy: true,
         capacity: 1,
-        services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
+        template: Template {
+            cluster: cluster.into(),
+            locality: locality(place).into(),
+            network: "shared".into(),
+            protocol: Protocol::Hbone,
+            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
+            ..Template::default()
+        }
+        .into(),
         ..Workload::default()
     }
 }

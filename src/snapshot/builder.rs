@@ -113,10 +113,14 @@ mod tests {
         mesh::Workload {
             uid: uid.into(),
             addresses: [ip.parse().expect("an address")].into(),
-            protocol: Protocol::Hbone,
             healthy: true,
             capacity: 1,
-            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
+            template: mesh::Template {
+                protocol: Protocol::Hbone,
+                services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
+                ..mesh::Template::default()
+            }
+            .into(),
             ..mesh::Workload::default()
         }
     }

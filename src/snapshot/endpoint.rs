@@ -135,11 +135,6 @@ impl Endpoint {
     pub fn uid(&self) -> &Arc<str> {
         &self.definition.uid
     }
-
-    /// The pod's name: in the log only, because pods come and go and label sets stay.
-    pub fn pod(&self) -> &Arc<str> {
-        &self.definition.name
-    }
 }
 
 impl Default for EndpointState {

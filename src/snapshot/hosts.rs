@@ -197,6 +197,7 @@ impl Hosts {
             }
             let at = Workload {
                 uid: Arc::clone(&uid),
+                own_name: Some(workload.name().into()),
                 addresses: [*address].into(),
                 ..Workload::clone(workload)
             };
@@ -265,13 +266,17 @@ impl Doubts {
 mod tests {
     use std::collections::HashMap;
 
+    use super::super::mesh::Template;
     use super::*;
 
     fn workload(uid: &str, host: &str, weight: u32) -> Workload {
         Workload {
             uid: uid.into(),
-            hostname: host.into(),
             capacity: weight,
+            template: Arc::new(Template {
+                hostname: host.into(),
+                ..Template::default()
+            }),
             ..Workload::default()
         }
     }

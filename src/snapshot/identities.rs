@@ -19,28 +19,35 @@ type Counts = BTreeMap<Arc<str>, usize>;
 
 /// Identities that services gain and lose, each with the change of its number of workloads.
 #[derive(Debug, Default)]
-pub(super) struct Edits(HashMap<Arc<str>, BTreeMap<Arc<str>, isize>>);
+pub(super) struct Edits(HashMap<Arc<str>, BTreeMap<Arc<str>, Edit>>);
+
+#[derive(Debug, Default)]
+struct Edit {
+    come: usize,
+    gone: usize,
+}
 
 impl Edits {
-    /// Notes a workload that comes, or that goes, whether it can be dialled or not: it may be of
-    /// another network. A source that knows no service accounts tells no identity.
-    pub(super) fn workload(&mut self, workload: &mesh::Workload, comes: bool) {
-        if workload.service_account.is_empty() {
+    /// Counts workloads of a template that come and that go, whether they can be dialled or not:
+    /// they may be of another network. A source without service accounts has no identities.
+    pub(super) fn change(&mut self, template: &mesh::Template, come: usize, gone: usize) {
+        if template.service_account.is_empty() || come == gone {
             return;
         }
         let is_own = |service: &&Arc<str>| {
             let namespace = service.split_once('/').map(|(namespace, _)| namespace);
-            namespace == Some(&*workload.namespace)
+            namespace == Some(&*template.namespace)
         };
-        let principal = || -> Arc<str> { workload.principal().concat().into() };
-        let mut own = workload.services.keys().filter(is_own).peekable();
-        let Some(principal) = own.peek().map(|_| principal()) else {
+        let mut own = template.services.keys().filter(is_own).peekable();
+        if own.peek().is_none() {
             return;
-        };
+        }
+        let principal: Arc<str> = template.principal().concat().into();
         for service in own {
             let edits = self.0.entry(Arc::clone(service)).or_default();
-            let count = edits.entry(Arc::clone(&principal)).or_default();
-            *count += if comes { 1 } else { -1 };
+            let edit = edits.entry(Arc::clone(&principal)).or_default();
+            edit.come += come;
+            edit.gone += gone;
         }
     }
 }
@@ -50,15 +57,15 @@ impl Identities {
     pub(super) fn apply(&mut self, edits: Edits) -> Vec<Arc<str>> {
         let mut losers = Vec::new();
         for (service, edits) in edits.0 {
-            if edits.values().all(|by| *by == 0) {
+            if edits.values().all(|edit| edit.come == edit.gone) {
                 continue;
             }
             let old = self.0.get(&service);
             let mut is_lost = false;
             let mut counts = old.map_or_else(Counts::new, |old| Counts::clone(old));
-            for (principal, by) in edits {
+            for (principal, edit) in edits {
                 let count = counts.get(&principal).copied().unwrap_or(0);
-                match count.saturating_add_signed(by) {
+                match (count + edit.come).saturating_sub(edit.gone) {
                     0 => is_lost |= counts.remove(&principal).is_some(),
                     count => drop(counts.insert(principal, count)),
                 }
@@ -143,11 +150,15 @@ mod tests {
     fn workload(uid: &str, namespace: &str, service: &str) -> mesh::Workload {
         mesh::Workload {
             uid: uid.into(),
-            network: "west".into(),
-            trust_domain: "east.local".into(),
-            namespace: namespace.into(),
-            service_account: "own".into(),
-            services: [(service.into(), [(80, 80)].into())].into(),
+            template: mesh::Template {
+                network: "west".into(),
+                trust_domain: "east.local".into(),
+                namespace: namespace.into(),
+                service_account: "own".into(),
+                services: [(service.into(), [(80, 80)].into())].into(),
+                ..mesh::Template::default()
+            }
+            .into(),
             ..mesh::Workload::default()
         }
     }

@@ -6,19 +6,18 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::builder::HBONE_PORT;
 use super::identities::{self, Identities};
-use super::mesh::{self, Mesh, Protocol};
+use super::members::{Member, dialled_port, ports};
+use super::mesh::{self, Mesh};
 use super::opened::Opened;
 use super::precedence::Claim;
 use super::tiers::Ranking;
-use super::usable::{speaks_hbone, undialled, unserved};
+use super::usable::{speaks_hbone, undialled};
 use super::waypoints::{NamedWaypoints, Touched};
-use super::{Endpoint, Service, Shards, Snapshot, Unused};
-use crate::status::WorkloadLabels;
+use super::{Endpoint, Service, Shards, Snapshot};
 
 /// What the builder has to find again with the next change.
 #[derive(Clone, Debug, Default)]
@@ -62,10 +61,13 @@ struct Claimed<'a> {
     has_waypoints: bool,
 }
 
-/// A workload that can be dialled, by its endpoints: at least one, and one for each port that is
-/// dialled, in their order.
-#[derive(Clone, Debug)]
-pub(super) struct Member(Arc<[Arc<Endpoint>]>);
+/// Workloads of one template that come, change or go.
+struct Pods<'a> {
+    template: &'a mesh::Template,
+    gone: Vec<&'a mesh::Workload>,
+    /// Each with what it was before.
+    come: Vec<(&'a Arc<mesh::Workload>, Option<&'a mesh::Workload>)>,
+}
 
 /// A service with its members, at one of its ports or at the one that is asked for.
 #[derive(Debug)]
@@ -78,8 +80,8 @@ pub(super) struct Behind<'a> {
     pub(super) members: &'a [Member],
 }
 
-/// The members of a service that come or change, and those that go, by uid.
-type Edits<'a> = BTreeMap<&'a str, Option<Member>>;
+/// Members of a service that come or change, and uids of those that go.
+type Edits<'a> = Vec<(&'a str, Option<Member>)>;
 
 /// Puts a mesh in the place of the snapshot's. Where the network, whether only HBONE is dialled or
 /// whether there are TLS listeners differs, all of it is built anew; endpoints keep their state and
@@ -180,50 +182,39 @@ impl Index {
     /// Joins workloads with the services that they name. States of endpoints are looked for in
     /// `previous` where this index has no such workload.
     fn join<'a>(&mut self, (old, new): (&'a Mesh, &'a Mesh), previous: &Self) -> Joined<'a> {
+        let (pods, reselected) = pods(old, new);
         let mut identities = identities::Edits::default();
-        let mut edits: HashMap<&Arc<str>, Edits<'a>> = HashMap::new();
-        let mut reselected = false;
-        for (uid, before, after) in new.workloads.changes(&old.workloads, same) {
-            reselected |= after.is_some_and(|after| match before {
-                Some(before) => {
-                    (&before.namespace, &before.policies) != (&after.namespace, &after.policies)
-                }
-                // Its tunnels may have outlived it: it may have been away for a while.
-                None => !after.policies.is_empty(),
+        let mut edits: HashMap<&'a Arc<str>, Edits<'a>> = HashMap::new();
+        for Pods {
+            template,
+            gone,
+            come,
+        } in pods
+        {
+            identities.change(template, come.len(), gone.len());
+            let ports = ports(template, self.direct);
+            let come = come.into_iter().filter_map(|(workload, before)| {
+                let address = self.dialled(workload).filter(|_| !ports.is_empty())?;
+                let known = before.and_then(|before| self.member(before));
+                let known = known.or_else(|| previous.member(workload));
+                let member = Member::new(workload, address, &ports, known);
+                Some((&*workload.uid, Some(member)))
             });
-            for (workload, comes) in [(before, false), (after, true)] {
-                if let Some(workload) = workload {
-                    identities.workload(workload, comes);
-                }
-            }
-            let before = before.and_then(|workload| Some((workload, self.member(workload)?)));
-            if let Some((workload, _)) = before {
-                for service in workload.services.keys() {
-                    edits.entry(service).or_default().insert(uid, None);
-                }
-            }
-            let address = after.and_then(|workload| self.dialled(workload));
-            let Some((workload, ip)) = after.zip(address) else {
-                continue;
-            };
-            let first = workload.services.keys().next();
-            let new = first.and_then(|service| edits.get(service)?.values().flatten().next());
-            let near = new.or_else(|| self.members.get(first?)?.first());
-            let before = before.map(|(_, member)| member);
-            let before = before.or_else(|| previous.member(workload));
-            let Some(member) = Member::new(workload, ip, self.direct, before, near) else {
-                continue;
-            };
-            for service in workload.services.keys() {
-                let edits = edits.entry(service).or_default();
-                edits.insert(uid, Some(member.clone()));
+            let gone = gone.into_iter().map(|workload| (&*workload.uid, None));
+            let changed: Vec<_> = gone.chain(come).collect();
+            for service in template.services.keys() {
+                edits
+                    .entry(service)
+                    .or_default()
+                    .extend_from_slice(&changed);
             }
         }
         let losers = self.identities.apply(identities);
         let mut hosts = BTreeSet::new();
         for (service, edits) in edits {
-            self.edit(service, edits);
-            hosts.extend(service.split_once('/').map(|(_, host)| host));
+            if self.edit(service, edits) {
+                hosts.extend(service.split_once('/').map(|(_, host)| host));
+            }
         }
         Joined {
             hosts,
@@ -254,18 +245,34 @@ impl Index {
         !self.hbone_only || speaks_hbone(workload, port, target)
     }
 
-    /// Changes the members of a service.
-    fn edit(&mut self, service: &Arc<str>, edits: Edits<'_>) {
-        let old = self.members.get(service);
-        let stay = old.into_iter().flat_map(|members| members.iter());
-        let stay = stay.filter(|member| !edits.contains_key(member.uid()));
-        let mut members: Vec<_> = stay.cloned().collect();
-        members.extend(edits.into_values().flatten());
-        members.sort_by(|one, other| one.uid().cmp(other.uid()));
+    /// Changes the members of a service. Returns false if there was nothing to change.
+    fn edit(&mut self, service: &Arc<str>, mut edits: Edits<'_>) -> bool {
+        // A member that changes is both: it comes, and what it was goes.
+        edits.sort_by_key(|(uid, member)| (*uid, member.is_none()));
+        edits.dedup_by_key(|(uid, _)| *uid);
+        let old: &[Member] = self.members.get(service).map_or(&[], |members| members);
+        let mut members = Vec::with_capacity(old.len() + edits.len());
+        let (mut rest, mut is_changed) = (old, false);
+        for (uid, member) in edits {
+            let found = rest.binary_search_by(|one| one.uid().cmp(uid));
+            let (stay, after) = match found {
+                Ok(place) => (&rest[..place], &rest[place + 1..]),
+                Err(place) => rest.split_at(place),
+            };
+            is_changed |= found.is_ok() || member.is_some();
+            members.extend_from_slice(stay);
+            members.extend(member);
+            rest = after;
+        }
+        members.extend_from_slice(rest);
         match members.is_empty() {
             true => drop(self.members.remove(service)),
-            false => drop(self.members.insert(Arc::clone(service), members.into())),
+            false if is_changed => {
+                drop(self.members.insert(Arc::clone(service), members.into()));
+            }
+            false => {}
         }
+        is_changed
     }
 
     /// Notes which services claim which hostname.
@@ -467,132 +474,41 @@ impl Snapshot {
     }
 }
 
-impl Member {
-    /// A workload that is dialled at `ip`, with the states that it had there before, by TLS
-    /// listeners too where there are some; none if it has no port. What is said of it in metrics
-    /// is shared with who has the same.
-    fn new(
-        workload: &Arc<mesh::Workload>,
-        ip: IpAddr,
-        direct: bool,
-        before: Option<&Self>,
-        near: Option<&Self>,
-    ) -> Option<Self> {
-        let known = [before, near].into_iter().flatten();
-        let mut known = known.flat_map(|one| one.0.first()).map(|one| &one.workload);
-        let labels = match known.find(|known| are_of(known, workload)) {
-            Some(same) => Arc::clone(same),
-            None => Arc::new(labels(workload)),
-        };
-        let targets = workload.services.values().flat_map(mesh::Ports::iter);
-        // A port that is dialled for several is dialled over HBONE if it is for one. Of a workload
-        // without HBONE this is port 15008 alone.
-        let mut ports = BTreeMap::<u16, Protocol>::new();
-        for (&port, &target) in targets {
-            if direct {
-                ports.entry(target).or_default();
-            }
-            let protocol = ports.entry(dialled_port(workload, target)).or_default();
-            if speaks_hbone(workload, port, target) {
-                *protocol = Protocol::Hbone;
-            }
+/// Returns the changed workloads by template, and whether other policies may select one of them.
+fn pods<'a>(old: &'a Mesh, new: &'a Mesh) -> (Vec<Pods<'a>>, bool) {
+    let mut reselected = false;
+    let mut places = HashMap::new();
+    let mut all: Vec<Pods<'a>> = Vec::new();
+    let mut of = |workload: &'a mesh::Workload, see: &mut dyn FnMut(&mut Pods<'a>)| {
+        let place = *places
+            .entry(Arc::as_ptr(&workload.template))
+            .or_insert(all.len());
+        if place == all.len() {
+            all.push(Pods {
+                template: &workload.template,
+                gone: Vec::new(),
+                come: Vec::new(),
+            });
         }
-        let endpoint = |(port, protocol)| {
-            let address = SocketAddr::new(ip, port);
-            let state = before.and_then(|before| before.endpoint(port));
-            let state = state.filter(|old| old.address == address);
-            Arc::new(Endpoint {
-                address,
-                protocol,
-                weight: workload.capacity,
-                definition: Arc::clone(workload),
-                workload: Arc::clone(&labels),
-                state: state.map_or_else(Arc::default, |old| Arc::clone(&old.state)),
-            })
-        };
-        let endpoints = ports.into_iter().map(endpoint).collect();
-        Some(Self(endpoints)).filter(|member| !member.0.is_empty())
+        all.get_mut(place).map(see);
+    };
+    for (_, before, after) in new.workloads.changes(&old.workloads, same) {
+        let before = before.map(|before| &**before);
+        reselected |= after.is_some_and(|after| match before {
+            Some(before) => {
+                (&before.namespace, &before.policies) != (&after.namespace, &after.policies)
+            }
+            // Its tunnels may have outlived it: it may have been away for a while.
+            None => !after.policies.is_empty(),
+        });
+        if let Some(before) = before {
+            of(before, &mut |pods| pods.gone.push(before));
+        }
+        if let Some(after) = after {
+            of(after, &mut |pods| pods.come.push((after, before)));
+        }
     }
-
-    /// The workload.
-    pub(super) fn workload(&self) -> Option<&Arc<mesh::Workload>> {
-        self.0.first().map(|endpoint| &endpoint.definition)
-    }
-
-    pub(super) fn uid(&self) -> &str {
-        self.0.first().map_or("", |endpoint| endpoint.uid())
-    }
-
-    /// The endpoint that is dialled for a port of a service, or would be if it were ready, and
-    /// whether it is.
-    fn serves(
-        &self,
-        service: &mesh::Service,
-        name: &str,
-        port: u16,
-        dialled: impl Fn(&mesh::Workload, u16) -> Option<u16>,
-    ) -> Option<(&Arc<Endpoint>, bool)> {
-        let workload = &self.0.first()?.definition;
-        let target = *workload.services.get(name)?.get(&port)?;
-        let is_ready = match unserved(service, workload, port) {
-            None => true,
-            Some(Unused::Unhealthy) => false,
-            Some(_) => return None,
-        };
-        let port = dialled(workload, target).filter(|&port| port != 0)?;
-        self.endpoint(port).map(|endpoint| (endpoint, is_ready))
-    }
-
-    /// The endpoint that is dialled at this port.
-    fn endpoint(&self, port: u16) -> Option<&Arc<Endpoint>> {
-        let found = self
-            .0
-            .binary_search_by_key(&port, |endpoint| endpoint.address.port());
-        self.0.get(found.ok()?)
-    }
-}
-
-/// Where a target port is dialled.
-fn dialled_port(workload: &mesh::Workload, target: u16) -> u16 {
-    match workload.protocol {
-        Protocol::Hbone => HBONE_PORT,
-        Protocol::Tcp => target,
-    }
-}
-
-/// The parts of a workload's identity; nothing where the source does not say its account, as EDS
-/// does not.
-fn identity(workload: &mesh::Workload) -> [&str; 6] {
-    match workload.service_account.is_empty() {
-        true => [""; 6],
-        false => workload.principal(),
-    }
-}
-
-fn labels(workload: &mesh::Workload) -> WorkloadLabels {
-    WorkloadLabels {
-        workload: workload.workload_name.to_string(),
-        namespace: workload.namespace.to_string(),
-        principal: identity(workload).concat(),
-        cluster: workload.cluster.to_string(),
-        canonical_name: workload.canonical_name.to_string(),
-        canonical_revision: workload.canonical_revision.to_string(),
-        region: workload.locality.region.to_string(),
-        zone: workload.locality.zone.to_string(),
-    }
-}
-
-/// Whether these are what [`labels`] makes of a workload.
-fn are_of(labels: &WorkloadLabels, workload: &mesh::Workload) -> bool {
-    let mut parts = identity(workload).into_iter();
-    parts.try_fold(&*labels.principal, |rest, part| rest.strip_prefix(part)) == Some("")
-        && *labels.workload == *workload.workload_name
-        && *labels.namespace == *workload.namespace
-        && *labels.cluster == *workload.cluster
-        && *labels.canonical_name == *workload.canonical_name
-        && *labels.canonical_revision == *workload.canonical_revision
-        && *labels.region == *workload.locality.region
-        && *labels.zone == *workload.locality.zone
+    (all, reselected)
 }
 
 fn same<T: PartialEq>(one: &Arc<T>, other: &Arc<T>) -> bool {

@@ -8,6 +8,9 @@
 /// weight. All arithmetic is in whole numbers, so the shares are exact.
 #[derive(Debug, Default)]
 pub(super) struct Lots {
+    /// Number of lots.
+    count: usize,
+    /// Empty if all weights are equal, which is the rule and needs no table.
     columns: Box<[Column]>,
     /// Of every column: the sum of all weights.
     height: u64,
@@ -25,6 +28,15 @@ impl Lots {
     /// The lots of these weights, known by their place.
     pub(super) fn new(weights: impl ExactSizeIterator<Item = u32> + Clone) -> Self {
         let height = weights.clone().map(u64::from).sum();
+        let mut others = weights.clone();
+        let first = others.next();
+        if others.all(|weight| Some(weight) == first) {
+            return Self {
+                count: weights.len(),
+                columns: Box::default(),
+                height,
+            };
+        }
         // A lot's area is its weight times the number of columns: 32 bits times less than 32.
         let count = weights.len() as u64;
         let column = |(rest, weight): (usize, u32)| Column {
@@ -41,7 +53,11 @@ impl Lots {
                 light.extend(heavy.pop());
             }
         }
-        Self { columns, height }
+        Self {
+            count: columns.len(),
+            columns,
+            height,
+        }
     }
 
     /// The place of one lot, drawn by weight; none if all weights are 0.
@@ -50,7 +66,10 @@ impl Lots {
             return None;
         }
         // Two numbers: one below columns × height, to serve for both, may need more than 64 bits.
-        let place = fastrand::usize(..self.columns.len());
+        let place = fastrand::usize(..self.count);
+        if self.columns.is_empty() {
+            return Some(place);
+        }
         let at = fastrand::u64(..self.height);
         let column = self.columns.get(place)?;
         Some(if at < column.mark { place } else { column.rest })
@@ -65,7 +84,10 @@ mod tests {
 
     /// The area of each lot over all columns.
     fn areas(lots: &Lots) -> Vec<u64> {
-        let mut areas = vec![0; lots.columns.len()];
+        let mut areas = vec![0; lots.count];
+        if lots.columns.is_empty() {
+            return vec![lots.height; lots.count];
+        }
         for (place, column) in lots.columns.iter().enumerate() {
             let own = column.mark.min(lots.height);
             areas[place] += own;
@@ -77,7 +99,10 @@ mod tests {
     proptest! {
         #[test]
         fn each_lot_has_exactly_its_share(
-            weights in prop::collection::vec(prop_oneof![0..9_u32, any::<u32>()], 0..200),
+            weights in prop_oneof![
+                prop::collection::vec(prop_oneof![0..9_u32, any::<u32>()], 0..200),
+                (0..9_u32, 0..20_usize).prop_map(|(weight, count)| vec![weight; count]),
+            ],
         ) {
             let lots = Lots::new(weights.iter().copied());
             let count = weights.len() as u64;

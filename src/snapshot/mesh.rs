@@ -3,12 +3,15 @@
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, OnceLock};
 
 use serde::Serialize;
 
 use super::shards::Shards;
+use crate::status::{PodName, WorkloadLabels};
 
 /// Everything that a discovery source knows.
 ///
@@ -46,7 +49,7 @@ impl Mesh {
 }
 
 /// A map of few entries, side by side in the order of their keys.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sorted<K, V>(Box<[(K, V)]>);
 
 impl<K: Ord, V> Sorted<K, V> {
@@ -183,7 +186,7 @@ pub struct GatewayAddress {
 }
 
 /// Where a gateway is.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// At a service or at a workload with a DNS name: `namespace/hostname`.
     Name(String),
@@ -221,64 +224,161 @@ impl fmt::Display for Scope {
     }
 }
 
-/// A workload (Istio's WDS `Workload`). There are many: what they have in common may be shared.
+/// Workload (Istio's WDS `Workload`).
+///
+/// A mesh has many of them. Fields that the pods of one Deployment have in common are those of its
+/// [`Template`], which can be read as fields of the workload.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Workload {
-    /// The unique id within the mesh.
+    /// Unique id within the mesh.
     pub uid: Arc<str>,
-    /// The workload's name.
-    pub name: Arc<str>,
-    /// Its namespace.
-    pub namespace: Arc<str>,
-    /// Its service account.
-    pub service_account: Arc<str>,
-    /// Its trust domain.
-    pub trust_domain: Arc<str>,
-    /// The cluster that it runs in.
-    pub cluster: Arc<str>,
-    /// The network that its addresses belong to; empty means ours.
-    pub network: Arc<str>,
-    /// The node that it runs on.
+    /// Name, or none if it is the part of the uid after the last slash.
+    pub own_name: Option<Arc<str>>,
+    /// Node that it runs on.
     pub node: Arc<str>,
-    /// A DNS name instead of an address.
-    pub hostname: Arc<str>,
-    /// Its addresses.
+    /// Addresses.
     pub addresses: Box<[IpAddr]>,
-    /// How it is dialled.
-    pub protocol: Protocol,
-    /// Whether it is ready.
+    /// True if it is ready.
     pub healthy: bool,
-    /// Its weight; 0 drains it.
+    /// Weight; 0 drains it.
     pub capacity: u32,
-    /// Its priority in an Envoy assignment, 0 being the first to be used; 0 everywhere else.
+    /// Priority in an Envoy assignment, 0 being the first to be used; 0 everywhere else.
     pub priority: u32,
-    /// Whether it is used only where no endpoint that is better can take a tunnel (Envoy's
-    /// DEGRADED).
+    /// True if it is used only where no better endpoint can take a tunnel (Envoy's DEGRADED).
     pub degraded: bool,
-    /// Where it runs.
+    /// Gateway of another network through which it is reached.
+    pub network_gateway: Option<Box<GatewayAddress>>,
+    /// Fields that it may have in common with others.
+    pub template: Arc<Template>,
+}
+
+/// Fields that the pods of one Deployment in one zone have in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Template {
+    /// Namespace.
+    pub namespace: Arc<str>,
+    /// Service account.
+    pub service_account: Arc<str>,
+    /// Trust domain.
+    pub trust_domain: Arc<str>,
+    /// Cluster that it runs in.
+    pub cluster: Arc<str>,
+    /// Network that its addresses belong to; empty means ours.
+    pub network: Arc<str>,
+    /// DNS name instead of an address.
+    pub hostname: Arc<str>,
+    /// Protocol by which it is dialled.
+    pub protocol: Protocol,
+    /// Region, zone and subzone that it runs in.
     pub locality: Arc<Locality>,
-    /// The name of the Deployment, Job or the like that made it.
+    /// Name of the Deployment, Job or the like that made it.
     pub workload_name: Arc<str>,
-    /// The kind of what made it.
+    /// Kind of what made it.
     pub workload_type: Arc<str>,
     /// `service.istio.io/canonical-name`.
     pub canonical_name: Arc<str>,
     /// `service.istio.io/canonical-revision`.
     pub canonical_revision: Arc<str>,
-    /// Whether it shares its node's address.
+    /// True if it shares its node's address.
     pub host_network: bool,
-    /// Whether traffic to its own address has to go through a waypoint.
+    /// True if traffic to its own address has to go through a waypoint.
     pub has_waypoint: bool,
-    /// The gateway of another network through which it is reached.
-    pub network_gateway: Option<Box<GatewayAddress>>,
-    /// The names, `namespace/name`, of the policies that select it.
+    /// Names, `namespace/name`, of the policies that select it.
     pub policies: Box<[Arc<str>]>,
     /// For each `namespace/hostname`, service port to target port.
     pub services: Sorted<Arc<str>, Ports>,
+    /// Labels of its workloads.
+    pub labels: Derived<WorkloadLabels>,
+}
+
+/// Value that follows from the fields beside it, computed when it is first read. It counts neither
+/// in comparisons nor in copies.
+#[derive(Debug)]
+pub struct Derived<T>(OnceLock<Arc<T>>);
+
+impl<T> Default for Derived<T> {
+    fn default() -> Self {
+        Self(OnceLock::new())
+    }
+}
+
+impl<T> Clone for Derived<T> {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl<T> PartialEq for Derived<T> {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl<T> Eq for Derived<T> {}
+
+impl<T> Hash for Derived<T> {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
+}
+
+impl Deref for Workload {
+    type Target = Template;
+
+    fn deref(&self) -> &Template {
+        &self.template
+    }
+}
+
+impl PodName for Workload {
+    fn pod_name(&self) -> &str {
+        self.name()
+    }
+}
+
+/// Changes a template of its own: other workloads keep theirs.
+impl DerefMut for Workload {
+    fn deref_mut(&mut self) -> &mut Template {
+        let template = Arc::make_mut(&mut self.template);
+        template.labels = Derived::default();
+        template
+    }
+}
+
+impl Workload {
+    /// Returns the name.
+    pub fn name(&self) -> &str {
+        let last = || self.uid.rsplit('/').next();
+        self.own_name.as_deref().or_else(last).unwrap_or_default()
+    }
+
+    /// Returns `own_name` for a name: none, and so no memory, if the uid ends in it.
+    pub fn own_name(uid: &str, name: &str) -> Option<Arc<str>> {
+        (uid.rsplit('/').next() != Some(name)).then(|| name.into())
+    }
+}
+
+impl Template {
+    /// Returns the labels in metrics and logs.
+    pub fn labels(&self) -> &Arc<WorkloadLabels> {
+        let labels = || WorkloadLabels {
+            workload: self.workload_name.to_string(),
+            namespace: self.namespace.to_string(),
+            principal: match self.service_account.is_empty() {
+                // EDS does not send it.
+                true => String::new(),
+                false => self.principal().concat(),
+            },
+            cluster: self.cluster.to_string(),
+            canonical_name: self.canonical_name.to_string(),
+            canonical_revision: self.canonical_revision.to_string(),
+            region: self.locality.region.to_string(),
+            zone: self.locality.zone.to_string(),
+        };
+        self.labels.0.get_or_init(|| Arc::new(labels()))
+    }
 }
 
 /// How an endpoint is dialled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Protocol {
     /// Plain TCP at the target port.
@@ -299,7 +399,7 @@ pub struct Locality {
     pub subzone: Arc<str>,
 }
 
-impl Workload {
+impl Template {
     /// The parts of its identity, `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
     pub fn principal(&self) -> [&str; 6] {
         let (domain, namespace) = (&self.trust_domain, &self.namespace);

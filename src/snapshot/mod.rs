@@ -24,6 +24,7 @@ mod identities;
 mod index;
 mod lookup;
 mod lots;
+mod members;
 pub mod mesh;
 #[cfg(test)]
 mod model;

@@ -172,6 +172,7 @@ impl std::fmt::Display for Refusal {
 #[cfg(test)]
 mod tests {
     use super::super::authorization::{Clause, Condition, Match, PeerIdentity, Rule, StringMatch};
+    use super::super::mesh::Template;
     use super::*;
 
     fn policy(name: &str, scope: Scope, action: Action, namespace: &str) -> Policy {
@@ -198,8 +199,12 @@ mod tests {
 
     fn judge(policies: &Policies, names: &[&str]) -> Verdict {
         let workload = Workload {
-            namespace: "app".into(),
-            policies: names.iter().map(|&name| name.into()).collect(),
+            template: Template {
+                namespace: "app".into(),
+                policies: names.iter().map(|&name| name.into()).collect(),
+                ..Template::default()
+            }
+            .into(),
             ..Workload::default()
         };
         let attributes = Attributes {
@@ -314,7 +319,11 @@ mod tests {
     fn a_policy_that_is_named_and_not_there_is_told() {
         let known = policies(&[policy("p", Scope::Selected, Action::Deny, "shop")]);
         let workload = |names: &[&str]| Workload {
-            policies: names.iter().map(|&name| name.into()).collect(),
+            template: Template {
+                policies: names.iter().map(|&name| name.into()).collect(),
+                ..Template::default()
+            }
+            .into(),
             ..Workload::default()
         };
         assert_eq!(known.missing(&workload(&["app/p"])), None);

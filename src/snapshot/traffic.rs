@@ -254,7 +254,7 @@ impl Balancing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::mesh::Workload;
+    use crate::snapshot::mesh::{Template, Workload};
 
     #[test]
     fn a_tier_can_take_what_is_ready_by_the_threshold() {
@@ -309,7 +309,11 @@ mod tests {
         let mesh = |locality: Locality| {
             let own = Workload {
                 uid: "own".into(),
-                locality: Arc::new(locality),
+                template: Template {
+                    locality: Arc::new(locality),
+                    ..Template::default()
+                }
+                .into(),
                 ..Workload::default()
             };
             Mesh::new([], [own])

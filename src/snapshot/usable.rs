@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Snapshot;
 use super::builder::HBONE_PORT;
-use super::mesh::{Ports, Protocol, Scope, Service, Workload};
+use super::mesh::{Ports, Protocol, Scope, Service, Template, Workload};
 use super::tiers::Ranking;
 
 /// Why a workload is not dialled for a service port, as far as the mesh says it.
@@ -166,7 +166,7 @@ pub(super) fn undialled(workload: &Workload, network: &str, hbone_only: bool) ->
 /// a waypoint over HBONE regardless: at the endpoints of service port 15008. With another target
 /// port a Service would turn any port of a pod into HBONE, of which policies judge neither the
 /// port nor the source.
-pub(super) fn speaks_hbone(workload: &Workload, port: u16, target: u16) -> bool {
+pub(super) fn speaks_hbone(workload: &Template, port: u16, target: u16) -> bool {
     workload.protocol == Protocol::Hbone || (port, target) == (HBONE_PORT, HBONE_PORT)
 }
 
@@ -197,11 +197,15 @@ mod tests {
         Workload {
             uid: "a".into(),
             addresses: ["10.0.0.1".parse().expect("an address")].into(),
-            network: "east".into(),
-            protocol: Protocol::Hbone,
             healthy: true,
             capacity: 1,
-            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
+            template: Template {
+                network: "east".into(),
+                protocol: Protocol::Hbone,
+                services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
+                ..Template::default()
+            }
+            .into(),
             ..Workload::default()
         }
     }

@@ -125,6 +125,7 @@ impl<'a> Pass<'a> {
 #[cfg(test)]
 mod tests {
     use super::super::builder::{Change, build};
+    use super::super::mesh::Template;
     use super::super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Waypoint};
     use super::super::{Alias, Audience, ExportSet, Exposure, ExposureTable, NameTable};
     use super::*;
@@ -150,11 +151,15 @@ mod tests {
     fn workload(name: &str, change: impl FnOnce(&mut Workload)) -> Workload {
         let mut workload = Workload {
             uid: format!("uid-{name}").into(),
-            hostname: name.into(),
-            protocol: Protocol::Hbone,
             healthy: true,
             capacity: 1,
-            services: [(format!("app/{name}.app").into(), [(80, 8080)].into())].into(),
+            template: Template {
+                hostname: name.into(),
+                protocol: Protocol::Hbone,
+                services: [(format!("app/{name}.app").into(), [(80, 8080)].into())].into(),
+                ..Template::default()
+            }
+            .into(),
             ..Workload::default()
         };
         change(&mut workload);

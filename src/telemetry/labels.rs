@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 
-use crate::status::WorkloadLabels;
+use crate::status::{PodName, WorkloadLabels};
 
 /// Facts about a connection that all its tunnels share.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ pub struct Destination {
     /// The address that was dialled.
     pub address: SocketAddr,
     /// The pod's name: in the log only, because pods come and go and label sets stay.
-    pub pod: Arc<str>,
+    pub pod: Arc<dyn PodName>,
 }
 
 /// The label set of the `istio_tcp_*` counters. What is empty is written as `unknown`.

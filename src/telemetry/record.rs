@@ -63,7 +63,7 @@ macro_rules! access {
             "dst.hbone_addr" = $record.authority(),
             "dst.sni" = $record.sni(),
             "dst.service" = known(&$record.service.hostname),
-            "dst.workload" = $record.destination.as_ref().and_then(|it| known(&it.pod)),
+            "dst.workload" = $record.destination.as_ref().and_then(|it| known(it.pod.pod_name())),
             "dst.namespace" = known($record.destination_namespace()),
             "dst.identity" = $record.workload.as_ref().and_then(|it| known(&it.principal)),
             "dst.cluster" = $record.workload.as_ref().and_then(|it| known(&it.cluster)),
@@ -324,6 +324,7 @@ fn truncated(text: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use crate::status::PodName;
     use serde_json::{Value, json};
 
     use super::super::logging;
@@ -346,6 +347,15 @@ mod tests {
         source_region=\"unknown\",source_zone=\"unknown\",destination_region=\"us-east-2\",\
         destination_zone=\"unknown\"";
 
+    #[derive(Debug)]
+    struct Pod;
+
+    impl PodName for Pod {
+        fn pod_name(&self) -> &str {
+            "echo-v1-abcde"
+        }
+    }
+
     fn service() -> DestinationService {
         DestinationService {
             hostname: "echo.app.mesh.internal".into(),
@@ -357,7 +367,7 @@ mod tests {
     fn connect(record: &mut Record) {
         let destination = Destination {
             address: ([10, 0, 0, 1], 15008).into(),
-            pod: "echo-v1-abcde".into(),
+            pod: Arc::new(Pod),
         };
         let workload = WorkloadLabels {
             workload: "echo-v1".into(),

@@ -34,14 +34,20 @@ impl Count for Service {
 mod tests {
     use std::net::IpAddr;
 
+    use crate::snapshot::mesh::Template;
+
     use super::*;
 
     #[test]
     fn every_list_counts_and_a_service_without_ports_too() {
         let ports = || [(80, 8080), (81, 8081)].into();
         let workload = Workload {
-            services: [("a".into(), ports()), ("b".into(), [].into())].into(),
-            policies: ["a/p".into(), "a/q".into()].into(),
+            template: Template {
+                services: [("a".into(), ports()), ("b".into(), [].into())].into(),
+                policies: ["a/p".into(), "a/q".into()].into(),
+                ..Template::default()
+            }
+            .into(),
             ..Workload::default()
         };
         assert_eq!(workload.count(), 2 + 1 + 2);

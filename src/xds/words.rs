@@ -5,6 +5,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use crate::snapshot::Locality;
+use crate::snapshot::mesh::Template;
 
 /// So many are kept without asking who still has them.
 const SWEPT_MIN: usize = 1024;
@@ -14,6 +15,7 @@ const SWEPT_MIN: usize = 1024;
 pub(super) struct Words {
     words: Shared<str>,
     localities: Shared<Locality>,
+    templates: Shared<Template>,
 }
 
 impl Words {
@@ -30,6 +32,12 @@ impl Words {
     pub(super) fn share_locality(&mut self, locality: Locality) -> Arc<Locality> {
         let known = self.localities.known.get(&locality).cloned();
         known.unwrap_or_else(|| self.localities.put(locality.into()))
+    }
+
+    /// Returns the one copy of a template.
+    pub(super) fn share_template(&mut self, template: Template) -> Arc<Template> {
+        let known = self.templates.known.get(&template).cloned();
+        known.unwrap_or_else(|| self.templates.put(template.into()))
     }
 }
 

@@ -425,7 +425,7 @@ fn named(service: &Service) -> DestinationService {
 fn describe(endpoint: &Endpoint) -> Destination {
     Destination {
         address: endpoint.address,
-        pod: Arc::clone(endpoint.pod()),
+        pod: Arc::clone(&endpoint.definition) as _,
     }
 }
 

@@ -47,14 +47,18 @@ pub(super) fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) ->
     Workload {
         uid: format!("uid-{last}").into(),
         addresses: [[10, 0, 0, last].into()].into(),
-        protocol: Protocol::Hbone,
         healthy: true,
         capacity: 1,
-        locality: Arc::new(Locality {
-            region: region.into(),
-            ..Locality::default()
-        }),
-        services: ports.collect(),
+        template: mesh::Template {
+            protocol: Protocol::Hbone,
+            locality: Arc::new(Locality {
+                region: region.into(),
+                ..Locality::default()
+            }),
+            services: ports.collect(),
+            ..mesh::Template::default()
+        }
+        .into(),
         ..Workload::default()
     }
 }

@@ -10,7 +10,7 @@ use fastrand::Rng;
 mod groups;
 
 use super::builder::{Change, HBONE_PORT, build};
-use super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Waypoint, Workload};
+use super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Template, Waypoint, Workload};
 use super::traffic::Override;
 use super::{EndpointState, Snapshot};
 use crate::wire::RegionPattern;
@@ -266,20 +266,24 @@ fn workload(rng: &mut Rng, uid: &str) -> Workload {
     let words = ["", NETWORK, NETWORK, NETWORK, "west"];
     let mut workload = Workload {
         uid: uid.into(),
-        workload_name: format!("deployment-{}", rng.u8(..2)).into(),
-        network: (*rng.choice(&words).expect("a network")).into(),
         addresses: (0..rng.u8(..6).min(1))
             .map(|_| [10, 0, 0, rng.u8(..4)].into())
             .collect(),
-        protocol: if rng.u8(..4) == 0 {
-            Protocol::Tcp
-        } else {
-            Protocol::Hbone
-        },
         healthy: rng.u8(..5) > 0,
         capacity: rng.u32(..4),
         network_gateway: (rng.u8(..12) == 0).then_some(gateway),
-        services: (0..rng.u8(..4)).map(|_| named(rng)).collect(),
+        template: Template {
+            workload_name: format!("deployment-{}", rng.u8(..2)).into(),
+            network: (*rng.choice(&words).expect("a network")).into(),
+            protocol: if rng.u8(..4) == 0 {
+                Protocol::Tcp
+            } else {
+                Protocol::Hbone
+            },
+            services: (0..rng.u8(..4)).map(|_| named(rng)).collect(),
+            ..Template::default()
+        }
+        .into(),
         ..Workload::default()
     };
     groups::locate(rng, &mut workload);

@@ -1,7 +1,7 @@
 //! The groups of a service and their shares, as tables.
 
 use crate::snapshot::builder::{Change, build};
-use crate::snapshot::mesh::{Mesh, Protocol};
+use crate::snapshot::mesh::{Mesh, Protocol, Template};
 use crate::snapshot::traffic::{Override, Position, Rule, Traffic};
 use crate::snapshot::{Group, Snapshot};
 use crate::wire::RegionPattern;
@@ -29,13 +29,17 @@ fn workload(at: usize, (place, cluster, healthy): Told<'_>) -> Workload {
     Workload {
         uid: format!("{at:03}").into(),
         addresses: [[10, 0, 0, last].into()].into(),
-        cluster: cluster.into(),
         node: "a-node".into(),
-        locality: locality(place).into(),
-        protocol: Protocol::Hbone,
         healthy,
         capacity: 1,
-        services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
+        template: Template {
+            cluster: cluster.into(),
+            locality: locality(place).into(),
+            protocol: Protocol::Hbone,
+            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
+            ..Template::default()
+        }
+        .into(),
         ..Workload::default()
     }
 }

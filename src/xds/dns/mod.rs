@@ -175,14 +175,18 @@ mod tests {
     use super::schedule::Found;
     use super::*;
     use crate::snapshot::ExposureTable;
-    use crate::snapshot::mesh::{Mesh, Workload};
+    use crate::snapshot::mesh::{Mesh, Template, Workload};
 
     fn mesh(hosts: &[&str]) -> Mesh {
         let workload = |host: &&str| Workload {
             uid: format!("uid-of-{host}").into(),
-            hostname: (*host).into(),
             capacity: 1,
-            services: [("app/db.app".into(), [(80, 8080)].into())].into(),
+            template: Template {
+                hostname: (*host).into(),
+                services: [("app/db.app".into(), [(80, 8080)].into())].into(),
+                ..Template::default()
+            }
+            .into(),
             ..Workload::default()
         };
         Mesh::new([], hosts.iter().map(workload))

@@ -25,7 +25,7 @@ use crate::grpc::endpoint::cluster_load_assignment::{Policy, policy::DropOverloa
 use crate::grpc::endpoint::lb_endpoint::HostIdentifier;
 use crate::grpc::endpoint::locality_lb_endpoints::LbConfig;
 use crate::grpc::number::fractional_percent::DenominatorType;
-use crate::snapshot::mesh::{Locality, Protocol, Workload};
+use crate::snapshot::mesh::{Locality, Protocol, Template, Workload};
 use crate::wire::{Authority, Host};
 use crate::xds::wds::shown;
 use crate::xds::words::Words;
@@ -188,7 +188,11 @@ impl Endpoints {
             let mut workload = Workload {
                 capacity: weight,
                 priority,
-                locality: Arc::clone(&locality),
+                template: Template {
+                    locality: Arc::clone(&locality),
+                    ..Template::default()
+                }
+                .into(),
                 ..Workload::default()
             };
             health(one.health_status, &mut workload);
@@ -257,8 +261,8 @@ impl Endpoints {
                 address
             }
         };
-        if workload.name.is_empty() {
-            workload.name = address.as_str().into();
+        if workload.workload_name.is_empty() {
+            workload.own_name = Some(address.as_str().into());
         }
         if !seen.insert(address.clone()) {
             self.leave_out(format!("{address} is there twice"));
@@ -369,12 +373,13 @@ fn named(metadata: &Metadata, workload: &mut Workload, words: &mut Words) {
     let text = said(metadata, "istio", "workload").unwrap_or_default();
     let mut parts = text.split(';').map(|part| words.share(part));
     let mut next = || parts.next().unwrap_or_default();
-    workload.workload_name = next();
-    workload.namespace = next();
-    workload.canonical_name = next();
-    workload.canonical_revision = next();
-    workload.cluster = next();
-    workload.name = Arc::clone(&workload.workload_name);
+    let template = &mut **workload;
+    template.workload_name = next();
+    template.namespace = next();
+    template.canonical_name = next();
+    template.canonical_revision = next();
+    template.cluster = next();
+    workload.own_name = Some(Arc::clone(&workload.workload_name));
 }
 
 fn locality(from: &core::Locality, words: &mut Words) -> Arc<Locality> {

@@ -12,7 +12,7 @@ mod names;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use super::unknown::fields;
 use super::wds::shown;
 use super::words::Words;
 use crate::grpc::{cluster as cds, endpoint as eds};
-use crate::snapshot::mesh::{Assignment, Mesh, Service, Sorted, Workload};
+use crate::snapshot::mesh::{Assignment, Mesh, Service, Sorted, Template, Workload};
 use crate::snapshot::{ExportSet, Shards};
 use crate::status::Unused;
 
@@ -459,11 +459,24 @@ fn workloads(cluster: &str, serving: &Serving) -> Vec<Workload> {
     let (host, port) = &serving.target;
     let (namespace, _) = service_of(host);
     let key: Arc<str> = format!("{namespace}/{host}").into();
+    // Endpoints that share a template share the one with the service, too.
+    let mut templates = HashMap::new();
     let list = serving.endpoints.list.iter();
-    let made = list.map(|(address, workload, target)| Workload {
-        uid: format!("{cluster}/{address}").into(),
-        services: Sorted::from([(Arc::clone(&key), Sorted::from([(*port, *target)]))]),
-        ..workload.clone()
+    let made = list.map(|(address, workload, target)| {
+        let base = (Arc::as_ptr(&workload.template), *target);
+        let template = templates.entry(base).or_insert_with(|| {
+            let ports = Sorted::from([(*port, *target)]);
+            let template = Template {
+                services: Sorted::from([(Arc::clone(&key), ports)]),
+                ..Template::clone(&workload.template)
+            };
+            Arc::new(template)
+        });
+        Workload {
+            uid: format!("{cluster}/{address}").into(),
+            template: Arc::clone(template),
+            ..workload.clone()
+        }
     });
     made.collect()
 }

@@ -19,7 +19,9 @@ use crate::config::fields::{Fields, Value};
 use crate::config::yaml::Document;
 use crate::config::{Findings, Report};
 use crate::snapshot::Policies;
-use crate::snapshot::mesh::{Locality, Mesh, Ports, Protocol, Service, Sorted, Workload};
+use crate::snapshot::mesh::{
+    Derived, Locality, Mesh, Ports, Protocol, Service, Sorted, Template, Workload,
+};
 
 /// A service or workload and where it stands in the file.
 type Placed<'a, T> = (T, Value<'a>);
@@ -130,31 +132,35 @@ fn workload_fields(
     });
     let (policies, has_waypoint) = policies_and_passed_over(fields);
     Some(Workload {
+        own_name: Workload::own_name(uid?, name?),
         uid: uid?.into(),
-        name: name?.into(),
-        namespace: namespace?.into(),
-        service_account: service_account?,
-        trust_domain: trust_domain?,
-        cluster: cluster?,
-        network: network?,
         node: node?,
-        hostname: hostname?.into(),
         addresses: addresses?.into(),
-        protocol: protocol?,
         healthy: healthy?,
         capacity: capacity?,
         priority: 0,
         degraded: false,
-        locality: locality?.into(),
-        workload_name: workload_name?,
-        workload_type: workload_type?,
-        canonical_name: canonical_name?,
-        canonical_revision: canonical_revision?,
-        host_network: host_network?,
-        has_waypoint,
         network_gateway: gateway?.map(Box::new),
-        policies: policies?.into(),
-        services: services?,
+        template: Template {
+            namespace: namespace?.into(),
+            service_account: service_account?,
+            trust_domain: trust_domain?,
+            cluster: cluster?,
+            network: network?,
+            hostname: hostname?.into(),
+            protocol: protocol?,
+            locality: locality?.into(),
+            workload_name: workload_name?,
+            workload_type: workload_type?,
+            canonical_name: canonical_name?,
+            canonical_revision: canonical_revision?,
+            host_network: host_network?,
+            has_waypoint,
+            policies: policies?.into(),
+            services: services?,
+            labels: Derived::default(),
+        }
+        .into(),
     })
 }
 

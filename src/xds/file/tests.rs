@@ -46,13 +46,18 @@ fn what_is_left_out_has_the_default_of_the_contract() {
     let workload = &mesh.workloads.sorted()[0];
     let want = Workload {
         uid: "u".into(),
-        namespace: "a".into(),
-        service_account: "default".into(),
-        trust_domain: "cluster.local".into(),
-        cluster: "Kubernetes".into(),
+        own_name: Some("".into()),
         addresses: [IpAddr::from([10, 0, 0, 1])].into(),
         healthy: true,
         capacity: 1,
+        template: Template {
+            namespace: "a".into(),
+            service_account: "default".into(),
+            trust_domain: "cluster.local".into(),
+            cluster: "Kubernetes".into(),
+            ..Template::default()
+        }
+        .into(),
         ..Workload::default()
     };
     assert_eq!(***workload, want);

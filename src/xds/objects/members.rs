@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::owners::is_for;
 use super::slice::Backend;
-use crate::snapshot::mesh::{Locality, Mesh, Protocol, Workload};
+use crate::snapshot::mesh::{Locality, Mesh, Protocol, Template, Workload};
 
 /// Addresses of one workload that are kept, the first ones. A pod has one of each family; slices of
 /// a tenant can list any number for one pod.
@@ -246,17 +246,21 @@ fn member(site: Site<'_>, backend: &Backend, uid: &Arc<str>) -> Member {
     let pod = backend.own_pod(site.namespace);
     let workload = Workload {
         uid: Arc::clone(uid),
-        name: pod.map_or_else(Arc::default, Arc::clone),
-        namespace: site.namespace.into(),
-        cluster: site.cluster.into(),
-        network: site.network.into(),
+        own_name: Workload::own_name(uid, pod.map_or("", |pod| &**pod)),
         node: Arc::clone(&backend.node),
-        protocol: site.protocol,
-        locality: Arc::new(Locality {
-            region: site.region.into(),
-            zone: Arc::clone(&backend.zone),
-            subzone: Arc::default(),
-        }),
+        template: Template {
+            namespace: site.namespace.into(),
+            cluster: site.cluster.into(),
+            network: site.network.into(),
+            protocol: site.protocol,
+            locality: Arc::new(Locality {
+                region: site.region.into(),
+                zone: Arc::clone(&backend.zone),
+                subzone: Arc::default(),
+            }),
+            ..Template::default()
+        }
+        .into(),
         ..Workload::default()
     };
     Member {

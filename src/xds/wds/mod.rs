@@ -36,7 +36,8 @@ use crate::grpc::workload::gateway_address::Destination;
 use crate::grpc::workload::load_balancing;
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{
-    GatewayAddress, Locality, Place, Ports, Protocol, Scope, Service, Sorted, Waypoint, Workload,
+    Derived, GatewayAddress, Locality, Place, Ports, Protocol, Scope, Service, Sorted, Template,
+    Waypoint, Workload,
 };
 
 /// Ports of a service, and of a workload for each of its services.
@@ -179,30 +180,22 @@ pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workl
     let network_gateway = gateway("network_gateway", from.network_gateway)?;
     let services = services(from.services, words)?;
     let locality = locality(&from.locality.unwrap_or_default(), words);
+    let node = words.share(&from.node);
     let mut or = |text: &str, default| words.share(if text.is_empty() { default } else { text });
-    Ok(Workload {
-        uid: from.uid.into(),
-        name: from.name.into(),
+    let template = Template {
         namespace: or(&namespace, ""),
         service_account: or(&from.service_account, "default"),
         trust_domain: or(&from.trust_domain, "cluster.local"),
         cluster: or(&from.cluster_id, "Kubernetes"),
         network: or(&from.network, ""),
-        node: or(&from.node, ""),
         hostname: or(&from.hostname, ""),
-        addresses: addresses.into(),
         protocol: protocol(from.tunnel_protocol),
-        healthy: from.status == i32::from(proto::WorkloadStatus::Healthy),
-        capacity: from.capacity.unwrap_or(1),
-        priority: 0,
-        degraded: false,
         workload_name: or(&from.workload_name, ""),
         workload_type: or(workload_type(from.workload_type), ""),
         canonical_name: or(&from.canonical_name, ""),
         canonical_revision: or(&from.canonical_revision, ""),
         has_waypoint,
         host_network: from.network_mode != i32::from(proto::NetworkMode::Standard),
-        network_gateway: network_gateway.map(Box::new),
         policies: from
             .authorization_policies
             .iter()
@@ -210,6 +203,19 @@ pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workl
             .collect(),
         services,
         locality,
+        labels: Derived::default(),
+    };
+    Ok(Workload {
+        own_name: Workload::own_name(&from.uid, &from.name),
+        uid: from.uid.into(),
+        node,
+        addresses: addresses.into(),
+        healthy: from.status == i32::from(proto::WorkloadStatus::Healthy),
+        capacity: from.capacity.unwrap_or(1),
+        priority: 0,
+        degraded: false,
+        network_gateway: network_gateway.map(Box::new),
+        template: words.share_template(template),
     })
 }
 

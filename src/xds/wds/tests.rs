@@ -72,15 +72,20 @@ fn by_address(bytes: &'static [u8], hbone_mtls_port: u32) -> proto::GatewayAddre
 fn what_is_left_out_has_the_default_of_the_contract() {
     let want = Workload {
         uid: "east//Pod/app/echo-1".into(),
-        namespace: "app".into(),
-        service_account: "default".into(),
-        trust_domain: "cluster.local".into(),
-        cluster: "Kubernetes".into(),
+        own_name: Some("".into()),
         addresses: [[10, 0, 0, 1].into()].into(),
-        protocol: Protocol::Tcp,
         healthy: true,
         capacity: 1,
-        workload_type: "deployment".into(),
+        template: Template {
+            namespace: "app".into(),
+            service_account: "default".into(),
+            trust_domain: "cluster.local".into(),
+            cluster: "Kubernetes".into(),
+            protocol: Protocol::Tcp,
+            workload_type: "deployment".into(),
+            ..Template::default()
+        }
+        .into(),
         ..Workload::default()
     };
     assert_eq!(read(|_| ()), want);
@@ -151,7 +156,7 @@ fn every_field_of_a_workload_is_read() {
     assert_eq!((&*got.trust_domain, &*got.cluster), ("td", "c"));
     assert_eq!((&*got.service_account, &*got.node), ("echo", "node"));
     assert_eq!((&*got.workload_name, &*got.workload_type), ("wn", "job"));
-    assert_eq!((&*got.canonical_name, &*got.name), ("cn", "echo-1"));
+    assert_eq!((&*got.canonical_name, got.name()), ("cn", "echo-1"));
     assert_eq!((&*got.canonical_revision, &*got.hostname), ("v1", "h"));
     assert_eq!((&*got.policies[0], &*got.network), ("app/p", "east"));
     assert_eq!((got.host_network, &*got.locality.subzone), (true, "s"));

@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
-    Assignment, GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Waypoint, Workload,
+    Assignment, GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template,
+    Waypoint, Workload,
 };
 use crate::snapshot::traffic::{Override, Position, Regions, Rule, Spill, Traffic};
 use crate::snapshot::{
@@ -180,20 +181,24 @@ fn workload(rng: &mut Rng, at: u8) -> Workload {
     let plain = !is_waypoint && one_in(rng, 3);
     Workload {
         uid: format!("uid-{at:02}").into(),
-        namespace: "app".into(),
         addresses: [[10, 0, 0, at].into()].into(),
-        cluster: if rng.bool() { "east" } else { "other" }.into(),
-        network: if one_in(rng, 8) { "west" } else { "east" }.into(),
-        locality: locality(rng).into(),
-        protocol: if plain {
-            Protocol::Tcp
-        } else {
-            Protocol::Hbone
-        },
         healthy: !one_in(rng, 5),
         capacity: *rng.choice(&weights).expect("a weight"),
         priority: rng.u32(..3),
-        services: served.into_iter().map(|of| (key(of), ports())).collect(),
+        template: Template {
+            namespace: "app".into(),
+            cluster: if rng.bool() { "east" } else { "other" }.into(),
+            network: if one_in(rng, 8) { "west" } else { "east" }.into(),
+            locality: locality(rng).into(),
+            protocol: if plain {
+                Protocol::Tcp
+            } else {
+                Protocol::Hbone
+            },
+            services: served.into_iter().map(|of| (key(of), ports())).collect(),
+            ..Template::default()
+        }
+        .into(),
         ..Workload::default()
     }
 }

@@ -1,0 +1,123 @@
+//! Workloads that can be dialled, each with its endpoints.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::builder::HBONE_PORT;
+use super::mesh::{self, Protocol};
+use super::usable::{speaks_hbone, unserved};
+use super::{Endpoint, Unused};
+
+/// Endpoints of a workload that can be dialled: at least one, and one for each port that is
+/// dialled, in the order of the ports.
+#[derive(Clone, Debug)]
+pub(super) enum Member {
+    /// Nearly always, and worth an allocation less.
+    One(Arc<Endpoint>),
+    /// Several ports.
+    Several(Arc<[Arc<Endpoint>]>),
+}
+
+impl Member {
+    /// Returns a workload that is dialled at `ip` and these ports, with the states that its
+    /// endpoints had before.
+    pub(super) fn new(
+        workload: &Arc<mesh::Workload>,
+        ip: IpAddr,
+        ports: &[(u16, Protocol)],
+        before: Option<&Self>,
+    ) -> Self {
+        let endpoint = |&(port, protocol): &(u16, Protocol)| {
+            let address = SocketAddr::new(ip, port);
+            let state = before.and_then(|before| before.endpoint(port));
+            let state = state.filter(|old| old.address == address);
+            Arc::new(Endpoint {
+                address,
+                protocol,
+                weight: workload.capacity,
+                definition: Arc::clone(workload),
+                workload: Arc::clone(workload.labels()),
+                state: state.map_or_else(Arc::default, |old| Arc::clone(&old.state)),
+            })
+        };
+        match ports {
+            [port] => Self::One(endpoint(port)),
+            ports => Self::Several(ports.iter().map(endpoint).collect()),
+        }
+    }
+
+    fn endpoints(&self) -> &[Arc<Endpoint>] {
+        match self {
+            Self::One(endpoint) => std::slice::from_ref(endpoint),
+            Self::Several(endpoints) => endpoints,
+        }
+    }
+
+    /// The workload.
+    pub(super) fn workload(&self) -> Option<&Arc<mesh::Workload>> {
+        self.endpoints()
+            .first()
+            .map(|endpoint| &endpoint.definition)
+    }
+
+    pub(super) fn uid(&self) -> &str {
+        self.endpoints()
+            .first()
+            .map_or("", |endpoint| endpoint.uid())
+    }
+
+    /// The endpoint that is dialled for a port of a service, or would be if it were ready, and
+    /// whether it is.
+    pub(super) fn serves(
+        &self,
+        service: &mesh::Service,
+        name: &str,
+        port: u16,
+        dialled: impl Fn(&mesh::Workload, u16) -> Option<u16>,
+    ) -> Option<(&Arc<Endpoint>, bool)> {
+        let workload = &self.endpoints().first()?.definition;
+        let target = *workload.services.get(name)?.get(&port)?;
+        let is_ready = match unserved(service, workload, port) {
+            None => true,
+            Some(Unused::Unhealthy) => false,
+            Some(_) => return None,
+        };
+        let port = dialled(workload, target).filter(|&port| port != 0)?;
+        self.endpoint(port).map(|endpoint| (endpoint, is_ready))
+    }
+
+    /// The endpoint that is dialled at this port.
+    fn endpoint(&self, port: u16) -> Option<&Arc<Endpoint>> {
+        let endpoints = self.endpoints();
+        let found = endpoints.binary_search_by_key(&port, |endpoint| endpoint.address.port());
+        endpoints.get(found.ok()?)
+    }
+}
+
+/// Returns the ports at which workloads of a template are dialled, by TLS listeners too if
+/// `direct`.
+pub(super) fn ports(template: &mesh::Template, direct: bool) -> Vec<(u16, Protocol)> {
+    let targets = template.services.values().flat_map(mesh::Ports::iter);
+    // A port that is dialled for several services is dialled over HBONE if it is for one. Of a
+    // workload without HBONE this is port 15008 alone.
+    let mut ports = BTreeMap::<u16, Protocol>::new();
+    for (&port, &target) in targets {
+        if direct {
+            ports.entry(target).or_default();
+        }
+        let protocol = ports.entry(dialled_port(template, target)).or_default();
+        if speaks_hbone(template, port, target) {
+            *protocol = Protocol::Hbone;
+        }
+    }
+    ports.into_iter().collect()
+}
+
+/// Where a target port is dialled.
+pub(super) fn dialled_port(workload: &mesh::Template, target: u16) -> u16 {
+    match workload.protocol {
+        Protocol::Hbone => HBONE_PORT,
+        Protocol::Tcp => target,
+    }
+}
