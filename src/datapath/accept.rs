@@ -1,4 +1,4 @@
-//! Stage 1: listening sockets, and the hand-over of each accepted socket to a worker.
+//! Stage 1: listening sockets, and the hand-over of accepted sockets to workers.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -23,42 +23,42 @@ use super::admission::Handshake;
 use super::listener::Listener;
 use super::pool::{Descriptor, Full, ListenerShare};
 
-/// A socket that a peer has opened to us.
+/// A connection accepted from a downstream.
 #[derive(Debug)]
 pub struct Accepted {
     /// The socket, with its options set.
     pub stream: TcpStream,
-    /// The peer's address, v4-mapped v6 already turned into v4.
+    /// Address of the peer; an IPv4-mapped IPv6 address is converted to IPv4.
     pub address: SocketAddr,
-    /// The connection's place among the handshakes, until its own is done.
+    /// Handshake slot, held until the handshake of the connection has completed.
     pub handshake: Handshake,
-    /// What the worker and the process count while the connection lives.
+    /// Load and descriptor, held while the connection lives.
     pub held: Held,
-    /// Where it was accepted.
+    /// Listener that accepted the connection.
     pub listener: Arc<Listener>,
 }
 
-/// What is counted of a connection while it lives.
+/// Resources that a connection holds while it lives.
 #[derive(Debug)]
 pub struct Held {
-    /// The connection in its worker's load.
+    /// Entry in the load of the worker.
     pub load: LoadGuard,
-    /// Its descriptor.
+    /// Descriptor that the pool counts for the connection.
     pub descriptor: Descriptor,
 }
 
-/// The acceptor's end of a worker.
+/// Handle by which the acceptor reaches a worker: its queue and its load.
 #[derive(Clone, Debug)]
 pub struct Worker {
     queue: mpsc::Sender<Accepted>,
     load: Load,
 }
 
-/// A worker's load: its connections and tunnels.
+/// Load of a worker: the number of its connections and tunnels.
 #[derive(Clone, Debug, Default)]
 pub struct Load(Arc<AtomicUsize>);
 
-/// One connection or tunnel in a worker's load, taken out on drop.
+/// One connection or tunnel in the load of a worker, removed on drop.
 #[derive(Debug)]
 pub struct LoadGuard(Load);
 
@@ -83,18 +83,18 @@ impl Drop for LoadGuard {
     }
 }
 
-/// Accepted sockets that may wait for a worker. A worker that is this far behind is overloaded.
+/// Limit of accepted sockets that wait for a worker. A worker with a full queue is overloaded.
 const QUEUE_MAX: usize = 1024;
-/// Connections that may wait in the kernel; `net.core.somaxconn` bounds it too.
+/// Length of the listen backlog, which `net.core.somaxconn` bounds too.
 const BACKLOG: i32 = 4096;
-/// How often a starved acceptor wakes: EMFILE does not pass by itself.
+/// Bounds of the backoff after a resource error: EMFILE does not pass by itself.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// How often an acceptor that is full looks for room. Who waits meanwhile waits in the kernel.
+/// Poll interval at the connection limit; clients wait in the listen backlog.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 impl Worker {
-    /// A worker and the queue that its runtime reads.
+    /// Creates the handle of a worker and the queue that its runtime reads.
     pub fn new() -> (Self, mpsc::Receiver<Accepted>) {
         let (queue, receiver) = mpsc::channel(QUEUE_MAX);
         (
@@ -107,16 +107,16 @@ impl Worker {
     }
 }
 
-/// Opens a listening socket. An IPv6 wildcard also takes IPv4, and is IPv4's where the host has no
-/// IPv6.
+/// Opens a listening socket. An IPv6 wildcard also accepts IPv4, and becomes the IPv4 wildcard if
+/// the host has no IPv6.
 ///
 /// # Errors
-/// The address is in use or is not ours.
+/// Fails if the address is in use or does not belong to this host.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     listen(reserve(address)?, false)
 }
 
-/// Takes an address for a listening socket; connections are refused until [`listen`].
+/// Reserves an address for a listening socket; connections are refused until [`listen`].
 ///
 /// # Errors
 /// As [`bind`].
@@ -124,7 +124,7 @@ pub fn reserve(address: SocketAddr) -> io::Result<Socket> {
     or_by_ipv4(address, reserve_exactly)
 }
 
-/// On a host without IPv6 the wildcard is IPv4's.
+/// Calls `reserve`, and replaces the IPv6 wildcard by the IPv4 wildcard on a host without IPv6.
 fn or_by_ipv4<T>(
     address: SocketAddr,
     reserve: impl Fn(SocketAddr) -> io::Result<T>,
@@ -137,7 +137,7 @@ fn or_by_ipv4<T>(
     }
 }
 
-/// Whether the kernel has no IPv6, or a setting has turned it off (`disable_ipv6`).
+/// Returns true if the kernel has no IPv6, or a setting has turned it off (`disable_ipv6`).
 fn is_without_ipv6(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     let codes = [Errno::AFNOSUPPORT, Errno::ADDRNOTAVAIL];
@@ -159,15 +159,15 @@ fn reserve_exactly(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Lets peers connect. Their sockets have the options of this one from the first moment, which
-/// saves six system calls for each. `is_tls` is whether they speak TLS that is passed on.
+/// Starts to listen. Accepted sockets inherit the options of this one, which saves six system
+/// calls for each. `is_tls` is true for a TLS passthrough listener.
 ///
 /// # Errors
-/// The address is in use.
+/// Fails if the address is in use.
 pub fn listen(socket: Socket, is_tls: bool) -> io::Result<TcpListener> {
     let keepalive = match is_tls {
         true => {
-            // A tunnel that breaks in any way, our own crash included, ends by RST.
+            // A tunnel that breaks in any way, including a crash of this process, ends by RST.
             socket.set_linger(Some(Duration::ZERO))?;
             &TLS_KEEPALIVE
         }
@@ -178,29 +178,32 @@ pub fn listen(socket: Socket, is_tls: bool) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// A listening socket whose readiness this runtime knows. tokio's own listener would register what
-/// it accepts too, in vain, as that goes to a worker's runtime; its stream waits for any socket.
+/// A listening socket that is registered with this runtime.
+///
+/// It wraps tokio's stream, which waits for the readiness of any socket. tokio's listener would
+/// also register each accepted socket here, in vain: accepted sockets go to the runtime of a
+/// worker.
 #[derive(Debug)]
 pub struct Registered(tokio::net::TcpStream);
 
 /// Registers a listening socket with this runtime.
 ///
 /// # Errors
-/// There is no memory or no descriptor for it.
+/// Fails if memory or descriptors are exhausted.
 pub fn registered(socket: TcpListener) -> io::Result<Registered> {
     let socket = TcpStream::from(OwnedFd::from(socket));
     tokio::net::TcpStream::from_std(socket).map(Registered)
 }
 
 impl Registered {
-    /// Refuses connections from now on, and frees the address for another listener, though the
-    /// acceptor may still hold the socket.
+    /// Refuses connections from now on. Frees the address for another listener, even while the
+    /// acceptor holds the socket.
     pub fn stop(&self) {
         let _ = SockRef::from(&self.0).shutdown(Shutdown::Both);
     }
 }
 
-/// Accepts until the drain begins, handing each socket to the worker with the least load.
+/// Accepts until the drain begins, and hands each socket to the worker with the least load.
 pub async fn run(
     gateway: &Gateway,
     socket: &Registered,
@@ -250,7 +253,6 @@ pub async fn run(
     }
 }
 
-/// Accepts one socket.
 fn accept(socket: &tokio::net::TcpStream) -> io::Result<(TcpStream, SocketAddr)> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let (stream, address) = acceptfrom_with(socket, flags)?;
@@ -258,8 +260,8 @@ fn accept(socket: &tokio::net::TcpStream) -> io::Result<(TcpStream, SocketAddr)>
     Ok((stream.into(), address))
 }
 
-/// Whether an accept error is about one connection and the next may well succeed (`accept(2)`:
-/// Linux passes pending network errors of the new socket on).
+/// Returns true if an accept error concerns one connection, so that the next accept may succeed.
+/// Linux passes pending network errors of the new socket on (`accept(2)`).
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::*;
     matches!(
@@ -313,7 +315,7 @@ fn hand_over(
     }
 }
 
-/// Closes by RST: whoever is turned away shall not leave us a socket in TIME_WAIT.
+/// Closes a rejected connection by RST, so that no socket stays in TIME_WAIT.
 fn turn_away(
     gateway: &Gateway,
     stream: &TcpStream,
@@ -327,36 +329,37 @@ fn turn_away(
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
-/// How a dead other end is noticed by TCP itself.
+/// TCP keepalive settings, by which the kernel detects a dead peer.
 #[derive(Debug)]
 pub struct Keepalive {
-    /// Quiet time before the first probe.
+    /// Idle time before the first probe.
     pub time: Duration,
-    /// Time between probes.
+    /// Interval between probes.
     pub interval: Duration,
-    /// Unanswered probes that end the connection.
+    /// Number of unanswered probes that end the connection.
     pub retries: u32,
 }
 
-/// HBONE has HTTP/2 PINGs, so TCP's probes are the second line: 180 s, 180 s, 9 as in ztunnel.
+/// Keepalive of HBONE listeners: 180 s, 180 s, 9 as in ztunnel. HTTP/2 PINGs detect a dead peer
+/// first; TCP probes are the fallback.
 const HBONE_KEEPALIVE: Keepalive = Keepalive {
     time: Duration::from_secs(180),
     interval: Duration::from_secs(180),
     retries: 9,
 };
 
-/// A peer of a TLS listener that has gone without a word is noticed within a minute: there is no
-/// PING.
+/// Keepalive of TLS passthrough listeners, which have no PING. It detects a dead peer within a
+/// minute.
 const TLS_KEEPALIVE: Keepalive = Keepalive {
     time: Duration::from_secs(30),
     interval: Duration::from_secs(10),
     retries: 3,
 };
 
-/// Sets what every socket of the data path has, or inherits: no Nagle delay, and keepalive.
+/// Sets the options of data-path sockets: no Nagle delay, and keepalive.
 ///
 /// # Errors
-/// The socket is already dead.
+/// Fails if the connection is already dead.
 pub fn set_options(socket: SockRef<'_>, keepalive: &Keepalive) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_keepalive(

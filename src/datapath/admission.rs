@@ -1,8 +1,9 @@
-//! Admission: how much of this process strangers and floods of connections may take.
+//! Admission control: limits of the handshakes and descriptors that unauthenticated clients and
+//! floods of connections may take.
 //!
-//! Everything is on by default, with figures that a busy gateway does not reach. What is over a
-//! limit is turned away at once, or turns away what has waited longest: a queue would only make
-//! good clients wait behind bad ones.
+//! All limits are on by default, with values that a busy gateway does not reach. Work over a limit
+//! is rejected at once, or evicts the work that has waited longest. Nothing is queued: a queue
+//! would make good clients wait behind bad ones.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
@@ -13,19 +14,20 @@ use tokio::sync::Notify;
 
 use super::pool::{Pool, source};
 
-/// Handshakes in flight. Each holds at most 32 KiB for at most 5 s: 32 MiB in all. There are fewer
-/// places where files or memory are short ([`Pool::handshakes`]).
+/// Limit of handshakes in flight. Each holds at most 32 KiB for at most 5 s: 32 MiB in all. The
+/// limit is lower if files or memory are short ([`Pool::handshakes`]).
 const HANDSHAKES_MAX: usize = 1024;
-/// One source has this part of the places, 128, once half of all are taken: many clients may share
-/// an address, and reconnect together after a restart of the gateway.
+/// Divisor of the limit for one source: 128 handshakes, enforced once half of all are in flight.
+/// Many clients may share an address, and reconnect together after a restart of the gateway.
 const SOURCE_PARTS: usize = 8;
-/// Descriptors that are kept back: listeners, epoll, files, and 64 connections to the admin ports.
+/// Number of descriptors kept back for listeners, epoll, files, and 64 connections to the admin
+/// ports.
 const DESCRIPTORS_RESERVED: usize = 128;
 
-/// What is admitted at the moment.
+/// Current admissions: the descriptor pool and the handshakes in flight.
 #[derive(Debug)]
 pub struct Admission {
-    /// The descriptors, and who may have them.
+    /// Descriptor pool, which divides the descriptors among their holders.
     pub pool: Arc<Pool>,
     handshakes: Arc<Mutex<Handshakes>>,
 }
@@ -33,13 +35,13 @@ pub struct Admission {
 #[derive(Debug, Default)]
 struct Handshakes {
     all: usize,
-    /// How many there have been.
+    /// Number of handshakes so far, and serial number of the next one.
     next: u64,
-    /// Those of each source with their number, the oldest first.
+    /// Handshakes of each source with their serial numbers, oldest first.
     by_source: HashMap<IpAddr, VecDeque<(u64, Arc<Notify>)>>,
 }
 
-/// A handshake in flight, given back on drop.
+/// Slot of a handshake in flight, released on drop.
 #[derive(Debug)]
 pub struct Handshake {
     handshakes: Arc<Mutex<Handshakes>>,
@@ -48,7 +50,7 @@ pub struct Handshake {
 }
 
 impl Admission {
-    /// Limits for a process that may open `descriptors` files.
+    /// Creates the limits for a process that may open `descriptors` files.
     pub fn new(descriptors: u64) -> Self {
         let descriptors = usize::try_from(descriptors).unwrap_or(usize::MAX);
         Self {
@@ -57,10 +59,10 @@ impl Admission {
         }
     }
 
-    /// Takes a place for a handshake; none is given to a source that has too many already.
+    /// Takes a slot for a handshake. Returns `None` if the source holds too many already.
     ///
-    /// Where all places are taken, the source that has most of them loses its oldest: a good
-    /// client is done in a few round trips, so what is old is slow on purpose.
+    /// At the limit, the source with the most handshakes loses its oldest one. A good
+    /// client finishes within a few round trips, so an old handshake is slow on purpose.
     pub fn handshake(&self, address: IpAddr) -> Option<Handshake> {
         let source = source(address);
         let max = self.pool.handshakes().clamp(1, HANDSHAKES_MAX);
@@ -87,8 +89,8 @@ impl Admission {
 }
 
 impl Handshakes {
-    /// Takes its place from the oldest handshake of the source that has most; among sources that
-    /// have the same number, from the oldest of all.
+    /// Evicts the oldest handshake of the source with the most handshakes. Among sources with the
+    /// same number, evicts the oldest of all.
     fn evict(&mut self) {
         let fattest = self
             .by_source
@@ -102,7 +104,7 @@ impl Handshakes {
         }
     }
 
-    /// Forgets a handshake, unless it was evicted and is forgotten already.
+    /// Removes a handshake. Does nothing if it was evicted before.
     fn remove(&mut self, source: IpAddr, handshake: &Arc<Notify>) {
         let Some(own) = self.by_source.get_mut(&source) else {
             return;
@@ -117,7 +119,7 @@ impl Handshakes {
 }
 
 impl Handshake {
-    /// Waits until another handshake has taken this one's place.
+    /// Waits until this handshake is evicted in favour of another one.
     pub async fn evicted(&self) {
         self.evicted.notified().await;
     }
@@ -129,7 +131,7 @@ impl Drop for Handshake {
     }
 }
 
-/// The counts are whole at every unlock, so a poisoned lock is as good as any.
+/// The counts are consistent at every unlock, so the state behind a poisoned lock is valid.
 fn lock(handshakes: &Mutex<Handshakes>) -> MutexGuard<'_, Handshakes> {
     handshakes.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,13 @@
-//! Stage 8: what Istio's authorization policies say of a tunnel to the picked endpoint.
+//! Stage 8: evaluation of Istio's authorization policies for a tunnel to the picked endpoint.
 //!
-//! They are judged after the pick, as they are a workload's and not a service's. This gateway
-//! knows less than the destination does: of an HBONE endpoint the inner CONNECT names the port,
-//! the source that the destination sees is not the peer of the outer connection, and the endpoint
-//! may be a waypoint. So it refuses what the destination would refuse whatever port and source are,
-//! and the destination judges the rest.
+//! Policies apply to a workload and not to a service, so they are evaluated after the pick. This
+//! gateway has less information than the destination. For an HBONE endpoint, only the inner
+//! CONNECT names the port, and the destination sees a source other than the outer peer. The
+//! endpoint may also be a waypoint. This stage therefore refuses only what the destination refuses
+//! for any port and source. The destination evaluates the rest.
 //!
-//! A tunnel to a waypoint is not judged. Policies of its namespace and selectors do not apply to a
-//! waypoint's pods, and the waypoint itself evaluates those that are attached to it (contract 11).
+//! Tunnels to a waypoint are not evaluated. Policies of its namespace and selectors do not apply
+//! to its pods, and the waypoint evaluates those that are attached to it (contract 11).
 
 use tracing::{info, warn};
 
@@ -21,23 +21,23 @@ use super::balance::Pick;
 use super::identity::Peer;
 use super::policy::Right;
 
-/// A pick whose endpoint's policies let the peer in. Only [`run`] makes one, and only this can be
-/// dialled.
+/// A pick that the policies of its endpoint allow. Only [`run`] creates one, and only this type
+/// can be dialled.
 #[derive(Debug)]
 pub struct Authorized(Pick);
 
 impl Authorized {
-    /// The pick.
+    /// Returns the pick.
     pub fn into_pick(self) -> Pick {
         self.0
     }
 }
 
-/// Judges the tunnel by the policies that cover the picked endpoint's workload. What is only
-/// audited is logged and counted here.
+/// Evaluates the policies that cover the workload of the picked endpoint. Logs and counts refusals
+/// that are only audited.
 ///
 /// # Errors
-/// Under `enforce` the pick, for another one, and why its policies refuse it.
+/// Under `enforce`, returns the pick, so that another endpoint can be tried, and the refusal.
 pub fn run(gateway: &Gateway, peer: &Peer, pick: Pick) -> Result<Authorized, (Pick, String)> {
     let snapshot = gateway.reader.load();
     let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().is_by_waypoint());
@@ -60,11 +60,11 @@ pub fn run(gateway: &Gateway, peer: &Peer, pick: Pick) -> Result<Authorized, (Pi
     Err((pick, refusal.to_string()))
 }
 
-/// Judges an open tunnel again, by the policies of now. What lets it go on was counted when it was
-/// opened, and is not counted with every change.
+/// Evaluates the current policies for an open tunnel. Counts only refusals: audited outcomes were
+/// counted when the tunnel opened, and are not counted again with every change.
 ///
 /// # Errors
-/// What refuses it: a change of the policies, of what selects them or of the mode.
+/// Returns the refusal after a change of the policies, of their selection or of the mode.
 pub fn still_allowed(
     snapshot: &Snapshot,
     gateway: &Gateway,
@@ -85,20 +85,22 @@ pub fn still_allowed(
     }
 }
 
-/// Returns what policies say of a tunnel to the endpoint, which may be one of a waypoint, where
-/// they are looked at; nothing is counted.
+/// Returns the verdict of the policies on a tunnel to the endpoint. `by_waypoint` is true if the
+/// endpoint belongs to a waypoint. Returns `None` if enforcement is off, for an unknown peer and
+/// for a waypoint, which are not evaluated. Counts nothing.
 pub fn verdict(
     snapshot: &Snapshot,
     peer: &Peer,
     endpoint: &Endpoint,
     by_waypoint: bool,
 ) -> Option<PolicyVerdict> {
-    // Of TLS that is passed on the endpoint alone learns who the peer is (contract 2.6).
+    // Only the endpoint of a passthrough tunnel learns the identity of the peer (contract 2.6).
     let looks = snapshot.enforcement != Enforcement::Off && !peer.is_unknown() && !by_waypoint;
     looks.then(|| judge(snapshot, peer, endpoint))
 }
 
-/// What the policies of now say of a tunnel to the endpoint.
+/// Evaluates the policies of the snapshot. Source and port are known only for a plain TCP
+/// endpoint.
 fn judge(snapshot: &Snapshot, peer: &Peer, endpoint: &Endpoint) -> PolicyVerdict {
     let is_plain = endpoint.protocol == Protocol::Tcp;
     let attributes = Attributes {
@@ -115,8 +117,9 @@ fn judge(snapshot: &Snapshot, peer: &Peer, endpoint: &Endpoint) -> PolicyVerdict
     snapshot.policies.judge(workload, &attributes)
 }
 
-/// The endpoint's workload. What selects it may have changed since the endpoint was picked, and so
-/// may its uid in the mesh, with the number of its addresses. One that is gone is judged as it was.
+/// Returns the workload of the endpoint. Its selection by policies may have changed since the
+/// pick, and its uid in the mesh may have changed with the number of its addresses. A workload that
+/// is gone is judged by its definition at the pick.
 fn workload<'a>(snapshot: &'a Snapshot, endpoint: &'a Endpoint) -> &'a Workload {
     let now = snapshot.mesh.workloads.get(endpoint.uid());
     let now = now.map(|now| &**now);
@@ -137,8 +140,8 @@ fn warn_of_missing(snapshot: &Snapshot, gateway: &Gateway, endpoint: &Endpoint) 
     }
 }
 
-/// Counts what policies say, and says it in the log at most a few times a second: a peer can ask
-/// as often as it likes.
+/// Counts a policy outcome, and logs it at most a few times a second: the rate of requests is up
+/// to the peer.
 fn note(
     gateway: &Gateway,
     peer: &Peer,

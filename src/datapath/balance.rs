@@ -1,4 +1,4 @@
-//! Stage 7: which endpoint, by weight, live load and passive health.
+//! Stage 7: the choice of an endpoint by weight, live load and passive health.
 
 use std::cell::LazyCell;
 use std::cmp::Ordering;
@@ -13,10 +13,10 @@ use crate::telemetry::Metrics;
 use super::policy::Permit;
 use super::route::Route;
 
-/// What the parts of drop overloads are of.
+/// Denominator of drop overloads, which are parts per million.
 const MILLION: u32 = 1_000_000;
 
-/// A permit and the endpoint that it is to be dialled at. Only [`pick`] makes one.
+/// A permit and the endpoint to dial. Only [`pick`] creates one.
 #[derive(Debug)]
 pub struct Pick {
     permit: Permit,
@@ -25,29 +25,31 @@ pub struct Pick {
 }
 
 impl Pick {
-    /// The endpoint to dial.
+    /// Returns the endpoint to dial.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
     }
 
-    /// The route of the permit.
+    /// Returns the route of the permit.
     pub fn route(&self) -> &Route {
         self.permit.route()
     }
 
-    /// Gives the permit back after a failed dial, for another endpoint.
+    /// Returns the permit after a failed dial, for another endpoint.
     pub fn into_permit(self) -> Permit {
         self.permit
     }
 
-    /// Takes the pick apart after a successful dial.
+    /// Splits the pick after a successful dial.
     pub fn into_parts(self) -> (Permit, Arc<Endpoint>, InFlight) {
         (self.permit, self.endpoint, self.in_flight)
     }
 }
 
-/// Picks an endpoint that was not `tried` for this tunnel, or gives the permit back if none is
-/// left.
+/// Picks an endpoint that is not in `tried`.
+///
+/// # Errors
+/// Returns the permit if no endpoint is left.
 pub fn pick(permit: Permit, tried: &[Arc<Endpoint>]) -> Result<Pick, Permit> {
     let Some(endpoint) = choose(permit.route().endpoints(), tried).map(Arc::clone) else {
         return Err(permit);
@@ -60,13 +62,13 @@ pub fn pick(permit: Permit, tried: &[Arc<Endpoint>]) -> Result<Pick, Permit> {
     })
 }
 
-/// Whether the control plane wants this tunnel refused, and why: of each reason a part, drawn from
-/// what those before it have left.
+/// Returns the drop category if a drop overload of the control plane rejects this tunnel. Each
+/// category drops its part of the tunnels that the categories before it leave.
 pub fn drops(route: &Route) -> Option<&Arc<str>> {
     dropped(route.drops())
 }
 
-/// How likely [`drops`] refuses a tunnel.
+/// Returns the probability that [`drops`] rejects a tunnel.
 pub fn dropped_part(route: &Route) -> f64 {
     part(route.drops())
 }
@@ -85,15 +87,18 @@ fn dropped(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
     drops.find(is_drawn).map(|(category, _)| category)
 }
 
-/// The endpoint of the set that is best for a tunnel that `tried` others in vain, if one is left.
+/// Returns the best endpoint of the set that is not in `tried`, if one is left.
 ///
-/// Of a set with groups one is drawn by its share; the others stand in where it has nobody. Then
-/// two weighted draws; the less loaded of the two is taken, load being tunnels in flight per
-/// weight. With equal load the first draw stands, so that the shares equal the weights. Ejected
-/// endpoints serve only when no other is left: a doubtful endpoint is better than none, and one
-/// farther away is better than a doubtful one. [`odds`](crate::snapshot::odds) says the same.
+/// In a set with groups, one group is drawn by its share; the others replace it if it has no
+/// eligible endpoint. Two weighted draws follow, and the less loaded endpoint is taken. Load is
+/// the number of tunnels in flight per weight. On equal load the first draw is taken, so that the
+/// shares equal the weights.
+///
+/// Ejected endpoints are used only if no other is left in any group. An ejected endpoint is better
+/// than none, and a healthy one farther away is better than an ejected one.
+/// [`odds`](crate::snapshot::odds) computes the probabilities of this choice.
 pub fn choose<'a>(set: &'a EndpointSet, tried: &[Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
-    // As a rule nothing was ever ejected: then nobody has to know the time.
+    // Usually no endpoint was ever ejected, and the clock is not read.
     let now = LazyCell::new(Instant::now);
     let is_ejected = |state: &EndpointState| state.was_ejected() && state.is_ejected(*now);
     let untried = |state: &Arc<EndpointState>| !tried.iter().any(|e| Arc::ptr_eq(&e.state, state));
@@ -117,10 +122,10 @@ pub fn choose<'a>(set: &'a EndpointSet, tried: &[Arc<Endpoint>]) -> Option<&'a A
     set.endpoints.get(place?)
 }
 
-/// Ejects an endpoint that failed, unless that would eject more than half of its service's.
+/// Ejects an endpoint after a failure, unless more than half of the set would then be ejected.
 ///
-/// A service with one endpoint never loses it, and a failure of the network, which fails them
-/// all, leaves half of them in service.
+/// The only endpoint of a service is never ejected. A failure of the network, which affects all
+/// endpoints, leaves half of them in service.
 pub fn failed(set: &EndpointSet, endpoint: &Endpoint, metrics: &Metrics) {
     let now = Instant::now();
     let ejected = set
@@ -139,7 +144,7 @@ pub fn failed(set: &EndpointSet, endpoint: &Endpoint, metrics: &Metrics) {
     }
 }
 
-/// The place in the set of the less loaded one of two eligible endpoints, drawn by weight.
+/// Returns the index in the set of the less loaded one of two eligible endpoints drawn by weight.
 fn best_of_two(part: Part<'_>, eligible: &impl Fn(&Arc<EndpointState>) -> bool) -> Option<usize> {
     let (first, second) = (draw(part, eligible)?, draw(part, eligible)?);
     let load = |place: usize| Some(Load::of(part.candidates.get(place)?, part.by_latency));
@@ -150,9 +155,9 @@ fn best_of_two(part: Part<'_>, eligible: &impl Fn(&Arc<EndpointState>) -> bool) 
     Some(part.start + best)
 }
 
-/// Draws by weight among the eligible endpoints of a group.
+/// Draws an eligible endpoint of a group by weight.
 fn draw(part: Part<'_>, eligible: &impl Fn(&Arc<EndpointState>) -> bool) -> Option<usize> {
-    /// Draws over all endpoints before the eligible ones are counted: most are eligible as a rule.
+    /// Number of draws over all endpoints before the eligible ones are summed: most are eligible.
     const BLIND_DRAWS: usize = 3;
     for _ in 0..BLIND_DRAWS {
         let place = part.draw()?;
@@ -274,7 +279,7 @@ mod tests {
         let _busy: Vec<_> = (0..10)
             .map(|_| InFlight::new(&set.endpoints[0].state))
             .collect();
-        // The busy one is taken only if both draws hit it: a quarter instead of a half.
+        // The busy endpoint is taken only if both draws hit it: a quarter instead of a half.
         assert_shares(&shares(&set, &|_: &Arc<EndpointState>| true), &[0.25, 0.75]);
         // Three tunnels on weight 3 are the same load as one on weight 1.
         let even = endpoints(&[1, 3]);
@@ -287,8 +292,8 @@ mod tests {
         );
     }
 
-    /// Shares over 100,000 tunnels of which always `open` are open, a random one ending for each
-    /// new one.
+    /// Returns the shares over 100,000 tunnels. At any time `open` of them are open; a random one
+    /// ends for each new one.
     fn shares_with_open(weights: &[u32], open: usize) -> Vec<f64> {
         const TUNNELS: u32 = 100_000;
         fastrand::seed(7);
@@ -307,14 +312,15 @@ mod tests {
         counts.iter().map(share).collect()
     }
 
-    /// To compare what the load would be with the new tunnel, (in flight + 1) / weight, was tried:
-    /// the heavier of two draws then wins at rest, and weight 1 of 1:3 has a share of 0.06 there,
-    /// 0.06 with one open, and 0.19 with four.
+    /// Comparing the load including the new tunnel, (in flight + 1) / weight, was tried. The
+    /// heavier of two draws then wins at rest. Weight 1 of 1:3 has a share of 0.06 there, 0.06
+    /// with one open tunnel, and 0.19 with four.
     #[test]
     fn the_shares_stay_near_the_weights_whatever_is_open() {
         for open in [0, 1, 4, 64] {
             assert_shares(&shares_with_open(&[1, 1, 1, 1], open), &[0.25; 4]);
-            // With one open tunnel it is 7/22: that one drives the next to the other endpoint.
+            // With one open tunnel the share is 7/22: that tunnel drives the next one to the other
+            // endpoint.
             let light = if open == 1 { 7.0 / 22.0 } else { 0.25 };
             assert_shares(&shares_with_open(&[1, 3], open), &[light, 1.0 - light]);
         }

@@ -1,10 +1,10 @@
-//! The budget: how many bytes all tunnels together may hold for readers that are slow.
+//! Budget: the limit of bytes that all tunnels together hold for slow readers.
 //!
-//! Each byte of a tunnel that this process holds is on the tunnel's account: what the peer sent and
-//! the endpoint has not taken, and what the endpoint sent and h2 has not written. Windows bound
-//! what one connection can hold; this bounds what all of them do. Past the limit new tunnels are
-//! refused, and those that hold most and hardly move are reset until an eighth of it is free. A
-//! quarter past it no endpoint is read until there is room again.
+//! Every byte that this process holds for a tunnel is on the account of the tunnel: bytes of the
+//! peer that the endpoint has not taken, and bytes of the endpoint that h2 has not written.
+//! Windows bound one connection; the budget bounds all of them. Over the limit, new tunnels are
+//! rejected. Stalled tunnels that hold the most are reset until an eighth of the limit is free.
+//! While the limit is exceeded by more than a quarter, no endpoint is read.
 
 use std::cmp::Reverse;
 use std::future::poll_fn;
@@ -21,54 +21,56 @@ use tracing::warn;
 
 use super::gate::Gate;
 
-/// What a tunnel may hold without the budget being told, so that small messages cost nothing: no
-/// more than it takes itself.
+/// Limit of bytes that a tunnel may hold unreported, so that small messages cost nothing. It does
+/// not exceed the memory of the tunnel itself.
 const UNTOLD_MAX: usize = 2 * 1024;
-/// A tunnel that moves less than it holds in this time counts as stalled.
+/// Period after which a tunnel counts as stalled if it moved less than it holds.
 const STALL: Duration = Duration::from_secs(1);
 
-/// The time between two rounds at least.
+/// Minimum time between two rounds.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Rounds of [`STALL`] in which only stalled tunnels are reset.
+/// Number of rounds of [`STALL`] in which only stalled tunnels are reset.
 const PATIENT_ROUNDS: u32 = 4;
 
-/// What all tunnels may hold, and what they do.
+/// Bytes that all tunnels hold, and their limit.
 #[derive(Debug)]
 pub struct Budget {
     limit: AtomicUsize,
     held: Gauge,
     pressed: Notify,
-    /// The limit is passed by a quarter.
+    /// Notified when the limit is exceeded by more than a quarter.
     urgent: Notify,
-    /// Tunnels that have held more than a little.
+    /// Tunnels that have reported bytes to the budget or have paused their endpoint.
     listed: Mutex<Vec<Weak<Account>>>,
 }
 
-/// Bytes that one tunnel holds.
+/// Account of the bytes that one tunnel holds.
 ///
-/// A tunnel and its connection live in one thread, which alone writes here; others read.
+/// A tunnel and its connection live on one thread. Only this thread writes the counters; others
+/// read them.
 #[derive(Debug)]
 pub struct Account {
     budget: Arc<Budget>,
     held: AtomicUsize,
-    /// Bytes of it that were reported to the budget.
+    /// Part of `held` that was reported to the budget.
     told: AtomicUsize,
-    /// Bytes that were given back so far; it wraps.
+    /// Number of bytes given back so far; it wraps.
     moved: AtomicUsize,
     listed: AtomicBool,
     evicted: AtomicBool,
-    /// The task waits until nothing is held.
+    /// True if the task waits until nothing is held.
     draining: AtomicBool,
-    /// The task waits until endpoints are read again.
+    /// True if the task waits until endpoints are read again.
     paused: AtomicBool,
-    /// h2 has dropped bytes that it had not written.
+    /// True if h2 has dropped bytes that it had not written.
     dropped: AtomicBool,
     /// Gate in front of the events that may end the tunnel from outside.
     gate: Gate,
 }
 
-/// Bytes on their way to the peer, on their tunnel's account until h2 has written or dropped them.
+/// Bytes on their way to the peer. They are on the account of their tunnel until h2 has written or
+/// dropped them.
 #[derive(Debug)]
 pub struct Charged {
     bytes: Bytes,
@@ -76,18 +78,18 @@ pub struct Charged {
     account: Arc<Account>,
 }
 
-/// The tunnel has to go: all of them hold too much, and this one most.
+/// The tunnel must end: all tunnels together hold too much, and this one is among the largest.
 #[derive(Clone, Copy, Debug)]
 pub struct Evicted;
 
-/// An account as it was a while ago.
+/// Progress of an account at an earlier time.
 struct Mark {
     account: Arc<Account>,
     moved: usize,
 }
 
 impl Budget {
-    /// A budget of `limit` bytes. What is held is counted in the gauge.
+    /// Creates a budget of `limit` bytes. The gauge counts the bytes that are held.
     pub fn new(limit: usize, held: Gauge) -> Self {
         Self {
             limit: AtomicUsize::new(limit),
@@ -98,23 +100,23 @@ impl Budget {
         }
     }
 
-    /// Bytes that are held now.
+    /// Returns the number of bytes that are held now.
     pub fn held(&self) -> usize {
         usize::try_from(self.held.get()).unwrap_or(0)
     }
 
-    /// Returns whether another tunnel may be opened.
+    /// Returns true if another tunnel may be opened.
     pub fn has_room(&self) -> bool {
         self.held() <= self.limit()
     }
 
-    /// Returns whether the limit is exceeded by more than a quarter.
+    /// Returns true if the limit is exceeded by more than a quarter.
     fn is_exhausted(&self) -> bool {
         let limit = self.limit();
         self.held() > limit.saturating_add(limit / 4)
     }
 
-    /// Replaces the limit, as the memory that is free has changed.
+    /// Replaces the limit after a change of the free memory.
     pub fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
         self.press();
@@ -124,7 +126,7 @@ impl Budget {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Wakes [`Budget::run`] if more is held than may be.
+    /// Wakes [`Budget::run`] if the limit is exceeded.
     fn press(&self) {
         if !self.has_room() {
             self.pressed.notify_one();
@@ -134,7 +136,7 @@ impl Budget {
         }
     }
 
-    /// The account of a new tunnel.
+    /// Creates the account of a new tunnel.
     pub fn account(self: &Arc<Self>) -> Arc<Account> {
         Arc::new(Account {
             budget: Arc::clone(self),
@@ -150,10 +152,11 @@ impl Budget {
         })
     }
 
-    /// Resets the fattest stalled tunnels whenever the limit is passed. Runs for ever.
+    /// Resets the stalled tunnels that hold the most whenever the limit is exceeded. Never
+    /// returns.
     ///
-    /// Where that is not enough, because all of them move a little or hold ever more, the fattest
-    /// go whether they move or not.
+    /// Other tunnels are reset too if this is not enough: after four rounds, as all of them may
+    /// move a little, or when the limit is exceeded by more than a quarter.
     pub async fn run(&self) {
         loop {
             self.pressed.notified().await;
@@ -176,7 +179,7 @@ impl Budget {
         }
     }
 
-    /// Wakes the tunnels that wait until endpoints are read again, if they are.
+    /// Wakes the tunnels that wait until endpoints are read again, unless the budget is exhausted.
     fn resume(&self) {
         if self.is_exhausted() {
             return;
@@ -189,8 +192,8 @@ impl Budget {
         }
     }
 
-    /// Waits for [`STALL`], or less if it gets urgent: says whether it did. Never less than
-    /// [`PAUSE`], in which the tunnels that were evicted last give back what they hold.
+    /// Waits for [`STALL`], or until the budget is exhausted; returns true in the second case.
+    /// Waits for [`PAUSE`] at least, in which the tunnels evicted last give back their bytes.
     async fn wait(&self) -> bool {
         sleep(PAUSE).await;
         let urgent = async {
@@ -216,8 +219,9 @@ impl Budget {
             .collect()
     }
 
-    /// Evicts the fattest of the tunnels that have stalled since they were marked, and of all of
-    /// them where it is urgent; says how many.
+    /// Evicts tunnels until an eighth of the limit is free, those that hold the most first. Evicts
+    /// only tunnels that have stalled since `marks`, and then others if `urgent`. Returns their
+    /// number.
     fn evict(&self, marks: &[Mark], urgent: bool) -> usize {
         if self.has_room() {
             return 0;
@@ -257,7 +261,7 @@ impl Budget {
 }
 
 impl Mark {
-    /// Returns whether the tunnel has moved less than it holds.
+    /// Returns true if the tunnel has moved less than it holds.
     fn stalled(&self) -> bool {
         let held = self.account.held.load(Ordering::Relaxed);
         let moved = self.account.moved.load(Ordering::Relaxed);
@@ -266,7 +270,7 @@ impl Mark {
 }
 
 impl Account {
-    /// Notes that the tunnel holds more.
+    /// Adds bytes that the tunnel holds.
     pub fn take(self: &Arc<Self>, bytes: usize) {
         let held = self.held.load(Ordering::Relaxed) + bytes;
         self.held.store(held, Ordering::Relaxed);
@@ -283,8 +287,8 @@ impl Account {
         }
     }
 
-    /// Returns whether reads from the tunnel's endpoint must pause, as all tunnels hold too much.
-    /// The task that waits in [`Account::poll_gated`] is woken once this may have changed.
+    /// Returns true if reads from the endpoint must pause because all tunnels hold too much. The
+    /// task in [`Account::poll_gated`] is woken once this may have changed.
     pub fn must_pause(self: &Arc<Self>) -> bool {
         if !self.budget.is_exhausted() {
             return false;
@@ -292,11 +296,11 @@ impl Account {
         self.paused.store(true, Ordering::SeqCst);
         self.enlist();
         self.budget.press();
-        // Room that was made before the store has woken nobody.
+        // Room that was made before the store has woken no task.
         self.budget.is_exhausted()
     }
 
-    /// Notes that the tunnel holds less.
+    /// Removes bytes that the tunnel no longer holds.
     pub fn give_back(&self, bytes: usize) {
         let held = self.held.load(Ordering::Relaxed).saturating_sub(bytes);
         self.held.store(held, Ordering::Relaxed);
@@ -311,11 +315,12 @@ impl Account {
         }
     }
 
-    /// Waits until nothing that counts is held any more. For tunnels that have ended: h2 may hold
-    /// their last bytes for a slow peer, and who holds bytes must be there to be evicted.
+    /// Waits until the tunnel holds nothing; returns at once if nothing was reported to the
+    /// budget. Serves tunnels that have ended: h2 may hold their last bytes for a slow peer, and a
+    /// tunnel that holds bytes must exist to be evicted.
     ///
     /// # Errors
-    /// The tunnel has to go.
+    /// Fails if the tunnel is evicted.
     pub async fn drained(self: &Arc<Self>) -> Result<(), Evicted> {
         if self.told.load(Ordering::Relaxed) == 0 {
             return Ok(());
@@ -334,8 +339,8 @@ impl Account {
         self.budget.held.inc_by(signed(held) - signed(told));
     }
 
-    /// Takes bytes for the peer into account, as the `size` bytes of memory that live as long as
-    /// they do.
+    /// Adds bytes for the peer to the account. `size` is the memory that they keep, which is
+    /// charged as long as they live.
     pub fn hold(self: &Arc<Self>, bytes: Bytes, size: usize) -> Charged {
         self.take(size);
         Charged {
@@ -345,18 +350,18 @@ impl Account {
         }
     }
 
-    /// Returns whether h2 has dropped bytes for the peer that it had not written.
+    /// Returns true if h2 has dropped bytes for the peer that it had not written.
     pub fn has_dropped_bytes(&self) -> bool {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Lets what waits behind the gate be polled though nothing woke it: it is new there.
+    /// Opens the gate, so that a future that is new behind it is polled without a wake-up.
     pub fn open_gate(&self) {
         self.gate.open();
     }
 
-    /// Waits until the tunnel has to go, or `poll` is ready, which is polled when it was woken.
-    /// One task may wait.
+    /// Calls `poll` when the gate is open. Completes with its result, or fails if the tunnel is
+    /// evicted. Only one task may wait.
     pub fn poll_gated<T>(
         self: &Arc<Self>,
         cx: &Context<'_>,
@@ -385,12 +390,12 @@ impl Wake for Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        // Nothing is held any more; this is only in case that the sums were wrong.
+        // Nothing should be held any more. This corrects the gauge if the sums were wrong.
         self.tell(0);
     }
 }
 
-/// Prometheus' gauges are signed.
+/// Converts a byte count for a Prometheus gauge, which is signed.
 fn signed(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }

@@ -1,32 +1,35 @@
-//! Buffers for bytes that pass through, borrowed from the thread and given back when empty; and
-//! bytes that have to wait, without the buffers that they came in.
+//! Buffers for forwarded bytes, and compaction of bytes that wait.
+//!
+//! Each thread lends buffers and takes them back when they are empty. Small pieces that wait are
+//! copied out of the large buffers that they arrived in.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-/// The size of a buffer: eight TLS records.
+/// Size of a buffer in bytes: eight TLS records.
 pub const BUFFER_BYTES: usize = 128 * 1024;
-/// Spare buffers of a thread. More connections than these seldom hold one at the same time.
+/// Limit of spare buffers per thread. More connections seldom hold one at the same time.
 const SPARES_MAX: usize = 8;
 
 thread_local! {
     static SPARES: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// [`BUFFER_BYTES`] bytes that go back to the thread on drop. What is in them is of no meaning.
+/// A buffer of [`BUFFER_BYTES`] that returns to the thread on drop. Its content is arbitrary at
+/// first.
 #[derive(Debug)]
 pub struct Buffer(Box<[u8]>);
 
 impl Buffer {
-    /// Borrows one, or makes one.
+    /// Borrows a spare buffer, or allocates one.
     pub fn borrow() -> Self {
         let spare = SPARES.with_borrow_mut(Vec::pop);
         Self(spare.unwrap_or_else(|| vec![0; BUFFER_BYTES].into()))
     }
 
-    /// The whole buffer.
+    /// Returns the whole buffer.
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.0
     }
@@ -41,7 +44,7 @@ impl AsRef<[u8]> for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let buffer = std::mem::take(&mut self.0);
-        // There are no spares any more while the thread ends.
+        // The spare buffers of a thread that ends may be gone already.
         let _ = SPARES.try_with(|spares| {
             let mut spares = spares.borrow_mut();
             if spares.len() < SPARES_MAX {
@@ -51,13 +54,13 @@ impl Drop for Buffer {
     }
 }
 
-/// Pieces of less than this are copied out of their buffers where they have to wait.
+/// Size in bytes below which a piece that waits is copied out of its buffer.
 const SMALL: usize = 4 * 1024;
-/// So many pieces may keep their buffers, small or not.
+/// Number of pieces of any size that may keep their buffers.
 const PIECES_MAX: usize = 8;
 
-/// Puts small pieces that wait together. Each is a part of a buffer of h2's that is far larger, and
-/// keeps all of it: a byte in a frame of its own would hold 8 KiB.
+/// Merges small pieces that wait. Each is a slice of a much larger h2 buffer and keeps all of it:
+/// one byte in its own frame would hold 8 KiB.
 pub fn compact(pieces: &mut VecDeque<Bytes>) {
     if pieces.len() <= PIECES_MAX {
         return;

@@ -1,12 +1,12 @@
 //! Pearson's chi-square test.
 
-/// Bins with fewer expected are taken together: the distribution is one of many.
+/// Expected count below which bins are merged: the distribution holds for large counts only.
 const EXPECTED_MIN: f64 = 5.0;
 
-/// How likely it is that counts are as far from what was expected, or farther, by chance.
+/// Returns the probability that counts deviate this much or more from the expected ones by chance.
 ///
-/// Each bin is what was expected and what was counted. What cannot be and was counted all the same
-/// has the likelihood 0.
+/// Each bin is an expected and an observed count. The result is 0 if an impossible event was
+/// observed.
 pub(super) fn p_value(bins: &[(f64, f64)]) -> f64 {
     let is_small = |&(expected, _): &&(f64, f64)| *expected < EXPECTED_MIN;
     let (small, large): (Vec<_>, Vec<_>) = bins.iter().partition(is_small);
@@ -34,9 +34,9 @@ pub(super) fn p_value(bins: &[(f64, f64)]) -> f64 {
     upper_gamma(freedom / 2.0, statistic / 2.0)
 }
 
-/// The regularised upper incomplete gamma function Q(a, x) (DLMF 8.2.4): by the series of its
-/// complement (8.7.1) where that converges fast, else by the continued fraction (8.9.2), evaluated
-/// by Lentz's method.
+/// Computes the regularised upper incomplete gamma function Q(a, x) (DLMF 8.2.4). Uses the series
+/// of its complement (8.7.1) where that converges fast, else the continued fraction (8.9.2),
+/// evaluated by Lentz's method.
 fn upper_gamma(a: f64, x: f64) -> f64 {
     const TERMS: u32 = 10_000;
     if x <= 0.0 {
@@ -76,7 +76,7 @@ fn not_zero(of: f64, tiny: f64) -> f64 {
     if of.abs() < tiny { tiny } else { of }
 }
 
-/// ln Γ(a) for multiples of one half, by Γ(a + 1) = a Γ(a) (DLMF 5.5.1).
+/// Computes ln Γ(a) for multiples of one half, by Γ(a + 1) = a Γ(a) (DLMF 5.5.1).
 fn log_gamma(a: f64) -> f64 {
     let (mut rest, mut sum) = (a, 0.0);
     while rest > 1.0 {
@@ -91,7 +91,7 @@ fn log_gamma(a: f64) -> f64 {
 
 #[test]
 fn the_tails_are_those_of_the_tables() {
-    // Of two bins with 50 each, so far apart that the statistic is that of the table.
+    // Degrees of freedom, statistic and p from tables of the distribution.
     for (freedom, statistic, p) in [
         (1.0, 3.841_459, 0.05),
         (1.0, 23.928_127, 1e-6),

@@ -1,4 +1,4 @@
-//! Stage 4: the HTTP/2 server on one session, and each CONNECT on it.
+//! Stage 4: the HTTP/2 server of one session, which starts a tunnel for each CONNECT.
 
 use std::future::{pending, poll_fn};
 use std::pin::Pin;
@@ -28,35 +28,37 @@ use super::tunnel::{Origin, Requested, Target};
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
 use super::{Gateway, budget, keepalive, linger};
 
-/// The time from TLS to the HTTP/2 preface, which a client sends without waiting for us.
+/// Deadline from TLS to the HTTP/2 preface, which a client sends without waiting for us.
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
-/// The time to the first CONNECT. ztunnel and Envoy connect because they have one to send.
+/// Deadline for the first CONNECT. ztunnel and Envoy connect only when they have one to send.
 const FIRST_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
-/// The time for a GOAWAY to leave.
+/// Deadline for a GOAWAY to be written.
 const GOAWAY_DEADLINE: Duration = Duration::from_secs(1);
-/// The time from a GOAWAY to the first tunnel that it refuses: two round trips between far regions,
-/// and the peer's own. A peer that acknowledges no PING would open tunnels through the whole drain.
+/// Time from a GOAWAY to the first tunnel that is refused: two round trips between far regions,
+/// and the peer's own time. Without it, a peer that acknowledges no PING would open tunnels
+/// through the whole drain.
 const LEAVE_GRACE: Duration = Duration::from_secs(1);
-/// The time from a GOAWAY to a peer that lost trust to the end of its connection: its tunnels are
-/// reset within a second of it.
+/// Time from the GOAWAY to a peer that lost trust to the end of its connection. Its tunnels are
+/// reset within a second of the GOAWAY.
 const UNTRUSTED_MAX: Duration = Duration::from_millis(1500);
-/// When a change of the window is tried again that came while another was on its way.
+/// Delay before a change of the window is retried that h2 refused while another was in flight.
 const WINDOW_RETRY: Duration = Duration::from_millis(50);
-/// The largest DATA frame that we take. Larger ones would delay other tunnels' bytes.
+/// Limit of received DATA frames in bytes. Larger frames would delay the bytes of other tunnels.
 const FRAME_BYTES_MAX: u32 = 64 * 1024;
-/// Bytes that h2 may hold for a stream whose reader is slow.
+/// Limit of bytes that h2 may hold for a stream with a slow reader.
 const SEND_BUFFER_BYTES: usize = 256 * 1024;
-/// Bytes of a decoded header list. Istio's own headers take under 1 KiB.
+/// Limit of a decoded header list in bytes. Istio's own headers take under 1 KiB.
 const HEADER_LIST_BYTES: u32 = 16 * 1024;
-/// The header by which Istio's waypoints and gateways say that they are one. It is believed only of
-/// the waypoints of the service that is asked for and of `trust.waypoints`.
+/// Header by which Istio's waypoints and gateways identify themselves. It is trusted only from the
+/// waypoints of the requested service and from `trust.waypoints`.
 const SOURCE: &str = "x-istio-source";
-/// The header by which Istio's clients describe the source: a hint that nothing is decided by.
+/// Header by which Istio's clients describe the source. It is a hint: no decision depends on it.
 const BAGGAGE: &str = "baggage";
-/// Fields of a header list: HPACK makes a field of one byte, and each costs an allocation.
+/// Limit of fields in a header list: HPACK encodes a field in one byte, and each costs an
+/// allocation.
 const HEADER_FIELDS_MAX: usize = 64;
 
-/// h2's settings, all by contract 10.
+/// Returns h2's settings, all of them by contract 10.
 fn settings() -> Builder {
     let mut builder = Builder::new();
     builder
@@ -68,17 +70,17 @@ fn settings() -> Builder {
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .max_concurrent_reset_streams(4096)
         .reset_stream_duration(Duration::from_secs(30))
-        // It counts over a connection's whole life: with h2's own 1,024 a connection would end
-        // after as many tunnels that we reset while their client was sending.
+        // h2 counts these over the whole life of a connection. With its default of 1,024, a
+        // connection would end after as many tunnels that we reset while their client was sending.
         .max_local_error_reset_streams(Some(100_000))
         .max_pending_accept_reset_streams(200);
     builder
 }
 
-/// Serves CONNECTs until the session ends. Each is forwarded in a task of its own.
+/// Serves CONNECTs until the session ends. Forwards each of them in its own task.
 ///
 /// # Errors
-/// The HTTP/2 preface did not come, or not in time.
+/// Fails if the HTTP/2 preface is invalid or late.
 pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> Result<(), Refused> {
     let stream = http2(gateway, session.stream, &session.held, peer).await?;
     if let Some(stream) = stream {
@@ -87,7 +89,8 @@ pub async fn run(gateway: &Arc<Gateway>, session: Session, peer: Arc<Peer>) -> R
     Ok(())
 }
 
-/// As [`run`], on any byte stream whose other end is the peer. Gives the stream back.
+/// Serves CONNECTs as [`run`] does, on any byte stream to the peer. Returns the stream unless h2
+/// still holds it.
 pub async fn http2<S>(
     gateway: &Arc<Gateway>,
     stream: S,
@@ -110,32 +113,32 @@ where
         held,
         window: Arc::default(),
         owner: &owner,
-        // The peer is older than this connection: its cluster is looked up for the first tunnel.
+        // The peer is older than this connection: the first tunnel looks up its cluster again.
         generation: u64::MAX,
     };
     server.run(Box::new(connection)).await;
     Ok(owner.into_stream())
 }
 
-/// What happens to a connection besides what its peer sends. All of it is rare.
+/// Event of a connection other than input from its peer. All events are rare.
 enum Event {
-    /// The credit for frames is used up.
+    /// The frame credit is used up.
     Exhausted,
     /// The peer does not answer PING.
     Lost,
-    /// The time for the first CONNECT has passed.
+    /// The deadline for the first CONNECT has passed.
     Unused,
     /// GOAWAY is due.
     Leave,
-    /// The peer's certificate is not trusted any more.
+    /// The certificate of the peer is no longer trusted.
     Untrusted(HandshakeRefusal),
-    /// The time to leave has passed, and tunnels have been reset.
+    /// The time to leave has passed, and the tunnels have been reset.
     Closed,
-    /// A tunnel wishes for a larger window.
+    /// A tunnel requests a larger window.
     Window,
 }
 
-/// Events that have not happened yet.
+/// Events that have not occurred yet.
 struct Events(Vec<Pin<Box<dyn Future<Output = Event> + Send>>>);
 
 impl Events {
@@ -150,7 +153,7 @@ impl Events {
     }
 }
 
-/// Waits until a change of the window that was not taken may be tried again.
+/// Waits until a change of the window that h2 refused may be retried.
 async fn retry(settled: bool) {
     if settled {
         return pending().await;
@@ -164,7 +167,7 @@ struct Server<'a, S> {
     held: &'a Held,
     window: Arc<StreamWindow>,
     owner: &'a Owner<S>,
-    /// The generation of the snapshot by which the peer's cluster was last looked up.
+    /// Generation of the snapshot that the cluster of the peer was last looked up in.
     generation: u64,
 }
 
@@ -179,7 +182,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                 let waker = || Waker::from(Arc::clone(&gate));
                 gate.poll(cx, waker, |cx| events.poll(cx))
             });
-            // What ends a connection comes before what it sends, which may never pause.
+            // Events come before requests, which may arrive without a pause.
             tokio::select! {
                 biased;
                 event = event => match event {
@@ -230,7 +233,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         }
     }
 
-    /// Returns the events that are waited for from the start, in the order of their importance.
+    /// Returns the initial events in the order of their priority.
     fn events(&self, pings: Option<PingPong>) -> Events {
         let listener = Arc::clone(&self.peer.listener);
         let exhausted = Arc::clone(&self.owner.exhausted);
@@ -252,8 +255,8 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
                 sleep(FIRST_CONNECT_DEADLINE).await;
                 Event::Unused
             }),
-            // Drain of the process or the listener, or expiry of the peer's certificate: no new
-            // tunnels from then on, and the open ones go on.
+            // Drain of the process or the listener, or expiry of the peer's certificate: GOAWAY
+            // ends new tunnels, and open ones continue.
             Box::pin(async move {
                 tokio::select! {
                     () = listener.stop.draining() => {}
@@ -268,7 +271,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
     }
 
     /// Waits for the end of the drain, for a peer that ignores GOAWAY. The resets of its tunnels
-    /// leave before.
+    /// are written before.
     fn closed(&self) -> Pin<Box<dyn Future<Output = Event> + Send>> {
         let listener = Arc::clone(&self.peer.listener);
         Box::pin(async move {
@@ -286,8 +289,8 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         })
     }
 
-    /// Says GOAWAY and ends the connection with all its tunnels, in bounded time: a peer that
-    /// does not read must not hold it.
+    /// Sends GOAWAY and ends the connection with all its tunnels. The time is bounded: a peer that
+    /// does not read must not hold the connection.
     async fn end(
         &self,
         mut connection: Box<Connection<Seam<S>, budget::Charged>>,
@@ -304,7 +307,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
 
     fn tunnel(&mut self, request: Request<RecvStream>, mut respond: SendResponse<budget::Charged>) {
         if self.peer.not_after <= SystemTime::now() || self.peer.lost_trust().is_some() {
-            // GOAWAY has been sent; until the peer has seen it, it may try.
+            // GOAWAY was sent, but the peer may not have received it yet.
             return respond.send_reset(h2::Reason::REFUSED_STREAM);
         }
         self.refresh();
@@ -315,8 +318,8 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
             self.gateway.metrics.baggage_mismatch(source);
         }
         let (authority, target) = target(&request);
-        // The header map is dropped here, before anything waits: a peer must not make us hold
-        // thousands of fields for as long as a dial takes.
+        // The header map is dropped here, before the first wait. Otherwise a peer could make us
+        // hold thousands of fields for the duration of a dial.
         let account = self.gateway.budget.account();
         let asked = Asked {
             gateway: Arc::clone(self.gateway),
@@ -331,7 +334,7 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         self.gateway.lifecycle.spawn(forward);
     }
 
-    /// Looks the peer's cluster up again, if the snapshot's rules have changed.
+    /// Looks up the cluster of the peer again if the snapshot has changed.
     fn refresh(&mut self) {
         let snapshot = self.gateway.reader.load();
         if self.generation != snapshot.generation {
@@ -345,14 +348,14 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
 
 /// Waits until the wall clock has passed `at`.
 async fn expired(at: SystemTime) {
-    // A day at a time: a clock that was set, or a machine that slept, is noticed.
+    // Sleeps at most a day, to notice a clock that was set or a machine that was suspended.
     const STEP: Duration = Duration::from_secs(24 * 60 * 60);
     while let Ok(left) = at.duration_since(SystemTime::now()) {
         sleep(left.min(STEP)).await;
     }
 }
 
-/// The authority as the peer wrote it, for the log, and the target if it is one.
+/// Returns the authority as received, for the log, and the target if the request is valid.
 fn target(request: &Request<RecvStream>) -> (Box<str>, Result<Target, Reason>) {
     let asked = request
         .uri()
@@ -370,7 +373,7 @@ fn target(request: &Request<RecvStream>) -> (Box<str>, Result<Target, Reason>) {
     (asked.into(), target)
 }
 
-/// Where the tunnel is said to come from; of two values none counts.
+/// Returns the origin that the header claims. Two values count as none.
 fn origin(headers: &HeaderMap) -> Origin {
     let mut values = headers.get_all(SOURCE).iter().map(HeaderValue::as_bytes);
     match (values.next(), values.next()) {

@@ -1,4 +1,4 @@
-//! Stage 9: the TCP connection to the picked endpoint.
+//! Stage 9: the TCP connection to the picked endpoint, and the addresses that are never dialled.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,37 +22,38 @@ use super::identity::Peer;
 use super::policy::{Permit, Right};
 use super::pool::{Descriptor, Full};
 
-/// A connected endpoint.
+/// A connection to an endpoint.
 #[derive(Debug)]
 pub struct Upstream {
     /// The socket.
     pub stream: TcpStream,
-    /// The endpoint's siblings, for its ejection.
+    /// Endpoint set of the service, for an ejection.
     pub siblings: Arc<EndpointSet>,
-    /// What the tunnel was permitted, and the endpoint behind it.
+    /// Grant of the tunnel, with its endpoint.
     pub right: Right,
     _held: (InFlight, Descriptor),
 }
 
-/// A dial that failed, with the permit to try elsewhere.
+/// A failed dial, with the permit for another attempt.
 #[derive(Debug)]
 pub struct Failed {
-    /// Why.
+    /// Reason for the failure.
     pub reason: Reason,
-    /// What the operating system said.
+    /// Explanation of the failure, such as the error of the operating system.
     pub detail: String,
-    /// The endpoint that failed.
+    /// Endpoint that failed.
     pub endpoint: Arc<Endpoint>,
-    /// The permit, for another endpoint.
+    /// Permit for another endpoint.
     pub permit: Permit,
 }
 
-/// The longest wait for one endpoint: two lost SYNs and their answers still fit.
+/// Longest wait for one endpoint. One lost SYN fits: the kernel sends the next one after 1 s.
 pub const TRY: Duration = Duration::from_secs(2);
-/// The longest wait for all endpoints of one tunnel: ztunnel waits as long for its own dial.
+/// Longest wait for all endpoints of one tunnel: ztunnel waits as long for its own dial.
 pub const BUDGET: Duration = Duration::from_secs(10);
 
-/// A dead endpoint is noticed within 30 s: no PING of ours runs inside the tunnel.
+/// Keepalive of upstream connections. It detects a dead endpoint within 30 s: no PING of ours runs
+/// inside the tunnel.
 const UPSTREAM_KEEPALIVE: Keepalive = Keepalive {
     time: Duration::from_secs(10),
     interval: Duration::from_secs(10),
@@ -62,7 +63,7 @@ const UPSTREAM_KEEPALIVE: Keepalive = Keepalive {
 /// Connects to the picked endpoint by `deadline`, and within [`TRY`].
 ///
 /// # Errors
-/// The reason, and the permit for another try.
+/// Returns the reason, and the permit for another attempt.
 pub async fn run(
     authorized: Authorized,
     (gateway, peer): (&Gateway, &Peer),
@@ -126,8 +127,8 @@ async fn connect(
     stream
         .and_then(|stream| {
             set_options(SockRef::from(&stream), &UPSTREAM_KEEPALIVE)?;
-            // A tunnel that breaks in any way, our own crash included, ends by RST here. Only one
-            // that ended cleanly has this taken back, before its socket is closed.
+            // A tunnel that breaks in any way, including a crash of this process, ends by RST
+            // here. Only a clean end reverts this, before the socket is closed.
             SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
             Ok(stream)
         })
@@ -139,7 +140,7 @@ fn reason_of(error: &io::Error) -> Reason {
     match error.kind() {
         io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Reason::DialRefused,
         io::ErrorKind::TimedOut => Reason::DialTimeout,
-        // No local port is left, or no descriptor: the endpoint is not at fault.
+        // No local port, memory or descriptor is left: the endpoint is not at fault.
         io::ErrorKind::AddrNotAvailable | io::ErrorKind::OutOfMemory => Reason::Overloaded,
         _ => match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS) => Reason::Overloaded,
@@ -148,7 +149,7 @@ fn reason_of(error: &io::Error) -> Reason {
     }
 }
 
-/// Addresses that are never dialled, whatever discovery says.
+/// Addresses that are never dialled, even if discovery names them.
 #[derive(Debug, Default)]
 pub struct DenyList {
     allow: Vec<IpNet>,
@@ -157,8 +158,8 @@ pub struct DenyList {
 }
 
 impl DenyList {
-    /// `allow` opens parts of the fixed list; `own` are this process's listeners, which nothing
-    /// opens.
+    /// Creates the list. `allow` exempts networks from the fixed rules. `own` holds the listeners
+    /// of this process, which cannot be exempted.
     pub fn new(allow: Vec<IpNet>, own: Vec<SocketAddr>) -> Self {
         Self {
             allow,
@@ -167,12 +168,12 @@ impl DenyList {
         }
     }
 
-    /// Replaces the addresses of this process's listeners.
+    /// Replaces the listener addresses of this process.
     pub fn set_own(&self, own: Vec<SocketAddr>) {
         self.own.store(Arc::new(own));
     }
 
-    /// Why `address` is not dialled, if it is not.
+    /// Returns the rule that forbids dialling `address`, if there is one.
     pub fn denies(&self, address: SocketAddr) -> Option<&'static str> {
         let ip = address.ip().to_canonical();
         if self.is_own(address) {
@@ -182,16 +183,16 @@ impl DenyList {
         (!self.allow.iter().any(|net| net.contains(&ip))).then_some(rule)
     }
 
-    /// Returns whether `address` leads back to a listener of this process.
+    /// Returns true if `address` leads back to a listener of this process.
     pub fn is_own(&self, address: SocketAddr) -> bool {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         let own = self.own.load();
         own.iter().any(|own| self.leads_to(*own, address))
     }
 
-    /// Whether `address` leads back to the listener at `own`: the exact address, or for a wildcard
-    /// any address of this host together with the port. The port alone decides nothing, because
-    /// every HBONE endpoint has ours.
+    /// Returns true if `address` leads back to the listener at `own`. For a wildcard this is any
+    /// address of this host together with the port, else the exact address. The port alone decides
+    /// nothing, because every HBONE endpoint has ours.
     fn leads_to(&self, own: SocketAddr, address: SocketAddr) -> bool {
         own.port() == address.port()
             && (own.ip().to_canonical() == address.ip()
@@ -202,7 +203,8 @@ impl DenyList {
     }
 }
 
-/// The fixed part of the list: what no endpoint of a mesh can be, but an attack could name.
+/// Returns the fixed rule that covers an address: no endpoint of a mesh can have it, but an attack
+/// could name it.
 fn fixed_rule(ip: IpAddr) -> Option<&'static str> {
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
@@ -219,8 +221,8 @@ fn fixed_rule(ip: IpAddr) -> Option<&'static str> {
     } else if METADATA.contains(&ip) || EC2.contains(&ip) {
         Some("a metadata service")
     } else if matches!(ip, IpAddr::V4(ip) if ip.octets()[0] >= 240) {
-        // Service VIPs may be here, as those that Istio allocates are. A VIP is looked up and its
-        // endpoints are dialled; the VIP itself is never dialled.
+        // Service VIPs may be here, as those that Istio allocates are. A VIP is resolved to its
+        // endpoints and is never dialled itself.
         Some("a reserved address")
     } else if TEREDO.contains(&ip) {
         Some("a Teredo address")
@@ -229,16 +231,16 @@ fn fixed_rule(ip: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// Metadata services that are not link-local: GCP over IPv6, Alibaba, Azure, Oracle.
+/// Addresses of metadata services that are not link-local: GCP over IPv6, Alibaba, Azure, Oracle.
 const METADATA: [IpAddr; 4] = [
     IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
     IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
     IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
 ];
-/// EC2's services of an instance over IPv6: metadata at ::254, DNS at ::253, time at ::123.
+/// EC2's instance services over IPv6: metadata at ::254, DNS at ::253, time at ::123.
 const EC2: IpNet = net32(0xfd00, 0xec2);
-/// Teredo (RFC 4380), which has two IPv4 addresses and a port in each address.
+/// Teredo (RFC 4380), which embeds two IPv4 addresses and a port in each address.
 const TEREDO: IpNet = net32(0x2001, 0);
 
 const fn net32(first: u16, second: u16) -> IpNet {
@@ -246,9 +248,9 @@ const fn net32(first: u16, second: u16) -> IpNet {
     IpNet::new_assert(IpAddr::V6(ip), 32)
 }
 
-/// Returns the IPv4 address that a translator or a tunnel would make of an IPv6 one:
-/// IPv4-compatible (RFC 4291 section 2.5.5.1), SIIT's IPv4-translated (RFC 2765 section 2.1), NAT64
-/// (RFC 6052 and RFC 8215), 6to4 (RFC 3056) and ISATAP (RFC 5214 section 6.1).
+/// Returns the IPv4 address that a translator or a tunnel would derive from an IPv6 one:
+/// IPv4-compatible (RFC 4291 section 2.5.5.1), SIIT's IPv4-translated (RFC 2765 section 2.1),
+/// NAT64 (RFC 6052 and RFC 8215), 6to4 (RFC 3056) and ISATAP (RFC 5214 section 6.1).
 fn embedded(ip: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(ip) = ip else { return None };
     let (high, low) = match ip.segments() {
@@ -263,7 +265,7 @@ fn embedded(ip: IpAddr) -> Option<Ipv4Addr> {
 }
 
 /// Returns the IPv4 address in 64:ff9b:1::/48, where an operator chooses a prefix of 48, 56, 64 or
-/// 96 bits. The zeros behind the address tell which (RFC 6052 section 2.2).
+/// 96 bits. The zeros after the address identify the prefix (RFC 6052 section 2.2).
 fn local_nat64(ip: Ipv6Addr) -> Ipv4Addr {
     let octets = match ip.octets() {
         [_, _, _, _, _, _, a, b, 0, c, d, 0, 0, 0, 0, 0] => [a, b, c, d],
@@ -274,22 +276,23 @@ fn local_nat64(ip: Ipv6Addr) -> Ipv4Addr {
     Ipv4Addr::from(octets)
 }
 
-/// What the kernel said lately of addresses, each of which costs four system calls to ask for.
+/// Cache of the kernel's answers on addresses, each of which costs five system calls.
 #[derive(Debug, Default)]
 struct Answers(Mutex<HashMap<IpAddr, (Instant, bool)>>);
 
-/// How long an answer stands. The addresses of a host seldom change, and one that has just become
-/// ours leads a tunnel back to us for no longer than this.
+/// Lifetime of an answer. The addresses of a host seldom change. An address that has just been
+/// added leads a tunnel back to us for no longer than this.
 const ANSWER_STANDS: Duration = Duration::from_secs(10);
-/// Answers that are kept, of about 64 bytes: half a mebibyte.
+/// Limit of cached answers, each of about 64 bytes: half a mebibyte.
 const ANSWERS_MAX: usize = 8192;
 
 impl Answers {
-    /// Whether `ip` is this host's, by an answer that still stands or by a new one of `ask`.
+    /// Returns true if `ip` belongs to this host, by a valid cached answer or by a new one of
+    /// `ask`.
     ///
-    /// An answer that could not be had is never kept, and stands for yes.
+    /// A failed `ask` is never cached. It counts as true, unless there is no route to `ip`.
     fn own(&self, ip: IpAddr, now: Instant, ask: impl FnOnce(IpAddr) -> io::Result<bool>) -> bool {
-        // Each critical section is one step, so what is behind a poisoned lock is whole.
+        // Each critical section is one step, so the map behind a poisoned lock is consistent.
         let answers = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((since, answer)) = answers().get(&ip).copied()
             && now.saturating_duration_since(since) < ANSWER_STANDS
@@ -305,7 +308,8 @@ impl Answers {
                 answers.insert(ip, (now, answer));
                 answer
             }
-            // Without a route the dial fails as well. Any other failure is no reason to trust.
+            // Without a route the dial fails as well. After any other failure the address is not
+            // trusted.
             Err(error) => !matches!(
                 error.kind(),
                 io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable
@@ -314,7 +318,7 @@ impl Answers {
     }
 }
 
-/// Whether the kernel delivers `ip` to this host: the source that it chooses for such a
+/// Returns true if the kernel delivers `ip` to this host. The source that it chooses for such a
 /// destination is then the destination itself. Connecting a UDP socket sends nothing.
 fn is_of_this_host(ip: IpAddr) -> io::Result<bool> {
     if ip.is_loopback() {

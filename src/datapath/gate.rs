@@ -1,7 +1,7 @@
-//! Polls what rarely happens only when it has happened.
+//! Gate that polls a rarely ready future only after its waker fired.
 //!
-//! Each turn of a task polls all that it waits for. For a drain, a change of trust or a timer that
-//! is a few locks a turn for nothing: behind a gate it is one flag.
+//! Each turn of a task polls everything that the task waits for. For a drain, a change of trust or
+//! a timer this costs a few locks per turn without effect; behind a gate it costs one flag.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use atomic_waker::AtomicWaker;
 
-/// A gate that is open at first, and from then on whenever something behind it was woken.
+/// A gate that is open at first, and again whenever something behind it was woken.
 #[derive(Debug, Default)]
 pub struct Gate {
     shut: AtomicBool,
@@ -17,13 +17,13 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Lets the next poll through, and wakes the task for it.
+    /// Opens the gate for the next poll, and wakes the task.
     pub fn open(&self) {
         self.shut.store(false, Ordering::Release);
         self.task.wake();
     }
 
-    /// Polls by `poll` if the gate is open. `waker` makes a waker that opens it.
+    /// Calls `poll` if the gate is open. `waker` creates a waker that opens the gate.
     pub fn poll<T>(
         &self,
         cx: &Context<'_>,
@@ -37,7 +37,7 @@ impl Gate {
         let waker = waker();
         let done = poll(&mut Context::from_waker(&waker));
         if done.is_ready() {
-            // Something else may be ready too.
+            // Another event may be ready too.
             self.shut.store(false, Ordering::Release);
         }
         done

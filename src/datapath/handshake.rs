@@ -17,29 +17,29 @@ use super::accept::{Accepted, Held};
 use super::admission::Handshake;
 use super::readahead::ReadAhead;
 
-/// A TLS session with a peer whose certificate chain holds.
+/// A TLS session with a peer whose certificate chain was verified.
 #[derive(Debug)]
 pub struct Session {
-    /// The decrypted stream, boxed: it is large, and goes through many hands.
+    /// Decrypted stream. Boxed: it is large and moves through many functions.
     pub stream: Box<TlsStream<ReadAhead<TcpStream>>>,
-    /// What is counted of the connection while it lives.
+    /// Resources that the connection holds while it lives.
     pub held: Held,
 }
 
-/// Why a handshake failed: the refusal, and what an operator may want to know about it.
+/// Failure of a handshake: the refusal, and details for the operator.
 #[derive(Debug)]
 pub struct Refused {
-    /// The refusal, counted by its label.
+    /// Refusal, counted by its label.
     pub refusal: HandshakeRefusal,
-    /// What is wrong, in words.
+    /// Explanation of the failure.
     pub detail: String,
-    /// The socket, to be closed only when the peer has read its alert, and what is counted of it
-    /// until then.
+    /// Socket that is closed only after the peer has read its alert, and the resources held until
+    /// then.
     pub alerted: Option<(TcpStream, Handshake, Held)>,
 }
 
 impl Refused {
-    /// A refusal of which the peer is not told.
+    /// Creates a refusal that the peer receives no alert for.
     pub fn new(refusal: HandshakeRefusal, detail: &dyn ToString) -> Self {
         Self {
             refusal,
@@ -49,15 +49,15 @@ impl Refused {
     }
 }
 
-/// The time for the whole handshake. A round trip between far regions is under 0.3 s, and a peer
+/// Deadline for the whole handshake. A round trip between far regions is under 0.3 s. A peer
 /// without identity holds a slot for no longer than this.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
-/// The time for an alert to leave.
+/// Deadline for an alert to be written.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
-/// Does the handshake under the current TLS configuration.
+/// Performs the handshake with the current TLS configuration.
 ///
 /// # Errors
-/// The refusal; the peer has then read an alert, or nothing.
+/// Returns the refusal, with the socket if an alert may have been sent.
 pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refused> {
     let stream = TcpStream::from_std(accepted.stream)
         .map_err(|error| Refused::new(HandshakeRefusal::Other, &error))?;
@@ -89,7 +89,7 @@ pub async fn run(gateway: &Gateway, accepted: Accepted) -> Result<Session, Refus
             Ok(Session { stream, held })
         }
         Ok(Ok(mut stream)) => {
-            // rustls refuses a wrong ALPN offer but lets a missing one pass.
+            // rustls refuses a wrong ALPN offer but accepts a missing one.
             let _ = timeout(ALERT_DEADLINE, stream.shutdown()).await;
             let socket = stream.into_inner().0.into_inner();
             Err(told(

@@ -1,4 +1,4 @@
-//! Stage 3: from the verified certificate to the peer.
+//! Stage 3: the peer, derived from the verified certificate.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,28 +14,28 @@ use super::handshake::Session;
 use super::listener::Listener;
 use super::pool::Holder;
 
-/// A downstream: as a rule one whose certificate was verified.
+/// A downstream, usually with a verified certificate.
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// Labels of the peer in logs and metrics.
     pub source: Arc<Source>,
-    /// Earliest expiry of a certificate of its chain; `UNIX_EPOCH` without a certificate.
+    /// Earliest expiry of a certificate in its chain; `UNIX_EPOCH` without a certificate.
     pub not_after: SystemTime,
-    /// The listener that it came through.
+    /// Listener that accepted its connection.
     pub listener: Arc<Listener>,
-    /// The server name of its hello on a TLS listener, if there was one.
+    /// Server name in its ClientHello on a TLS listener, if there was one.
     pub server_name: Option<Arc<str>>,
-    /// Holder that its tunnels are counted for. None for a peer that is only asked about: it cannot
+    /// Holder that its tunnels are counted for. `None` for a peer of an explain query: it cannot
     /// dial.
     pub holder: Option<Holder>,
-    /// The issuer of its certificate, which may say its cluster.
+    /// Issuer of its certificate, which may determine its cluster.
     pub issuer: Option<Arc<Issuer>>,
-    /// The chain that it presented, which may lose trust; none where nothing was verified.
+    /// Chain that it presented, which may lose trust. `None` if nothing was verified.
     pub chain: Option<Arc<Chain>>,
 }
 
 impl Peer {
-    /// Returns a peer without a certificate, as on a TLS listener.
+    /// Creates a peer without a certificate, as on a TLS listener.
     pub fn unknown(
         address: SocketAddr,
         listener: Arc<Listener>,
@@ -61,10 +61,10 @@ impl Peer {
         }
     }
 
-    /// Returns a peer whose identity was verified.
+    /// Creates a peer with a verified identity.
     ///
     /// # Errors
-    /// The trust domain is not in the set, or the issuer has no cluster and needs one.
+    /// Fails if the trust domain is not in the set, or if the issuer has no cluster and needs one.
     pub fn known(
         identity: Identity,
         issuer: Option<Arc<Issuer>>,
@@ -98,8 +98,8 @@ impl Peer {
         })
     }
 
-    /// Returns the peer in its cluster by `snapshot`, if that is another one than before: labels
-    /// and shares of its next tunnels are those of that cluster.
+    /// Returns the peer with its cluster by `snapshot`, if the cluster has changed. Labels and
+    /// shares of its next tunnels are those of the new cluster.
     pub fn moved(&self, snapshot: &Snapshot) -> Option<Self> {
         let source = &self.source;
         let (domain, spki) = (&source.trust_domain, self.spki());
@@ -123,22 +123,22 @@ impl Peer {
         self.issuer.as_deref().map(|issuer| &issuer.spki)
     }
 
-    /// Returns why its certificate is no longer trusted, if it is not.
+    /// Returns the refusal if its certificate is no longer trusted.
     pub fn lost_trust(&self) -> Option<HandshakeRefusal> {
         self.chain.as_ref().and_then(|chain| chain.lost())
     }
 
-    /// Returns whether it has shown no certificate.
+    /// Returns true if it has presented no certificate.
     pub fn is_unknown(&self) -> bool {
         self.source.principal.is_empty()
     }
 
-    /// Returns whether the listener's `sources` contain its address now.
+    /// Returns true if the current `sources` of the listener contain its address.
     pub fn is_admitted(&self) -> bool {
         self.listener.rules().admits(self.source.address.ip())
     }
 
-    /// The peer as policy judges it.
+    /// Returns the peer in the form that policy evaluation takes.
     pub fn caller(&self) -> Caller<'_> {
         Caller {
             trust_domain: &self.source.trust_domain,
@@ -149,11 +149,11 @@ impl Peer {
     }
 }
 
-/// Reads the peer's identity from its certificate, by the same strict parse as the verifier. The
-/// peer comes from an address, through a listener.
+/// Reads the identity of the peer from its certificate, by the same strict parser as the verifier.
+/// `from` is the address of the peer and its listener.
 ///
 /// # Errors
-/// The certificate is not what the verifier let pass, or has just lost trust.
+/// Fails if the certificate is not one that the verifier accepts, or has just lost trust.
 pub fn run(
     session: &Session,
     from: (SocketAddr, Arc<Listener>),

@@ -1,18 +1,18 @@
-//! HTTP/2 PINGs: how a peer that has gone without a word is noticed.
+//! HTTP/2 PINGs, which detect a dead peer.
 
 use std::time::Duration;
 
 use h2::{Ping, PingPong};
 use tokio::time::{sleep, timeout};
 
-/// Quiet time between PINGs, as ztunnel and Istio's Envoy have it on both sides.
+/// Pause between PINGs, the same as in ztunnel and Istio's Envoy on both sides.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// The longest wait for an answer. A stopped peer of 10 s passes; a dead one is gone within 30 s.
+/// Deadline for an answer. A peer that stops for 10 s is kept; a dead one is detected within 30 s.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// Pings the peer until it no longer answers, and then returns.
+/// Pings the peer, and returns once it no longer answers.
 ///
-/// Without `pings` (h2 gives them out once per connection) it waits for ever.
+/// Never returns without `pings`, which h2 returns once per connection.
 pub async fn lost(pings: Option<PingPong>) {
     let Some(mut pings) = pings else {
         return std::future::pending().await;

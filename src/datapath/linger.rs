@@ -1,8 +1,8 @@
-//! Closing a socket without losing what we sent last.
+//! Closing of sockets without loss of the last bytes that were sent.
 //!
-//! TCP answers data that nobody reads by a reset. A reset drops what is on its way or unsent: an
-//! alert, a GOAWAY, the last bytes of a tunnel. What the other kernel has acknowledged, FIN
-//! included, is in its receive queue, and Linux lets the application read that after a reset.
+//! TCP answers data that is not read by a reset. A reset drops bytes in flight or unsent: an
+//! alert, a GOAWAY, the last bytes of a tunnel. Bytes that the other kernel has acknowledged, FIN
+//! included, are in its receive queue. Linux lets the application read them after a reset.
 
 use std::io;
 use std::time::Duration;
@@ -15,55 +15,56 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::buffer::{BUFFER_BYTES, Buffer};
 use super::unsent::unsent;
 
-/// Limits of the wait for the other side's end: a time, and bytes that are dropped meanwhile.
+/// Limits of the wait for the other side's close: a time, and a number of discarded bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     time: Duration,
     bytes_max: u64,
 }
 
-/// For peers: a few round trips between far regions, and what they may still have sent, which is
-/// a certificate chain or window updates for all their tunnels.
+/// Limits for peers: a few round trips between far regions, and bytes that they may still have
+/// sent. These are a certificate chain or window updates for all their tunnels.
 pub const PEER: Patience = Patience {
     time: Duration::from_secs(1),
     bytes_max: 16 * 1024,
 };
 
-/// Bytes of an endpoint that are dropped for one tunnel whose peer has gone. An endpoint may have
-/// to write before it reads on; what it writes has no reader any more.
+/// Limit of bytes from an endpoint that are discarded for one tunnel whose peer has disconnected.
+/// An endpoint may have to write before it reads on; its bytes have no reader any more.
 const DISCARDED_MAX: usize = 256 * 1024;
-/// Pauses between questions to the kernel whether the endpoint has acknowledged all: a round trip
-/// within a cluster at first, then longer and longer. A kernel may delay acknowledgements by 40 ms.
+/// Bounds of the pause between checks that the endpoint has acknowledged everything: a round trip
+/// within a cluster at first, growing from there. A kernel may delay acknowledgements by 40 ms.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(256);
-/// The time for a delivery that cannot be observed: several round trips between far regions.
+/// Time for a delivery that cannot be observed: several round trips between far regions.
 const UNOBSERVED: Duration = Duration::from_secs(1);
 
-/// Lets a socket that was to close by RST close by FIN, and deliver what was written before.
+/// Disables the reset on close: the socket closes by FIN, and delivers the bytes written before.
 pub fn gently(stream: &TcpStream) {
-    // It fails only for a socket that is gone.
+    // Fails only if the socket is gone.
     let _: io::Result<()> = SockRef::from(stream).set_linger(None);
 }
 
-/// Sends FIN, then reads and drops what the other side sends until it closes too, or patience ends.
+/// Sends FIN, then discards input until the other side closes or a limit of `patience` is reached.
 pub async fn close(mut stream: TcpStream, patience: Patience) {
     let drain = async {
         stream.shutdown().await?;
         tokio::io::copy(&mut stream.take(patience.bytes_max), &mut tokio::io::sink()).await
     };
-    // Another side that does not close in time, or has gone, changes nothing for us.
+    // The result does not matter: the socket is closed even if the other side is late or gone.
     let _ = timeout(patience.time, drain).await;
 }
 
-/// Closes the socket of an endpoint whose peer has gone, once the endpoint's kernel has all that
-/// was written, FIN included. What it has not acknowledged by `deadline` is taken back by RST.
+/// Closes the socket of an endpoint whose peer has disconnected, once the endpoint's kernel has
+/// acknowledged everything, FIN included. At `deadline`, unacknowledged bytes are dropped by RST.
 ///
-/// The close may itself be a reset, as the endpoint may still send. It comes after the last
-/// acknowledgement, so all is in the endpoint's receive queue by then.
+/// The close may itself be a reset, as the endpoint may still send. It follows the last
+/// acknowledgement, so all bytes are in the endpoint's receive queue by then.
 ///
-/// If the count of unacknowledged bytes is unavailable, the socket is closed by FIN after a second.
+/// If the count of unacknowledged bytes is unavailable, the socket is closed by FIN after a
+/// second.
 pub async fn deliver(stream: TcpStream, deadline: Instant) {
-    // From here on FIN is true: a process that is stopped meanwhile still delivers.
+    // FIN is correct from here on: if the process is stopped, the kernel still delivers.
     gently(&stream);
     let unobserved = deadline.min(Instant::now() + UNOBSERVED);
     let (mut pause, mut room) = (PAUSE_MIN, DISCARDED_MAX);
@@ -82,14 +83,14 @@ pub async fn deliver(stream: TcpStream, deadline: Instant) {
     }
 }
 
-/// Reads and drops what is there, at most `most` bytes. Returns how many there were.
+/// Discards input, at most `most` bytes. Returns the number of discarded bytes.
 fn discard(stream: &TcpStream, most: usize) -> usize {
     let (mut buffer, mut count) = (Buffer::borrow(), 0);
     while count < most {
         let room = (most - count).min(BUFFER_BYTES);
         match stream.try_read(&mut buffer.bytes()[..room]) {
             Ok(read @ 1..) => count += read,
-            // Its end, its reset, or nothing for now.
+            // End of the stream, a reset, or nothing for now.
             _ => break,
         }
     }
@@ -104,7 +105,7 @@ mod tests {
 
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
-        // Little room, so that most of what is written waits for a reader.
+        // A small buffer, so that most of the written bytes wait for a reader.
         SockRef::from(&listener)
             .set_recv_buffer_size(1)
             .expect("a buffer");
@@ -113,7 +114,7 @@ mod tests {
         (near, listener.accept().await.expect("a connection").0)
     }
 
-    /// Writes as much as the kernel takes, and FIN.
+    /// Writes as much as the kernel takes, then FIN. Returns the number of bytes written.
     fn fill(near: &TcpStream) -> usize {
         let mut written = 0;
         while let Ok(bytes) = near.try_write(&[7; 16 * 1024]) {

@@ -1,4 +1,4 @@
-//! A listener while it is open: its rules, which change with the configuration, and its drain.
+//! Open listeners: their rules, which change with the configuration, and their drain.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,12 +20,12 @@ use super::hello::Hello;
 #[derive(Debug, Default)]
 pub struct Listener {
     rules: ArcSwap<Rules>,
-    /// The drain of the listener and of its connections.
+    /// Drain of the listener and of its connections.
     pub stop: Part,
 }
 
-/// The rules for the connections of one listener. By default those of an HBONE listener that is
-/// open to every address.
+/// Rules for the connections of one listener. The default is an HBONE listener that is open to
+/// every address.
 #[derive(Debug, Default)]
 pub struct Rules {
     sources: Vec<IpNet>,
@@ -33,17 +33,17 @@ pub struct Rules {
     route_by: RouteBy,
 }
 
-/// How a TLS listener routes.
+/// Routing of a TLS passthrough listener.
 #[derive(Debug)]
 enum Routing {
-    /// By Istio's names.
+    /// By Istio's server names.
     Istio,
-    /// By routes of its own.
+    /// By its own routes.
     Routes(Routes),
 }
 
-/// Routes by server name. The longest match is found by looking names up from the whole one to its
-/// last label, so that a thousand routes cost what one does.
+/// Routes by server name. A lookup tries the whole name, then each parent domain, so that a
+/// thousand routes cost the same as one.
 #[derive(Debug, Default)]
 struct Routes {
     exact: HashMap<Box<str>, Authority>,
@@ -51,7 +51,7 @@ struct Routes {
     any: Option<Authority>,
 }
 
-/// What of a name was found in the table.
+/// Pattern that matches a server name.
 #[derive(Clone, Copy, Debug)]
 enum Pattern<'a> {
     Exact(&'a str),
@@ -59,17 +59,17 @@ enum Pattern<'a> {
     Any,
 }
 
-/// What a hello is routed to.
+/// Target of a ClientHello.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// The service.
+    /// Requested service.
     pub authority: Authority,
-    /// Whether the listener's own route opens it.
+    /// True if the listener's own route grants the tunnel.
     pub granted: bool,
 }
 
 impl Listener {
-    /// Returns the listener that the configuration describes.
+    /// Creates the listener that the configuration describes.
     pub fn new(listener: &config::Listener, stop: Part) -> Self {
         Self {
             rules: ArcSwap::from_pointee(Rules::new(listener)),
@@ -77,24 +77,25 @@ impl Listener {
         }
     }
 
-    /// Returns the rules in force, for a look-up that ends before the next await.
+    /// Returns the current rules, for a lookup that ends before the next await.
     pub fn rules(&self) -> Guard<Arc<Rules>> {
         self.rules.load()
     }
 
-    /// Replaces the rules by those of the same protocol in another version of the configuration.
+    /// Replaces the rules by those of another version of the configuration. The protocol stays the
+    /// same.
     pub fn revise(&self, listener: &config::Listener) {
         self.rules.store(Arc::new(Rules::new(listener)));
     }
 
-    /// Returns whether its peers speak TLS that is passed on.
+    /// Returns true for a TLS passthrough listener.
     pub fn is_tls(&self) -> bool {
         self.rules().is_tls()
     }
 }
 
 impl Rules {
-    /// Returns the rules that the configuration describes.
+    /// Creates the rules that the configuration describes.
     pub fn new(listener: &config::Listener) -> Self {
         let routing = match &listener.protocol {
             ListenerProtocol::Hbone { .. } => None,
@@ -114,46 +115,46 @@ impl Rules {
         }
     }
 
-    /// Whether a peer of this address may connect.
+    /// Returns true if a peer with this address may connect.
     pub fn admits(&self, address: IpAddr) -> bool {
         self.sources.is_empty() || self.sources.iter().any(|net| net.contains(&address))
     }
 
-    /// Whether only peers of some addresses may connect.
+    /// Returns true if only some addresses may connect.
     pub fn has_sources(&self) -> bool {
         !self.sources.is_empty()
     }
 
-    /// Whether its peers speak TLS that is passed on.
+    /// Returns true for a TLS passthrough listener.
     pub fn is_tls(&self) -> bool {
         self.routing.is_some()
     }
 
-    /// By what tunnels are routed whose service does not say it.
+    /// Returns the routing key of tunnels whose service does not define one.
     pub fn route_by(&self) -> RouteBy {
         self.route_by
     }
 
-    /// What a hello asks for.
+    /// Returns the target of a ClientHello.
     ///
     /// # Errors
-    /// [`Reason::UnknownSni`] or [`Reason::NoIstioAlpn`].
+    /// Returns [`Reason::UnknownSni`] or [`Reason::NoIstioAlpn`].
     pub fn target(&self, hello: &Hello) -> Result<Wanted, Reason> {
         self.wanted(hello.sni.as_deref(), hello.offers_istio)
     }
 
-    /// Returns whether the listener's own route opens a tunnel now that was opened for this server
-    /// name and target, `granted` by a route or not.
+    /// Returns true if the listener's own route currently grants a tunnel that was opened for this
+    /// server name and target. `granted` is true if a route granted it then.
     ///
     /// # Errors
-    /// The name does not lead to the target any more.
+    /// Fails if the name no longer leads to the target.
     pub fn still_grants(
         &self,
         name: Option<&str>,
         asked: &Authority,
         granted: bool,
     ) -> Result<bool, Reason> {
-        // One that no route granted has offered Istio's protocols.
+        // A tunnel that no route granted has offered Istio's protocols.
         let wanted = self.wanted(name, !granted)?;
         match wanted.authority == *asked {
             true => Ok(wanted.granted),
@@ -172,7 +173,8 @@ impl Rules {
         }
     }
 
-    /// The server names of a TLS listener's own routes, for people; none if it routes by Istio's.
+    /// Returns the server names of the listener's own routes, for display. `None` if it has no
+    /// routes of its own.
     pub fn names(&self) -> Option<Vec<String>> {
         let Some(Routing::Routes(routes)) = &self.routing else {
             return None;
@@ -184,7 +186,7 @@ impl Rules {
         Some(names)
     }
 
-    /// What of a TLS listener's own decides about a server name, for people.
+    /// Describes the rule of a TLS listener that decides about a server name, for display.
     pub fn matched(&self, name: Option<&str>) -> String {
         match &self.routing {
             Some(Routing::Istio) => "by Istio's form of a server name".to_owned(),
@@ -197,8 +199,9 @@ impl Rules {
     }
 }
 
-/// Subsets are the destination rules' of a client's cluster, which we do not know: to any endpoint
-/// would be to the wrong one.
+/// Resolves a server name in Istio's form. Refuses a name with a subset: subsets are defined by
+/// destination rules of the client's cluster, which we do not know, so any endpoint could be the
+/// wrong one.
 fn istio(name: Option<&str>, offers_istio: bool) -> Result<Wanted, Reason> {
     let name = name.and_then(IstioName::parse);
     let name = name.filter(|name| name.subset.is_empty());
@@ -216,7 +219,7 @@ impl Routes {
     fn new(routes: &[config::SniRoute]) -> Self {
         let mut table = Self::default();
         for route in routes {
-            // The configuration was checked: a target without port leads nowhere.
+            // The configuration was validated: there is no target without a port.
             let to = Authority {
                 host: Host::Name(route.to.host.as_str().into()),
                 port: route.to.port.unwrap_or_default(),
@@ -232,7 +235,8 @@ impl Routes {
         table
     }
 
-    /// The exact name first, then the wildcard with most labels, then any name and none.
+    /// Returns the exact name first, then the wildcard with the most labels, then the route for
+    /// any name or none.
     fn find<'a>(&'a self, name: Option<&'a str>) -> Option<(Pattern<'a>, &'a Authority)> {
         let by_name = name.and_then(|name| {
             let above = || {

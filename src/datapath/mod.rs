@@ -1,4 +1,4 @@
-//! Every byte that we forward, in travel order.
+//! Data path: the stages that forward every byte, in travel order.
 //!
 //! | stage | file | from | to |
 //! |---|---|---|---|
@@ -14,9 +14,9 @@
 //! | 9 | `dial` | `Authorized` | [`Upstream`](dial::Upstream) |
 //! | 10 | `copy` | tunnel and `Upstream` | [`Reason`](crate::reason::Reason) |
 //!
-//! [`serve`] is stages 1 to 4 and [`forward`] stages 5 to 10, each as one function. No other file
-//! calls stages but [`explain`], which dials nobody, and a stage knows only the stages before it.
-//! The data path reads snapshots; it never knows where they come from.
+//! [`serve`] runs stages 2 to 4 and [`forward`] stages 5 to 10, each as one function. Only they
+//! and [`explain`], which dials nothing, call these stages. A stage depends only on the stages
+//! before it. The data path reads snapshots and does not depend on their sources.
 
 pub mod accept;
 pub mod admission;
@@ -58,22 +58,22 @@ use crate::snapshot::Reader;
 use crate::telemetry::Metrics;
 use crate::tls::Inbound;
 
-/// What every connection of the data path shares.
+/// State that all connections of the data path share.
 #[derive(Debug)]
 pub struct Gateway {
-    /// The current snapshot.
+    /// Reader of the current snapshot.
     pub reader: Reader,
-    /// The TLS side of HBONE listeners, swapped when certificates or trust change.
+    /// TLS configuration of HBONE listeners, replaced when certificates or trust change.
     pub tls: Inbound,
-    /// Where everything is counted.
+    /// Metrics of the process.
     pub metrics: Arc<Metrics>,
-    /// The phases of a drain, and its tasks.
+    /// Phases of a drain, and its tasks.
     pub lifecycle: Lifecycle,
-    /// How much strangers may take.
+    /// Limits for unauthenticated clients.
     pub admission: admission::Admission,
-    /// How much all tunnels may hold.
+    /// Limit of bytes that all tunnels hold.
     pub budget: Arc<budget::Budget>,
-    /// The addresses that are never dialled.
+    /// Addresses that are never dialled.
     pub deny: dial::DenyList,
 }
 

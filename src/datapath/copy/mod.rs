@@ -1,9 +1,9 @@
-//! Stage 10: both directions of a tunnel, with exact TCP semantics.
+//! Stage 10: copying of both directions of a tunnel, with exact TCP semantics.
 //!
-//! END_STREAM becomes FIN and FIN becomes END_STREAM, each direction by itself; a reset on one
-//! side becomes a reset on the other. Back-pressure runs end to end: the peer's window is given
-//! back only when the endpoint took the bytes, and the endpoint is read only as far as the peer's
-//! window reaches. An idle tunnel holds no buffer.
+//! END_STREAM becomes FIN and FIN becomes END_STREAM, each direction by itself. A reset on one
+//! side becomes a reset on the other. Back-pressure is end to end: window is given back to the
+//! peer only when the endpoint took the bytes. The endpoint is read only as far as the window of
+//! the peer allows. An idle tunnel holds no buffer.
 
 mod progress;
 pub mod raw;
@@ -32,29 +32,30 @@ use super::tunnel::{RECORD_DATA_BYTES, Tunnel};
 use super::window::StreamWindow;
 use progress::Progress;
 
-/// The most that is read from an endpoint at once: DATA frames that fill eight TLS records.
+/// Limit of one read from an endpoint in bytes: DATA frames that fill eight TLS records.
 const READ_BYTES_MAX: usize = 8 * RECORD_DATA_BYTES;
-/// DATA frames that are written to an endpoint at once, well under the kernel's 1,024 (`IOV_MAX`).
+/// Limit of DATA frames in one write to an endpoint, well under the kernel's 1,024 (`IOV_MAX`).
 const FRAMES_MAX: usize = 32;
-/// Reads and writes of one direction in one turn: then other tunnels of the worker have theirs.
+/// Limit of reads and writes of one direction per turn, after which other tunnels of the worker
+/// run.
 const TURNS_MAX: usize = 8;
 
-/// A read of this much leaves in the buffer that it was made into. Less is copied out of it: a slow
+/// Size in bytes from which a read is sent in its own buffer. Smaller reads are copied: a slow
 /// peer then holds what it was sent, and not a large buffer for a small message.
 const HANDED_OVER_MIN: usize = READ_BYTES_MAX / 2;
 
-/// How a tunnel ended.
+/// End of a tunnel.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Nothing, or the reason for which the tunnel broke. The caller then resets both sides.
+    /// Clean end, or the reason for which the tunnel broke. The caller then resets both sides.
     pub ended: Result<(), Reason>,
-    /// By when the endpoint has to have taken what it was sent. None unless it was sent all that
-    /// the peer sent, and FIN.
+    /// Deadline for the endpoint to take what it was sent. `None` unless it was sent FIN and
+    /// everything that the peer sent.
     pub deliver_by: Option<Instant>,
 }
 
 impl Outcome {
-    /// A tunnel that neither of its sides ended.
+    /// Returns the outcome of a tunnel that neither side ended.
     pub fn broken(reason: Reason) -> Self {
         Self {
             ended: Err(reason),
@@ -63,12 +64,12 @@ impl Outcome {
     }
 }
 
-/// The time for an endpoint to take what a peer sent before it went away, until its kernel has
-/// acknowledged FIN.
+/// Time for an endpoint to take what a peer sent before it disconnected, until the endpoint's
+/// kernel has acknowledged FIN.
 const DELIVERY_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Copies until both directions have ended or one side broke. A tunnel that begins with a
-/// ClientHello ends if the hello comes round in a loop.
+/// Copies until both directions have ended or one side broke. Ends a tunnel whose ClientHello is
+/// routed in a loop.
 pub async fn run(
     tunnel: &mut Tunnel,
     upstream: &mut TcpStream,
@@ -80,8 +81,8 @@ pub async fn run(
     let mut upload = Upload::default();
     let mut download = Download::default();
     let mut ended = poll_fn(|cx| {
-        // The endpoint is read first: what it sent before a reset of its own goes out before the
-        // upload fails by this reset.
+        // The endpoint is read first: its bytes before a reset are sent before this reset fails
+        // the upload.
         let down = download.poll(cx, tunnel, &mut read, (&mut upload.progress, record))?;
         let up = upload.poll(cx, tunnel, upstream, window, record)?;
         if upload.in_flight.is_some() && record.sent_bytes() > 0 {
@@ -93,21 +94,21 @@ pub async fn run(
         if upload.ended {
             return tunnel.poll_reset(cx).map(Err);
         }
-        // Until then, receiving tells of a reset too.
+        // Before the peer ends its direction, receiving reports a reset too.
         Poll::Pending
     })
     .await;
     let deadline = Instant::now() + DELIVERY_DEADLINE;
-    // Of a loop nothing more is to reach the endpoint.
+    // Excludes a loop, after which nothing more may reach the endpoint.
     let gone = matches!(
         ended,
         Err(reason) if matches!(reason.blame(), Blame::Nobody | Blame::Downstream)
     );
     if gone && !upload.done {
-        // A peer that sent END_STREAM and then went away has been promised delivery (contract 10,
-        // Ends). h2 still holds what it sent; without END_STREAM this fails at once.
+        // A peer that disconnects after END_STREAM was promised delivery (contract 10, Ends). h2
+        // still holds its bytes; without END_STREAM this fails at once.
         let rest = poll_fn(|cx| upload.poll(cx, tunnel, upstream, window, record));
-        // Boxed: few tunnels end like this, and all would have room for it.
+        // Boxed: few tunnels end like this, and all of them would have room for it.
         let rest = Box::pin(timeout_at(deadline, rest));
         if let Ok(Err(Reason::UpstreamReset)) = rest.await {
             ended = Err(Reason::UpstreamReset);
@@ -124,18 +125,18 @@ pub async fn run(
     }
 }
 
-/// From the peer to the endpoint.
+/// Direction from the peer to the endpoint.
 #[derive(Default)]
 struct Upload {
-    /// What the endpoint has not taken yet. Its window was not given back either.
+    /// Bytes that the endpoint has not taken. Their window was not given back either.
     pending: VecDeque<Bytes>,
     ended: bool,
     done: bool,
-    /// The first bytes have come.
+    /// True once the first bytes have arrived.
     begun: bool,
-    /// The place of the hello that they were, until the endpoint answers.
+    /// Entry in the loop detection, if they are a ClientHello, until the endpoint answers.
     in_flight: Option<Box<InFlight>>,
-    /// Bytes since the endpoint last made us wait.
+    /// Number of bytes since the endpoint last blocked, counted up to one window.
     unblocked_bytes: u32,
     /// Progress of both directions.
     progress: Progress,
@@ -163,7 +164,7 @@ impl Upload {
                 self.in_flight = entered.map(Box::new);
             }
             if self.pending.is_empty() {
-                // The queue's own memory goes too: an idle tunnel keeps none.
+                // Frees the memory of the queue too: an idle tunnel keeps none.
                 self.pending = VecDeque::new();
                 if !self.ended {
                     return Poll::Pending;
@@ -198,8 +199,8 @@ impl Upload {
     }
 
     fn receive(&mut self, cx: &mut Context<'_>, tunnel: &mut Tunnel) -> Result<(), Reason> {
-        // All of it, which the window bounds: behind it may stand the end of the stream, and h2
-        // forgets that when the connection breaks.
+        // Receives everything, which the window bounds. END_STREAM may follow it, and h2 forgets
+        // that when the connection breaks.
         while !self.ended {
             match tunnel.poll_receive(cx) {
                 Poll::Pending => break,
@@ -219,7 +220,7 @@ impl Upload {
         if let [bytes] = self.pending.as_slices().0
             && self.pending.len() == 1
         {
-            // The system has a shorter way for one slice.
+            // The kernel has a shorter path for one slice.
             return upstream.try_write(bytes);
         }
         let mut slices = [IoSlice::new(&[]); FRAMES_MAX];
@@ -242,7 +243,7 @@ impl Upload {
     }
 }
 
-/// From the endpoint to the peer.
+/// Direction from the endpoint to the peer.
 #[derive(Default)]
 struct Download {
     reserved: bool,
@@ -261,8 +262,8 @@ impl Download {
             if self.done {
                 return Poll::Ready(Ok(()));
             }
-            // Readable first, then capacity: a reservation that waits for an idle endpoint would
-            // hold window of the connection that busy tunnels need.
+            // Readiness before capacity: a reservation for an idle endpoint would hold window of
+            // the connection that busy tunnels need.
             let Poll::Ready(readable) = upstream.as_ref().poll_read_ready(cx) else {
                 self.release(tunnel);
                 return Poll::Pending;
@@ -284,7 +285,7 @@ impl Download {
                     progress.answered(&bytes);
                     tunnel.send(bytes, size)?;
                 }
-                // It was readable no more; the next round gives the reservation up.
+                // The socket was no longer readable; the next round gives the reservation up.
                 Poll::Pending => {}
                 Poll::Ready(Err(_)) => return Poll::Ready(Err(Reason::UpstreamReset)),
             }
@@ -293,7 +294,7 @@ impl Download {
         Poll::Pending
     }
 
-    /// Gives the window back to the other tunnels of the connection.
+    /// Returns the reserved window to the other tunnels of the connection.
     fn release(&mut self, tunnel: &mut Tunnel) {
         if std::mem::take(&mut self.reserved) {
             tunnel.release_capacity();
@@ -301,8 +302,8 @@ impl Download {
     }
 }
 
-/// Reads once; gives the bytes, and how much memory they keep. By `poll_read`, as it knows from a
-/// short read that there is no more for now, which would otherwise be a system call.
+/// Reads once. Returns the bytes and the amount of memory that they keep. `poll_read` infers from
+/// a short read that nothing more has arrived, which saves a system call.
 fn poll_read(
     cx: &mut Context<'_>,
     upstream: &mut ReadHalf<'_>,

@@ -1,7 +1,8 @@
-//! Progress of the conversation inside a tunnel, and what it says of a reset by the peer.
+//! Progress of the connection inside a tunnel, which tells a normal end from a failure when the
+//! peer resets the tunnel.
 //!
 //! Clients of double HBONE end every tunnel by a reset once its inner connection has closed:
-//! ztunnel by CANCEL, and Envoy by INTERNAL_ERROR behind the inner close_notify (contract 11).
+//! ztunnel by CANCEL, and Envoy by INTERNAL_ERROR after the inner close_notify (contract 11).
 
 use crate::reason::Reason;
 
@@ -9,26 +10,26 @@ use crate::reason::Reason;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress(u8);
 
-/// Steps of two exchanges, each bytes of the peer and then bytes of the endpoint: the handshake of
-/// TLS 1.3, and something behind it.
+/// Number of steps in two exchanges, each of them bytes of the peer and then bytes of the
+/// endpoint: the TLS 1.3 handshake, and one exchange after it.
 const ESTABLISHED: u8 = 4;
-/// The bits of the steps.
+/// Bits of the step count.
 const STEPS: u8 = 0x0f;
-/// The bit for an alert that is the last thing of the peer; that of the endpoint is the next one.
+/// Bit for an alert as the last bytes of the peer. The next bit is that of the endpoint.
 const CLOSED: u8 = 0x40;
-/// The head of an encrypted TLS 1.3 record with an alert: 2 bytes of it, its type, and a tag of 16
-/// (RFC 8446 section 5.2). An alert behind the handshake ends the direction; other content of 2
+/// Header of an encrypted TLS 1.3 record with an alert: 2 bytes of alert, its type, and a tag of
+/// 16 (RFC 8446 section 5.2). An alert after the handshake ends its direction. Other content of 2
 /// bytes has the same size, and more may follow it.
 const ALERT_HEAD: [u8; 5] = [23, 3, 3, 0, 2 + 1 + 16];
 const ALERT_BYTES: usize = ALERT_HEAD.len() + 19;
 
 impl Progress {
-    /// Notes bytes of the peer.
+    /// Records bytes of the peer.
     pub(super) fn asked(&mut self, bytes: &[u8]) {
         self.note(0, bytes);
     }
 
-    /// Notes bytes of the endpoint.
+    /// Records bytes of the endpoint.
     pub(super) fn answered(&mut self, bytes: &[u8]) {
         self.note(1, bytes);
     }
@@ -46,12 +47,13 @@ impl Progress {
         };
     }
 
-    /// Returns the reason of an end: [`Reason::Completed`] where the peer's reset is the normal end
-    /// of an inner connection. The endpoint was not given the last `unsent` bytes of the peer;
-    /// `is_lost` says that the peer was not given all of the endpoint.
+    /// Returns the reason of an end: [`Reason::Completed`] if the reset by the peer is the normal
+    /// end of an inner connection. The endpoint did not get the last `unsent` bytes of the peer.
+    /// `is_lost` is true if the peer did not get all bytes of the endpoint.
     ///
-    /// CANCEL and NO_ERROR are one if nothing but the peer's alert is lost, which a reset in the
-    /// same flight overtakes; any other code only behind an alert.
+    /// CANCEL and NO_ERROR are normal after two exchanges if nothing but the peer's alert is lost.
+    /// A reset in the same flight overtakes that alert. Any other code is normal only after an
+    /// alert.
     pub(super) fn judge(self, reason: Reason, unsent: usize, is_lost: bool) -> Reason {
         let is_established = self.0 & STEPS == ESTABLISHED;
         let alert = match self.0 & CLOSED {
@@ -82,7 +84,8 @@ mod tests {
         [&ALERT_HEAD[..], &[7; 19]].concat()
     }
 
-    /// Reasons of a reset by CANCEL and of one by INTERNAL_ERROR, without and with lost bytes.
+    /// Returns the reasons of a reset by CANCEL and of one by INTERNAL_ERROR, without and with
+    /// lost bytes.
     fn judged(progress: Progress) -> [Reason; 4] {
         let of = |reason| [false, true].map(|is_lost| progress.judge(reason, 0, is_lost));
         let [first, second] = of(Reason::DownstreamCancelled);
@@ -101,7 +104,7 @@ mod tests {
         progress.asked(b"hello");
         progress.asked(b"more of it");
         progress.answered(b"hello");
-        // An inner handshake that fails ends in an alert too.
+        // A failed inner handshake ends in an alert too.
         progress.asked(&alert());
         assert_eq!(judged(progress), broken);
         progress.answered(b"an answer");

@@ -1,9 +1,9 @@
-//! Both directions of a tunnel between two TCP connections, with exact TCP semantics.
+//! Copying of both directions of a tunnel between two TCP connections, with exact TCP semantics.
 //!
 //! FIN becomes FIN, each direction by itself, and RST becomes RST. A side is read only when the
-//! other one takes bytes, so that what is held is at most one read in each direction; an idle
-//! tunnel holds nothing. Small reads are copied; once one is large, bytes pass through a pipe and
-//! never come into this process.
+//! other one takes bytes, so at most one read is held in each direction. An idle tunnel holds
+//! nothing. Small reads are copied. After a large read, bytes pass through a pipe and never enter
+//! this process.
 
 use std::future::poll_fn;
 use std::io;
@@ -30,29 +30,30 @@ use super::super::hellos::InFlight;
 use super::super::pipe::Pipe;
 use super::{DELIVERY_DEADLINE, Outcome, TURNS_MAX};
 
-/// A read of so much says that there is more: what follows goes through a pipe.
+/// Size in bytes of a read that indicates more to come; a pipe carries the bytes after it.
 const BULK_MIN: usize = BUFFER_BYTES / 2;
-/// Less than this is copied faster than two pages of it are handed over.
+/// Size in bytes below which a copy is faster than the hand-over of two pages.
 const SPLICE_MIN: usize = 4 * 1024;
-/// The time from the dial to the endpoint's first byte. A TLS server answers a ClientHello at once;
-/// later bytes may take as long as they like.
+/// Deadline from the dial to the first byte of the endpoint. A TLS server answers a ClientHello at
+/// once; later bytes may take any time.
 pub const FIRST_BYTE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// State at the start of a tunnel.
+/// Initial state of a tunnel.
 #[derive(Debug)]
 pub struct Opening {
     /// Bytes that were read from the peer before. They are sent first.
     pub hello: Vec<u8>,
-    /// The hello's place among those whose endpoint has not answered.
+    /// Entry of the ClientHello in the loop detection, until the endpoint answers.
     pub in_flight: Option<InFlight>,
 }
 
-/// Waits until the endpoint has been silent for too long.
+/// Completes when the endpoint has been silent for too long. Holds the entry in the loop
+/// detection.
 async fn silence(_in_flight: Option<InFlight>) {
     sleep(FIRST_BYTE_DEADLINE).await;
 }
 
-/// Returns whether a wait is over before the answer; frees it once there is one.
+/// Returns true if the wait is over before the answer. Frees the wait once there is an answer.
 fn is_over(
     silence: &mut Option<Pin<Box<impl Future<Output = ()>>>>,
     cx: &mut Context<'_>,
@@ -66,8 +67,8 @@ fn is_over(
         .is_some_and(|waiting| waiting.as_mut().poll(cx).is_ready())
 }
 
-/// Copies until both directions have ended or one side broke, or the endpoint has not sent its
-/// first byte in time.
+/// Copies until both directions have ended, one side broke, or the endpoint missed the deadline
+/// for its first byte.
 pub async fn run(
     downstream: &mut TcpStream,
     upstream: &mut TcpStream,
@@ -80,22 +81,22 @@ pub async fn run(
     let (to_peer, to_endpoint) = (to_peer.as_ref(), to_endpoint.as_ref());
     let Opening { hello, in_flight } = *opening;
     let mut upload = Direction::new(limits, hello.into());
-    // Boxed, as it is gone once the endpoint has answered.
+    // Boxed: it is freed once the endpoint has answered.
     let mut silence = Some(Box::pin(silence(in_flight)));
     let mut download = Direction::new(limits, Bytes::new());
     let mut peer_failed = pin!(to_peer.ready(Interest::ERROR));
     let mut endpoint_failed = pin!(to_endpoint.ready(Interest::ERROR));
-    // Whether the kernel has yet to tell the peer's reader how the peer went.
+    // True if the reader has not received the end of the peer yet, which is FIN or RST.
     let mut untold = false;
     let mut ended = poll_fn(|cx| {
-        // Before anything is written to the peer, as a write that fails takes the error away which
-        // tells the reader a reset from an end.
+        // Checked before any write to the peer: a failed write clears the error by which the
+        // reader distinguishes RST from FIN.
         if peer_failed.as_mut().poll(cx).is_ready() {
             untold = true;
             return Poll::Ready(Err(Reason::DownstreamReset));
         }
-        // The endpoint is read first: what it sent before a reset of its own goes out before the
-        // upload fails by this reset.
+        // The endpoint is read first: its bytes before a reset are sent before this reset fails
+        // the upload.
         let down = download.poll(cx, &mut endpoint, to_peer, |bytes| record.sent(bytes));
         let down = down.map_err(Broken::of_download)?;
         let is_answered = down.is_ready() || record.sent_bytes() > 0;
@@ -109,7 +110,7 @@ pub async fn run(
             return Poll::Ready(Ok(()));
         }
         if down.is_ready() {
-            // Nobody reads the endpoint any more, and the upload may have nothing to write.
+            // The endpoint is no longer read, and the upload may have nothing to write.
             let reset = |_| Err(Reason::UpstreamReset);
             return endpoint_failed.as_mut().poll(cx).map(reset);
         }
@@ -119,8 +120,8 @@ pub async fn run(
     let deadline = Instant::now() + DELIVERY_DEADLINE;
     let gone = matches!(ended, Err(reason) if reason.blame() != Blame::Upstream);
     if gone && !upload.done && (untold || upload.ended) {
-        // What a peer sent before its FIN is delivered though it reset the connection after it
-        // (contract 10, Ends). Without FIN this fails when all has been read.
+        // Bytes that a peer sent before its FIN are delivered even if it reset the connection
+        // afterwards (contract 10, Ends). Without FIN this fails when everything has been read.
         let rest = poll_fn(|cx| {
             let count = |bytes| record.received(bytes);
             let rest = upload.poll(cx, &mut peer, to_endpoint, count);
@@ -136,7 +137,7 @@ pub async fn run(
     }
 }
 
-/// The side of a direction that has broken.
+/// Side of a direction that has broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
     From(io::ErrorKind),
@@ -174,15 +175,15 @@ fn reason_of_peer(kind: io::ErrorKind) -> Reason {
     }
 }
 
-/// From one socket to the other.
+/// Direction from one socket to the other.
 struct Direction<'a> {
     account: &'a Arc<Account>,
     admission: &'a Admission,
-    /// What was read and not taken yet, on the account.
+    /// Bytes that were read and not taken yet, on the account.
     pending: Bytes,
-    /// The same where it is in a pipe. Never both, and none that is empty.
+    /// Pipe with such bytes. Never empty, and never set together with `pending`.
     piped: Option<Pipe>,
-    /// Much came at once the last time.
+    /// True if the last read was large.
     bulk: bool,
     ended: bool,
     done: bool,
@@ -202,7 +203,7 @@ impl<'a> Direction<'a> {
         }
     }
 
-    /// Moves bytes; ready once `from` has ended and `to` has been told so.
+    /// Moves bytes. Ready once `from` has ended and `to` has been shut down for writing.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -222,7 +223,7 @@ impl<'a> Direction<'a> {
                 let written = write(to, &self.pending)?;
                 self.pending.advance(written);
                 if self.pending.is_empty() {
-                    // What was behind it goes too: an idle tunnel keeps nothing.
+                    // Frees the allocation too: an idle tunnel keeps nothing.
                     self.pending = Bytes::new();
                 }
                 self.account.give_back(written);
@@ -232,7 +233,7 @@ impl<'a> Direction<'a> {
                 shutdown.map_err(Broken::to)?;
                 self.done = true;
             } else {
-                // No buffer and no pipe is touched for a socket that has nothing.
+                // A socket without data takes neither a buffer nor a pipe.
                 ready!(from.as_ref().poll_read_ready(cx)).map_err(Broken::from)?;
                 if self.account.must_pause() {
                     return Poll::Pending;
@@ -248,7 +249,7 @@ impl<'a> Direction<'a> {
         Poll::Pending
     }
 
-    /// Reads once and writes that; what `to` does not take is kept without the buffer.
+    /// Reads once and writes the bytes. Keeps those that `to` does not take, without the buffer.
     fn copy(
         &mut self,
         cx: &mut Context<'_>,
@@ -274,10 +275,10 @@ impl<'a> Direction<'a> {
         Poll::Ready(Ok(()))
     }
 
-    /// Moves what `from` has into a pipe, and keeps that while something is in it.
+    /// Moves bytes of `from` into a pipe, and keeps the pipe while it holds bytes.
     fn fill(&mut self, mut pipe: Pipe, from: &TcpStream) -> Result<(), Broken> {
         let moved = match pipe.fill(from) {
-            // It was readable no more; the next round waits for it.
+            // The socket was no longer readable; the next round waits for it.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
             moved => moved.map_err(Broken::from)?,
         };
@@ -288,7 +289,8 @@ impl<'a> Direction<'a> {
         Ok(())
     }
 
-    /// Moves what `to` takes out of the pipe, and gives the pipe back when it is empty.
+    /// Moves bytes that `to` takes out of the pipe. Returns the pipe to the thread when it is
+    /// empty.
     fn drain(&mut self, to: &TcpStream) -> Result<usize, Broken> {
         let Some(pipe) = &mut self.piped else {
             return Ok(0);
@@ -312,7 +314,7 @@ impl Drop for Direction<'_> {
     }
 }
 
-/// Writes what fits; nothing may.
+/// Writes as many bytes as fit, possibly none.
 fn write(to: &TcpStream, bytes: &[u8]) -> Result<usize, Broken> {
     match to.try_write(bytes) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
@@ -340,10 +342,10 @@ mod tests {
         (near, listener.accept().await.expect("a connection").0)
     }
 
-    /// A writer that has not got on for so long is stopped.
+    /// Time without progress after which a writer counts as stopped.
     const STOPPED: Duration = Duration::from_millis(500);
 
-    /// Bytes that are different at every place near each other.
+    /// Returns bytes that do not repeat at short distances.
     fn bytes(count: usize) -> Vec<u8> {
         let word = |at: usize| {
             (at as u64)
@@ -378,14 +380,14 @@ mod tests {
         let up = async {
             client.write_all(&all).await.expect("bytes");
             client.shutdown().await.expect("an end");
-            // The other direction goes on by itself.
+            // The other direction continues.
             let mut answer = Vec::new();
             client.read_to_end(&mut answer).await.expect("an answer");
             answer
         };
         let down = async {
             let mut got = Vec::new();
-            // Nothing is read at first: what waits meanwhile is in the kernel.
+            // Nothing is read at first: the kernel holds the bytes meanwhile.
             tokio::task::yield_now().await;
             server.read_to_end(&mut got).await.expect("bytes");
             server.write_all(b"thanks").await.expect("an answer");
@@ -420,7 +422,7 @@ mod tests {
             &mut record,
         );
         let write = async {
-            // More than the kernel keeps of connections that nobody reads.
+            // More than the kernel buffers for connections that are not read.
             let written = timeout(STOPPED, client.write_all(&all)).await;
             assert!(written.is_err(), "the writer is stopped");
             let held = budget.held();
@@ -430,7 +432,7 @@ mod tests {
             outcome = copy => panic!("{outcome:?}"),
             () = write => {}
         }
-        // The copy was dropped with what it had.
+        // The dropped copy has given back its bytes.
         assert_eq!(budget.held(), 0);
         drop(server);
     }
