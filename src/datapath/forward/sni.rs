@@ -1,5 +1,5 @@
-//! Tunnels in whose routing the TLS inside them takes part: its server name selects the route,
-//! or has to agree with the authority.
+//! Tunnels that are routed by the server name of the TLS inside them, or whose server name has to
+//! agree with the authority.
 //!
 //! A client sends its ClientHello once it has read 200, so 200 is answered first and later
 //! failures are resets (contract 10). The ClientHello is kept and replayed unchanged.
