@@ -33,7 +33,7 @@ const PRICE_CONTINUATION: u64 = 10;
 const HEADER_BYTES_FREE: u64 = 128;
 /// Further header block bytes per credit: HPACK may expand each byte to a field.
 const HEADER_BYTES_PER_CREDIT: u64 = 32;
-/// Size below which a DATA frame is charged as a control frame.
+/// Size below which a DATA frame without END_STREAM is charged as a control frame.
 const SMALL_DATA_BYTES: u64 = 32;
 
 /// Frame types (RFC 9113 section 6).
