@@ -1,8 +1,9 @@
-//! The ClientHellos of tunnels whose endpoint has not answered yet, by which loops are found.
+//! Registry of the ClientHellos of tunnels whose endpoint has not answered yet, for loop
+//! detection.
 //!
-//! A hello is passed on as it came, so a route that leads back to a gateway brings the same random
-//! back on another connection. A client draws a new random for each connection (RFC 8446 section
-//! 4.1.2), so more than a few tunnels with one random are a loop.
+//! A ClientHello is forwarded unchanged, so a route that leads back to a gateway brings its
+//! random back on another connection. A client generates a new random for each connection (RFC
+//! 8446 section 4.1.2). More than [`SAME_MAX`] tunnels with one random are therefore a loop.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,23 +13,24 @@ use crate::reason::Reason;
 use crate::telemetry::Record;
 use crate::wire::hello::{Random, random};
 
-/// Tunnels in flight with the same random: a chain may rightly pass one gateway three times.
+/// Limit of tunnels in flight with the same random: a valid chain may pass one gateway three
+/// times.
 pub const SAME_MAX: u32 = 3;
 
-/// The randoms in flight, each with its number of tunnels. An entry takes about 64 bytes, and goes
-/// with its last tunnel: there are no more entries than tunnels. One for the process, so that a
-/// tunnel does not carry a reference to it.
+/// Number of tunnels in flight by random. An entry takes about 64 bytes and is removed with its
+/// last tunnel, so there are no more entries than tunnels. The table is global so that a tunnel
+/// carries no reference to it.
 static RANDOMS: LazyLock<Mutex<HashMap<Random, u32>>> = LazyLock::new(Mutex::default);
 
-/// A hello in flight, given back on drop.
+/// ClientHello in flight, removed on drop.
 #[derive(Debug)]
 pub struct InFlight(Random);
 
-/// A hello that is in flight too often.
+/// ClientHello with too many tunnels in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loop;
 
-/// Counts the hello that `bytes` begin with, if they begin with one.
+/// Counts the ClientHello at the start of `bytes`, if there is one.
 ///
 /// # Errors
 /// [`SAME_MAX`] tunnels with its random are in flight.
@@ -45,7 +47,7 @@ pub fn enter(bytes: &[u8]) -> Result<Option<InFlight>, Loop> {
     Ok(Some(InFlight(random)))
 }
 
-/// Each critical section is one step, so what is behind a poisoned lock is whole.
+/// Locks the table. Each critical section is a single step, so poisoning leaves it consistent.
 fn randoms() -> MutexGuard<'static, HashMap<Random, u32>> {
     RANDOMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -63,7 +65,7 @@ impl Drop for InFlight {
 }
 
 impl Loop {
-    /// Explains the end of the tunnel in its record, and returns the reason.
+    /// Adds the explanation to the tunnel's record, and returns the reason.
     pub fn told(self, record: &mut Record) -> Reason {
         record.detail(self.to_string());
         Reason::Loop

@@ -1,39 +1,39 @@
-//! The frame meter: what a connection costs against what it carries.
+//! Frame meter: limits the work that a connection causes relative to the data that it carries.
 //!
-//! h2 bounds resets and CONTINUATION, but not PING, SETTINGS, PRIORITY, WINDOW_UPDATE, empty DATA,
-//! unknown frames or HPACK work: one peer that floods with them takes its whole worker. So every
-//! frame has a price, bytes and answers of tunnels earn credit, and some credit comes with time.
-//! A connection whose credit is used up is ended with ENHANCE_YOUR_CALM (RFC 9113 section 7).
+//! h2 bounds resets and CONTINUATION, but not PING, SETTINGS, PRIORITY, WINDOW_UPDATE, empty
+//! DATA, unknown frames or HPACK work: one peer that floods with them occupies its whole worker.
+//! Therefore every frame has a price; tunnel bytes, answers and time earn credit. A connection
+//! without credit is ended with ENHANCE_YOUR_CALM (RFC 9113 section 7).
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Credit of a fresh connection, and the most that can be saved up: a client that opens 256
-/// tunnels at once with 1 KiB of headers each needs about 9,000.
+/// Initial and maximum credit of a connection. A client that opens 256 tunnels at once with 1
+/// KiB of headers each needs about 9,000.
 const CREDIT_MAX: u64 = 20_000;
-/// Credit that comes with time. A quiet peer needs 0.1 PING a second; a pool whose clients give up
-/// their tunnels before a byte has come back may do so some 200 times a second.
+/// Credit per second. A quiet peer needs 0.1 PING a second; a pool whose clients abandon their
+/// tunnels before the first byte arrives may do so some 200 times a second.
 const CREDIT_PER_SECOND: u64 = 2_000;
-/// Bytes of tunnels, in either direction, that earn one credit: a frame of one record pays for
-/// two hundred window updates.
+/// Tunnel bytes, in either direction, per credit: a DATA frame that fills a TLS record pays for
+/// about two hundred window updates.
 const BYTES_PER_CREDIT: u64 = 64;
-/// What a frame of ours with an answer or bytes earns: the peer acknowledges what it is sent.
+/// Credit for a sent frame with an answer or data: the peer acknowledges what it receives.
 const CREDIT_PER_ANSWER: u64 = 4;
-/// What a refusal earns. A client that tries a service that is down 500 times a second must not
-/// lose the tunnels that it has to others.
+/// Credit for a rejection. A client that tries an unavailable service 500 times a second must
+/// not lose its tunnels to other services.
 const CREDIT_PER_REFUSAL: u64 = 2;
 
-/// Prices by the work that a frame makes, in credits.
+/// Prices in credits, by the work that a frame causes.
 const PRICE_CONTROL: u64 = 2;
 const PRICE_REQUEST: u64 = 4;
 const PRICE_RESET: u64 = 4;
 const PRICE_CONTINUATION: u64 = 10;
-/// Bytes of a header block that go with its request: Istio's headers, mostly indexed.
+/// Header block bytes included in the price of a request: Istio's headers, mostly indexed.
 const HEADER_BYTES_FREE: u64 = 128;
-/// Further bytes of a header block for one credit: HPACK may make a field of each.
+/// Further header block bytes per credit: HPACK may expand each byte to a field.
 const HEADER_BYTES_PER_CREDIT: u64 = 32;
-/// A DATA frame with fewer bytes than it takes to earn its price is no better than a control frame.
+/// Size below which a DATA frame without END_STREAM is charged as a control frame.
 const SMALL_DATA_BYTES: u64 = 32;
 
 /// Frame types (RFC 9113 section 6).
@@ -41,13 +41,14 @@ const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const CONTINUATION: u8 = 9;
-/// The flag that ends a stream, on DATA and HEADERS.
+/// END_STREAM flag of DATA and HEADERS.
 const END_STREAM: u8 = 1;
-/// The client's preface comes before its first frame (RFC 9113 section 3.4).
+/// Length of the client's connection preface, which precedes its first frame (RFC 9113 section
+/// 3.4).
 const PREFACE_BYTES: usize = 24;
 const FRAME_HEADER_BYTES: usize = 9;
 
-/// The credit of one connection.
+/// Credit of one connection.
 #[derive(Debug)]
 pub struct Meter {
     inbound: Walker,
@@ -59,7 +60,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// The meter of a connection whose preface is still to come.
+    /// Returns the meter of a connection before its preface.
     pub fn new() -> Self {
         Self {
             inbound: Walker {
@@ -73,7 +74,7 @@ impl Meter {
         }
     }
 
-    /// Charges what the peer sent. Returns the number of frames that begin in `bytes`.
+    /// Charges for received bytes. Returns the number of frames that begin in `bytes`.
     ///
     /// # Errors
     /// The credit is used up.
@@ -99,7 +100,7 @@ impl Meter {
         }
     }
 
-    /// Earns what we sent.
+    /// Earns credit for sent bytes.
     pub fn sent(&mut self, bytes: &[u8]) {
         let (mut earned, mut carried) = (0, 0);
         self.outbound.walk(bytes, |frame| match frame.kind {
@@ -141,11 +142,11 @@ impl Default for Meter {
     }
 }
 
-/// A connection's credit is used up.
+/// Error of a connection whose credit is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exhausted;
 
-/// What the header of a frame says.
+/// Fields of a frame header.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     length: u64,
@@ -169,13 +170,13 @@ impl Frame {
     }
 }
 
-/// Finds frame headers in a stream of bytes, however they are cut.
+/// Incremental scanner for frame headers in arbitrarily segmented bytes.
 #[derive(Debug, Default)]
 struct Walker {
-    /// Bytes to pass over before the next header.
+    /// Bytes to skip before the next header.
     skip: usize,
     header: [u8; FRAME_HEADER_BYTES],
-    /// How much of the header is there.
+    /// Number of header bytes read.
     filled: usize,
 }
 
@@ -224,14 +225,14 @@ mod tests {
         bytes
     }
 
-    /// A meter whose preface has come.
+    /// Returns a meter after the preface.
     fn meter() -> Meter {
         let mut meter = Meter::new();
         assert_eq!(meter.received(&[0; PREFACE_BYTES]), Ok(0));
         meter
     }
 
-    /// How many of these frames a fresh connection may send at once.
+    /// Returns how many of these frames a fresh connection may send at once.
     fn allowed(frame: &[u8]) -> usize {
         let mut meter = meter();
         (0..1_000_000)

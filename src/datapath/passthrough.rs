@@ -1,4 +1,4 @@
-//! Stages 2 to 4 of a TLS listener: the hello, which is read to route it and changed in nothing.
+//! Stages 2 to 4 of a TLS listener: reads the ClientHello for routing and leaves it unchanged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use super::identity::Peer;
 use super::tunnel::{Origin, Target};
 use super::{Gateway, linger};
 
-/// The time for an alert to leave.
+/// Deadline for writing an alert.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
 
-/// One connection: hello, target, then bytes until it ends. What is no hello is counted with the
-/// handshakes; what is one is a tunnel, however it ends.
+/// Serves one connection: ClientHello, target, then bytes until it ends. A failure before a
+/// complete ClientHello is counted with the handshakes; later ends are counted with the tunnels.
 pub async fn run(gateway: Arc<Gateway>, accepted: Accepted) {
-    // Boxed: to read a hello takes far more room than the tunnel that it leads to.
+    // Boxed: reading a ClientHello takes far more memory than the tunnel that follows.
     let arrived = Box::pin(arrive(gateway, accepted)).await;
     if let Some(arrived) = arrived {
         raw::run(arrived).await;
@@ -48,7 +48,7 @@ async fn arrive(gateway: Arc<Gateway>, accepted: Accepted) -> Option<Box<Arrived
             return None;
         }
     };
-    // Before the rules are read, so that no change of them goes unseen.
+    // Obtained before the rules are read, so that no change of them is missed.
     let generation = gateway.reader.generation();
     let wanted = accepted.listener.rules().target(&hello);
     let sni: Option<Arc<str>> = hello.sni.map(Into::into);
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn an_idle_tunnel_stays_small() {
-        // Beside it stands `Open`, boxed, as for a tunnel of HBONE.
+        // Excludes `Open`, which is boxed as for an HBONE tunnel.
         let size = future_size(run);
         assert!(size <= 1280, "{size}");
     }

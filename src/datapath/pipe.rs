@@ -1,7 +1,7 @@
-//! Pipes through which bytes pass from socket to socket without coming into this process.
+//! Pipes for splicing bytes from socket to socket without copying them to user space.
 //!
-//! A pipe is borrowed from the thread while something is in it, as buffers are. One that still has
-//! bytes of a tunnel when that ends is closed and never lent again.
+//! A pipe is borrowed from a thread-local pool while it holds bytes, like a buffer. A pipe that
+//! still holds bytes when its tunnel ends is closed and never reused.
 
 use std::cell::RefCell;
 use std::io;
@@ -15,18 +15,19 @@ use tokio::net::TcpStream;
 use super::admission::Admission;
 use super::pool::PipeEnd;
 
-/// What a pipe holds. An unprivileged user may have 64 MiB in pipes (`pipe-user-pages-soft`).
+/// Capacity of a pipe. An unprivileged user may have 64 MiB in pipes (`pipe-user-pages-soft`).
 const PIPE_BYTES: usize = 256 * 1024;
-/// Pipes of the process: 32 MiB, and 256 descriptors.
+/// Limit of pipes in the process: 32 MiB, and 256 descriptors.
 const PIPES_MAX: usize = 128;
-/// Spare pipes of a thread.
+/// Limit of spare pipes of a thread.
 const SPARES_MAX: usize = 8;
 
-/// Never SPLICE_F_MORE: it holds small segments back for up to 200 ms, as a cork does.
+/// Excludes SPLICE_F_MORE: like a cork, it delays small segments by up to 200 ms.
 const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
 
 static PIPES: AtomicUsize = AtomicUsize::new(0);
-/// Set once this host has refused to splice, as some sandboxes do: from then on bytes are copied.
+/// True once this host has refused to splice, as some sandboxes do. Bytes are copied from then
+/// on.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -42,12 +43,12 @@ struct Ends {
 }
 
 impl Ends {
-    /// Makes a pipe, unless the process has enough or no descriptors for it.
+    /// Creates a pipe, unless the process has reached a limit of pipes or descriptors.
     fn new(admission: &Admission) -> Option<Self> {
         let counted = Counted::new()?;
         let descriptors = [admission.pool.pipe_end()?, admission.pool.pipe_end()?];
         let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).ok()?;
-        // Where it is refused the pipe stays as small as it is, which costs only time.
+        // If resizing fails, the pipe keeps its default capacity, which costs only time.
         let _ = fcntl_setpipe_size(&write, PIPE_BYTES);
         Some(Self {
             read,
@@ -57,7 +58,7 @@ impl Ends {
     }
 }
 
-/// A place among the pipes of the process.
+/// Slot among the pipes of the process.
 #[derive(Debug)]
 struct Counted;
 
@@ -75,7 +76,7 @@ impl Drop for Counted {
     }
 }
 
-/// A pipe that goes back to the thread on drop, if it is empty then.
+/// Pipe that returns to the thread's pool on drop if it is empty.
 #[derive(Debug)]
 pub struct Pipe {
     ends: Option<Ends>,
@@ -83,7 +84,8 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// Borrows an empty one, or makes one; none if there are too many or it cannot be.
+    /// Borrows or creates an empty pipe; returns none at the limits, or if splicing is
+    /// unavailable.
     pub fn borrow(admission: &Admission) -> Option<Self> {
         if REFUSED.load(Ordering::Relaxed) {
             return None;
@@ -93,17 +95,17 @@ impl Pipe {
         Some(Self { ends, filled: 0 })
     }
 
-    /// Bytes that are in it.
+    /// Returns the number of bytes in the pipe.
     pub fn filled(&self) -> usize {
         self.filled
     }
 
-    /// Moves what the socket has into the pipe, which must be empty: a full one would say that the
-    /// socket has nothing. Gives how much; 0 is the socket's end.
+    /// Moves available bytes from the socket into the pipe. Returns their number; 0 is the end
+    /// of the stream. The pipe must be empty: a full pipe would look like a socket without data.
     ///
     /// # Errors
-    /// The socket has nothing now, or this host does not splice (both `WouldBlock`, to be tried
-    /// again), or the socket failed.
+    /// `WouldBlock` if the socket has no data, or if this host does not splice (the caller tries
+    /// again and then copies). Any other error is the socket's.
     pub fn fill(&mut self, from: &TcpStream) -> io::Result<usize> {
         use io::ErrorKind::*;
         let (Some(ends), 0) = (&self.ends, self.filled) else {
@@ -125,10 +127,11 @@ impl Pipe {
         }
     }
 
-    /// Moves what the socket takes out of the pipe, which must not be empty. Gives how much.
+    /// Moves bytes from the pipe to the socket. Returns their number. The pipe must not be
+    /// empty.
     ///
     /// # Errors
-    /// The socket takes nothing now (`WouldBlock`), or it failed.
+    /// `WouldBlock` if the socket accepts no data now. Any other error is the socket's.
     pub fn drain(&mut self, to: &TcpStream) -> io::Result<usize> {
         let (Some(ends), 1..) = (&self.ends, self.filled) else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -145,7 +148,7 @@ impl Drop for Pipe {
     fn drop(&mut self) {
         let ends = self.ends.take().filter(|_| self.filled == 0);
         let Some(ends) = ends else { return };
-        // There are no spares any more while the thread ends.
+        // The thread-local is gone while the thread ends.
         let _ = SPARES.try_with(|spares| {
             let mut spares = spares.borrow_mut();
             if spares.len() < SPARES_MAX {
@@ -155,7 +158,7 @@ impl Drop for Pipe {
     }
 }
 
-/// The pipes that this thread has to spare.
+/// Returns the number of spare pipes of this thread.
 #[cfg(test)]
 pub fn spares() -> usize {
     SPARES.with_borrow(Vec::len)

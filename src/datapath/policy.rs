@@ -1,4 +1,4 @@
-//! Stage 6: may this peer use this route? Default deny.
+//! Stage 6: exposure policy, which decides whether a peer may use a route. Denies by default.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use super::identity::Peer;
 use super::route::{self, Route};
 use super::tunnel::Origin;
 
-/// A route that the peer may use. Only [`run`] and [`granted`] make one, and only a permit can be
-/// dialled.
+/// Permit for a peer to use a route. Only [`run`] and [`granted`] create one, and only a permit
+/// can be dialled.
 #[derive(Debug)]
 pub struct Permit {
     route: Route,
@@ -19,12 +19,13 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// The route that is permitted.
+    /// Returns the permitted route.
     pub fn route(&self) -> &Route {
         &self.route
     }
 
-    /// Converts the permit into the right by which an open tunnel to `endpoint` is judged anew.
+    /// Converts the permit into the grant by which an open tunnel to `endpoint` is evaluated
+    /// again.
     pub fn into_right(self, endpoint: Arc<Endpoint>) -> Right {
         let route = &self.route;
         let waypoint = match (route.is_by_waypoint(), route.is_past_waypoints()) {
@@ -46,7 +47,7 @@ impl Permit {
     }
 }
 
-/// Permission of an open tunnel.
+/// Grant of an open tunnel, with the input to evaluate it again.
 #[derive(Clone, Debug)]
 pub struct Right {
     asked: Authority,
@@ -58,35 +59,36 @@ pub struct Right {
     waypoint: Waypoint,
 }
 
-/// The part that the waypoints of its service have in an open tunnel.
+/// Role of the service's waypoints in an open tunnel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Waypoint {
-    /// The service had none.
+    /// The service had no waypoint.
     None,
-    /// The endpoint is one of a waypoint.
+    /// The endpoint belongs to a waypoint.
     Endpoint,
-    /// The tunnel went past them, as the peer said this by `x-istio-source`.
+    /// The tunnel bypassed the waypoints, as the peer's `x-istio-source` requested.
     Past(Origin),
 }
 
 impl Right {
-    /// The endpoint of the tunnel.
+    /// Returns the endpoint of the tunnel.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
     }
 
-    /// Returns whether the endpoint is one of a waypoint.
+    /// Returns whether the endpoint belongs to a waypoint.
     pub fn is_by_waypoint(&self) -> bool {
         self.waypoint == Waypoint::Endpoint
     }
 }
 
-/// Judges the peer's use of the route by the snapshot's exposure rules, and by the control plane's
-/// exports where they say nothing.
+/// Evaluates the route against the snapshot's exposure rules, and against the control plane's
+/// exports for services without an entry.
 ///
 /// # Errors
-/// [`Reason::NotLinked`], [`Reason::NotExposed`] or [`Reason::NotForPeer`], which are alike to the
-/// peer. The last is also for a peer that the listener's `sources` have lost.
+/// [`Reason::NotLinked`], [`Reason::NotExposed`] or [`Reason::NotForPeer`], which the peer
+/// cannot distinguish. [`Reason::NotForPeer`] also covers a peer that the listener's `sources`
+/// no longer contain.
 pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Reason> {
     if !peer.is_admitted() {
         return Err(Reason::NotForPeer);
@@ -99,11 +101,11 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, route: Route) -> Result<Permit, Rea
     })
 }
 
-/// The permit for the target of a listener's own route, which the configuration opens to whoever
-/// reaches that listener.
+/// Permits the target of a listener's own route, which the configuration opens to all clients of
+/// that listener.
 ///
 /// # Errors
-/// [`Reason::NotForPeer`]: the listener's `sources` have lost the peer.
+/// [`Reason::NotForPeer`] if the listener's `sources` no longer contain the peer.
 pub fn granted(peer: &Peer, route: Route) -> Result<Permit, Reason> {
     match peer.is_admitted() {
         true => Ok(Permit {
@@ -114,11 +116,11 @@ pub fn granted(peer: &Peer, route: Route) -> Result<Permit, Reason> {
     }
 }
 
-/// Judges an open tunnel again, by the rules of now.
+/// Evaluates an open tunnel again, by the current rules.
 ///
 /// # Errors
-/// The change that ended the right: of the listener, of trust, of exposure, of names, of links, or
-/// of the peers whose `x-istio-source` is believed.
+/// The change that revoked the grant: of the listener, of trust, of exposure, of names, of
+/// links, or of the peers whose `x-istio-source` is trusted.
 pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<(), &'static str> {
     if let Some(refusal) = peer.lost_trust() {
         return Err(refusal.words());
@@ -154,8 +156,8 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<
     }
 }
 
-/// Returns whether a server name, by itself or in Istio's form, is one of the service that was
-/// permitted: its own or any other that leads there.
+/// Returns whether a server name, plain or in Istio's form, belongs to the permitted service:
+/// the requested name or any other that resolves to it.
 pub fn is_named(snapshot: &Snapshot, peer: &Peer, right: &Right, name: &str) -> bool {
     let leads_there = |port: u16| {
         let asked = sni::target(name, port)?;
@@ -163,7 +165,7 @@ pub fn is_named(snapshot: &Snapshot, peer: &Peer, right: &Right, name: &str) -> 
         let is_same = found.service.hostname == right.service.hostname;
         Some(is_same && found.port == right.port)
     };
-    // An alias may stand for another port than the service's own name does.
+    // An alias may match another port than the service's own name does.
     let ports = [right.asked.port, right.port];
     ports
         .into_iter()

@@ -1,7 +1,7 @@
-//! Below TLS: one system call for several records.
+//! Read buffer below TLS: one system call reads several records.
 //!
-//! rustls asks for 4 KiB at a time, a quarter of a record. Here the socket is asked for four
-//! records, and rustls gets its pieces from memory. An idle connection holds no buffer.
+//! rustls reads 4 KiB at a time, a quarter of a record. This reader requests four records from
+//! the socket, and serves rustls from memory. An idle connection holds no buffer.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,17 +11,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::buffer::Buffer;
 
-/// The most that is read at once: what is decrypted while the processor's cache still has it.
+/// Limit of one read. The decryption still finds this much in the processor's cache.
 const READ_BYTES_MAX: usize = 64 * 1024;
 
-/// A byte stream that is read in large pieces and written as it is.
+/// Byte stream with buffered reads and unbuffered writes.
 #[derive(Debug)]
 pub struct ReadAhead<S> {
     stream: S,
     ahead: Option<Ahead>,
 }
 
-/// What was read and not asked for yet: `from..to` of the buffer.
+/// Bytes that were read from the stream and not consumed: `from..to` of the buffer.
 #[derive(Debug)]
 struct Ahead {
     buffer: Buffer,
@@ -30,7 +30,7 @@ struct Ahead {
 }
 
 impl<S> ReadAhead<S> {
-    /// Reads ahead of what is asked of `stream`.
+    /// Wraps a stream.
     pub fn new(stream: S) -> Self {
         Self {
             stream,
@@ -38,7 +38,7 @@ impl<S> ReadAhead<S> {
         }
     }
 
-    /// The stream itself. What was read ahead is lost.
+    /// Returns the stream. Discards buffered bytes.
     pub fn into_inner(self) -> S {
         self.stream
     }
@@ -87,7 +87,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ReadAhead<S> {
         data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         if let [data] = data {
-            // The system has a shorter way for one slice.
+            // The system call for a single slice is cheaper.
             return Pin::new(&mut self.stream).poll_write(cx, data);
         }
         Pin::new(&mut self.stream).poll_write_vectored(cx, data)

@@ -1,4 +1,4 @@
-//! Stage 5: a target resolved against the snapshot.
+//! Stage 5: resolves a target against the snapshot.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::wire::Authority;
 use super::identity::Peer;
 use super::tunnel::{Origin, Target};
 
-/// A service port and the endpoints that a tunnel to it is dialled at: its own, or those of a
-/// waypoint of the service.
+/// Service port with the endpoints for its tunnels: the service's own, or those of one of its
+/// waypoints.
 #[derive(Debug)]
 pub struct Route {
     asked: Authority,
@@ -25,43 +25,45 @@ pub struct Route {
 }
 
 impl Route {
-    /// What the peer asked for.
+    /// Returns the authority that the peer requested.
     pub fn asked(&self) -> &Authority {
         &self.asked
     }
 
-    /// What the peer asked for and how that stands for the service, for whoever needs nothing else.
+    /// Returns the requested authority and the kind of its match with the service.
     pub fn into_asked(self) -> (Authority, Means) {
         (self.asked, self.means)
     }
 
-    /// How what the peer asked for stands for the service.
+    /// Returns how the requested authority matched the service.
     pub fn means(&self) -> &Means {
         &self.means
     }
 
-    /// The service.
+    /// Returns the service.
     pub fn service(&self) -> &Arc<Service> {
         &self.service
     }
 
-    /// The service's port.
+    /// Returns the port of the service.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The endpoints to dial.
+    /// Returns the endpoints to dial.
     pub fn endpoints(&self) -> &Arc<EndpointSet> {
         &self.endpoints
     }
 
-    /// Why tunnels to the service are refused, and how many of a million, in their order.
+    /// Returns the drop categories of the service port with their rates in parts per million, in
+    /// order.
     pub fn drops(&self) -> &[(Arc<str>, u32)] {
         let assignments = &self.service.definition.assignments;
         assignments.get(&self.port).map_or(&[], |one| &one.drops)
     }
 
-    /// What an operator has to know where there is no endpoint, if the reason does not say it all.
+    /// Returns a detail for the log if there is no endpoint and the reason alone does not
+    /// explain it.
     pub fn detail(&self) -> Option<String> {
         if self.by_waypoint {
             let names = self.service.definition.waypoint_names();
@@ -75,27 +77,28 @@ impl Route {
         (!left_out.is_empty()).then(why)
     }
 
-    /// What the peer says of where it comes from.
+    /// Returns the origin that the peer claims.
     pub fn origin(&self) -> Origin {
         self.origin
     }
 
-    /// Whether the tunnel goes to a waypoint of its service.
+    /// Returns whether the tunnel goes to a waypoint of its service.
     pub fn is_by_waypoint(&self) -> bool {
         self.by_waypoint
     }
 
-    /// Whether it is one of a TLS listener.
+    /// Returns whether the tunnel belongs to a TLS listener.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// Whether the tunnel goes past the waypoints of its service, by the word of the peer.
+    /// Returns whether the tunnel bypasses the waypoints of its service, because the peer's
+    /// `x-istio-source` is trusted.
     pub fn is_past_waypoints(&self) -> bool {
         !self.by_waypoint && !self.service.definition.waypoints.is_empty()
     }
 
-    /// Why a tunnel ends for which there is no endpoint.
+    /// Returns the reason for a tunnel without an endpoint.
     pub fn without_endpoint(&self) -> Reason {
         match self.by_waypoint {
             true => Reason::NoWaypoint,
@@ -104,7 +107,7 @@ impl Route {
     }
 }
 
-/// Looks the target up.
+/// Resolves the target.
 ///
 /// # Errors
 /// [`Reason::UnknownService`].
@@ -130,7 +133,8 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Re
     })
 }
 
-/// As [`run`], with the endpoints of TLS listeners.
+/// Resolves the target of a TLS listener, with the endpoints for passthrough. A service with
+/// waypoints gets no endpoints.
 ///
 /// # Errors
 /// [`Reason::UnknownService`].
@@ -155,7 +159,7 @@ pub fn direct(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route,
     })
 }
 
-/// Returns whether a tunnel that went past the waypoints of the service could do so now, too.
+/// Returns whether a tunnel that bypassed the waypoints of the service could still do so.
 pub fn may_go_past(
     snapshot: &Snapshot,
     peer: &Peer,
@@ -169,12 +173,16 @@ pub fn may_go_past(
 /// Returns whether a tunnel goes to a waypoint of the service instead of its endpoints (contract
 /// 11, `x-istio-source`).
 ///
-/// Anybody can send the header. It is believed only of an identity that the configuration names,
-/// and of a workload of a waypoint of the service: of each service behind an alias that has one.
-/// Such a workload is in this cluster: in a mesh with one trust domain, a waypoint of another
-/// cluster has the same identity if it has the same name, and has applied other policies. The
-/// cluster is that of the current configuration. Without `trust.clusters` and with one cluster in
-/// `trust.domains` it distinguishes nobody, and only identities of the configuration are believed.
+/// Any client can send the header. It is trusted from two kinds of peers:
+/// - identities in `trust.waypoints`;
+/// - workloads of this cluster that implement a waypoint of the service; for an alias, a
+///   waypoint of each service behind it that has one.
+///
+/// The cluster has to be this one: in a mesh with one trust domain, a waypoint of the same name
+/// in another cluster has the same identity, but has applied other policies. The current
+/// configuration determines the cluster. Without `trust.clusters` and with one cluster in
+/// `trust.domains`, clusters cannot be distinguished, and only identities in `trust.waypoints`
+/// are trusted.
 fn goes_by_waypoint(
     snapshot: &Snapshot,
     peer: &Peer,
@@ -209,7 +217,8 @@ fn goes_by_waypoint(
     !(snapshot.trust.is_waypoint(principal) || is_here() && is_believed())
 }
 
-/// The endpoints of one of the service's waypoints, drawn by weight among those that have any.
+/// Returns the endpoints of one of the service's waypoints, chosen by weight among those with
+/// endpoints.
 fn waypoint<'a>(snapshot: &'a Snapshot, service: &'a Service) -> Option<&'a Arc<EndpointSet>> {
     let usable: Vec<_> = waypoints(snapshot, &service.definition).collect();
     let weight_of = |waypoint: &Waypoint| u64::from(waypoint.weight);
@@ -223,7 +232,7 @@ fn waypoint<'a>(snapshot: &'a Snapshot, service: &'a Service) -> Option<&'a Arc<
     drawn.map(|(_, endpoints)| endpoints)
 }
 
-/// The waypoints of a service that are drawn, with their endpoints.
+/// Returns the waypoints of a service that can be chosen, with their endpoints.
 pub fn waypoints<'a>(
     snapshot: &'a Snapshot,
     service: &'a mesh::Service,
@@ -318,7 +327,7 @@ mod tests {
     fn who_goes_past_a_waypoint_says_so_and_is_believed() {
         let behind = service("echo", &[(named("waypoint"), 1)]);
         let mut waypoint = service("waypoint", &[]);
-        // Tenants write these.
+        // Tenants control this field.
         let san = "spiffe://west.local/ns/app/sa/waypoint";
         waypoint.subject_alt_names = vec![san.to_owned()];
         let by_ingress = mesh::Service {
@@ -327,7 +336,7 @@ mod tests {
             ingress_use_waypoint: true,
             ..behind.clone()
         };
-        // The waypoint of another service is not one of this.
+        // The waypoint of another service is not trusted for this one.
         let other = service("other", &[(named("second"), 1)]);
         let snapshot = snapshot(
             vec![behind, by_ingress, waypoint, other, service("second", &[])],
@@ -350,8 +359,8 @@ mod tests {
         let ingress = "spiffe://west.local/ns/edge/sa/ingress";
         let labelled = "spiffe://east.local/ns/shop/sa/waypoint";
         let stranger = "spiffe://west.local/ns/shop/sa/checkout";
-        // Of the service: whether a tunnel goes by the waypoint if the peer says nothing, that it
-        // is a waypoint, or that it is an ingress gateway.
+        // For each service: whether a tunnel goes to the waypoint if the peer sends no header,
+        // claims to be a waypoint, or claims to be an ingress gateway.
         for (service, principal, want) in [
             ("echo.app", stranger, [true, true, true]),
             ("echo.app", WAYPOINT, [true, false, false]),
@@ -376,7 +385,7 @@ mod tests {
         }
     }
 
-    /// A peer with this identity.
+    /// Returns a peer with this identity.
     fn peer(snapshot: &Snapshot, principal: &str) -> Peer {
         let parts = crate::config::parse_identity(principal).expect("an identity");
         let [trust_domain, namespace, service_account] = parts.map(Arc::from);
@@ -505,7 +514,7 @@ mod tests {
         }
     }
 
-    /// The addresses of the waypoint's endpoints, over many draws.
+    /// Counts the addresses of the chosen waypoint endpoints over many draws.
     fn drawn(waypoints: &[(Place, u32)], others: Vec<mesh::Service>) -> Vec<(IpAddr, usize)> {
         let mut services = vec![service("echo", waypoints)];
         services.extend(others);

@@ -1,7 +1,7 @@
-//! Streams that take bytes now and send them at the next flush.
+//! Streams that buffer written bytes until the next flush.
 //!
-//! A TLS session makes records of what it takes and keeps them, so that one system call can send
-//! what many writes have made.
+//! A TLS session seals the bytes into records and keeps the records, so that one system call
+//! sends the result of many writes.
 
 use std::io::{self, IoSlice, Write};
 use std::pin::Pin;
@@ -11,9 +11,9 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::server::TlsStream;
 
-/// A stream that takes bytes now and sends them at the next flush.
+/// Stream that buffers written bytes until the next flush.
 pub trait Seal: AsyncWrite + Unpin {
-    /// Takes all the bytes, however many they are.
+    /// Buffers all bytes, without a limit.
     ///
     /// # Errors
     /// The session has failed.
@@ -23,7 +23,7 @@ pub trait Seal: AsyncWrite + Unpin {
 impl<S: AsyncRead + AsyncWrite + Unpin> Seal for Box<TlsStream<S>> {
     fn seal(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()> {
         let (_, session) = self.get_mut();
-        // Who seals bounds what waits; rustls' own bound would take a part.
+        // The caller bounds the buffered bytes; rustls' own limit would cause partial writes.
         session.set_buffer_limit(None);
         let count: usize = slices.iter().map(|slice| slice.len()).sum();
         match session.writer().write_vectored(slices)? {
@@ -33,7 +33,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Seal for Box<TlsStream<S>> {
     }
 }
 
-/// A stream without TLS, as tests have it.
+/// Stream without TLS, for tests.
 #[derive(Debug)]
 pub struct Plain<S> {
     stream: S,
@@ -41,7 +41,7 @@ pub struct Plain<S> {
 }
 
 impl<S> Plain<S> {
-    /// Seals nothing, and keeps what it is to send all the same.
+    /// Wraps a stream, and buffers without encryption.
     pub fn new(stream: S) -> Self {
         Self {
             stream,

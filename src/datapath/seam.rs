@@ -1,12 +1,12 @@
-//! The seam between TLS and h2: every plaintext byte of an HTTP/2 connection crosses it.
+//! Adapter between TLS and h2, through which all plaintext of an HTTP/2 connection passes.
 //!
-//! It meters the frames, and it spends tokio's cooperative budget for them: what TLS serves from
-//! its own buffers would otherwise be free, and one connection with full buffers, or with a
-//! thousand tiny frames in one of them, could keep its worker to itself.
+//! It meters the frames and spends tokio's cooperative budget on them. Reads from the TLS buffer
+//! are free otherwise: one connection with full buffers, or with a thousand tiny frames in one
+//! buffer, could occupy its worker.
 //!
-//! It also gathers: h2 flushes after each DATA frame, which would be a TLS record and a system
-//! call each. Small frames share a record, large ones are made into records at once, and what a
-//! turn of the connection writes leaves together, at the end of the turn.
+//! It also coalesces writes. h2 flushes after each DATA frame, at the cost of a TLS record and a
+//! system call each. Small frames share a record, large ones are sealed at once, and the writes
+//! of one poll of the connection are sent together at its end.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -22,52 +22,52 @@ use super::buffer::{BUFFER_BYTES, Buffer};
 use super::meter::Meter;
 use super::seal::Seal;
 
-/// A TLS stream as h2 sees it.
+/// TLS stream as used by h2.
 #[derive(Debug)]
 pub struct Seam<S>(Arc<Mutex<Crossing<S>>>);
 
-/// What the owner of a connection keeps of its seam.
+/// Second handle of the stream, for the owner of the connection.
 #[derive(Debug)]
 pub struct Owner<S> {
     crossing: Arc<Mutex<Crossing<S>>>,
-    /// Told once when the connection's credit is used up.
+    /// Notified once when the connection's credit is used up.
     pub exhausted: Arc<Notify>,
 }
 
-/// The stream, and what is known of the bytes that cross. Both halves live in one task, so the
-/// lock is never contended.
+/// Stream with the state of metering and buffering. Both handles live in one task, so the lock
+/// is never contended.
 #[derive(Debug)]
 struct Crossing<S> {
     stream: S,
     meter: Meter,
     exhausted: Arc<Notify>,
-    /// Set once the credit is used up: nothing more is read.
+    /// True once the credit is used up; nothing more is read.
     closed: bool,
-    /// The end of the stream, until it is told.
+    /// End of the stream, until it is returned to h2.
     end: Option<io::Result<()>>,
-    /// What h2 has written and TLS has not taken.
+    /// Bytes written by h2 that TLS has not taken.
     gathered: Option<Gathered>,
-    /// Bytes that TLS has taken since all that it had was last sent.
+    /// Number of bytes that TLS has taken since the last complete flush.
     sealed: usize,
-    /// The peer takes no more for now.
+    /// True if the last flush was blocked by the peer.
     blocked: bool,
 }
 
-/// The first bytes of a buffer.
+/// Buffer with its number of valid bytes.
 #[derive(Debug)]
 struct Gathered {
     buffer: Buffer,
     size: usize,
 }
 
-/// More than this is not copied to stand beside other frames in a TLS record.
+/// Limit of a write that is copied in order to share a TLS record with other frames.
 const GATHERED_MAX: usize = 2 * 1024;
-/// Bytes for which a turn makes TLS records before they are sent.
+/// Limit of bytes that are sealed in one poll before they are sent.
 const SEALED_MAX: usize = 256 * 1024;
-/// Slices that are taken at once: h2 writes the head of a frame and its payload.
+/// Limit of slices in one write: h2 writes the head of a frame and its payload.
 const SLICES_MAX: usize = 3;
 
-/// Frames for one unit of the cooperative budget, of which a turn has 128.
+/// Number of frames per unit of the cooperative budget. A poll has 128 units.
 const FRAMES_PER_UNIT: u32 = 4;
 
 impl<S> Seam<S> {
@@ -95,7 +95,7 @@ impl<S> Seam<S> {
 }
 
 impl<S> Owner<S> {
-    /// Runs a future of the connection; what it writes leaves at the end of each of its turns.
+    /// Runs a future of the connection, and flushes its writes at the end of each poll.
     pub async fn run<F>(&self, future: F) -> F::Output
     where
         F: Future,
@@ -106,7 +106,7 @@ impl<S> Owner<S> {
             let done = future.as_mut().poll(cx);
             let mut crossing = lock(&self.crossing);
             if let Poll::Ready(Err(error)) = crossing.poll_flush(cx) {
-                // h2 learns of it by its next read.
+                // h2 receives the error with its next read.
                 crossing.end = Some(Err(error));
                 cx.waker().wake_by_ref();
             }
@@ -115,7 +115,7 @@ impl<S> Owner<S> {
         .await
     }
 
-    /// The stream, once h2 has dropped its side of the seam.
+    /// Returns the stream, once h2 has dropped its handle.
     pub fn into_stream(self) -> Option<S> {
         let crossing = Arc::into_inner(self.crossing)?;
         let crossing = crossing
@@ -125,7 +125,8 @@ impl<S> Owner<S> {
     }
 }
 
-/// A panic in here ends the connection's task, and nobody else holds the lock.
+/// Locks the state. A panic under the lock ends the connection's task, the only user of the
+/// lock.
 fn lock<S>(crossing: &Mutex<Crossing<S>>) -> MutexGuard<'_, Crossing<S>> {
     crossing.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -137,7 +138,7 @@ impl<S: AsyncRead + Unpin> Crossing<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.closed {
-            // The owner has been woken and ends the connection; there is nothing to wait for.
+            // The owner has been notified and ends the connection, so no wake-up is needed.
             return Poll::Pending;
         }
         if let Some(end) = self.end.take() {
@@ -148,8 +149,9 @@ impl<S: AsyncRead + Unpin> Crossing<S> {
         let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
         budget.made_progress();
         if read.is_err() || buffer.filled().len() == before {
-            // Told one turn late: h2 forgets that a stream has ended when its connection does, and
-            // the tunnels whose last bytes came together with this end shall have seen theirs.
+            // The end is returned one poll later. h2 discards the end of streams when their
+            // connection ends, and tunnels whose last bytes came with this end have to receive
+            // theirs first.
             self.end = Some(read);
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -168,7 +170,7 @@ impl<S: AsyncRead + Unpin> Crossing<S> {
     }
 }
 
-/// Spends budget for work that is done after this read. What is overspent is this turn's loss.
+/// Spends budget for work after this read. Nothing is carried over if the budget is exceeded.
 fn spend(cx: &mut Context<'_>, units: u32) {
     for _ in 0..units {
         let Poll::Ready(unit) = coop::poll_proceed(cx) else {
@@ -179,7 +181,7 @@ fn spend(cx: &mut Context<'_>, units: u32) {
 }
 
 impl<S: Seal> Crossing<S> {
-    /// Takes all of it: few bytes into the buffer, more of them into TLS records at once.
+    /// Accepts all bytes: gathers small writes in the buffer, and seals large ones at once.
     fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
@@ -201,7 +203,7 @@ impl<S: Seal> Crossing<S> {
         Poll::Ready(Ok(count))
     }
 
-    /// Bytes that were gathered.
+    /// Returns the number of gathered bytes.
     fn gathered(&self) -> usize {
         self.gathered.as_ref().map_or(0, |gathered| gathered.size)
     }
@@ -218,7 +220,7 @@ impl<S: Seal> Crossing<S> {
         }
     }
 
-    /// Makes TLS records of what was gathered and what comes after it.
+    /// Seals the gathered bytes, followed by `slices`.
     fn seal(&mut self, slices: &[IoSlice<'_>]) -> io::Result<()> {
         let mut all = [IoSlice::new(&[]); SLICES_MAX + 1];
         let mut gathered = self.gathered.take();
@@ -230,7 +232,7 @@ impl<S: Seal> Crossing<S> {
         self.stream.seal(&all[..=slices.len()])
     }
 
-    /// Sends all that was written.
+    /// Sends all written bytes.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.gathered.is_some() {
             self.seal(&[])?;
@@ -275,7 +277,7 @@ impl<S: Seal> AsyncWrite for Seam<S> {
         true
     }
 
-    /// Does nothing: the [`Owner`] flushes at the end of the turn.
+    /// Does nothing: the [`Owner`] flushes at the end of the poll.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -295,8 +297,8 @@ mod tests {
     use super::super::seal::Plain;
     use super::*;
 
-    /// A stream that always has bytes, as TLS has while its buffer is full: a preface, and then
-    /// the same nine bytes over and over, which are a frame.
+    /// Stream that always has bytes, like TLS with a full buffer: a preface, then the same nine
+    /// bytes repeatedly, which are a frame.
     struct Endless {
         frame: [u8; 9],
         at: usize,
@@ -304,7 +306,7 @@ mod tests {
 
     impl Endless {
         fn new(kind: u8, flags: u8) -> Self {
-            // The preface, 24 bytes, ends in the middle of a repetition.
+            // The preface has 24 bytes, so it ends in the middle of a repetition.
             Self {
                 frame: [0, 0, 0, kind, flags, 0, 0, 0, 1],
                 at: 3,
@@ -379,7 +381,7 @@ mod tests {
             let write = owner.run(async {
                 let mut at = 0;
                 while at < sent.len() {
-                    // As h2 does: a header and its payload, of which any part may be taken.
+                    // Like h2: a header with its payload; the stream may take any part of them.
                     let (head, payload) = sent[at..].split_at((sent.len() - at).min(9));
                     let payload = &payload[..payload.len().min(50_000)];
                     at += seam

@@ -14,12 +14,12 @@ use super::handshake::{Refused, Session};
 use super::identity::Peer;
 use super::{Gateway, connect, handshake, identity, linger, passthrough};
 
-/// A timer that is due before all others of a runtime makes tokio wake that runtime, by two system
-/// calls, also where it is awake and sets the timer itself. Next to one that is always due within a
-/// second, the deadlines of dials and hellos cost none.
+/// Period of a timer that keeps tokio's driver from being woken. Arming the earliest timer of a
+/// runtime wakes its driver (two system calls), even from the runtime's own thread. With a timer
+/// that is always due within a second, deadlines of dials and handshakes cost no wake-up.
 const TICK: Duration = Duration::from_secs(1);
 
-/// A worker: serves the sockets that the acceptor hands over, each in a task of its own.
+/// Serves the sockets that the acceptor hands over, each in a task of its own.
 pub async fn worker(gateway: Arc<Gateway>, mut queue: mpsc::Receiver<Accepted>) {
     let mut tick = interval(TICK);
     loop {
@@ -42,12 +42,12 @@ pub async fn worker(gateway: Arc<Gateway>, mut queue: mpsc::Receiver<Accepted>) 
     }
 }
 
-/// One connection: handshake, identity, then CONNECTs until it ends. Each stage that refuses is
-/// counted and logged here, and the peer learns no more than an alert or a closed connection.
+/// Serves one connection: handshake, identity, then CONNECTs until it ends. Counts and logs the
+/// rejections of each stage. The peer sees no more than an alert or a closed connection.
 async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
     let address = accepted.address;
     let served = async {
-        // Boxed: a handshake needs far more room than the connection that it leads to.
+        // Boxed: a handshake needs far more memory than the connection that follows.
         let (session, peer) = Box::pin(meet(&gateway, accepted)).await?;
         connect::run(&gateway, session, peer).await
     };
@@ -59,7 +59,7 @@ async fn connection(gateway: Arc<Gateway>, accepted: Accepted) {
     }
 }
 
-/// Handshake and identity.
+/// Performs the handshake and authenticates the peer.
 async fn meet(gateway: &Gateway, accepted: Accepted) -> Result<(Session, Arc<Peer>), Refused> {
     let from = (accepted.address, Arc::clone(&accepted.listener));
     let mut session = handshake::run(gateway, accepted).await?;
@@ -83,9 +83,9 @@ mod tests {
 
     #[test]
     fn a_connection_stays_small() {
-        // Beside it stand h2's connection and the TLS session, boxed.
+        // Excludes h2's connection and the TLS session, which are boxed.
         let size = future_size(connection);
-        // A task is a header of 152 bytes more, in steps of 128.
+        // A task adds a header of 152 bytes, and is rounded up to a multiple of 128.
         assert!(size <= 2128, "{size}");
     }
 }

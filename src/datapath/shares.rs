@@ -1,5 +1,5 @@
-//! The shares that endpoints get over 100,000 picks from a seed, by the acceptance list of the
-//! features that Strait was planned by, whose numbers the names have.
+//! Shares of endpoints over 100,000 seeded picks. The numbers in the test names refer to the
+//! acceptance list of the features that Strait was planned with.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn service() -> Service {
     }
 }
 
-/// A workload by its place in the mesh, in a cluster and at `region/zone`.
+/// Returns a workload in a cluster and at `region/zone`. `at` determines its uid and address.
 fn workload(at: usize, cluster: &str, place: &str) -> Workload {
     let [.., high, low] = at.to_be_bytes();
     Workload {
@@ -66,7 +66,7 @@ fn workload(at: usize, cluster: &str, place: &str) -> Workload {
     }
 }
 
-/// What a gateway of network `shared` in `us-west/us-west-a` makes of a mesh.
+/// Builds the snapshot of a gateway in network `shared` at `us-west/us-west-a`.
 fn built(service: Service, workloads: Vec<Workload>, rule: Rule) -> Snapshot {
     let position = Position {
         cluster: "west".into(),
@@ -87,7 +87,7 @@ fn set(snapshot: &Snapshot) -> &EndpointSet {
     &snapshot.services.get("echo.app").expect("a service").ports[&80]
 }
 
-/// How often each endpoint is picked, by its place in the set.
+/// Counts the picks of each endpoint, by index in the set.
 fn picked(set: &EndpointSet) -> Vec<u32> {
     let mut counts = vec![0; set.endpoints.len()];
     for _ in 0..PICKS {
@@ -101,7 +101,7 @@ fn picked(set: &EndpointSet) -> Vec<u32> {
     counts
 }
 
-/// The share of the endpoints for which `is_meant` holds.
+/// Returns the share of the endpoints that satisfy `is_meant`.
 fn share(set: &EndpointSet, counts: &[u32], is_meant: impl Fn(&Workload) -> bool) -> f64 {
     let endpoints = set.endpoints.iter().zip(counts);
     let meant = endpoints.filter(|(endpoint, _)| is_meant(&endpoint.definition));
@@ -169,7 +169,7 @@ fn weights(weights: &[(&str, u32)]) -> Rule {
 #[test]
 fn acceptance_7_regional_weights_of_10_and_90_hold_within_1_percent() {
     fastrand::seed(7);
-    // However many endpoints and zones a region has.
+    // The shares of regions do not depend on their numbers of endpoints and zones.
     let west = (0..8).map(|at| workload(at, "west", ["us-west-2/a", "us-west-2/b"][at % 2]));
     let east = (8..11).map(|at| workload(at, "east", "us-east-2/a"));
     let workloads = west.chain(east).collect();
@@ -204,8 +204,8 @@ fn acceptance_7_a_weight_of_0_evacuates_a_region() {
     }
 }
 
-/// The endpoints of the own zone, of another zone of the own region, of another region: of ten
-/// each, so many are ready. Then the shares of the three by each distribution.
+/// Each row has the number of ready endpoints, of ten, in the own zone, in another zone of the
+/// own region, and in another region; then the shares of the three by each distribution.
 #[test]
 fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
     const PLACES: [&str; 3] = [
@@ -218,7 +218,7 @@ fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
         let all: u32 = ready.iter().sum();
         ready.map(|ready| f64::from(ready) / f64::from(all))
     };
-    // Of PreferClose and PreferRegion, in percent.
+    // Shares of PreferClose and PreferRegion, in percent.
     let table = [
         ([10, 10, 10], [100, 0, 0], [50, 50, 0]),
         ([0, 10, 10], [0, 100, 0], [0, 71, 29]),
@@ -253,7 +253,7 @@ fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
             for (place, want) in PLACES.iter().zip(wants) {
                 let zone = locality(place).zone;
                 let got = share(set, &counts, |one| one.locality.zone == zone);
-                // The table is rounded by half a percent.
+                // The table is rounded, with an error of up to half a percent.
                 assert_share(got, want, BOUND + 0.005);
             }
         }
@@ -298,10 +298,11 @@ fn acceptance_14_a_service_has_the_same_odds_by_server_name_as_by_authority() {
     }
 }
 
-/// By chance counts are so far from the right odds once in a thousand million.
+/// Probability that counts deviate this far from correct probabilities by chance.
 const CHANCE: f64 = 1e-9;
 
-/// A mesh of any kind: preferences, an assignment, weights of regions, latency, unready workloads.
+/// Returns a random mesh: preferences, an assignment, weights of regions, latency, unready
+/// workloads.
 fn drawn(rng: &mut Rng) -> Snapshot {
     let places = [
         "us-west/us-west-a",

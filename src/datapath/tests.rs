@@ -1,4 +1,4 @@
-//! The HTTP/2 server against scripted peers, in memory and under a paused clock.
+//! Tests of the HTTP/2 server against scripted peers, in memory and with a paused clock.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -25,7 +25,7 @@ use super::{Gateway, connect, dial, pool};
 const BUFFERS: usize = 1 << 20;
 const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// The size of what an async function of two arguments returns.
+/// Returns the size of the future that an async function of two arguments returns.
 pub(super) fn future_size<A, B, F: Future>(_: impl Fn(A, B) -> F) -> usize {
     size_of::<F>()
 }
@@ -81,7 +81,7 @@ fn descriptor(gateway: &Gateway) -> pool::Descriptor {
     source.connection().expect("a descriptor")
 }
 
-/// The server's end of a connection, and the scripted end.
+/// Serves one end of a connection, and returns the scripted end.
 fn serve(not_after: SystemTime) -> (JoinHandle<Result<(), Refused>>, DuplexStream) {
     serve_by(gateway(), not_after)
 }
@@ -211,7 +211,7 @@ async fn a_peer_that_answers_no_ping_is_gone_within_30_seconds() {
         _ = &mut connection => false,
     };
     assert!(driven, "the connection has had its first CONNECT");
-    // From here on nobody moves the peer's end.
+    // From here on the peer's connection is not polled.
     let start = Instant::now();
     served.await.expect("no panic").expect("an end");
     assert_eq!(start.elapsed(), Duration::from_secs(30));
@@ -232,7 +232,7 @@ async fn a_peer_whose_certificate_has_expired_opens_no_more_tunnels() {
     const HEADERS: u8 = 1;
     const END_HEADERS: u8 = 4;
     let (served, mut theirs) = serve(SystemTime::now() - Duration::from_secs(1));
-    // It does not answer the PING by which h2 learns that its GOAWAY has arrived.
+    // The peer does not answer the PING by which h2 learns that its GOAWAY has arrived.
     theirs
         .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         .await

@@ -1,7 +1,8 @@
-//! One CONNECT stream: what it asks for, its answer, and the tunnel that it becomes.
+//! CONNECT stream: its target, its answer, and the tunnel that it becomes.
 //!
-//! h2's handles are wrapped so that a stream can only end in ways that its peer reads rightly:
-//! whatever is dropped too early is reset by a code that nobody takes for a clean end.
+//! The types wrap h2's handles so that a stream can only end in ways that its peer interprets
+//! correctly. A handle that is dropped too early resets the stream with INTERNAL_ERROR, which no
+//! peer takes for a clean end.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -19,18 +20,19 @@ use crate::wire::Authority;
 use super::budget::{Account, Charged};
 use super::buffer::compact;
 
-/// What a peer may send before it is answered: the first flight of an inner TLS connection.
+/// Limit of bytes that a peer may send before it is answered: the first flight of an inner TLS
+/// connection.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
 
-/// The payload of a DATA frame that fills a TLS record: 16 KiB (RFC 8446 section 5.1) without the
+/// Payload of a DATA frame that fills a TLS record: 16 KiB (RFC 8446 section 5.1) without the
 /// frame's head.
 pub const RECORD_DATA_BYTES: usize = 16 * 1024 - 9;
 
-/// The code of a tunnel that was answered and leads nowhere, whatever the reason: what a peer may
-/// not learn looks alike (RFC 9113 section 8.5, contract 10).
+/// Reset code of a tunnel that was answered and then rejected. It is the same for all reasons,
+/// to disclose nothing to the peer (RFC 9113 section 8.5, contract 10).
 pub const NOWHERE: h2::Reason = h2::Reason::CONNECT_ERROR;
 
-/// What a tunnel asks for.
+/// Target of a tunnel.
 #[derive(Debug)]
 pub struct Target {
     pub(super) authority: Authority,
@@ -38,43 +40,43 @@ pub struct Target {
 }
 
 impl Target {
-    /// The authority, for the route to own, and where the tunnel is said to come from.
+    /// Returns the authority and the claimed origin.
     pub fn into_parts(self) -> (Authority, Origin) {
         (self.authority, self.origin)
     }
 }
 
-/// What a peer says of where a tunnel comes from. Anybody can say it: the route decides whether it
-/// is believed.
+/// Origin of a tunnel as claimed by the peer. Any peer can claim it; the route decides whether
+/// it is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// From a workload: nothing is said, or nothing that we know.
+    /// A workload: the header is absent or unknown.
     Workload,
-    /// From a waypoint, which has done its work.
+    /// A waypoint, which has already applied its policies.
     Waypoint,
-    /// From an ingress gateway.
+    /// An ingress gateway.
     Gateway,
 }
 
-/// A CONNECT that was not answered yet. Dropped without an answer, it is reset.
+/// CONNECT that was not answered yet. Resets the stream if dropped without an answer.
 #[derive(Debug)]
 pub struct Requested {
     incoming: Incoming,
     respond: Answer,
 }
 
-/// The receiving half of a stream. What it holds is on the tunnel's account until it is released.
+/// Receiving half of a stream. Its bytes are on the tunnel's account until they are released.
 #[derive(Debug)]
 struct Incoming {
     receive: RecvStream,
     account: Arc<Account>,
     unreleased: usize,
-    /// What came before the answer.
+    /// Bytes received before the answer.
     early: VecDeque<Bytes>,
 }
 
 impl Incoming {
-    /// The next bytes, on the account; none at END_STREAM or trailers.
+    /// Receives the next bytes, on the account; none at END_STREAM or trailers.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
         self.receive.poll_data(cx).map(|data| match data {
             Some(Ok(bytes)) => {
@@ -93,10 +95,10 @@ impl Incoming {
         self.receive.flow_control().release_capacity(bytes)
     }
 
-    /// Takes in what the peer sends before there is an endpoint, until that is more than `most`
-    /// bytes.
+    /// Receives the bytes that the peer sends before there is an endpoint. Completes once they
+    /// exceed `most`, or if memory runs short.
     fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Reason> {
-        // Its end and its errors are found again once the stream is a tunnel.
+        // The end of the stream and errors are returned again once the stream is a tunnel.
         while let Poll::Ready(Ok(Some(bytes))) = self.poll(cx) {
             self.early.push_back(bytes);
             compact(&mut self.early);
@@ -115,7 +117,7 @@ impl Drop for Incoming {
     }
 }
 
-/// The answer's half of a CONNECT, which resets the stream if it is dropped too early.
+/// Answering half of a CONNECT, which resets the stream if it is dropped too early.
 #[derive(Debug)]
 struct Answer {
     respond: SendResponse<Charged>,
@@ -131,7 +133,7 @@ impl Drop for Answer {
 }
 
 impl Requested {
-    /// A CONNECT whose headers were read, with the account of its tunnel.
+    /// Wraps a CONNECT whose headers were read, with the account of its tunnel.
     pub fn new(receive: RecvStream, respond: SendResponse<Charged>, account: Arc<Account>) -> Self {
         Self {
             incoming: Incoming {
@@ -150,7 +152,7 @@ impl Requested {
     /// Answers 200. From here on the stream is a tunnel.
     ///
     /// # Errors
-    /// The stream has gone.
+    /// The stream is closed.
     pub fn accept(mut self) -> Result<Tunnel, Reason> {
         self.respond.given = true;
         match self.respond.respond.send_response(Response::new(()), false) {
@@ -165,10 +167,8 @@ impl Requested {
         }
     }
 
-    /// Refuses with an empty body, or by a reset: REFUSED_STREAM where the drain left no time to
-    /// try, ENHANCE_YOUR_CALM where too much came too early.
-    ///
-    /// Gives the reason back.
+    /// Rejects with an empty body, or by a reset: REFUSED_STREAM if the drain left no time to
+    /// try, ENHANCE_YOUR_CALM if the peer sent too much early data. Returns the reason.
     pub fn refuse(mut self, reason: Reason) -> Reason {
         self.respond.given = true;
         let reset = match reason {
@@ -182,13 +182,13 @@ impl Requested {
         }
         let mut response = Response::new(());
         *response.status_mut() = reason.status();
-        // A stream that has gone needs no answer.
+        // A stream that is closed needs no answer.
         let _ = self.respond.respond.send_response(response, true);
         reason
     }
 
-    /// Waits until the stream must not go on: its peer has reset it, lost its connection or sent
-    /// too much too early, or we are short of memory.
+    /// Waits until the stream has to end: the peer has reset it, lost its connection or sent too
+    /// much early data, or memory runs short.
     pub async fn cancelled(&mut self) -> Reason {
         poll_fn(|cx| {
             if let Poll::Ready(reset) = self.respond.respond.poll_reset(cx) {
@@ -203,28 +203,28 @@ impl Requested {
     }
 }
 
-/// A CONNECT that was answered 200. Dropped before both directions have ended, it is reset by a
-/// code that no peer reads as a clean end.
+/// CONNECT that was answered 200. If it is dropped before both directions have ended, it resets
+/// the stream with a code that no peer takes for a clean end.
 #[derive(Debug)]
 pub struct Tunnel {
     send: SendStream<Charged>,
     incoming: Incoming,
     sent_all: bool,
     received_all: bool,
-    /// Trailers came, which h2 gives once.
+    /// True once trailers were received, which h2 returns only once.
     malformed: bool,
 }
 
 impl Tunnel {
-    /// The next bytes from the peer; none at its END_STREAM.
+    /// Receives the next bytes from the peer; none at its END_STREAM.
     ///
     /// # Errors
-    /// The stream or its connection has broken, or the peer has sent trailers.
+    /// The stream or its connection has failed, or the peer has sent trailers.
     pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Reason>> {
         let early = &mut self.incoming.early;
         if let Some(bytes) = early.pop_front() {
             if early.is_empty() {
-                // The queue's own memory goes too: an idle tunnel keeps none.
+                // An empty queue would keep its memory while the tunnel is idle.
                 *early = VecDeque::new();
             }
             return Poll::Ready(Ok(Some(bytes)));
@@ -235,8 +235,9 @@ impl Tunnel {
         }
     }
 
-    /// Tells END_STREAM from trailers, behind the last bytes. Trailers are no end: RFC 9113 section
-    /// 8.5 allows DATA alone on a tunnel and makes any other frame a stream error.
+    /// Distinguishes END_STREAM from trailers after the last bytes. Trailers are not a clean
+    /// end: RFC 9113 section 8.5 allows only DATA on a tunnel and makes any other frame a stream
+    /// error.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Reason>> {
         if !self.malformed {
             let trailers = ready!(self.incoming.receive.poll_trailers(cx));
@@ -249,10 +250,10 @@ impl Tunnel {
         Poll::Ready(Ok(()))
     }
 
-    /// The next bytes from the peer, before the tunnel is copied; none at its END_STREAM.
+    /// Receives the next bytes from the peer before the copy starts; none at its END_STREAM.
     ///
     /// # Errors
-    /// The stream or its connection has broken, or we are short of memory.
+    /// The stream or its connection has failed, or memory runs short.
     pub async fn receive(&mut self) -> Result<Option<Bytes>, Reason> {
         let account = Arc::clone(&self.incoming.account);
         poll_fn(|cx| {
@@ -265,15 +266,16 @@ impl Tunnel {
         .await
     }
 
-    /// Puts bytes back that were received last and not released: they come first again.
+    /// Puts back bytes that were received last and not released, so that they are received
+    /// again.
     pub fn unread(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
             self.incoming.early.push_front(bytes);
         }
     }
 
-    /// As [`Requested::cancelled`], for a tunnel whose endpoint is not there yet. It may send as
-    /// much as its window lets it: that was promised by 200, and is on its account.
+    /// As [`Requested::cancelled`], for a tunnel without an endpoint yet. The peer may send as
+    /// much as its window permits: the answer 200 allowed it, and the bytes are on its account.
     pub async fn cancelled(&mut self) -> Reason {
         poll_fn(|cx| {
             if let Poll::Ready(reason) = self.poll_reset(cx) {
@@ -284,8 +286,8 @@ impl Tunnel {
         .await
     }
 
-    /// Ends a tunnel that leads nowhere: by [`NOWHERE`], unless the peer broke HTTP/2. Gives the
-    /// reason back.
+    /// Resets a tunnel that was rejected after its answer: by [`NOWHERE`], unless the peer
+    /// violated HTTP/2. Returns the reason.
     pub fn refuse(mut self, reason: Reason) -> Reason {
         self.send.send_reset(match reason {
             Reason::Malformed => reason.reset_code(),
@@ -295,20 +297,21 @@ impl Tunnel {
         reason
     }
 
-    /// Gives receive window back, once the other side has taken the bytes.
+    /// Releases receive window, once the other side has taken the bytes.
     ///
     /// # Errors
-    /// The stream or its connection has broken.
+    /// The stream or its connection has failed.
     pub fn release(&mut self, bytes: usize) -> Result<(), Reason> {
         self.incoming
             .release(bytes)
             .map_err(|error| self.cause(&error))
     }
 
-    /// How much may be sent now, at most `most`; waits for window if there is none.
+    /// Returns the number of bytes that may be sent now, at most `most`; waits for window if it
+    /// is 0.
     ///
     /// # Errors
-    /// The stream or its connection has broken.
+    /// The stream or its connection has failed.
     pub fn poll_capacity(
         &mut self,
         cx: &mut Context<'_>,
@@ -328,20 +331,21 @@ impl Tunnel {
         }
     }
 
-    /// Gives up a reservation: an idle tunnel that held one would take window from busy ones.
+    /// Cancels a reservation: on an idle tunnel it would take window from busy ones.
     pub fn release_capacity(&mut self) {
         self.send.reserve_capacity(0);
     }
 
-    /// Sends bytes for which [`Tunnel::poll_capacity`] found capacity. They keep `size` bytes of
-    /// memory, which is charged until the last of them is written.
+    /// Sends bytes for which [`Tunnel::poll_capacity`] returned capacity. They keep `size` bytes
+    /// of memory alive, which are charged until the last of them is written.
     ///
     /// # Errors
-    /// The stream or its connection has broken.
+    /// The stream or its connection has failed.
     pub fn send(&mut self, mut bytes: Bytes, size: usize) -> Result<(), Reason> {
         while !bytes.is_empty() {
             let frame = bytes.split_to(bytes.len().min(RECORD_DATA_BYTES));
-            // Frames leave in their order, and all of them keep the one buffer.
+            // Frames are written in order and share one buffer, so the last one carries the
+            // charge.
             let size = if bytes.is_empty() { size } else { 0 };
             let frame = self.incoming.account.hold(frame, size);
             self.send
@@ -351,10 +355,10 @@ impl Tunnel {
         Ok(())
     }
 
-    /// Ends our direction by END_STREAM.
+    /// Ends the sending direction with END_STREAM.
     ///
     /// # Errors
-    /// The stream or its connection has broken.
+    /// The stream or its connection has failed.
     pub fn finish(&mut self) -> Result<(), Reason> {
         self.send.reserve_capacity(0);
         let end = self.incoming.account.hold(Bytes::new(), 0);
@@ -366,7 +370,7 @@ impl Tunnel {
     }
 
     /// Waits for a reset by the peer. It shares its waker with [`Tunnel::poll_capacity`]: both
-    /// are to be polled from one task.
+    /// have to be polled from one task.
     pub fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
         self.send.poll_reset(cx).map(|reset| match reset {
             Ok(code) => reason_of_code(code),
@@ -374,12 +378,13 @@ impl Tunnel {
         })
     }
 
-    /// The account of what the tunnel holds.
+    /// Returns the account of the tunnel's memory.
     pub fn account(&self) -> &Arc<Account> {
         &self.incoming.account
     }
 
-    /// Why an operation failed. h2 says of a stream that was reset only that it is closed.
+    /// Returns the cause of a failed operation. h2's error for a reset stream only states that
+    /// it is closed.
     fn cause(&mut self, error: &h2::Error) -> Reason {
         match reason_of(error) {
             Reason::DownstreamLost => self.reset_by_peer(),
@@ -387,7 +392,7 @@ impl Tunnel {
         }
     }
 
-    /// The reset by which the peer closed the stream, if that is what it did.
+    /// Returns the reset by which the peer closed the stream, or `DownstreamLost` if it did not.
     fn reset_by_peer(&mut self) -> Reason {
         match self
             .send
@@ -398,7 +403,7 @@ impl Tunnel {
         }
     }
 
-    /// Ends a tunnel that did not end by itself.
+    /// Resets a tunnel that did not end by itself.
     pub fn reset(mut self, reason: Reason) {
         self.send.send_reset(reason.reset_code());
         (self.sent_all, self.received_all) = (true, true);
@@ -420,7 +425,7 @@ fn reason_of(error: &h2::Error) -> Reason {
     }
 }
 
-/// Peers reset by CANCEL or NO_ERROR when they have lost interest (contract 1.5).
+/// Peers reset by CANCEL or NO_ERROR when they abandon a tunnel (contract 1.5).
 fn reason_of_code(code: h2::Reason) -> Reason {
     match code {
         h2::Reason::CANCEL | h2::Reason::NO_ERROR => Reason::DownstreamCancelled,

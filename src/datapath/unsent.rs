@@ -1,7 +1,7 @@
-//! The bytes of a TCP socket that its other side has not acknowledged, FIN included.
+//! Number of bytes of a TCP socket that its other side has not acknowledged, FIN included.
 //!
-//! `ioctl(SIOCOUTQ)` has this number, but no maintained crate wraps it without `unsafe`.
-//! `sock_diag(7)` has it too, as `idiag_wqueue`, and is a message on a netlink socket: the kernel
+//! `ioctl(SIOCOUTQ)` returns this number, but no maintained crate wraps it without `unsafe`.
+//! `sock_diag(7)` has it as `idiag_wqueue`, and is a message on a netlink socket: the kernel
 //! looks the socket up by its addresses and answers before `send` returns. Each thread keeps one
 //! netlink socket.
 
@@ -17,24 +17,24 @@ use rustix::net::{
 };
 use tokio::net::TcpStream;
 
-/// The length of `struct nlmsghdr` with `struct inet_diag_req_v2` (linux/inet_diag.h).
+/// Length of `struct nlmsghdr` with `struct inet_diag_req_v2` (linux/inet_diag.h).
 const REQUEST_BYTES: u32 = 16 + 56;
 /// `SOCK_DIAG_BY_FAMILY` (linux/sock_diag.h), the type of the request and of its answer.
 const BY_FAMILY: u16 = 20;
 /// `NLMSG_ERROR` and `NLM_F_REQUEST` (linux/netlink.h).
 const ERROR: u16 = 2;
 const REQUEST: u16 = 1;
-/// Room for an answer: 16 bytes of header, `struct inet_diag_msg` of 72, and attributes that are
-/// cut off.
+/// Buffer size for an answer: 16 bytes of header, `struct inet_diag_msg` of 72, and attributes
+/// that are truncated.
 const ANSWER_BYTES: usize = 256;
 
 thread_local! {
-    /// The thread's netlink socket, absent while it is in use and after a failure.
+    /// Netlink socket of the thread, absent while it is in use and after a failure.
     static SOCKET: Cell<Option<OwnedFd>> = const { Cell::new(None) };
 }
 
-/// Returns how many bytes the other side of `stream` has not acknowledged; none are left of a
-/// socket that has closed or was reset. FIN counts as a byte.
+/// Returns the number of bytes that the other side of `stream` has not acknowledged; 0 for a
+/// socket that was closed or reset. FIN counts as a byte.
 ///
 /// # Errors
 /// The kernel has no `sock_diag`, or a sandbox forbids it.
@@ -48,7 +48,7 @@ pub fn unsent(stream: &TcpStream) -> io::Result<u32> {
     send(&socket, &request, SendFlags::DONTWAIT)?;
     let mut answer = [0; ANSWER_BYTES];
     recv(&socket, &mut answer[..], RecvFlags::DONTWAIT)?;
-    // A socket whose answer was not read is dropped above: the next answer is that of its request.
+    // After a failure the socket has been dropped, so an answer always belongs to its request.
     SOCKET.set(Some(socket));
     parse(&answer)
 }
@@ -68,7 +68,7 @@ fn request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     request.extend(REQUEST_BYTES.to_ne_bytes());
     request.extend(BY_FAMILY.to_ne_bytes());
     request.extend(REQUEST.to_ne_bytes());
-    // The sequence number, and the port of the sender, which the kernel fills in.
+    // Sequence number, and sender port, which the kernel fills in.
     request.extend([0; 8]);
     let family = match local {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -133,7 +133,7 @@ mod tests {
                 assert!(ip.is_ipv6(), "a host may have no IPv6");
                 continue;
             };
-            // Little room, so that most of what is written stays here.
+            // A small receive buffer, so that most of the written bytes stay unsent.
             SockRef::from(&listener)
                 .set_recv_buffer_size(1)
                 .expect("a buffer");

@@ -1,9 +1,9 @@
-//! The stream window of one connection: small at first, grown while its readers keep up.
+//! Stream window of one connection, which grows while its readers keep up.
 //!
-//! h2 gives stream and connection window back only together, so stalled tunnels hold connection
+//! h2 releases stream and connection window only together, so stalled tunnels hold connection
 //! window. The window grows only while streams × window is at most a quarter of the connection
 //! window: tunnels that stall at every size on the way hold less than all of it, and up to 128
-//! of them leave the others going.
+//! of them do not block the others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,21 +14,23 @@ use tokio::sync::Notify;
 
 use super::budget::Charged;
 
-/// The window of each stream at first.
+/// Initial window of each stream, in bytes.
 pub const STREAM_WINDOW_MIN: u32 = 256 * 1024;
-/// The largest window that a stream is ever given: 0.3 s between regions at 100 Mbit/s.
+/// Largest window of a stream, in bytes: 0.3 s between regions at 100 Mbit/s.
 pub const STREAM_WINDOW_MAX: u32 = 4 * 1024 * 1024;
-/// The connection window: exactly [`STREAMS_MAX`] streams with the first window fit into it.
+/// Connection window in bytes: exactly [`STREAMS_MAX`] streams with the initial window fit into
+/// it.
 pub const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
-/// Streams of a connection. ztunnel opens up to 100, and needs at least as many (contract 1.2).
+/// Limit of streams of a connection. ztunnel opens up to 100, and needs at least as many
+/// (contract 1.2).
 pub const STREAMS_MAX: u32 = 256;
 
-/// Streams × window may grow up to here.
+/// Limit of streams × window for growth.
 const GROWN_WINDOWS_MAX: u32 = CONNECTION_WINDOW / 4;
 
 const _: () = assert!(STREAMS_MAX * STREAM_WINDOW_MIN == CONNECTION_WINDOW);
 
-/// The window of a connection's streams, its tunnels' wish for a larger one, and their places.
+/// Window of a connection's streams, requests of tunnels to grow it, and the slots of tunnels.
 #[derive(Debug)]
 pub struct StreamWindow {
     bytes: AtomicU32,
@@ -38,8 +40,8 @@ pub struct StreamWindow {
     freed: Notify,
 }
 
-/// One of the [`STREAMS_MAX`] places of a connection, from the CONNECT until the socket to the
-/// endpoint is closed. h2's own count ends with the stream, which may be earlier.
+/// One of the [`STREAMS_MAX`] slots of a connection, held from the CONNECT until the socket to
+/// the endpoint is closed. h2's own count ends with the stream, which may be earlier.
 #[derive(Debug)]
 pub struct OpenStream(Arc<StreamWindow>);
 
@@ -51,7 +53,7 @@ impl Drop for OpenStream {
 }
 
 impl StreamWindow {
-    /// The window of a fresh connection.
+    /// Creates the window of a new connection.
     pub fn new() -> Self {
         Self {
             bytes: AtomicU32::new(STREAM_WINDOW_MIN),
@@ -62,13 +64,13 @@ impl StreamWindow {
         }
     }
 
-    /// The window in bytes.
+    /// Returns the window in bytes.
     pub fn bytes(&self) -> u32 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Takes a place for one more stream, if one is free. It counts before its dial: its client
-    /// sends when it is answered.
+    /// Takes a slot for one more stream, if one is free. The stream counts before its dial, as
+    /// its client sends as soon as it is answered.
     pub fn open(self: &Arc<Self>) -> Option<OpenStream> {
         let free = |count: u32| (count < STREAMS_MAX).then_some(count + 1);
         self.streams
@@ -77,7 +79,7 @@ impl StreamWindow {
         Some(OpenStream(Arc::clone(self)))
     }
 
-    /// Waits until a place is free, and takes it.
+    /// Waits until a slot is free, and takes it.
     pub async fn opened(self: &Arc<Self>) -> OpenStream {
         loop {
             if let Some(stream) = self.open() {
@@ -87,21 +89,22 @@ impl StreamWindow {
         }
     }
 
-    /// Says that a tunnel took a whole window without its reader ever blocking.
+    /// Reports that a tunnel used a whole window without its reader ever blocking.
     pub fn kept_up(&self) {
         if self.next_size(true) > self.bytes() && !self.wanted.swap(true, Ordering::Relaxed) {
             self.wish.notify_one();
         }
     }
 
-    /// Waits until a tunnel has wished for a larger window.
+    /// Waits until a tunnel requests a larger window.
     pub async fn wished(&self) {
         self.wish.notified().await;
     }
 
-    /// Grows or shrinks the window of all streams to what the number of streams allows.
+    /// Grows or shrinks the window of all streams to the size that the number of streams allows.
     ///
-    /// h2 takes one change at a time. Returns whether this one was taken, or none was due.
+    /// h2 accepts one change at a time. Returns false if it did not accept this one, otherwise
+    /// true.
     pub fn adjust<S>(&self, connection: &mut Connection<S, Charged>) -> bool
     where
         S: AsyncRead + AsyncWrite + Unpin,

@@ -1,4 +1,5 @@
-//! An answer as plain data: what `strait explain --json` prints, and its text is made of.
+//! Explanation as plain data: the JSON of `strait explain --json`, from which its text is
+//! rendered.
 
 use std::sync::Arc;
 
@@ -8,221 +9,221 @@ use crate::reason::{HandshakeRefusal, Reason};
 
 use super::super::tunnel::NOWHERE;
 
-/// What would become of a tunnel, and why.
+/// Predicted outcome of a tunnel, with the decisions that lead to it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Answer {
-    /// The version of the snapshot that was looked at.
+    /// Version of the snapshot that was evaluated.
     pub snapshot: u64,
-    /// Where the peer connects.
+    /// Listener that the peer connects to.
     pub listener: ListenerRow,
-    /// Who asks.
+    /// Peer that opens the tunnel.
     pub peer: PeerRow,
-    /// What is looked up and judged, in order: as a rule once, and where the server name of the TLS
-    /// inside a tunnel decides, the authority first.
+    /// Look-ups with their policy evaluation, in order. One as a rule; two if the server name of
+    /// the TLS inside a tunnel decides, the authority first.
     pub legs: Vec<Leg>,
-    /// How picks are shared among groups of endpoints; empty where nothing would be picked.
+    /// Groups of endpoints with their shares of the picks; empty if nothing would be picked.
     pub groups: Vec<GroupRow>,
-    /// Below which part of ready endpoints a tier leaves some of its share to the next one, where
-    /// there are tiers.
+    /// Fraction of ready endpoints below which a tier gives some of its share to the next tier;
+    /// none without tiers.
     pub spill: Option<String>,
-    /// Whether the time that dials take counts as load.
+    /// True if dial latency counts as load.
     pub by_latency: bool,
-    /// What is done about Istio's policies: `off`, `audit` or `enforce`.
+    /// Mode of Istio's policies: `off`, `audit` or `enforce`.
     pub policies: String,
-    /// The part of tunnels that is refused whatever is picked: the drop overloads of an Envoy
+    /// Fraction of tunnels that is rejected before any pick: the drop overloads of an Envoy
     /// assignment.
     pub dropped: f64,
-    /// The endpoints that could be picked, the likeliest first.
+    /// Endpoints that can be picked, the most probable first.
     pub endpoints: Vec<EndpointRow>,
-    /// How many of them are not listed.
+    /// Number of endpoints that are not listed.
     pub more_endpoints: usize,
-    /// The workloads of the service that cannot be picked.
+    /// Workloads of the service that cannot be picked.
     pub unused: Vec<UnusedRow>,
-    /// How many of them are not listed.
+    /// Number of unused workloads that are not listed.
     pub more_unused: usize,
-    /// What to know beside it.
+    /// Remarks for the reader.
     pub notes: Vec<String>,
-    /// What the peer would see.
+    /// Outcome as the peer observes it.
     pub outcome: Outcome,
 }
 
-/// A listener.
+/// Listener of an explanation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ListenerRow {
-    /// Its name in the configuration.
+    /// Name in the configuration.
     pub name: String,
-    /// `hbone` or `tls`.
+    /// Protocol: `hbone` or `tls`.
     pub protocol: String,
 }
 
-/// A peer.
+/// Peer of an explanation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PeerRow {
-    /// Its identity; none on TLS listeners.
+    /// SPIFFE identity; none on TLS listeners.
     pub identity: Option<String>,
-    /// The cluster, by its issuer or its trust domain; none if it is refused.
+    /// Cluster, by the certificate's issuer or the trust domain; none if the handshake fails.
     pub cluster: Option<String>,
-    /// What that means, in words.
+    /// Description of both as text.
     pub said: String,
 }
 
-/// One look-up and its judgement.
+/// One look-up and its policy evaluation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Leg {
-    /// What is looked up: `host:port`, or a server name that is none.
+    /// Requested `host:port`, or a server name that is not routable.
     pub asked: String,
-    /// How it came to be asked for, where it is not the authority as it stands.
+    /// Origin of the requested name, if it is not the authority itself.
     pub from: Option<String>,
-    /// The service, if there is one.
+    /// Service port that was found, if any.
     pub route: Option<RouteRow>,
-    /// What allows or refuses it.
+    /// Rule that allows or rejects it.
     pub rule: RuleRow,
 }
 
-/// A service port that was found.
+/// Service port of a look-up.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RouteRow {
-    /// `namespace/hostname`.
+    /// Service as `namespace/hostname`.
     pub service: String,
-    /// Its port.
+    /// Port of the service.
     pub port: u16,
-    /// What leads there: `hostname`, `exposedName`, `alias`, `family`, `vip` or `workload`.
+    /// Kind of match: `hostname`, `exposedName`, `alias`, `family`, `vip` or `workload`.
     pub by: String,
-    /// The same, in words.
+    /// Match as text.
     pub said: String,
-    /// Whether the tunnel goes to a waypoint.
+    /// True if the tunnel goes to a waypoint.
     pub by_waypoint: bool,
-    /// Why it does or does not, in words; none of a service without.
+    /// Reason for which it does or does not, as text; none for a service without waypoints.
     pub waypoint: Option<String>,
-    /// By what the tunnel is routed: `authority`, `sni` or `strict`.
+    /// Routing mode of the tunnel: `authority`, `sni` or `strict`.
     pub route_by: String,
 }
 
-/// What allows or refuses a tunnel.
+/// Rule that allows or rejects a tunnel.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RuleRow {
-    /// Whether it allows.
+    /// True if the rule allows the tunnel.
     pub allowed: bool,
-    /// The same, in words.
+    /// Rule as text.
     pub said: String,
-    /// The entries of `exposure.services` that were looked at, by their places in the list; where
-    /// one allows, that one.
+    /// Entries of `exposure.services` that were evaluated, in the order of the list; if one
+    /// allows the tunnel, only that one.
     pub entries: Vec<EntryRow>,
-    /// What to write so that it would be allowed, where it is not.
+    /// Configuration change that would allow the tunnel; none if it is allowed.
     pub change: Option<String>,
 }
 
-/// An entry of `exposure.services`.
+/// Entry of `exposure.services`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EntryRow {
-    /// Its place in the list, from 0.
+    /// Index in the list, from 0.
     pub index: usize,
-    /// The line of the file that it begins at, where the file is known.
+    /// First line of the entry in the file, if the file is known.
     pub line: Option<u64>,
-    /// Whom it admits.
+    /// Audiences that the entry admits.
     pub to: Vec<String>,
 }
 
-/// A group of endpoints.
+/// Group of endpoints.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupRow {
-    /// The waypoint that its endpoints are of.
+    /// Waypoint that the endpoints belong to.
     pub waypoint: Option<String>,
-    /// What they have in common.
+    /// Criterion that the endpoints have in common.
     pub tier: String,
-    /// Their place, where places have weights,
+    /// Locality of the endpoints, if localities have weights.
     pub place: Option<String>,
-    /// and its weight.
+    /// Weight of that locality.
     pub weight: Option<u32>,
-    /// Its part of all picks while each group has an endpoint that may be picked.
+    /// Share of all picks while each group has an endpoint that can be picked.
     pub share: f64,
-    /// How many of its endpoints are ready,
+    /// Number of ready endpoints.
     pub ready: u32,
-    /// of how many that are not drained, where groups are told apart by it.
+    /// Number of endpoints that are not drained; none without tiers.
     pub all: Option<u32>,
 }
 
-/// An endpoint that could be picked.
+/// Endpoint that can be picked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointRow {
-    /// The uid of its workload.
+    /// Uid of the workload.
     pub workload: Arc<str>,
-    /// What is dialled.
+    /// Address that is dialled.
     pub address: String,
-    /// `HBONE` or `TCP`.
+    /// Protocol: `HBONE` or `TCP`.
     pub protocol: String,
-    /// The cluster of the workload.
+    /// Cluster of the workload.
     pub cluster: Arc<str>,
-    /// `region/zone/subzone`, as far as it is known.
+    /// Locality as `region/zone/subzone`, as far as it is known.
     pub locality: String,
-    /// The place of its group in `groups`.
+    /// Index of the group in `groups`.
     pub group: usize,
-    /// Its weight.
+    /// Weight of the endpoint.
     pub weight: u32,
-    /// Its tunnels in flight.
+    /// Number of tunnels in flight.
     pub tunnels: u32,
-    /// How likely it is the first pick, as loads and ejections are now.
+    /// Probability of the first pick, given current loads and ejections.
     pub odds: f64,
-    /// For how many seconds it is ejected, if it is.
+    /// Seconds until the ejection ends; none if the endpoint is not ejected.
     pub ejected: Option<u64>,
-    /// Why it would not serve if it were picked, if it would not.
+    /// Reason for which the endpoint would be refused after a pick, if any.
     pub refused: Option<String>,
-    /// What policies that only log say.
+    /// Refusal by a policy that only logs, if any.
     pub audited: Option<String>,
 }
 
-/// A workload that cannot be picked.
+/// Workload that cannot be picked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnusedRow {
-    /// Its uid.
+    /// Uid of the workload.
     pub workload: Arc<str>,
-    /// Why.
+    /// Reason for which it cannot be picked.
     pub why: String,
 }
 
-/// What the peer would see.
+/// Outcome as the peer observes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Outcome {
-    /// Whether a tunnel would be opened, if the endpoint answers.
+    /// True if the tunnel would be opened, provided that the endpoint answers.
     pub opened: bool,
-    /// The reason in the log and the metrics; none of a tunnel that is opened.
+    /// Reason in the log and the metrics; none for a tunnel that is opened.
     pub reason: Option<String>,
-    /// The status by which CONNECT is answered.
+    /// HTTP status of the answer to CONNECT.
     pub status: Option<u16>,
-    /// The TLS alert, on a TLS listener or in the handshake.
+    /// TLS alert, on a TLS listener or in the handshake.
     pub alert: Option<u8>,
-    /// The code of RST_STREAM by which a tunnel ends that was answered before.
+    /// RST_STREAM code of a tunnel that is reset after its answer.
     pub reset: Option<String>,
-    /// The same, in words.
+    /// Outcome as text.
     pub said: String,
-    /// What may come instead, where draws decide.
+    /// Other possible outcomes, if random choices decide.
     pub or: Vec<Self>,
 }
 
-/// How a refusal reaches the peer.
+/// Form in which a rejection reaches the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// As the answer to CONNECT.
+    /// Answer to CONNECT.
     Status,
-    /// As the reset of a tunnel that was answered already.
+    /// Reset of a tunnel that was answered already.
     Reset,
-    /// As an alert instead of a ServerHello.
+    /// TLS alert in place of a ServerHello.
     Alert,
 }
 
 impl Outcome {
-    /// A tunnel is opened.
+    /// Returns the outcome of an opened tunnel.
     pub fn opened(form: Form) -> Self {
         let said = match form {
             Form::Alert => "opened, if the endpoint answers: the hello is passed on",
@@ -236,7 +237,7 @@ impl Outcome {
         }
     }
 
-    /// A tunnel is refused.
+    /// Returns the outcome of a rejected tunnel.
     pub fn refused(reason: Reason, form: Form) -> Self {
         let mut outcome = Self {
             reason: Some(reason.label().to_owned()),
@@ -264,7 +265,7 @@ impl Outcome {
         outcome
     }
 
-    /// A handshake is refused. Which alert the peer is sent is rustls' affair.
+    /// Returns the outcome of a rejected handshake. rustls chooses the alert.
     pub fn of_handshake(refusal: HandshakeRefusal) -> Self {
         Self {
             reason: Some(refusal.label().to_owned()),
@@ -273,7 +274,7 @@ impl Outcome {
         }
     }
 
-    /// The connection is reset before a byte is read from it.
+    /// Returns the outcome of a connection that is reset before any byte is read from it.
     pub fn elsewhere() -> Self {
         Self {
             reason: Some("not_in_sources".to_owned()),
@@ -282,7 +283,7 @@ impl Outcome {
         }
     }
 
-    /// All outcomes that are possible, this one first.
+    /// Returns all possible outcomes, this one first.
     pub fn all(&self) -> impl Iterator<Item = &Self> {
         std::iter::once(self).chain(&self.or)
     }

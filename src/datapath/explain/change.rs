@@ -1,5 +1,5 @@
-//! Remedies: what to write so that a tunnel would be opened, with the values of this peer and mesh
-//! in place, and with the line of the entry that is to be changed.
+//! Remedies: configuration changes that would let a tunnel open, with the values of this peer
+//! and mesh filled in and the line of the entry to change.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,27 +13,27 @@ use crate::wire::{Authority, Host};
 use super::super::hello::Hello;
 use super::super::identity::Peer;
 
-/// An authority for a mesh without services.
+/// Example authority for a mesh without services.
 const EXAMPLE: (&str, u16) = ("echo.app.svc.cluster.local", 80);
 
-/// Places of the configuration's entries.
+/// Positions of configuration entries in their file.
 #[derive(Clone, Debug, Default)]
 pub struct Places {
-    /// The lines of `exposure.services`, by index.
+    /// Lines of `exposure.services`, by index.
     pub services: Vec<u64>,
-    /// The index and the line of each of `names.aliases`, by the label of the alias.
+    /// Index and line of each entry of `names.aliases`, by the label of the alias.
     pub aliases: HashMap<Arc<str>, (usize, u64)>,
 }
 
 impl Places {
-    /// Names an entry of `exposure.services`.
+    /// Formats the position of an entry of `exposure.services`.
     pub(super) fn service(&self, index: usize) -> String {
         let line = self.services.get(index);
         let line = line.map_or_else(String::new, |line| format!(" (line {line})"));
         format!("exposure.services[{index}]{line}")
     }
 
-    /// Names an entry of `names.aliases`.
+    /// Formats the position of an entry of `names.aliases`.
     pub(super) fn alias(&self, alias: &Alias) -> String {
         match self.aliases.get(alias.label()) {
             Some((index, line)) => format!("names.aliases[{index}] (line {line})"),
@@ -42,8 +42,8 @@ impl Places {
     }
 }
 
-/// The service that a name resembles: of the same first label, else any. Of several the first one
-/// by name.
+/// Returns the service that a name resembles: one with the same first label, otherwise any. The
+/// first by hostname wins.
 fn nearest<'a>(snapshot: &'a Snapshot, name: &str) -> Option<(&'a Arc<Service>, u16)> {
     let label = name.split(['.', ':']).next().unwrap_or_default();
     let with_ports = snapshot.services.values();
@@ -57,15 +57,15 @@ fn resembles(service: &Service, name: &str) -> bool {
     name.split('.').next() == Some(&*service.name)
 }
 
-/// An authority that a peer can ask for, which resembles what was asked.
+/// Suggests an authority that the mesh has, similar to the requested one.
 pub(super) fn authority(snapshot: &Snapshot, asked: &str) -> String {
     let nearest = nearest(snapshot, asked);
     let (host, port) = nearest.map_or(EXAMPLE, |(service, port)| (&*service.hostname, port));
     format!("ask for a hostname and a port, such as {host}:{port}")
 }
 
-/// Returns the remedy for a hello that nothing is routed by. `names` are those of the listener's
-/// own routes.
+/// Returns the remedy for a ClientHello without a route. `names` are the server names of the
+/// listener's own routes.
 pub(super) fn hello(
     snapshot: &Snapshot,
     hello: &Hello,
@@ -97,7 +97,7 @@ pub(super) fn hello(
     format!("the client has to send a name such as outbound_.{port}_._.{host}, without a subset")
 }
 
-/// Returns the remedy for an address that stands for no service.
+/// Returns the remedy for an address that matches no service.
 pub(super) fn address(
     (snapshot, places): (&Snapshot, &Places),
     peer: &Peer,
@@ -131,7 +131,7 @@ pub(super) fn address(
     }
 }
 
-/// A new entry of `exposure.services`.
+/// Suggests a new entry of `exposure.services`.
 pub(super) fn new_entry((host, port): (&str, u16), peer: &Peer, workloads: bool) -> String {
     let more = match workloads {
         true => ", workloads: true",
@@ -141,7 +141,7 @@ pub(super) fn new_entry((host, port): (&str, u16), peer: &Peer, workloads: bool)
     format!("add {{service: \"{host}:{port}\", to: [{who}]{more}}} to `exposure.services`")
 }
 
-/// The peer as an entry of `to` describes it.
+/// Formats the peer as an entry of `to`.
 fn audience(peer: &Peer) -> String {
     let source = &peer.source;
     match peer.is_unknown() {
@@ -153,7 +153,8 @@ fn audience(peer: &Peer) -> String {
     }
 }
 
-/// Returns the least change that makes one of `entries`, which admit others, admit the peer.
+/// Returns the smallest change that makes one of `entries`, which admit other peers, admit this
+/// peer.
 pub(super) fn admission(places: &Places, entries: &[&Exposure], peer: &Peer) -> Option<String> {
     let nearly = entries.iter().find_map(|entry| {
         let mut to = entry.to.iter().enumerate();
@@ -170,7 +171,8 @@ pub(super) fn admission(places: &Places, entries: &[&Exposure], peer: &Peer) -> 
     })
 }
 
-/// The one thing that an audience of the peer's cluster lacks to admit the peer.
+/// Returns the single item to add to an audience of the peer's cluster so that it admits the
+/// peer.
 fn missing(to: &Audience, peer: &Peer) -> Option<String> {
     let source = &peer.source;
     let (namespace, account) = (&*source.namespace, &*source.service_account);
@@ -184,7 +186,7 @@ fn missing(to: &Audience, peer: &Peer) -> Option<String> {
     }
 }
 
-/// Returns the remedy for a name that no service has.
+/// Returns the remedy for a hostname that no service has.
 pub(super) fn name(snapshot: &Snapshot, places: &Places, asked: &Authority, name: &str) -> String {
     let Some((service, port)) = nearest(snapshot, name) else {
         return "add a service to the mesh, which has none".to_owned();

@@ -1,4 +1,5 @@
-//! Where a tunnel would be dialled: the groups, the odds of each endpoint, and who is out.
+//! Candidate endpoints of a tunnel: the groups, the pick probability of each endpoint, and the
+//! workloads that cannot be picked.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,14 +19,14 @@ use super::super::{authorize, balance, route};
 use super::answer::{Answer, EndpointRow, Form, GroupRow, Outcome, UnusedRow};
 use super::{Asking, World};
 
-/// A set that tunnels of the route are picked from, and the part of them that is.
+/// Endpoint set that tunnels of the route are picked from, and its share of the tunnels.
 struct Drawn {
     waypoint: Option<String>,
     share: f64,
     set: Arc<EndpointSet>,
 }
 
-/// An endpoint that could be picked.
+/// Endpoint that can be picked.
 struct Candidate<'a> {
     endpoint: &'a Endpoint,
     group: usize,
@@ -35,7 +36,7 @@ struct Candidate<'a> {
     denied: Option<&'static str>,
 }
 
-/// Of the endpoints of a set how many would serve, and how many not.
+/// Numbers of candidates that would serve, that policies refuse, and that the deny list refuses.
 #[derive(Clone, Copy, Default)]
 struct Count {
     good: usize,
@@ -43,7 +44,8 @@ struct Count {
     denied: usize,
 }
 
-/// Says where a tunnel of this permit would be dialled, and what would become of it.
+/// Adds the endpoints of this permit, with the possible outcomes of a tunnel to them, to the
+/// answer.
 pub(super) fn run(
     asking: Asking<'_>,
     peer: &Peer,
@@ -110,7 +112,7 @@ pub(super) fn run(
     answer.endpoints = rows.map(|one| row(world, one)).collect();
 }
 
-/// What the control plane wants refused, for people.
+/// Formats the drop overloads of the control plane.
 fn drops(route: &Route) -> String {
     let drops = route.drops().iter();
     let drops =
@@ -122,7 +124,7 @@ fn drops(route: &Route) -> String {
     )
 }
 
-/// The sets that one is drawn of: the service's own, or those of its waypoints.
+/// Returns the endpoint sets of the route: the service's own, or those of its waypoints.
 fn drawn(world: &World<'_>, route: &Route) -> Vec<Drawn> {
     if !route.is_by_waypoint() {
         return vec![Drawn {
@@ -183,7 +185,7 @@ fn candidates<'a>(
     drawn: &'a Drawn,
     (first, groups): (usize, &[GroupRow]),
 ) -> Vec<Candidate<'a>> {
-    // The endpoints of a set stand group by group.
+    // Endpoints of a set are ordered by group.
     let of_groups = groups.iter().enumerate();
     let places = of_groups.flat_map(|(place, group)| {
         let count = usize::try_from(group.ready).unwrap_or(usize::MAX);
@@ -225,7 +227,8 @@ impl Count {
         count
     }
 
-    /// What the last of them ends a tunnel by, if none serves.
+    /// Returns the possible reasons of rejection if none of the endpoints serves: that of the
+    /// last try.
     fn last(self) -> Vec<Result<(), Reason>> {
         let refused = (self.refused > 0).then_some(Err(Reason::PolicyDenied));
         let denied = (self.denied > 0).then_some(Err(Reason::DialDenied));
@@ -233,8 +236,8 @@ impl Count {
     }
 }
 
-/// How a tunnel to endpoints of a set may end before it is opened: `forward` tries those that are
-/// not ejected first, and gives up when so many have refused it.
+/// Returns the possible ends of a tunnel before it opens. `forward` tries endpoints that are not
+/// ejected first, and gives up after [`REFUSALS_MAX`] refusals.
 fn possible(
     world: &World<'_>,
     candidates: &[Candidate<'_>],
@@ -306,7 +309,7 @@ fn locality(of: &Locality) -> String {
     parts.join("/").trim_end_matches('/').to_owned()
 }
 
-/// Lists the workloads of the service that are no candidates.
+/// Lists the workloads of the service that are not candidates.
 fn out(
     world: &World<'_>,
     route: &Route,
@@ -357,7 +360,7 @@ fn out(
     }
 }
 
-/// Why a workload of a service is no candidate.
+/// Returns the reason for which a workload of a service is not a candidate.
 fn why(
     world: &World<'_>,
     route: &Route,

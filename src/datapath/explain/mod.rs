@@ -1,8 +1,8 @@
-//! What would become of a tunnel, and why: its stages as one function that dials nobody.
+//! Dry run of a tunnel: its predicted outcome, with the decisions that lead to it.
 //!
-//! It calls the stages that [`forward`](super::forward) calls, and beside the pick the odds of
-//! picks, so that it cannot say anything else than what happens. Nothing is counted and nothing is
-//! logged. What it cannot know is whether an endpoint answers.
+//! It calls the same stages as [`forward`](super::forward), so that the answer cannot differ from
+//! real tunnels. It computes the probability of each pick in place of one pick, and dials nothing.
+//! It neither counts nor logs. It cannot tell whether an endpoint answers.
 
 mod answer;
 mod change;
@@ -39,57 +39,58 @@ pub use answer::{
 };
 pub use change::Places;
 
-/// Endpoints, and workloads that are none, that are listed unless all are asked for.
+/// Number of endpoints, and of workloads that cannot be picked, to list unless all are
+/// requested.
 const SHOWN: usize = 50;
 
 const NOTHING_ASKED: &str = "nothing is asked for; write --to with an authority, such as `--to \
                              echo.app.svc.cluster.local:80`, or --sni with a server name";
 
-/// A tunnel that somebody may ask for.
+/// Description of a tunnel to explain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Question {
-    /// The identity of the peer; none on a TLS listener.
+    /// Identity of the peer; none on a TLS listener.
     pub from: Option<String>,
-    /// The cluster of the peer, where the issuer of its certificate says it.
+    /// Cluster of the peer, if the issuer of its certificate determines it.
     pub cluster: Option<String>,
-    /// The authority of a CONNECT.
+    /// Authority of the CONNECT.
     pub to: Option<String>,
-    /// The server name of a hello; empty is a hello without one.
+    /// Server name of the ClientHello; empty for a ClientHello without one.
     pub sni: Option<String>,
-    /// The protocols that the hello offers.
+    /// ALPN protocols of the ClientHello.
     pub alpn: Vec<String>,
-    /// The name of the listener, where it is not plain.
+    /// Name of the listener, if it is ambiguous.
     pub listener: Option<String>,
-    /// What `x-istio-source` says: `waypoint` or `gateway`.
+    /// Value of `x-istio-source`: `waypoint` or `gateway`.
     pub origin: Option<String>,
-    /// The peer's address, for listeners and policies that ask for it.
+    /// Address of the peer, for listeners and policies that match on it.
     pub address: Option<IpAddr>,
-    /// Whether all endpoints are listed.
+    /// True if all endpoints are listed.
     pub all: bool,
 }
 
-/// State that the question is judged by.
+/// State that the question is evaluated against.
 #[derive(Clone, Copy, Debug)]
 pub struct World<'a> {
-    /// The mesh and the rules.
+    /// Snapshot of mesh and rules.
     pub snapshot: &'a Snapshot,
-    /// The addresses that are never dialled.
+    /// Addresses that are never dialled.
     pub deny: &'a DenyList,
-    /// The listeners by their names.
+    /// Listeners by name.
     pub listeners: &'a [(String, Rules)],
-    /// Places of the configuration's entries.
+    /// Positions of the configuration's entries.
     pub places: &'a Places,
-    /// Room for a new tunnel in the budget of buffered bytes.
+    /// True if the budget of buffered bytes admits a new tunnel.
     pub has_room: bool,
-    /// Time of the question: ejections end.
+    /// Time of the question, which decides which ejections have ended.
     pub now: Instant,
 }
 
 impl Question {
-    /// The question of a query: the keys that [`Question::parameters`] gives.
+    /// Parses the parameters of a query, with the keys of [`Question::parameters`].
     ///
     /// # Errors
-    /// A key that nobody knows, or an address that is none.
+    /// An unknown key or an invalid address.
     pub fn parse(parameters: &BTreeMap<String, String>) -> Result<Self, String> {
         let mut question = Self::default();
         for (key, value) in parameters {
@@ -120,7 +121,7 @@ impl Question {
         Ok(question)
     }
 
-    /// The question as the parameters of a query.
+    /// Returns the question as the parameters of a query.
     pub fn parameters(&self) -> Vec<(&'static str, String)> {
         let texts = [
             ("from", &self.from),
@@ -165,10 +166,10 @@ impl Question {
     }
 }
 
-/// Says what would become of a tunnel.
+/// Predicts the outcome of a tunnel.
 ///
 /// # Errors
-/// What is wrong with the question, and what to write instead.
+/// The defect of the question, with the remedy.
 pub fn run(world: &World<'_>, question: &Question) -> Result<Answer, String> {
     let (name, listener) = chosen(world, question)?;
     let protocol = match listener.is_tls() {
@@ -203,7 +204,7 @@ pub fn run(world: &World<'_>, question: &Question) -> Result<Answer, String> {
     Ok(answer)
 }
 
-/// The listener that is meant.
+/// Returns the listener that the question applies to.
 fn chosen<'a>(world: &World<'a>, question: &Question) -> Result<&'a (String, Rules), String> {
     let all = world.listeners.iter();
     let names = |listeners: Vec<&(String, Rules)>| {
@@ -238,7 +239,7 @@ fn chosen<'a>(world: &World<'a>, question: &Question) -> Result<&'a (String, Rul
     }
 }
 
-/// A question, and where it is asked.
+/// Question with the state that it is evaluated against.
 #[derive(Clone, Copy)]
 struct Asking<'a> {
     world: &'a World<'a>,
@@ -246,7 +247,7 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// A connection of a TLS listener.
+    /// Explains a connection to a TLS listener.
     fn hello(self, listener: &Rules, answer: &mut Answer) -> Result<(), String> {
         let question = self.question;
         let has_identity = question.from.is_some() || question.cluster.is_some();
@@ -292,7 +293,7 @@ impl Asking<'_> {
         Ok(())
     }
 
-    /// A CONNECT on an HBONE listener.
+    /// Explains a CONNECT to an HBONE listener.
     fn connect(self, listener: &Rules, answer: &mut Answer) -> Result<(), String> {
         let origin = self.question.origin()?;
         let Some(to) = &self.question.to else {
@@ -353,7 +354,8 @@ impl Asking<'_> {
         Ok(())
     }
 
-    /// A tunnel that is answered, and then routed by the server name of the TLS inside it.
+    /// Explains a tunnel that is answered and then routed by the server name of the TLS inside
+    /// it.
     fn inside(self, peer: &Peer, outer: &Permit, answer: &mut Answer) {
         let Some(name) = &self.question.sni else {
             answer.outcome = Outcome {
@@ -383,7 +385,8 @@ impl Asking<'_> {
         }
     }
 
-    /// A tunnel that is dialled, answered, and then checked by the server name inside it.
+    /// Explains a tunnel that is dialled and answered, and then checked against the server name
+    /// inside it.
     fn agreeing(self, peer: &Peer, permit: Permit, answer: &mut Answer) {
         endpoints::run(self, peer, &permit, Form::Status, answer);
         let endpoint = permit.route().endpoints().endpoints.first().cloned();
@@ -421,7 +424,7 @@ impl Asking<'_> {
         self.judged(peer, &authority, route, false)
     }
 
-    /// Judges a route as the listener does, and says why.
+    /// Evaluates the policy of a route as the listener does, and describes the result.
     fn judged(
         self,
         peer: &Peer,
@@ -452,7 +455,7 @@ impl Asking<'_> {
         (leg, permit)
     }
 
-    /// An issuer of the cluster that is asked for; none without one.
+    /// Returns an issuer of the cluster in the question; none without a cluster.
     fn issuer(self) -> Result<Option<Arc<Issuer>>, String> {
         let trust = &self.world.snapshot.trust;
         let Some(wanted) = &self.question.cluster else {

@@ -1,4 +1,5 @@
-//! Reasons in words: what matched, and what allows or refuses. Remedies are in [`change`].
+//! Reasons as text: the match that was found, and the rule that allows or rejects the tunnel.
+//! Remedies are in [`change`].
 
 use crate::reason::{HandshakeRefusal, Reason};
 use crate::snapshot::{Alias, Enforcement, Exposure, Means, Service, Snapshot, Verdict};
@@ -22,7 +23,7 @@ pub(super) fn enforcement(snapshot: &Snapshot) -> &'static str {
     }
 }
 
-/// A peer of whom nothing is known.
+/// Describes a peer without an identity.
 pub(super) fn peer(peer: &Peer) -> PeerRow {
     let address = peer.source.address.ip();
     let from = match address.is_unspecified() {
@@ -35,7 +36,8 @@ pub(super) fn peer(peer: &Peer) -> PeerRow {
     }
 }
 
-/// A peer whose identity was verified, in the cluster of its issuer or its trust domain.
+/// Describes a peer with a verified identity and its cluster, which comes from the certificate's
+/// issuer or the trust domain.
 pub(super) fn identity(
     identity: &Identity,
     peer: &Result<Peer, HandshakeRefusal>,
@@ -76,7 +78,7 @@ pub(super) fn identity(
     }
 }
 
-/// An authority that is none.
+/// Describes a string that is not an authority.
 pub(super) fn no_authority(snapshot: &Snapshot, asked: &str) -> Leg {
     Leg {
         asked: asked.to_owned(),
@@ -89,7 +91,7 @@ pub(super) fn no_authority(snapshot: &Snapshot, asked: &str) -> Leg {
     }
 }
 
-/// A hello that nothing is routed by.
+/// Describes a ClientHello without a route.
 pub(super) fn unrouted(
     snapshot: &Snapshot,
     hello: &Hello,
@@ -113,7 +115,7 @@ pub(super) fn unrouted(
     }
 }
 
-/// The target of a listener's own route.
+/// Describes the permit for the target of a listener's own route.
 pub(super) fn granted() -> RuleRow {
     RuleRow {
         allowed: true,
@@ -122,7 +124,7 @@ pub(super) fn granted() -> RuleRow {
     }
 }
 
-/// A route that was found, and why it does or does not go to a waypoint.
+/// Describes a route, and the reason for which it does or does not go to a waypoint.
 pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow {
     let service = route.service();
     let (by, mut said) = matched(snapshot, route);
@@ -145,7 +147,7 @@ pub(super) fn route(snapshot: &Snapshot, peer: &Peer, route: &Route) -> RouteRow
     }
 }
 
-/// Returns the rule that leads from the authority to the service.
+/// Returns the rule that leads from the authority to the service, as identifier and as text.
 fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
     let hostname = &route.service().hostname;
     match (route.means(), &route.asked().host) {
@@ -168,7 +170,7 @@ fn matched(snapshot: &Snapshot, route: &Route) -> (&'static str, String) {
     }
 }
 
-/// An alias as people read it.
+/// Describes an alias as text.
 fn said_of(alias: &Alias) -> String {
     let consumers = match alias.consumers() {
         None => "for every peer".to_owned(),
@@ -226,7 +228,7 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
     Some(format!("to its waypoint {names}{there}: {why}"))
 }
 
-/// Returns the reason for which no service was found, and the remedy.
+/// Returns the reason for which no service was found, with the remedy.
 pub(super) fn unknown(world: &World<'_>, peer: &Peer, asked: &Authority) -> RuleRow {
     let World {
         snapshot, places, ..
@@ -301,7 +303,7 @@ fn unknown_name(
     }
 }
 
-/// Returns the remedy where `exposure` gives a name to a service that the mesh does not have.
+/// Returns the remedy if `exposure` gives a name to a service that the mesh does not have.
 fn given(snapshot: &Snapshot, places: &Places, asked: &Authority, host: &str) -> String {
     let entry = snapshot.exposure.entries_called(asked).next();
     let place = entry.map_or_else(String::new, |entry| {
@@ -324,23 +326,23 @@ fn without_port(service: &Service, port: u16) -> (String, String) {
     )
 }
 
-/// Input of the policy evaluation, kept as the evaluation consumes the route.
+/// Input of the policy evaluation, kept because the evaluation consumes the route.
 pub(super) struct Judge<'a> {
     snapshot: &'a Snapshot,
     places: &'a Places,
     peer: &'a Peer,
-    /// The services that have to be exposed: of an alias all that are behind it.
+    /// Service ports that have to be exposed: for an alias, all behind it.
     subjects: Vec<Subject<'a>>,
     is_workload: bool,
 }
 
-/// A service port that has to be exposed.
+/// Service port that has to be exposed.
 struct Subject<'a> {
     host: String,
     port: u16,
-    /// The entries that count for how it was asked for.
+    /// Entries that apply to the requested kind of name.
     entries: Vec<&'a Exposure>,
-    /// Presence of any entry of the service.
+    /// True if the service has any entry.
     has_entry: bool,
     verdict: Verdict,
 }
@@ -375,7 +377,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Says what allowed it, or what refused it for a reason.
+    /// Describes the rule that allowed the route, or that rejected it for `refused`.
     pub(super) fn rule(&self, refused: Option<Reason>) -> RuleRow {
         let mut subjects = self.subjects.iter();
         match refused {
@@ -488,7 +490,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// The entries that count for a service port that is asked for so.
+/// Returns the entries that apply to a service port, given how the authority matched it.
 fn entries<'a>(
     snapshot: &'a Snapshot,
     asked: &Authority,

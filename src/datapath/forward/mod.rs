@@ -1,4 +1,4 @@
-//! Stages 5 to 10 as one function: from a target to the end of its tunnel.
+//! Stages 5 to 10 of an HBONE tunnel as one function: from a target to the end of its tunnel.
 
 pub mod raw;
 mod sni;
@@ -26,43 +26,47 @@ use super::tunnel::{Requested, Target, Tunnel};
 use super::window::{OpenStream, STREAMS_MAX, StreamWindow};
 use super::{Gateway, authorize, balance, copy, linger, policy, route};
 
-/// An endpoint that resets a tunnel this early, before either side has sent a byte, has failed.
+/// Age of a tunnel below which a reset by the endpoint counts as a failure, if neither side has
+/// sent a byte.
 const EARLY: Duration = Duration::from_secs(1);
-/// The time for a place among the connection's tunnels: as a rule the one that ended last gives its
-/// place back within a round trip to its endpoint.
+/// Deadline for a slot among the connection's tunnels. As a rule the tunnel that ended last
+/// frees its slot within a round trip to its endpoint.
 const PLACE_DEADLINE: Duration = Duration::from_secs(1);
-/// Tunnels that lost their right end within this time, not all at once.
+/// Upper bound of the random delay before a revoked tunnel ends, so that not all end at once.
 const REVOKE_JITTER: Duration = Duration::from_secs(1);
 
-/// Endpoints whose policies may refuse one tunnel before it is refused. Policies are of a service
-/// as a rule and then refuse it at each, so more tries would only be work that a peer can cause;
-/// where they are of some endpoints, as of a canary, others are likely to be found.
+/// Number of endpoints whose policies may refuse one tunnel before the tunnel is rejected.
+///
+/// Policies usually apply to a whole service and refuse at each of its endpoints. More tries
+/// would only be work that a peer can cause. Policies that apply to some endpoints, such as a
+/// canary, are likely to leave others.
 pub const REFUSALS_MAX: usize = 3;
 
-/// A CONNECT whose headers were read, with all that forwarding it takes.
+/// CONNECT request whose headers were read, with everything that is needed to forward it.
 #[derive(Debug)]
 pub struct Asked {
-    /// What every connection shares.
+    /// State shared by all connections.
     pub gateway: Arc<Gateway>,
-    /// Who asks.
+    /// Peer that sent the request.
     pub peer: Arc<Peer>,
-    /// The window of the connection's streams.
+    /// Window of the connection's streams.
     pub window: Arc<StreamWindow>,
-    /// The stream, to be answered.
+    /// Stream, not answered yet.
     pub requested: Requested,
-    /// What is said of it later.
+    /// Telemetry record of the tunnel.
     pub record: Record,
-    /// The tunnel in its worker's load.
+    /// Counts the tunnel in the load of its worker.
     pub load: LoadGuard,
-    /// Its place among the connection's tunnels, unless all are taken.
+    /// Slot among the connection's tunnels; none if all are taken.
     pub place: Option<OpenStream>,
 }
 
-/// Forwards one CONNECT: resolve, judge, pick, dial, answer, copy. Everything that can fail
-/// before the answer fails before the answer, but where the tunnel's own TLS is asked.
+/// Forwards one CONNECT: resolves, evaluates policy, picks, dials, answers, copies. All failures
+/// precede the answer, except where the TLS inside the tunnel takes part in routing.
 ///
-/// An idle tunnel is what most of a gateway's memory is for: only `Open` and the copy's own
-/// state live as long as it does. What comes before and after is boxed, and freed in between.
+/// Idle tunnels account for most of a gateway's memory. Therefore only `Open` and the state of
+/// the copy live as long as the tunnel; the state before and after is boxed and freed in
+/// between.
 pub fn run(asked: Box<Asked>, target: Result<Target, Reason>) -> impl Future<Output = ()> + Send {
     let opening = Box::pin(open(asked, target));
     async move {
@@ -74,7 +78,7 @@ pub fn run(asked: Box<Asked>, target: Result<Target, Reason>) -> impl Future<Out
     }
 }
 
-/// Resolves, judges, dials and answers.
+/// Resolves, evaluates policy, dials and answers.
 async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<Open>> {
     let Asked {
         gateway,
@@ -103,7 +107,7 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
         Err(reason) => Err(requested.refuse(reason)),
         Ok((permit, own)) => match own.unwrap_or_else(|| peer.listener.rules().route_by()) {
             RouteBy::Authority => dial(&gateway, &peer, requested, permit, &mut record).await,
-            // Boxed: to read a hello takes far more room than to dial.
+            // Boxed: reading a ClientHello takes far more memory than dialling.
             RouteBy::Sni => {
                 let routed = sni::route(&gateway, &peer, requested, permit, &mut record);
                 Box::pin(routed).await
@@ -137,10 +141,10 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
     }
 }
 
-/// Waits for a place among the connection's tunnels.
+/// Waits for a slot among the connection's tunnels.
 ///
-/// h2 frees the place of a stream as soon as it is reset, so that a peer at the limit may open the
-/// next one before its last one is over here.
+/// h2 frees its slot for a stream as soon as the stream is reset. A peer at the limit may
+/// therefore open the next stream before its previous tunnel has ended here.
 async fn place_of(
     peer: &Peer,
     window: &Arc<StreamWindow>,
@@ -153,14 +157,14 @@ async fn place_of(
     }
 }
 
-/// Resolves and judges; says too by what tunnels to the service are routed, if it says so itself.
+/// Resolves and evaluates policy. Also returns the service's own routing mode, if it has one.
 fn permit(
     gateway: &Gateway,
     peer: &Peer,
     target: Result<Target, Reason>,
     record: &mut Record,
 ) -> Result<(policy::Permit, Option<RouteBy>), Reason> {
-    // Looked at after the generation was: trust that is lost later moves that.
+    // Checked after `generation` was obtained: a later loss of trust changes the generation.
     if peer.lost_trust().is_some() {
         return Err(Reason::Revoked);
     }
@@ -175,7 +179,7 @@ fn permit(
     Ok((policy::run(&snapshot, peer, route)?, route_by))
 }
 
-/// Dials, and answers 200 or refuses.
+/// Dials, and answers 200 or rejects.
 async fn dial(
     gateway: &Gateway,
     peer: &Peer,
@@ -195,7 +199,7 @@ async fn dial(
     }
 }
 
-/// Picks and dials until an endpoint answers, none is left, or the budget is used up.
+/// Picks and dials until an endpoint answers, none is left, or the time budget is used up.
 async fn connect(
     gateway: &Gateway,
     peer: &Peer,
@@ -258,7 +262,7 @@ async fn connect(
     Err(reason)
 }
 
-/// An open tunnel.
+/// Open tunnel.
 #[derive(Debug)]
 struct Open {
     gateway: Arc<Gateway>,
@@ -273,8 +277,8 @@ struct Open {
 }
 
 impl Open {
-    /// Copies until the tunnel ends by itself, the drain's deadline comes, its right is gone, or
-    /// we are short of memory.
+    /// Copies until the tunnel ends by itself, the drain deadline passes, its grant is revoked,
+    /// or memory runs short.
     async fn copy(&mut self) -> Outcome {
         let account = Arc::clone(self.tunnel.account());
         account.open_gate();
@@ -294,7 +298,7 @@ impl Open {
         }
     }
 
-    /// Ends both sides as the tunnel ended, and says so.
+    /// Ends both sides in the way in which the tunnel ended, and finishes the record.
     async fn end(self: Box<Self>, outcome: Outcome) {
         let Self {
             gateway,
@@ -320,20 +324,20 @@ impl Open {
             };
         };
         if reason == Reason::UpstreamReset {
-            // A reset drops what h2 has not written yet. What the endpoint said last has had its
-            // window, so the connection writes it when it has its turn.
+            // A reset drops data that h2 has not written yet. The endpoint's last bytes have
+            // been assigned window, so the connection task writes them when it runs next.
             yield_now().await;
             yield_now().await;
         }
         tunnel.reset(reason);
         record.finish(reason);
         close(upstream, &outcome).await;
-        // The tunnel is open, and keeps its place, as long as its socket.
+        // The tunnel is open, and keeps its slot, as long as its socket.
         drop((record, counted));
     }
 }
 
-/// Waits until a tunnel has to end that has not ended by itself: why, and what more is to say.
+/// Waits until an open tunnel has to be stopped. Returns the reason and an optional detail.
 async fn stopped(
     gateway: &Gateway,
     generation: &mut watch::Receiver<u64>,
@@ -346,7 +350,7 @@ async fn stopped(
     }
 }
 
-/// What became of a tunnel that was stopped, or evicted for want of memory.
+/// Returns the outcome of a tunnel that was stopped, or evicted because memory ran short.
 fn broken(ended: Result<(Reason, Option<String>), Evicted>, record: &mut Record) -> Outcome {
     let (reason, why) = ended.unwrap_or((Reason::BuffersFull, None));
     if let Some(why) = why {
@@ -355,8 +359,8 @@ fn broken(ended: Result<(Reason, Option<String>), Evicted>, record: &mut Record)
     Outcome::broken(reason)
 }
 
-/// Waits until a change of trust, exposure or policy has taken the tunnel's right away, and says
-/// which.
+/// Waits until a change of trust, exposure or policy revokes the tunnel's grant. Returns the
+/// change.
 async fn revoked(
     gateway: &Gateway,
     generation: &mut watch::Receiver<u64>,
@@ -377,11 +381,13 @@ async fn revoked(
     std::future::pending().await
 }
 
-/// Lets the endpoint's health learn from how its tunnel ended.
+/// Updates the endpoint's health by the end of its tunnel.
 ///
-/// `early` says that the tunnel was short and the endpoint sent nothing, `unprovoked` that the peer
-/// sent nothing either, not even FIN. A reset then counts as a failed dial. Nothing else does: a
-/// peer can provoke any other end by its bytes, and would eject the endpoint for all other peers.
+/// `early` means that the tunnel was short and the endpoint sent nothing; `unprovoked` that the
+/// peer sent nothing either, not even FIN. With both, a reset counts as a failed dial. No other
+/// end does: a peer can provoke it by its bytes, and would eject the endpoint for all other
+/// peers.
+///
 /// Provoked ends are not kept for the peer's own picks either. Envoy's outlier detection for TCP
 /// and ztunnel have no such memory, and it would take a table of peers and endpoints.
 fn judge_endpoint(
@@ -401,14 +407,14 @@ fn judge_endpoint(
     }
 }
 
-/// Closes the endpoint's side as the tunnel ended: by RST, unless it was sent everything.
+/// Closes the endpoint's side: by RST, unless the endpoint was sent everything.
 async fn close(upstream: Upstream, outcome: &Outcome) {
-    // The socket was dialled with zero linger, so that nothing but this looks clean.
+    // The socket was dialled with zero linger, so every other close is an RST.
     if let Some(deadline) = outcome.deliver_by {
         match outcome.ended {
             Ok(()) => linger::gently(&upstream.stream),
-            // What it still sends has no reader: closing at once would take back, by RST, what
-            // it has not acknowledged yet.
+            // Data that the endpoint still sends has no reader. Closing at once would send RST,
+            // and revoke what the endpoint has not acknowledged yet.
             Err(_) => linger::deliver(upstream.stream, deadline).await,
         }
     }
@@ -436,7 +442,7 @@ mod tests {
 
     #[test]
     fn an_idle_tunnel_stays_small() {
-        // A worker's task is a header of 152 bytes more, in steps of 128.
+        // A worker's task adds a header of 152 bytes, and is rounded up to a multiple of 128.
         let task = future_size(run);
         let open = size_of::<Open>();
         assert!(task <= 616 && open <= 512, "task {task}, open {open}");

@@ -24,32 +24,32 @@ use super::super::tunnel::Target;
 use super::super::{Gateway, hello, linger, policy, route};
 use super::{broken, close, connect, describe, judge_endpoint, named, stopped};
 
-/// The time for an alert to leave.
+/// Deadline for writing an alert.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
 
-/// A connection whose hello was read, with all that forwarding it takes.
+/// Connection whose ClientHello was read, with everything that is needed to forward it.
 #[derive(Debug)]
 pub struct Arrived {
-    /// What every connection shares.
+    /// State shared by all connections.
     pub gateway: Arc<Gateway>,
-    /// Who asks: an address without an identity.
+    /// Peer: an address without an identity.
     pub peer: Arc<Peer>,
-    /// Changes whenever the rights of tunnels may have changed since the hello was judged.
+    /// Changes whenever a grant may have been revoked since the ClientHello was evaluated.
     pub generation: watch::Receiver<u64>,
-    /// The socket.
+    /// Downstream socket.
     pub stream: TcpStream,
-    /// What was read from it so far.
+    /// Bytes read from the socket so far.
     pub hello: Vec<u8>,
-    /// What the hello asks for, and whether the listener's own route grants it.
+    /// Target of the ClientHello, and true if the listener's own route grants it.
     pub wanted: Result<(Target, bool), Reason>,
-    /// What is said of the tunnel later.
+    /// Telemetry record of the tunnel.
     pub record: Record,
-    /// What is counted of the connection while it lives.
+    /// Guards that count the connection while it lives.
     pub held: (Held, ConnectionGuard),
 }
 
-/// Forwards one connection: resolve, judge, pick, dial, replay the hello, copy. As with a CONNECT,
-/// only `Open` and the copy's own state live as long as the tunnel.
+/// Forwards one connection: resolves, evaluates policy, picks, dials, replays the ClientHello,
+/// copies. As with a CONNECT, only `Open` and the state of the copy live as long as the tunnel.
 pub async fn run(arrived: Box<Arrived>) {
     let open = Box::pin(open(arrived)).await;
     let Some(mut open) = open else {
@@ -59,7 +59,7 @@ pub async fn run(arrived: Box<Arrived>) {
     Box::pin(open.end(outcome)).await;
 }
 
-/// Resolves, judges and dials, or refuses.
+/// Resolves, evaluates policy and dials, or rejects.
 async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
     let reached = reach(&mut arrived).await;
     let Arrived {
@@ -97,7 +97,7 @@ async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
     }))
 }
 
-/// Resolves, judges and dials, unless the hello comes round in a loop.
+/// Resolves, evaluates policy and dials, unless the ClientHello is in a forwarding loop.
 async fn reach(arrived: &mut Arrived) -> Result<(Upstream, Option<InFlight>), Reason> {
     let Arrived {
         gateway,
@@ -124,14 +124,14 @@ async fn reach(arrived: &mut Arrived) -> Result<(Upstream, Option<InFlight>), Re
     };
     let upstream = tokio::select! {
         upstream = connect(gateway, peer, permit, record) => upstream,
-        // Only a reset: a peer that has sent FIN may still wait for the answer.
+        // Only a reset ends the dial: a peer that has sent FIN may still wait for the answer.
         _ = stream.ready(Interest::ERROR) => Err(Reason::DownstreamReset),
         () = peer.listener.stop.closing() => Err(Reason::DrainDeadline),
     };
     Ok((upstream?, in_flight))
 }
 
-/// Refuses by an alert, and closes once the peer has read it.
+/// Rejects with an alert, and closes once the peer has read it.
 async fn refuse(mut stream: TcpStream, reason: Reason, _held: (Held, ConnectionGuard)) {
     linger::gently(&stream);
     let alert = hello::alert(reason.alert());
@@ -140,7 +140,7 @@ async fn refuse(mut stream: TcpStream, reason: Reason, _held: (Held, ConnectionG
     }
 }
 
-/// An open tunnel.
+/// Open tunnel.
 #[derive(Debug)]
 struct Open {
     gateway: Arc<Gateway>,
@@ -156,8 +156,8 @@ struct Open {
 }
 
 impl Open {
-    /// Copies until the tunnel ends by itself, the drain's deadline comes, its right is gone, or
-    /// we are short of memory.
+    /// Copies until the tunnel ends by itself, the drain deadline passes, its grant is revoked,
+    /// or memory runs short.
     async fn copy(&mut self) -> Outcome {
         let account = Arc::clone(&self.account);
         account.open_gate();
@@ -186,7 +186,7 @@ impl Open {
         }
     }
 
-    /// Ends both sides as the tunnel ended, and says so.
+    /// Ends both sides in the way in which the tunnel ended, and finishes the record.
     async fn end(self: Box<Self>, outcome: Outcome) {
         let Self {
             gateway,
@@ -197,11 +197,12 @@ impl Open {
             held,
             ..
         } = *self;
-        // That an endpoint left early says nothing against it where anybody may send it anything.
+        // Early resets do not count against the endpoint: unauthenticated clients could provoke
+        // them with any bytes.
         judge_endpoint(&gateway, &upstream, &outcome, false, false);
         record.finish(match outcome.ended {
             Ok(()) => {
-                // Each side has sent FIN and has been sent it: what is left is the kernel's.
+                // FIN was received from and sent to both sides; the kernel delivers the rest.
                 linger::gently(&stream);
                 Reason::Completed
             }

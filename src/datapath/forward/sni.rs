@@ -1,8 +1,8 @@
-//! Tunnels for which the TLS inside them is asked: by its server name they are routed, or it has to
-//! agree with their authority.
+//! Tunnels that are routed by the server name of the TLS inside them, or whose server name has to
+//! agree with the authority.
 //!
-//! A client sends its hello once it has read 200, so that is answered first, and what fails from
-//! there on is a reset (contract 10). The hello is kept and replayed as it came.
+//! A client sends its ClientHello once it has read 200, so 200 is answered first and later
+//! failures are resets (contract 10). The ClientHello is kept and replayed unchanged.
 
 use bytes::Bytes;
 use tokio::time::timeout;
@@ -19,15 +19,16 @@ use super::super::policy::{self, Permit};
 use super::super::tunnel::{Requested, Target, Tunnel};
 use super::{connect, dial, permit};
 
-/// What a reader holds of a hello, besides the bytes that are replayed: rustls' state, and a copy
-/// of its own. For a hello of up to this size; Istio's and browsers' are.
+/// Memory of a reader besides the replayed bytes, for a ClientHello of up to
+/// `SMALL_HELLO_BYTES`: rustls' state and its own copy. Those of Istio and of browsers are not
+/// larger.
 const SMALL_HELLO_BYTES: usize = 2 * 1024;
 const SMALL_READER_BYTES: usize = 8 * 1024;
-/// The same for longer ones: two copies, in buffers that grow by doubling.
+/// Memory of a reader for larger ones: two copies, in buffers that grow by doubling.
 const LARGE_READER_BYTES: usize = 4 * HELLO_BYTES_MAX;
 
-/// Answers 200, and resolves, judges and dials what the server name asks for. The service that the
-/// authority asks for is one that the peer may use, and serves for nothing else.
+/// Answers 200, then resolves, evaluates policy and dials for the server name. The authority's
+/// service only has to be one that the peer may use.
 pub(super) async fn route(
     gateway: &Gateway,
     peer: &Peer,
@@ -62,8 +63,9 @@ async fn reach(
     }
 }
 
-/// Dials by the authority, answers 200, and holds the hello until its server name is one of the
-/// service's. If it is not, the endpoint is left by RST and has not seen a byte.
+/// Dials by the authority, answers 200, and holds the ClientHello until its server name is
+/// confirmed as one of the service's. Otherwise the endpoint is closed by RST and has received
+/// no byte.
 pub(super) async fn check(
     gateway: &Gateway,
     peer: &Peer,
@@ -83,7 +85,8 @@ pub(super) async fn check(
     }
 }
 
-/// The server name of the tunnel's TLS, if its hello has one. The hello stays in the tunnel.
+/// Returns the server name of the tunnel's TLS, if its ClientHello has one. The ClientHello
+/// stays in the tunnel.
 async fn server_name(
     peer: &Peer,
     tunnel: &mut Tunnel,
@@ -106,7 +109,8 @@ async fn server_name(
     }
 }
 
-/// Reads the hello, and puts it back. What is held of it meanwhile is on the tunnel's account.
+/// Reads the ClientHello and puts it back. Memory that is held meanwhile is charged to the
+/// tunnel's account.
 async fn read(tunnel: &mut Tunnel) -> Result<Option<Box<str>>, (Reason, String)> {
     let hold = |tunnel: &Tunnel, bytes| tunnel.account().hold(Bytes::new(), bytes);
     let _small = hold(tunnel, SMALL_READER_BYTES);

@@ -1,8 +1,8 @@
-//! The ClientHello of a connection that is passed on unread: what it asks for, and every byte of
-//! it, to be replayed.
+//! ClientHello of a connection that is passed through: its server name and ALPN, and all its
+//! bytes for the replay.
 //!
-//! rustls reads it, as a server that has to choose its certificate would. Nothing here does I/O but
-//! [`read`], so that every slicing of a hello can be tested.
+//! rustls parses it, as for a server that has to choose its certificate. Only [`read`] does I/O,
+//! so that tests can cover every segmentation of a ClientHello.
 
 use std::future::poll_fn;
 use std::io;
@@ -20,13 +20,13 @@ use crate::wire::sni;
 
 use super::buffer::Buffer;
 
-/// The most that is read of a peer before its hello is whole. Those with post-quantum shares take
+/// Limit of bytes read before the ClientHello is complete. With post-quantum key shares it takes
 /// under 2 KiB, and 12 KiB in records of one byte.
 pub const HELLO_BYTES_MAX: usize = 16 * 1024;
-/// The time for a hello to arrive, as for a handshake of our own.
+/// Deadline for a ClientHello, the same as for a handshake that the gateway terminates.
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The protocols by which Istio's sidecars say that what they send is for a sidecar (contract 2.6).
+/// ALPN protocols by which Istio's sidecars mark traffic for another sidecar (contract 2.6).
 const ISTIO_ALPN: [&[u8]; 5] = [
     b"istio",
     b"istio-peer-exchange",
@@ -35,24 +35,24 @@ const ISTIO_ALPN: [&[u8]; 5] = [
     b"istio-h2",
 ];
 
-/// What a peer has sent up to the end of its hello, and what the hello asks for.
+/// Bytes of a peer up to the end of its ClientHello, with the parsed fields.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// All bytes that were read, which may be more than the hello: early data follows it.
+    /// All bytes that were read. Early data may follow the ClientHello.
     pub bytes: Vec<u8>,
-    /// The server name, normalised; none if there is none or it is no name.
+    /// Server name, normalised; none if it is absent or not a valid name.
     pub sni: Option<Box<str>>,
-    /// Whether one of Istio's protocols is offered.
+    /// True if one of Istio's protocols is offered.
     pub offers_istio: bool,
 }
 
-/// Whether a protocol that a hello offers is one of Istio's.
+/// Returns whether an offered ALPN protocol is one of Istio's.
 pub fn is_istios(protocol: &[u8]) -> bool {
     ISTIO_ALPN.contains(&protocol)
 }
 
 impl Hello {
-    /// The hello of such a server name, without its bytes, for whoever only looks.
+    /// Returns a ClientHello with this server name and without bytes, for explanations.
     pub fn named(name: Option<&str>, offers_istio: bool) -> Self {
         Self {
             bytes: Vec::new(),
@@ -62,19 +62,19 @@ impl Hello {
     }
 }
 
-/// Why there is no hello.
+/// Reason for which no ClientHello was read.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NoHello {
-    /// What it is counted as.
+    /// Reason for counters and log.
     pub refusal: HandshakeRefusal,
-    /// What an operator may want to know.
+    /// Detail for the log.
     pub detail: String,
-    /// The TLS alert for the peer, if there is one to be told.
+    /// TLS alert for the peer; empty if none is sent.
     pub alert: Vec<u8>,
 }
 
 impl NoHello {
-    /// Of which the peer is not told.
+    /// Returns a refusal without an alert.
     pub fn new(refusal: HandshakeRefusal, detail: &dyn ToString) -> Self {
         Self {
             refusal,
@@ -84,7 +84,7 @@ impl NoHello {
     }
 }
 
-/// Takes bytes in until they are a hello.
+/// Incremental parser of a ClientHello.
 #[derive(Default)]
 #[expect(missing_debug_implementations, reason = "rustls' acceptor has none")]
 pub struct HelloReader {
@@ -93,16 +93,17 @@ pub struct HelloReader {
 }
 
 impl HelloReader {
-    /// How much more may be pushed. Never 0 while there is no hello.
+    /// Returns the number of bytes that may still be pushed. Never 0 while the ClientHello is
+    /// incomplete.
     pub fn room(&self) -> usize {
         HELLO_BYTES_MAX - self.bytes.len()
     }
 
-    /// Takes in what the peer has sent next, at most [`HelloReader::room`]; gives the hello when it
-    /// is whole. Not to be called again after that.
+    /// Appends the next bytes of the peer, at most [`HelloReader::room`]. Returns the
+    /// ClientHello once it is complete; must not be called again after that.
     ///
     /// # Errors
-    /// It can become no hello, or it is too long.
+    /// The bytes cannot become a ClientHello, or it is too long.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Option<Hello>, NoHello> {
         self.bytes.extend_from_slice(bytes);
         let mut rest = bytes;
@@ -124,7 +125,7 @@ impl HelloReader {
                 }
                 Err((error, mut alert)) => {
                     let mut refused = NoHello::new(HandshakeRefusal::Other, &error);
-                    // Into memory, which does not fail.
+                    // Writes to memory do not fail.
                     let _ = alert.write_all(&mut refused.alert);
                     return Err(refused);
                 }
@@ -140,19 +141,20 @@ impl HelloReader {
     }
 }
 
-/// Reads a peer's hello, and nothing after it that was not sent together with it.
+/// Reads a peer's ClientHello, and later bytes only if they arrived together with it.
 ///
 /// # Errors
-/// It did not come, not in time, or is none.
+/// It did not arrive, was late, or is invalid.
 pub async fn read(stream: &mut TcpStream) -> Result<Hello, NoHello> {
     let mut reader = HelloReader::default();
     let read = poll_fn(|cx| {
         loop {
             let failed = |error| NoHello::new(HandshakeRefusal::Other, &error);
-            // No buffer is touched for a socket that has nothing.
+            // Avoids borrowing a buffer for a socket without data.
             ready!(stream.poll_read_ready(cx)).map_err(failed)?;
             let mut buffer = Buffer::borrow();
-            // By `poll_read`, as it knows from a short read that there is no more for now.
+            // `poll_read` clears readiness after a short read, which saves a read that would
+            // block.
             let mut room = ReadBuf::new(&mut buffer.bytes()[..reader.room()]);
             ready!(Pin::new(&mut *stream).poll_read(cx, &mut room)).map_err(failed)?;
             if room.filled().is_empty() {
@@ -172,10 +174,11 @@ pub async fn read(stream: &mut TcpStream) -> Result<Hello, NoHello> {
     }
 }
 
-/// What a hello that is too long is answered (RFC 8446 section 6.2).
+/// Alert for a ClientHello that is too long (RFC 8446 section 6.2).
 const HANDSHAKE_FAILURE: u8 = 40;
 
-/// The record of a fatal alert: content type, the version that hellos carry, length, level.
+/// Returns a fatal alert record: content type, the record version of ClientHellos, length,
+/// level.
 pub const fn alert(description: u8) -> [u8; 7] {
     [21, 3, 3, 0, 2, 2, description]
 }

@@ -1,4 +1,4 @@
-//! Hellos as clients send them and as nobody should, in every slicing.
+//! Valid and invalid ClientHellos, in every segmentation.
 
 use std::sync::Arc;
 
@@ -6,21 +6,21 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use super::*;
 
-/// Values that clients mix in to keep servers tolerant (RFC 8701).
+/// Values that clients add to keep servers tolerant (RFC 8701).
 const GREASE: [u16; 4] = [0x0a0a, 0x4a4a, 0x8a8a, 0xfafa];
 
-/// The name that is read of a hello, or that it is refused for what it asks.
+/// Expected server name of a ClientHello, or its rejection.
 type Read = Result<Option<Box<str>>, ()>;
 
-/// What a generated hello should be read as.
+/// Generated ClientHello with the expected result.
 struct Written {
-    /// The handshake message, without records.
+    /// Handshake message, without records.
     message: Vec<u8>,
     sni: Read,
     offers_istio: bool,
 }
 
-/// Bytes with their length in front, of `width` bytes.
+/// Prefixes bytes with their length in `width` bytes.
 fn sized(width: usize, bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).expect("short").to_be_bytes();
     [&length[4 - width..], bytes].concat()
@@ -36,7 +36,7 @@ fn random(random: &mut fastrand::Rng, count: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Names, and what is read of each.
+/// Returns server names with their expected results.
 fn names() -> Vec<(Vec<u8>, Read)> {
     let read = |name: &str| Ok(Some(name.into()));
     let long = format!("{0}.{0}.{0}.{1}", "a".repeat(63), "a".repeat(61));
@@ -72,7 +72,7 @@ fn key_shares(rng: &mut fastrand::Rng) -> Vec<u8> {
     sized(2, &shares)
 }
 
-/// A hello of TLS 1.2 or 1.3, with extensions in any order.
+/// Generates a ClientHello of TLS 1.2 or 1.3 with extensions in random order.
 fn written(rng: &mut fastrand::Rng) -> Written {
     let names = names();
     let (name, sni) = rng.choice(&names).expect("a name");
@@ -111,7 +111,7 @@ fn written(rng: &mut fastrand::Rng) -> Written {
     }
     extensions.extend(alpn.map(|all| extension(16, &sized(2, &all))));
     if rng.bool() {
-        // An outer ECH: HKDF-SHA256, AES-128-GCM, an identifier, an encapsulated key, a payload.
+        // Outer ECH: HKDF-SHA256, AES-128-GCM, identifier, encapsulated key, payload.
         let ech = [&[0, 0, 1, 0, 1, 7][..], &sized(2, &random(rng, 32))].concat();
         let payload = rng.usize(1..300);
         let ech = [ech, sized(2, &random(rng, payload))].concat();
@@ -138,7 +138,7 @@ fn written(rng: &mut fastrand::Rng) -> Written {
     }
 }
 
-/// The message in records of sizes that `size` gives.
+/// Splits the message into records with sizes from `size`.
 fn records(message: &[u8], mut size: impl FnMut() -> usize) -> Vec<u8> {
     let mut rest = message;
     let mut all = Vec::new();
@@ -151,8 +151,8 @@ fn records(message: &[u8], mut size: impl FnMut() -> usize) -> Vec<u8> {
     all
 }
 
-/// What comes of bytes that arrive in segments of sizes that `size` gives; none if they are not
-/// whole. What is kept for the replay is what arrived.
+/// Parses bytes in segments with sizes from `size`; returns none if they are incomplete. Checks
+/// that the replayed bytes equal the received ones.
 fn arrive(bytes: &[u8], mut size: impl FnMut() -> usize) -> Option<Result<Hello, NoHello>> {
     let mut reader = HelloReader::default();
     let mut at = 0;
@@ -172,14 +172,14 @@ fn arrive(bytes: &[u8], mut size: impl FnMut() -> usize) -> Option<Result<Hello,
     None
 }
 
-/// What is read, without how much more arrived together with it.
+/// Removes the bytes from a result, as the number of later bytes depends on the segmentation.
 fn essence(read: &Option<Result<Hello, NoHello>>) -> Option<Result<(Option<&str>, bool), ()>> {
     let read = read.as_ref()?;
     let read = read.as_ref().map_err(|_| ());
     Some(read.map(|hello| (hello.sni.as_deref(), hello.offers_istio)))
 }
 
-/// The same bytes in different segments are read as the same.
+/// Parses the same bytes in different segmentations, and checks that the results are equal.
 fn in_every_segmentation(bytes: &[u8], rng: &mut fastrand::Rng) -> Option<Result<Hello, NoHello>> {
     let whole = arrive(bytes, || usize::MAX);
     let some = arrive(bytes, || rng.usize(1..200));
@@ -209,7 +209,7 @@ fn ten_thousand_hellos_are_replayed_as_they_came_in_every_slicing() {
         ];
         for mut bytes in sliced {
             if rng.bool() {
-                // Early data, which is the endpoint's to read.
+                // Early data, which is meant for the endpoint.
                 bytes.extend([23, 3, 3, 0, 5, 1, 2, 3, 4, 5]);
             }
             let read = in_every_segmentation(&bytes, &mut rng);
@@ -229,7 +229,7 @@ fn ten_thousand_hellos_are_replayed_as_they_came_in_every_slicing() {
     assert!(accepted > 500 && refused > 500, "{accepted}, {refused}");
 }
 
-/// Changes of bytes, in the message or in its records.
+/// Mutates bytes of the message or of its records.
 fn mutated(message: &[u8], rng: &mut fastrand::Rng) -> Vec<u8> {
     let change = |bytes: &mut Vec<u8>, rng: &mut fastrand::Rng| {
         let at = rng.usize(..bytes.len());
@@ -254,7 +254,7 @@ fn mutated(message: &[u8], rng: &mut fastrand::Rng) -> Vec<u8> {
 
 #[test]
 fn what_never_becomes_a_hello_ends_at_the_bound_with_an_alert() {
-    // A message that says that it is 64 KiB long, in records of one byte and of many.
+    // A message with a declared length of 64 KiB, in records of one byte and of many.
     for size in [1, 100, 10_000] {
         let message = [&[1, 0, 0xff, 0xff][..], &[0; 0xffff]].concat();
         let endless = records(&message, || size);

@@ -1,11 +1,11 @@
-//! The pool of descriptors, and the share of it that each holder may take.
+//! Pool of file descriptors, and the share of it that each holder may take.
 //!
 //! A holder is a cluster, an identity within it, or a source address without an identity. Shares
-//! are dynamic thresholds, as in the buffers of switches (Choudhury and Hahne, 1998): a holder may
-//! take another descriptor only while it holds less than a multiple of what is free. This refuses
-//! nobody while half of the pool is free, lets a lone holder take half, shrinks every share as the
-//! pool fills, and needs no knowledge of how many holders there are. The pool is as large as the
-//! limit of open files allows, or as memory does (`Pool::set_memory`).
+//! are dynamic thresholds, as in the buffers of switches (Choudhury and Hahne, 1998): a holder
+//! may take another descriptor only while it holds less than a multiple of the free ones. This
+//! rejects nobody while half of the pool is free, lets a single holder take half, shrinks every
+//! share as the pool fills, and does not depend on the number of holders. The limit of open
+//! files or the free memory (`Pool::set_memory`) bounds the pool, whichever is lower.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,42 +17,46 @@ use arc_swap::ArcSwap;
 
 use crate::reason::Reason;
 
-/// The memory that one descriptor stands for: a tunnel costs 2.7 to 11 KiB. What is measured
-/// replaces the estimate every 100 ms.
+/// Memory estimate of one descriptor: a tunnel costs 2.7 to 11 KiB. Measured usage replaces the
+/// estimate every 100 ms.
 const DESCRIPTOR_BYTES: usize = 8 * 1024;
-/// Descriptors that a cluster, an identity or a source may take whatever the others hold: a
-/// connection, and some tunnels.
+/// Number of descriptors that a cluster, an identity or a source may take regardless of other
+/// holders: a connection, and some tunnels.
 const FLOOR: usize = 8;
-/// A cluster may hold twice what is free: two thirds of the pool when it is alone, so that one
-/// identity of it, which may hold half, leaves room for its siblings.
+/// Multiple of the free descriptors that a cluster may hold. 2 gives it two thirds of the pool
+/// when it is alone; one identity of it may hold half, and leaves descriptors for other
+/// identities.
 const CLUSTER_FACTOR: usize = 2;
-/// A source address may hold as much as is free: half of the pool when it is alone.
+/// Multiple of the free descriptors that a source address may hold: half of the pool when it is
+/// alone.
 const SOURCE_FACTOR: usize = 1;
-/// The part of the pool that each listener always finds free of the others' descriptors: 1/16, and
-/// less where there are more than eight listeners, as half of the pool stays common.
+/// Divisor of the pool for the reserve of each listener, which other listeners cannot take:
+/// 1/16. It is less with more than eight listeners, as half of the pool stays common.
 const LISTENER_PARTS: usize = 16;
-/// The part that only holders below [`FLOOR`] may take.
+/// Divisor of the pool for the reserve of holders below [`FLOOR`].
 const FLOOR_PARTS: usize = 16;
-/// The part that only clusters and sources below [`FLOOR`] may take. Identities below it may take
-/// the rest of the above, while their cluster holds less than three quarters of the pool.
+/// Divisor of the pool for the reserve of clusters and sources below [`FLOOR`]. Identities below
+/// it may take the rest of the previous reserve, while their cluster holds less than three
+/// quarters of the pool.
 const GROUP_PARTS: usize = 32;
-/// The part into which connections do not grow, so that those that are open can have tunnels.
+/// Divisor of the pool for the reserve that connections leave to the tunnels of open
+/// connections.
 const TUNNEL_PARTS: usize = 5;
 
-/// All descriptors of the data path.
+/// Pool of all descriptors of the data path.
 #[derive(Debug)]
 pub struct Pool {
-    /// As the limit of open files allows.
+    /// Limit by open files.
     files: usize,
-    /// As memory allows.
+    /// Limit by memory.
     memory: AtomicUsize,
     used: AtomicUsize,
     listeners: ArcSwap<Vec<Arc<AtomicUsize>>>,
-    /// Those that hold something, or have a connection. An entry goes with its last holder.
+    /// Counts of live holders. An entry is removed with its last reference.
     holders: Mutex<HashMap<Name, Weak<Count>>>,
 }
 
-/// A party that descriptors are counted for.
+/// Party that descriptors are counted for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Name {
     /// All identities of one cluster.
@@ -71,14 +75,14 @@ struct Count {
     pool: Arc<Pool>,
 }
 
-/// A listener, whose clients hold descriptors.
+/// Share of one listener, whose clients hold descriptors.
 #[derive(Debug)]
 pub struct ListenerShare {
     pool: Arc<Pool>,
     held: Arc<AtomicUsize>,
 }
 
-/// Those for whom a connection and its tunnels are counted.
+/// Parties that a connection and its tunnels are counted for.
 #[derive(Clone, Debug)]
 pub struct Holder(Arc<Parties>);
 
@@ -90,20 +94,20 @@ struct Parties {
     identity: Option<Arc<Count>>,
 }
 
-/// A descriptor that is in use, given back on drop.
+/// Descriptor in use, returned on drop.
 #[derive(Debug)]
 pub struct Descriptor(Holder);
 
-/// A descriptor of an end of a pipe, which serves all tunnels of a thread.
+/// Descriptor of one end of a pipe, which serves all tunnels of a thread.
 #[derive(Debug)]
 pub struct PipeEnd(Arc<Pool>);
 
-/// Reason for which no descriptor is given.
+/// Reason for which no descriptor is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// The holder has its share.
+    /// The holder has used up its share.
     Share,
-    /// The process may open no more files.
+    /// The process has reached its limit of open files.
     Files,
     /// The process has no memory for more.
     Memory,
@@ -117,7 +121,7 @@ enum Use {
 }
 
 impl Pool {
-    /// A pool of so many descriptors.
+    /// Creates a pool that open files limit to `files` descriptors.
     pub fn new(files: usize) -> Arc<Self> {
         Arc::new(Self {
             files,
@@ -128,22 +132,22 @@ impl Pool {
         })
     }
 
-    /// Bounds the pool by the memory that is free at the moment, in bytes.
+    /// Limits the pool by the memory that is free now, in bytes.
     pub fn set_memory(&self, free: usize) {
         let used = self.used.load(Ordering::Relaxed);
         let max = used.saturating_add(free / DESCRIPTOR_BYTES);
         self.memory.store(max, Ordering::Relaxed);
     }
 
-    /// Handshakes that the pool has places for, of 32 KiB each: a quarter of the files, and an
-    /// eighth of the memory.
+    /// Returns the limit of concurrent handshakes, of 32 KiB each: a quarter of the files, and
+    /// an eighth of the memory.
     pub fn handshakes(&self) -> usize {
         let by_memory = self.memory.load(Ordering::Relaxed) / (32 * 1024 / DESCRIPTOR_BYTES) / 8;
         (self.files / 4).min(by_memory)
     }
 
-    /// Takes a descriptor for an end of a pipe. Pipes only save time, so they leave a quarter of
-    /// the pool to connections and tunnels.
+    /// Takes a descriptor for one end of a pipe. Pipes only save time, so they leave a quarter
+    /// of the pool to connections and tunnels.
     pub fn pipe_end(self: &Arc<Self>) -> Option<PipeEnd> {
         let max = self.max();
         let room = |used: usize| (used < max - max / 4).then_some(used + 1);
@@ -152,7 +156,8 @@ impl Pool {
         Some(PipeEnd(Arc::clone(self)))
     }
 
-    /// Registers a listener, whose part of the pool is reserved until [`ListenerShare::release`].
+    /// Registers a listener, whose part of the pool is reserved until
+    /// [`ListenerShare::release`].
     pub fn listener(self: &Arc<Self>) -> Arc<ListenerShare> {
         let held = Arc::new(AtomicUsize::new(0));
         self.listeners.rcu(|all| {
@@ -164,7 +169,7 @@ impl Pool {
         Arc::new(ListenerShare { pool, held })
     }
 
-    /// The holders with most, and how many descriptors there are and are used.
+    /// Returns the size and use of the pool, with the `most` largest holders.
     pub fn usage(&self, most: usize) -> Usage {
         let live: Vec<_> = self.holders().values().filter_map(Weak::upgrade).collect();
         let mut holders: Vec<_> = live
@@ -185,7 +190,7 @@ impl Pool {
         self.files.min(self.memory.load(Ordering::Relaxed))
     }
 
-    /// The reason for which the pool is exhausted.
+    /// Returns the resource that limits the pool.
     fn full(&self) -> Full {
         match self.memory.load(Ordering::Relaxed) < self.files {
             true => Full::Memory,
@@ -207,7 +212,7 @@ impl Pool {
         count
     }
 
-    /// The map is whole at every unlock, so a poisoned lock is as good as any.
+    /// Locks the map. It is consistent at every unlock, so poisoning is harmless.
     fn holders(&self) -> MutexGuard<'_, HashMap<Name, Weak<Count>>> {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -216,18 +221,18 @@ impl Pool {
 /// Usage of the pool, with its largest holders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Descriptors in use.
+    /// Number of descriptors in use.
     pub used: usize,
-    /// Descriptors that may be in use.
+    /// Limit of descriptors in use.
     pub max: usize,
-    /// The holders with most, the largest first.
+    /// Largest holders with their descriptors, in descending order.
     pub holders: Vec<(Name, usize)>,
 }
 
 impl Drop for Count {
     fn drop(&mut self) {
         let mut holders = self.pool.holders();
-        // Another thread may have found the entry dead and replaced it.
+        // Another thread may have replaced the entry after the last reference was dropped.
         if holders
             .get(&self.name)
             .is_some_and(|it| it.strong_count() == 0)
@@ -238,12 +243,14 @@ impl Drop for Count {
 }
 
 impl ListenerShare {
-    /// Returns whether a connection could be accepted from a source that holds less than `FLOOR`.
+    /// Returns whether a connection could be accepted from a source that holds less than
+    /// `FLOOR`.
     pub fn has_room(&self) -> bool {
         self.free() > 0
     }
 
-    /// Ends the reserve of a listener that accepts no more. Its connections still hold the share.
+    /// Ends the reserve of a listener that accepts no more. Its connections keep the share
+    /// alive.
     pub fn release(&self) {
         self.pool.listeners.rcu(|all| {
             let others = all.iter().filter(|it| !Arc::ptr_eq(it, &self.held));
@@ -251,7 +258,7 @@ impl ListenerShare {
         });
     }
 
-    /// The holder that a connection is counted for before its peer is known.
+    /// Returns the holder of a connection before its peer is authenticated.
     pub fn source(self: &Arc<Self>, address: IpAddr) -> Holder {
         Holder(Arc::new(Parties {
             listener: Arc::clone(self),
@@ -260,8 +267,8 @@ impl ListenerShare {
         }))
     }
 
-    /// Returns the number of descriptors that are free to this listener's clients, without those
-    /// that are reserved for other listeners.
+    /// Returns the number of descriptors that are free for this listener's clients, without the
+    /// reserves of other listeners.
     fn free(&self) -> usize {
         let max = self.pool.max();
         let listeners = self.pool.listeners.load();
@@ -282,7 +289,7 @@ impl Drop for ListenerShare {
 }
 
 impl Holder {
-    /// The holder that a connection of the same listener is counted for once its peer is known.
+    /// Returns the holder of a connection of the same listener once its peer is authenticated.
     pub fn identified(&self, cluster: &Arc<str>, principal: &Arc<str>) -> Self {
         let pool = &self.0.listener.pool;
         Self(Arc::new(Parties {
@@ -295,7 +302,7 @@ impl Holder {
     /// Takes a descriptor for a connection.
     ///
     /// # Errors
-    /// The holder has its share, or none is left.
+    /// The share of the holder or the pool is used up.
     pub fn connection(&self) -> Result<Descriptor, Full> {
         self.take(Use::Connection)
     }
@@ -308,8 +315,8 @@ impl Holder {
         self.take(Use::Upstream)
     }
 
-    /// Judges and counts. Threads that take at once may pass a share by one each, but never the
-    /// pool's size.
+    /// Checks the share and counts. Concurrent threads may exceed a share by one each, but never
+    /// the size of the pool.
     fn take(&self, purpose: Use) -> Result<Descriptor, Full> {
         let pool = &self.0.listener.pool;
         self.judge(purpose)?;
@@ -368,7 +375,8 @@ impl Holder {
         let fits_in_group =
             has_little || own.is_none_or(|own| own.saturating_add(in_group) < threshold);
         let fits = free > kept && in_group < threshold && fits_in_group;
-        // A quiet identity gets in though its siblings hold all that the cluster may.
+        // Admits an identity with few descriptors even if others of its cluster hold all of the
+        // share.
         let is_quiet = has_little && in_group < max / 4 * 3 && free > max / GROUP_PARTS;
         match fits || in_group < FLOOR || is_quiet {
             true => Ok(()),
@@ -378,18 +386,18 @@ impl Holder {
 }
 
 impl Descriptor {
-    /// Those that it is counted for.
+    /// Returns the parties that it is counted for.
     pub fn holder(&self) -> &Holder {
         &self.0
     }
 
-    /// Counts a connection for its verified peer from now on.
+    /// Moves the count of a connection to its authenticated peer.
     ///
     /// # Errors
-    /// The peer has its share already.
+    /// The peer's share is used up.
     pub fn hand_over(&mut self, holder: &Holder) -> Result<(), Full> {
         holder.judge(Use::Connection)?;
-        // The pool and the listener have as many as before.
+        // The totals of pool and listener do not change.
         holder.add();
         self.0.remove();
         self.0 = holder.clone();
@@ -398,7 +406,7 @@ impl Descriptor {
 }
 
 impl Full {
-    /// The limit that a connection is turned away by, for its counter.
+    /// Returns the metric label of the limit for a rejected connection.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Share => "share",
@@ -407,7 +415,7 @@ impl Full {
         }
     }
 
-    /// The reason of a tunnel that is rejected.
+    /// Returns the reason for a rejected tunnel.
     pub fn reason(self) -> Reason {
         match self {
             Self::Share => Reason::OverShare,
@@ -455,7 +463,8 @@ impl Drop for PipeEnd {
     }
 }
 
-/// One IPv4 address, or one IPv6 network of 64 bits: a host has a whole such network.
+/// Returns the source of an address: one IPv4 address, or an IPv6 /64, as a host has a whole
+/// /64.
 pub fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(ip) => ip.into(),

@@ -1,4 +1,4 @@
-//! Shares of the pool, as floods take them.
+//! Shares of the pool under floods of connections.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn peer(listener: &Arc<ListenerShare>, cluster: &str, principal: &str) -> Holder
     source.identified(&cluster.into(), &principal.into())
 }
 
-/// Takes for tunnels until the holder is refused.
+/// Takes descriptors for tunnels until the holder is rejected.
 fn fill(holder: &Holder) -> Vec<Descriptor> {
     std::iter::from_fn(|| holder.upstream().ok()).collect()
 }
@@ -57,7 +57,7 @@ fn a_quiet_identity_of_a_busy_cluster_and_a_quiet_source_get_in() {
 fn the_clients_of_one_listener_leave_the_part_of_another() {
     let pool = Pool::new(1600);
     let (tls, hbone) = (pool.listener(), pool.listener());
-    // As many addresses as it takes, none of which takes more than the floor.
+    // As many addresses as needed; each takes no more than `FLOOR`.
     let floods = (0..u32::MAX).map(|at| tls.source(IpAddr::V4(at.into())));
     let mut held = Vec::new();
     for source in floods {

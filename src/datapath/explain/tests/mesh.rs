@@ -1,4 +1,4 @@
-//! Meshes that a seed draws, with everything that has a say in where a tunnel goes.
+//! Seeded random meshes with everything that influences the route of a tunnel.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ const PREFERENCES: [&[Scope]; 6] = [
     &[Scope::Region, Scope::Zone, Scope::Subzone],
 ];
 
-/// A mesh, a question about it, and the tunnels that are open in it.
+/// Random mesh with a question about it, and the open tunnels of the mesh.
 pub(super) struct Generated {
     pub(super) snapshot: Snapshot,
     pub(super) question: Question,
@@ -281,7 +281,7 @@ fn names(rng: &mut Rng) -> NameTable {
     )
 }
 
-/// What has happened to the endpoints: tunnels that are open, dials, ejections.
+/// Applies random history to the endpoints: open tunnels, dials and ejections.
 fn lived(rng: &mut Rng, snapshot: &Snapshot) -> Vec<InFlight> {
     let mut services: Vec<_> = snapshot.services.iter().collect();
     services.sort_by_key(|(hostname, _)| Arc::clone(hostname));
@@ -297,7 +297,7 @@ fn lived(rng: &mut Rng, snapshot: &Snapshot) -> Vec<InFlight> {
         tunnels.extend((0..open).map(|_| InFlight::new(state)));
         state.dialled(Duration::from_millis(rng.u64(1..50)));
         if one_in(rng, 6) {
-            // For minutes, so that no ejection ends while picks are counted.
+            // The ejections last minutes, so that none ends while picks are counted.
             for _ in 0..8 {
                 state.eject(now);
             }

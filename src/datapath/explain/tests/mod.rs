@@ -1,5 +1,5 @@
-//! Odds against picks: for meshes that a seed draws, what is said of each endpoint and how often
-//! the balancer picks it (Pearson's chi-square).
+//! Goodness of fit between predicted pick probabilities and picks of the balancer, for seeded
+//! random meshes (Pearson's chi-square).
 
 mod mesh;
 
@@ -19,19 +19,19 @@ use mesh::Generated;
 
 const MESHES: u64 = 1_000;
 const PICKS: u32 = 10_000;
-/// One of a million samples of the right odds is rejected: one run of a thousand would be, and the
-/// seeds are fixed.
+/// Significance level: one correct sample in a million is rejected. With 1,000 meshes, one run
+/// in a thousand would fail; the seeds are fixed.
 const P_MIN: f64 = 1e-6;
 
-/// What is wrong with an explainer.
+/// Fault that is injected into the explanation.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Nothing,
-    /// Every endpoint has the same odds.
+    /// All endpoints have equal probabilities.
     Even,
-    /// Shares go by weight alone, whatever the tier.
+    /// Shares are proportional to the weight, regardless of the tier.
     ByWeight,
-    /// The likeliest and the least likely endpoint are taken for each other.
+    /// The most and the least probable endpoint are exchanged.
     Swapped,
 }
 
@@ -68,7 +68,7 @@ fn distort(answer: &mut Answer, fault: Fault) {
     }
 }
 
-/// How often each endpoint is picked, by its workload and address.
+/// Counts the picks of each endpoint, by its workload and address.
 fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
     let identity = of.identity();
     let from = (([0; 4], 0).into(), Arc::default());
@@ -101,7 +101,7 @@ fn picked(of: &Generated) -> HashMap<(Arc<str>, String), u32> {
         .collect()
 }
 
-/// How well the odds of a mesh fit its picks; none where nothing is picked.
+/// Returns the p-value of a mesh's picks; none if nothing is picked.
 fn fit(seed: u64, fault: Fault) -> Option<f64> {
     let of = Generated::new(seed);
     let mut answer = explained(&of, Instant::now());
