@@ -56,9 +56,10 @@ pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRef
 
 /// Checks the key usages in a chain that webpki does not check.
 ///
-/// The leaf's key must sign handshakes and nothing else (X509-SVID section 4.3). If the leaf has
-/// extended key usages, they must include server and client authentication (section 4.4). If an
-/// issuer has key usages, they must include signing certificates (RFC 5280 section 4.2.1.3).
+/// The leaf must have the key usage digitalSignature, and neither keyCertSign nor cRLSign
+/// (X509-SVID section 4.3). If it has extended key usages, they must include server and client
+/// authentication (section 4.4). If an issuer has key usages, they must include keyCertSign
+/// (RFC 5280 section 4.2.1.3).
 pub(super) fn check_usage(
     leaf: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],

@@ -1,9 +1,9 @@
 //! Certificates, and the rustls configurations built from them.
 //!
-//! This module owns certificates from disk ([`files`], `crl`) or from an authority ([`issue`]),
-//! verification of peers (`verifier`) and their issuers (`issuers`), the chains of open
-//! connections (`inbound`), and the parser of identities ([`leaf_identity`]). It accesses no
-//! socket of the data path, which performs its own handshakes.
+//! This module owns certificates from disk ([`files`], `crl`) or from an authority ([`issue`]), and
+//! the chains of open connections (`inbound`). It verifies peers (`verifier`) and their issuers
+//! (`issuers`), and parses identities ([`leaf_identity`]). It accesses no socket of the data path,
+//! which performs its own handshakes.
 
 mod chains;
 mod crl;
