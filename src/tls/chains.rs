@@ -12,8 +12,8 @@ use super::issuers::Issuer;
 
 /// Lifetime of a cache entry; the chain is then verified again.
 const BELIEVED: Duration = Duration::from_secs(5 * 60);
-/// Capacity of each generation: 2 × 512 × 64 bytes plus the overhead of the maps is about 140
-/// KiB.
+/// Capacity of each generation: 2 × 512 × 64 bytes plus the overhead of the maps is
+/// about 140 KiB.
 const HALF: usize = 512;
 
 /// Cache of the chains that one verifier has verified.
@@ -22,9 +22,8 @@ const HALF: usize = 512;
 /// - the chain: its key is the SHA-256 of all certificates, with their lengths and order;
 /// - the roots, trust domains, revocation lists and algorithms: they belong to the verifier, and
 ///   a change creates a new verifier with an empty cache;
-/// - the time: an entry is valid for five minutes, but not beyond the first expiry of a
-///   certificate on the path, before the time of verification, or once another revocation list
-///   is stale.
+/// - the time: an entry is valid for five minutes from its verification, and never before it. It
+///   ends earlier if a certificate on the path expires or another revocation list becomes stale.
 ///
 /// Every handshake still proves possession of the leaf's key, after the look-up and independent
 /// of it. A client with a valid chain can fill the cache with variants of it. Other chains are

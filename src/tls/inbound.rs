@@ -179,9 +179,9 @@ impl Inbound {
         self.lock().issuers.all()
     }
 
-    /// Verifies the chains of all open connections under the configuration in force, and reports
-    /// those that have lost trust in batches. An expired certificate ends no tunnel: its chain
-    /// is verified as of its last valid moment.
+    /// Verifies the chains of all open connections under the configuration in force. Reports, in
+    /// batches, those that have lost trust. An expired certificate ends no tunnel: its chain is
+    /// verified as of its last valid moment.
     pub fn recheck(&self, mut tell: impl FnMut(&[Lost])) {
         let open: Vec<_> = {
             let open = self.lock();

@@ -29,8 +29,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Receives certificates from the agent at `socket`, and reports every certificate and every
-/// failure. Returns once `news` is closed and the agent's
-/// stream has failed.
+/// failure. Returns once `news` is closed and the agent's stream has failed.
 pub async fn run(socket: PathBuf, news: mpsc::Sender<News>) {
     let mut rotation = Rotation::default();
     while !news.is_closed() {

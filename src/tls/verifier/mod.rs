@@ -85,9 +85,9 @@ pub(super) fn shown(text: &str) -> String {
 /// Limit of a displayed identity, in characters; identities of a mesh are shorter.
 const SHOWN_MAX: usize = 256;
 
-/// Limit of the certificates above the leaf. webpki follows no longer path, and tries every path
-/// that the names allow. Its work grows with the factorial of their number, and any client can
-/// cause it. In a development build, eight certificates of one name took 80 ms, and six times
+/// Limit of the certificates above the leaf, equal to webpki's limit for a path. webpki tries every
+/// path that the names allow: its work grows with the factorial of their number, and any client
+/// can cause it. In a development build, eight certificates of one name took 80 ms, and six times
 /// sixteen took half a second.
 const INTERMEDIATES_MAX: usize = 6;
 
