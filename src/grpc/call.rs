@@ -1,9 +1,9 @@
-//! A call with a stream each way, of which a large message gives its memory back.
+//! Bidirectional gRPC call whose receive buffer releases the memory of large messages.
 //!
-//! tonic's own stream keeps the buffer of its largest message for as long as it lives: 48 MiB after
-//! a mesh of 100,000 workloads. Requests, statuses and HTTP/2 are tonic's here too; only what
-//! stands before each message, a flag and its length (gRPC over HTTP/2, "Length-Prefixed-Message"),
-//! is read by us.
+//! tonic's own stream keeps the buffer of its largest message until it is dropped: 48 MiB after
+//! a mesh of 100,000 workloads. Requests, statuses and HTTP/2 still come from tonic. This module
+//! parses only the prefix of each message, a flag and a length (gRPC over HTTP/2,
+//! "Length-Prefixed-Message").
 
 use std::mem;
 
@@ -20,14 +20,14 @@ use tonic::{Code, Status};
 use tonic_prost::ProstEncoder;
 use tower::ServiceExt as _;
 
-/// The flag and the length.
+/// Bytes of a message's prefix: the flag and the length.
 const HEAD_BYTES: usize = 1 + 4;
 
-/// Calls a method, `/PACKAGE.SERVICE/METHOD`, and returns what it answers: messages of at most
-/// `most` bytes.
+/// Calls the method `/PACKAGE.SERVICE/METHOD` and returns its response messages. A message
+/// longer than `most` bytes ends the stream with an error.
 ///
 /// # Errors
-/// The server cannot be reached, or refuses the call.
+/// The server is unreachable or refuses the call.
 pub async fn open<T: Message + 'static>(
     channel: Channel,
     method: &'static str,
@@ -56,7 +56,7 @@ pub async fn open<T: Message + 'static>(
     Ok(Messages::new(answer.into_body(), most))
 }
 
-/// What a server says on a stream, message by message.
+/// Response messages of a call.
 #[derive(Debug)]
 pub struct Messages {
     body: Body,
@@ -73,11 +73,11 @@ impl Messages {
         }
     }
 
-    /// The next message, not decoded; none at the end of the stream. Nothing is lost if this is
-    /// dropped and called again.
+    /// Returns the next message without decoding it, or `None` at the end of the stream.
+    /// Cancellation-safe: a dropped future loses no data.
     ///
     /// # Errors
-    /// The stream has broken or ended with a status, or a message is too large or compressed.
+    /// The stream breaks or ends with an error status, or a message is too large or compressed.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         loop {
             if let Some(message) = self.take()? {
@@ -96,7 +96,8 @@ impl Messages {
         }
     }
 
-    /// A message that is there, with the memory that it came in.
+    /// Removes and returns the first buffered message, together with the memory that it
+    /// occupies. Returns `None` until the message is complete.
     fn take(&mut self) -> Result<Option<Bytes>, Status> {
         let Some((mut head, rest)) = self.buffer.split_at_checked(HEAD_BYTES) else {
             return Ok(None);
@@ -114,11 +115,12 @@ impl Messages {
         }
         let missing = length.saturating_sub(rest.len());
         if missing > 0 {
-            // Once, and not by doubling again and again.
+            // Reserves the whole message at once, instead of doubling repeatedly.
             self.buffer.reserve(missing);
             return Ok(None);
         }
-        // What follows has a buffer of its own, so that this one goes with its message.
+        // The bytes after the message move to a new buffer, so that the old one is freed with
+        // its message.
         let rest = BytesMut::from(&rest[length..]);
         let mut message = mem::replace(&mut self.buffer, rest);
         message.truncate(HEAD_BYTES + length);
@@ -126,8 +128,10 @@ impl Messages {
     }
 }
 
+/// Checks the status in headers or trailers.
+///
 /// # Errors
-/// The status that headers or trailers tell, where it is not OK.
+/// The status, if it is not OK.
 fn refusal(headers: &http::HeaderMap) -> Result<(), Status> {
     match Status::from_header_map(headers) {
         Some(status) if status.code() != Code::Ok => Err(status),

@@ -1,7 +1,8 @@
-//! The channel to a control plane: TCP, TLS that is verified before anything is said, HTTP/2. TLS
-//! is left out where the configuration says so.
+//! Connection to a control plane: TCP, TLS and HTTP/2.
 //!
-//! Roots and token are read anew for each connection and each call: both are replaced while we run.
+//! TLS verifies the server before any request is sent; the configuration can disable it. Roots
+//! are read again for each connection and the token for each call, because both are replaced at
+//! run time.
 
 use std::fs;
 use std::io;
@@ -28,28 +29,29 @@ use tower::service_fn;
 use super::goaway::{GoAway, Watched};
 use crate::config::{ControlPlane, Roots};
 
-/// The time for TCP and TLS together (contract 3.1).
+/// Deadline for TCP connect and TLS handshake together (contract 3.1).
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-/// A silent connection is asked by PING, and given up (contract 3.1).
+/// Idle time before a PING, and the deadline for its acknowledgement; then the connection is
+/// closed (contract 3.1).
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_DEADLINE: Duration = Duration::from_secs(10);
-/// TCP keepalive: idle time, interval, and how many are lost (contract 3.1).
+/// TCP keepalive: idle time, interval and number of probes (contract 3.1).
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(300), Duration::from_secs(75), 9);
-/// A token longer than this is something else.
+/// Limit of a token's size; a larger file is not a token.
 const TOKEN_BYTES_MAX: u64 = 64 * 1024;
 
-/// Why there is no channel, or no call on it.
+/// Error of a channel, or of preparing a call on it.
 #[derive(Debug, Error)]
 pub enum ChannelError {
-    /// A file that is needed cannot be used.
+    /// A required file is unusable.
     #[error("{}: {what}", file.display())]
     File {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// Cause of the failure.
         what: String,
     },
-    /// The name to verify the server by is none.
+    /// The name for server verification is not a valid server name.
     #[error("`{0}` is no name to verify a server by")]
     Name(String),
     /// TCP, TLS or HTTP/2 failed.
@@ -57,10 +59,10 @@ pub enum ChannelError {
     Transport(String),
 }
 
-/// Connects to the control plane. A GOAWAY of the server is noted in `goaway`.
+/// Connects to the control plane. `goaway` records a GOAWAY from the server.
 ///
 /// # Errors
-/// The roots cannot be read, the server cannot be reached, or it is not who it should be.
+/// The roots are unreadable, the server is unreachable, or its certificate does not verify.
 pub async fn connect(plane: &ControlPlane, goaway: GoAway) -> Result<Channel, ChannelError> {
     let tls = match plane.roots {
         Roots::Plaintext => None,
@@ -98,11 +100,11 @@ pub async fn connect(plane: &ControlPlane, goaway: GoAway) -> Result<Channel, Ch
         .map_err(|error| ChannelError::Transport(chain(&error)))
 }
 
-/// Says in a call's metadata who we are: the token as it is in its file now, our cluster, and what
-/// the configuration adds.
+/// Adds credentials to a call's metadata: the current content of the token file, the cluster,
+/// and the headers from the configuration.
 ///
 /// # Errors
-/// The token's file cannot be read, or holds no token.
+/// The token file is unreadable or holds no token.
 pub async fn introduce<T>(
     plane: &ControlPlane,
     cluster: &str,
@@ -117,7 +119,7 @@ pub async fn introduce<T>(
         call.metadata_mut().insert("clusterid", cluster);
     }
     for (name, value) in &plane.headers {
-        // The configuration was checked for both.
+        // The configuration reader has checked both; invalid ones are skipped here.
         let name = MetadataKey::<Ascii>::from_bytes(name.as_bytes());
         if let (Ok(name), Ok(mut value)) = (name, MetadataValue::try_from(value)) {
             value.set_sensitive(true);
@@ -142,7 +144,7 @@ fn bearer(file: &Path, token: &[u8]) -> Result<MetadataValue<Ascii>, ChannelErro
     }
 }
 
-/// Reads a small file.
+/// Reads a file of at most `most` bytes.
 async fn read(file: PathBuf, most: u64) -> Result<Vec<u8>, ChannelError> {
     let path = file.clone();
     let read = aside(move || read_now(&path, most));
@@ -154,7 +156,8 @@ async fn read(file: PathBuf, most: u64) -> Result<Vec<u8>, ChannelError> {
     Err(ChannelError::File { file, what })
 }
 
-/// Reads away from this thread, where a mount that hangs would stop admin pages.
+/// Runs a blocking read on another thread, with a deadline. A mount that hangs would otherwise
+/// block the admin pages.
 async fn aside<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
     match timeout(CONNECT_DEADLINE, tokio::task::spawn_blocking(read)).await {
         Ok(read) => read.map_err(|error| error.to_string()),
@@ -170,7 +173,7 @@ fn read_now(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Roots beyond this are something else: a mesh's bundle has a few KiB for each.
+/// Limit of the size of the roots: a mesh's bundle has a few KiB for each root.
 const ROOTS_BYTES_MAX: u64 = 1024 * 1024;
 
 async fn tls(plane: &ControlPlane) -> Result<Arc<ClientConfig>, ChannelError> {
@@ -208,7 +211,7 @@ fn parsed(pem: &[u8]) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// What is wrong with the files of a control plane as they are now, each with its error.
+/// Returns the errors in the current files of a control plane, each with the file's path.
 pub fn check(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
     let judged = |file: &Path, most, judge: fn(&[u8]) -> Result<(), String>| {
         let read = read_now(file, most).map_err(|error| error.to_string());
@@ -233,8 +236,8 @@ pub fn check(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
     root.into_iter().chain(token).collect()
 }
 
-/// The system's roots: `SSL_CERT_FILE`, else the bundle of its distribution. It may have some that
-/// are of no use to us.
+/// Loads the system's roots: `SSL_CERT_FILE`, else the distribution's bundle. Unusable
+/// certificates are skipped.
 fn system() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -260,7 +263,7 @@ async fn handshake(
     }
 }
 
-/// An error with its causes: those of the transport say nothing by themselves.
+/// Formats an error with its causes. Transport errors carry no detail of their own.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

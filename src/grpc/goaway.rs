@@ -1,9 +1,9 @@
-//! GOAWAY of a server, seen in the bytes of its connection.
+//! Detection of GOAWAY frames in the bytes that a server sends.
 //!
-//! A server that ends connections by age, as istiod does about every 30 minutes, sends GOAWAY with
-//! NO_ERROR and closes the connection a while later. h2 then reports a broken pipe for the open
-//! stream, as it does for a server that died. `Watched` tells both ends apart, and from a server
-//! that sends GOAWAY with an error, such as ENHANCE_YOUR_CALM.
+//! A server that limits the age of connections, as istiod does (about 30 minutes), sends GOAWAY
+//! with NO_ERROR and closes the connection later. h2 then reports a broken pipe for the open
+//! stream, exactly as for a server that crashed. `Watched` distinguishes the two, and also a
+//! GOAWAY with an error such as ENHANCE_YOUR_CALM.
 
 use std::io;
 use std::pin::Pin;
@@ -14,22 +14,22 @@ use std::task::{Context, Poll, ready};
 use h2::Reason;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The head of a frame (RFC 9113 section 4.1).
+/// Bytes of a frame header (RFC 9113 section 4.1).
 const HEAD_BYTES: usize = 9;
-/// The type of GOAWAY (RFC 9113 section 6.8).
+/// Frame type of GOAWAY (RFC 9113 section 6.8).
 const GOAWAY: u8 = 7;
-/// The fields of GOAWAY, the last stream and the error code of 4 bytes each.
+/// Bytes of the fixed fields of GOAWAY: last stream and error code, 4 bytes each.
 const FIELDS_BYTES: usize = 8;
-/// The head and the fields of GOAWAY.
+/// Bytes of the frame header and the fixed fields of GOAWAY.
 const GOAWAY_BYTES: usize = HEAD_BYTES + FIELDS_BYTES;
 
-/// GOAWAY of a connection's server: one more than its error code, or zero before it.
+/// GOAWAY state of a connection: the error code plus one, or zero before a GOAWAY.
 #[derive(Clone, Debug, Default)]
 pub struct GoAway(Arc<AtomicU64>);
 
 impl GoAway {
-    /// Returns the error code, if the server has sent GOAWAY. Of several an error stands before
-    /// NO_ERROR, by which a server announces its end first.
+    /// Returns the error code of the server's GOAWAY, if it sent one. With several GOAWAY
+    /// frames, an error takes precedence over the NO_ERROR that announces a shutdown.
     pub fn reason(&self) -> Option<Reason> {
         let code = self.0.load(Ordering::Acquire).checked_sub(1)?;
         u32::try_from(code).ok().map(Reason::from)
@@ -40,15 +40,15 @@ impl GoAway {
     }
 }
 
-/// A connection to a server whose frames are followed, head by head.
+/// Connection to a server that tracks received frames by their headers.
 #[derive(Debug)]
 pub(super) struct Watched<T> {
     stream: T,
-    /// The head of a frame, and the fields behind it if the frame is GOAWAY.
+    /// The frame header, followed by the fixed fields if the frame is GOAWAY.
     head: [u8; GOAWAY_BYTES],
-    /// Bytes of `head` that have come.
+    /// Number of bytes of `head` received.
     filled: usize,
-    /// Bytes of the payload that have not come yet.
+    /// Number of payload bytes still to skip.
     payload: usize,
     received: GoAway,
 }
@@ -85,7 +85,8 @@ impl<T> Watched<T> {
         }
     }
 
-    /// Reads a head that is whole. The fields of GOAWAY follow it.
+    /// Handles a complete frame header. If the frame is GOAWAY, its fixed fields follow in
+    /// `head`.
     fn began(&mut self) {
         let [_, _, _, kind, ..] = self.head;
         let length = self.length();
@@ -94,7 +95,7 @@ impl<T> Watched<T> {
         }
     }
 
-    /// Reads a GOAWAY whose fields are whole.
+    /// Handles a GOAWAY with complete fixed fields.
     fn announced(&mut self) {
         let [.., a, b, c, d] = self.head;
         (self.payload, self.filled) = (self.length().saturating_sub(FIELDS_BYTES), 0);
@@ -157,7 +158,7 @@ mod tests {
         )
     }
 
-    /// The reason in these bytes, read in parts of a size.
+    /// Returns the reason found in `bytes` when they are read in chunks of `size`.
     fn reason_in(bytes: &[u8], size: usize) -> Option<Reason> {
         let received = GoAway::default();
         let mut watched = Watched::new((), received.clone());
@@ -169,7 +170,8 @@ mod tests {
 
     #[test]
     fn istiod_8_the_code_of_goaway_is_read_wherever_reads_are_cut() {
-        // A GOAWAY without its fields is none: h2 ends the connection by it.
+        // A GOAWAY that is too short for its fields does not count: h2 ends the connection for
+        // it.
         let others = [
             frame(4, &[]),
             frame(0, &[GOAWAY; 300]),

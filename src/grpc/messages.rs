@@ -1,4 +1,4 @@
-//! Generated code, in modules that are nested as the packages are.
+//! Generated code, in modules nested like the protobuf packages.
 
 pub(crate) mod envoy {
     pub(crate) mod config {
@@ -9,7 +9,7 @@ pub(crate) mod envoy {
             }
         }
         pub(crate) mod core {
-            /// Who asks for configuration, and addresses.
+            /// Node identification and addresses.
             pub mod v3 {
                 include!("generated/envoy.config.core.v3.rs");
             }
@@ -30,7 +30,7 @@ pub(crate) mod envoy {
         }
     }
     pub(crate) mod r#type {
-        /// Numbers.
+        /// Numeric types.
         pub mod v3 {
             include!("generated/envoy.r#type.v3.rs");
         }
@@ -38,19 +38,19 @@ pub(crate) mod envoy {
 }
 
 pub(crate) mod google {
-    /// Errors.
+    /// Status of an RPC.
     pub mod rpc {
         include!("generated/google.rpc.rs");
     }
 }
 
 pub(crate) mod istio {
-    /// L4 authorization.
+    /// L4 authorization policies.
     pub mod security {
         include!("generated/istio.security.rs");
     }
     pub(crate) mod v1 {
-        /// The certificate authority.
+        /// Certificate issuance.
         pub mod auth {
             include!("generated/istio.v1.auth.rs");
         }

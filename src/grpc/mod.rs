@@ -1,8 +1,9 @@
-//! The messages and services of the control plane, as far as we use them.
+//! Messages, services and connections of the control plane's gRPC APIs.
 //!
-//! `proto/` has them in our own words, with the packages, names and numbers that are on the wire;
-//! what is unknown there is skipped by decoders. `generated/` is made of it by `make protos`, and
-//! `tests/proto` fails where the two differ. Servers are there for the tests' control plane.
+//! `proto/` declares the subset that the gateway uses, with the packages, names and numbers of
+//! the wire format. Decoders skip unknown fields. `make protos` generates `generated/` from it,
+//! and `tests/proto` fails if the two differ. The generated servers serve the control plane of
+//! the tests.
 
 pub mod call;
 pub mod channel;

@@ -1,4 +1,4 @@
-//! A client: one TLS connection, many tunnels.
+//! HBONE client: one TLS connection with many tunnels.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,9 +17,9 @@ use tokio_rustls::TlsConnector;
 
 use super::Tunnel;
 
-/// An HBONE connection to a gateway, or to an endpoint through a tunnel.
+/// HBONE connection to a gateway, or to an endpoint through a tunnel.
 ///
-/// Dropping it drops the connection and all its tunnels.
+/// Dropping it closes the connection and all its tunnels.
 #[derive(Debug)]
 pub struct Client {
     send: SendRequest<Bytes>,
@@ -27,28 +27,28 @@ pub struct Client {
     agreed: Option<(NamedGroup, CipherSuite)>,
 }
 
-/// The task that moves the connection, which ends with its owner.
+/// Task that drives the connection, aborted on drop.
 #[derive(Debug)]
 struct Driver(JoinHandle<Result<(), h2::Error>>);
 
-/// Why there is no connection or no tunnel.
+/// Reason for which a connection or a tunnel failed.
 #[derive(Debug, Error)]
 pub enum ConnectError {
-    /// TCP or TLS failed; a TLS alert of the server's is in here.
+    /// TCP or TLS failed, including a TLS alert from the server.
     #[error("no connection: {0}")]
     Io(#[from] io::Error),
     /// HTTP/2 failed, or the server reset the stream.
     #[error("no tunnel: {0}")]
     Http2(#[from] h2::Error),
-    /// The server answered with another status than 200.
+    /// The server answered with a status other than 200.
     #[error("no tunnel: the answer is {0}")]
     Refused(StatusCode),
-    /// The authority is not one that HTTP can carry.
+    /// The authority cannot be encoded in HTTP.
     #[error("no tunnel: {0}")]
     Authority(#[from] http::Error),
 }
 
-/// Windows as ztunnel's client has them: 4 MiB a stream, 16 MiB a connection.
+/// Flow-control windows of ztunnel's client: 4 MiB for a stream, 16 MiB for a connection.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
@@ -56,8 +56,8 @@ impl Client {
     /// Connects to `address`.
     ///
     /// # Errors
-    /// TCP, TLS or HTTP/2 failed. With TLS 1.3 a server that refuses our certificate says so only
-    /// after the handshake: then the first tunnel fails.
+    /// TCP, TLS or HTTP/2 failed. With TLS 1.3, a server rejects the client certificate only
+    /// after the handshake, so the first tunnel fails.
     pub async fn connect(
         address: SocketAddr,
         tls: &Arc<ClientConfig>,
@@ -82,7 +82,7 @@ impl Client {
         Self::with_settings(stream, tls, &settings).await
     }
 
-    /// As [`Client::over`], with HTTP/2 settings of the caller's.
+    /// Connects like [`Client::over`], with the given HTTP/2 settings.
     ///
     /// # Errors
     /// As [`Client::connect`].
@@ -94,7 +94,7 @@ impl Client {
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        // The name is never sent; peers are known by their SPIFFE identity.
+        // The name is never sent: verification uses SPIFFE identities.
         let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::UNSPECIFIED).into());
         let stream = TlsConnector::from(Arc::clone(tls))
             .connect(name, stream)
@@ -112,10 +112,10 @@ impl Client {
         })
     }
 
-    /// Opens a tunnel to `authority`, once the connection has room for one more stream.
+    /// Opens a tunnel to `authority`. Waits until the connection allows another stream.
     ///
     /// # Errors
-    /// The server refused it, or the connection is gone.
+    /// The server rejected the tunnel, or the connection is closed.
     pub async fn tunnel(&self, authority: &str) -> Result<Tunnel, ConnectError> {
         let uri = http::Uri::builder().authority(authority).build()?;
         self.request(
@@ -127,7 +127,7 @@ impl Client {
         .await
     }
 
-    /// Sends any request and takes its stream as a tunnel if the answer is 200.
+    /// Sends any request, and returns its stream as a tunnel if the response is 200.
     ///
     /// # Errors
     /// As [`Client::tunnel`].
@@ -141,38 +141,38 @@ impl Client {
         }
     }
 
-    /// Waits until the connection has ended, by GOAWAY or otherwise.
+    /// Waits until the connection ends, by GOAWAY or otherwise.
     ///
     /// # Errors
-    /// How it ended, if not cleanly.
+    /// The connection did not end cleanly.
     pub async fn closed(self) -> Result<(), ConnectError> {
-        // The handle is kept until then: without one, the connection would close by itself.
+        // Without a handle, the connection would close itself.
         let _send = self.send;
         self.driver.ended().await
     }
 
-    /// Closes the connection as soon as its tunnels have ended: GOAWAY, close_notify, and the end
-    /// of the byte stream below.
+    /// Closes the connection once its tunnels have ended: GOAWAY, close_notify, and the end of
+    /// the byte stream below.
     ///
     /// # Errors
-    /// How it ended, if not cleanly.
+    /// The connection did not end cleanly.
     pub async fn close(self) -> Result<(), ConnectError> {
         let Self { send, driver, .. } = self;
         drop(send);
         driver.ended().await
     }
 
-    /// How many tunnels the server lets this connection have at once, as far as it has said so.
+    /// Returns the server's current limit of concurrent tunnels on this connection.
     pub fn tunnels_max(&self) -> usize {
         self.send.current_max_send_streams()
     }
 
-    /// The key exchange and the cipher suite that the handshake has agreed on.
+    /// Returns the negotiated key exchange group and cipher suite.
     pub fn agreed(&self) -> Option<(NamedGroup, CipherSuite)> {
         self.agreed
     }
 
-    /// Whether the connection has ended.
+    /// Returns whether the connection has ended.
     pub fn is_closed(&self) -> bool {
         self.driver.0.is_finished()
     }

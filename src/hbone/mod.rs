@@ -1,7 +1,7 @@
-//! HBONE from the other sides: a client that opens tunnels, and an endpoint that ends them.
+//! HBONE client and HBONE endpoint.
 //!
-//! The demo, the load generator and the tests speak through it. It is as strict as a peer can
-//! be: only END_STREAM is a clean end, and every reset is an error that carries its code.
+//! The demo, the load generator and the tests use them. They are as strict as any peer: only
+//! END_STREAM is a clean end, and every reset is an error with its code.
 
 mod client;
 mod server;

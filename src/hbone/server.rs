@@ -1,4 +1,4 @@
-//! An endpoint that ends inner tunnels, as a ztunnel does beside the workload.
+//! HBONE endpoint that terminates inner tunnels, as a ztunnel does beside the workload.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,23 +17,23 @@ use tokio_rustls::TlsAcceptor;
 
 use super::Tunnel;
 
-/// A CONNECT that an endpoint has accepted.
+/// CONNECT request that an endpoint has accepted.
 #[derive(Debug)]
 pub struct Incoming {
-    /// What it asks for.
+    /// Authority of the request.
     pub authority: String,
     /// The open tunnel.
     pub tunnel: Tunnel,
 }
 
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
-/// What is read from a socket at once: TLS by itself would ask for 4 KiB at a time.
+/// Bytes to read from a socket at once; rustls alone reads 4 KiB at a time.
 const READ_BYTES: usize = 64 * 1024;
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
-/// Serves HBONE on `listener`: every CONNECT is answered 200 and given to `handle` in a task of
-/// its own. Returns only if the listener fails; dropping the future ends all its connections.
+/// Serves HBONE on `listener`: answers every CONNECT with 200 and passes it to `handle` in its
+/// own task. Returns only if the listener fails. Dropping the future closes all its connections.
 pub async fn serve<F, H>(listener: TcpListener, tls: Arc<ServerConfig>, handle: F)
 where
     F: Fn(Incoming) -> H + Clone + Send + 'static,
@@ -46,7 +46,7 @@ where
         let stream = BufReader::with_capacity(READ_BYTES, stream);
         connections.spawn(async move {
             if let Ok(Ok(stream)) = timeout(HANDSHAKE_DEADLINE, tls.accept(stream)).await {
-                // How a connection ends is its peer's affair.
+                // The error concerns only the peer of this connection.
                 let _ = connection(stream, handle).await;
             }
         });

@@ -1,4 +1,4 @@
-//! A tunnel as a byte stream.
+//! Tunnel as a byte stream.
 
 use std::future::poll_fn;
 use std::io;
@@ -13,12 +13,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-/// One CONNECT stream that was answered 200.
+/// CONNECT stream that was answered with 200.
 ///
-/// Reading gives end of file at the peer's END_STREAM and at nothing else; a reset is an error
-/// of which [`Tunnel::reset_code`] tells the code. Shutting down sends END_STREAM. Dropping it
-/// before that resets the stream with CANCEL, as a client does that has lost interest; dropping it
-/// after that lets the peer's END_STREAM still come, as a kernel does for a closed socket.
+/// Only the peer's END_STREAM reads as end of file. A reset is an error; [`Tunnel::reset_code`]
+/// returns its code. Shutdown sends END_STREAM. A drop before shutdown resets the stream with
+/// CANCEL, like a client that abandons the request. A drop after shutdown still waits for the
+/// peer's END_STREAM, as a kernel does for a closed socket.
 #[derive(Debug)]
 pub struct Tunnel {
     send: SendStream<Bytes>,
@@ -27,10 +27,10 @@ pub struct Tunnel {
     finished: bool,
 }
 
-/// How long, and for how many bytes, the peer's END_STREAM is waited for after a drop.
+/// Limits of the wait for the peer's END_STREAM after a drop: time and bytes.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES_MAX: usize = 64 * 1024;
-/// The most that is handed to h2 at once.
+/// Limit of the bytes that are passed to h2 at once.
 const WRITE_BYTES_MAX: usize = 64 * 1024;
 
 impl Tunnel {
@@ -43,17 +43,17 @@ impl Tunnel {
         }
     }
 
-    /// The RST_STREAM code that an error of this stream stands for.
+    /// Returns the RST_STREAM code behind an error of a tunnel, if a reset caused the error.
     pub fn reset_code(error: &io::Error) -> Option<Reason> {
         let error = error.get_ref()?.downcast_ref::<h2::Error>()?;
         error.reason().filter(|_| error.is_reset())
     }
 
-    /// Hands `bytes` to the stream as its window gets room, without copying them; ready once none
-    /// is left.
+    /// Sends `bytes` without copying them, as the flow-control window allows. Ready once `bytes`
+    /// is empty.
     ///
     /// # Errors
-    /// The stream was reset, or its connection is gone.
+    /// The stream was reset, or its connection is closed.
     pub fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         while !bytes.is_empty() {
             let count = ready!(self.poll_room(cx, bytes.len()))?;
@@ -63,8 +63,8 @@ impl Tunnel {
         Poll::Ready(Ok(()))
     }
 
-    /// The next bytes as they came, without copying them; none at END_STREAM. Their window is
-    /// given back at once.
+    /// Returns the next bytes as received, without copying them, or `None` at END_STREAM.
+    /// Releases their flow-control window at once.
     ///
     /// # Errors
     /// As [`Tunnel::poll_send`].
@@ -75,7 +75,7 @@ impl Tunnel {
         Poll::Ready(Ok(Some(bytes).filter(|bytes| !bytes.is_empty())))
     }
 
-    /// [`Tunnel::poll_send`] as a future.
+    /// Sends `bytes` like [`Tunnel::poll_send`].
     ///
     /// # Errors
     /// As [`Tunnel::poll_send`].
@@ -83,7 +83,7 @@ impl Tunnel {
         poll_fn(|cx| self.poll_send(cx, &mut bytes)).await
     }
 
-    /// [`Tunnel::poll_chunk`] as a future.
+    /// Receives the next bytes like [`Tunnel::poll_chunk`].
     ///
     /// # Errors
     /// As [`Tunnel::poll_send`].
@@ -91,7 +91,7 @@ impl Tunnel {
         poll_fn(|cx| self.poll_chunk(cx)).await
     }
 
-    /// Waits for the peer's reset or the connection's end, while nobody reads.
+    /// Waits for a reset by the peer or the end of the connection, without reading.
     pub async fn broken(&mut self) -> io::Error {
         match poll_fn(|cx| self.send.poll_reset(cx)).await {
             Ok(code) => io::Error::new(io::ErrorKind::ConnectionReset, h2::Error::from(code)),
@@ -99,7 +99,7 @@ impl Tunnel {
         }
     }
 
-    /// Waits until some of `wanted` bytes fit the window; how many do, in bytes.
+    /// Waits until the window has room, and returns how many of the `wanted` bytes fit.
     fn poll_room(&mut self, cx: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
         let wanted = wanted.min(WRITE_BYTES_MAX);
         self.send.reserve_capacity(wanted);
@@ -113,9 +113,9 @@ impl Tunnel {
         Poll::Ready(Ok(capacity.min(wanted)))
     }
 
-    /// Waits until there is something unread; after END_STREAM there is nothing any more.
+    /// Waits until `unread` has bytes, or END_STREAM has been received.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // None after the end of file, which a reader may ask for again.
+        // After END_STREAM, `receive` is `None`: a reader may poll again after the end of file.
         while let (true, Some(stream)) = (self.unread.is_empty(), &mut self.receive) {
             match ready!(stream.poll_data(cx)) {
                 Some(bytes) => self.unread = bytes.map_err(broken)?,
@@ -125,7 +125,7 @@ impl Tunnel {
         Poll::Ready(Ok(()))
     }
 
-    /// Lets the peer send as many bytes again.
+    /// Returns `count` bytes to the peer's flow-control window.
     fn give_back(&mut self, count: usize) -> io::Result<()> {
         match &mut self.receive {
             Some(stream) => {
@@ -155,7 +155,7 @@ impl Drop for Tunnel {
     }
 }
 
-/// Reads to the peer's END_STREAM, its reset, or the limit.
+/// Reads until the peer's END_STREAM, its reset, or the limit of bytes.
 async fn linger(mut receive: RecvStream) {
     let mut left = LINGER_BYTES_MAX;
     while let Some(Ok(bytes)) = receive.data().await {

@@ -1,4 +1,4 @@
-//! Chains that were verified lately: a peer that connects again costs less.
+//! Cache of verified certificate chains, which makes reconnects of a peer cheap.
 
 use std::collections::HashMap;
 use std::mem;
@@ -10,55 +10,55 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 
 use super::issuers::Issuer;
 
-/// How long a chain is believed without being verified again.
+/// Lifetime of a cache entry; the chain is then verified again.
 const BELIEVED: Duration = Duration::from_secs(5 * 60);
-/// Chains in each half: 2 × 512 × 64 bytes, with the maps' own room, are about 140 KiB.
+/// Capacity of each generation: 2 × 512 × 64 bytes plus the overhead of the maps is
+/// about 140 KiB.
 const HALF: usize = 512;
 
-/// The chains that one verifier has verified.
+/// Cache of the chains that one verifier has verified.
 ///
-/// It is safe to believe them, because all that a verdict comes from is fixed or looked at again:
-/// - the chain: its key is the SHA-256 of every certificate's bytes, with their lengths and order;
-/// - the roots, the trust domains, the revocation lists and the algorithms: they are the
-///   verifier's, and a change of them makes a new verifier, which has believed nobody yet;
-/// - the time: a chain is believed for five minutes, and never past the first end of validity of
-///   its certificates, nor before the time at which it was verified, nor once another revocation
-///   list is stale.
+/// A hit is safe, because every input of the verdict is fixed or checked again:
+/// - the chain: its key is the SHA-256 of all certificates, with their lengths and order;
+/// - the roots, trust domains, revocation lists and algorithms: they belong to the verifier, and
+///   a change creates a new verifier with an empty cache;
+/// - the time: an entry is valid for five minutes from its verification, and never before it. It
+///   ends earlier if a certificate on the path expires or another revocation list becomes stale.
 ///
-/// That the peer has the leaf's key is proved in every handshake, whatever is in here, and after a
-/// chain has come in. Whoever knows a good chain can fill the places with variants of it: others'
-/// are then forgotten early, and verified again.
+/// Every handshake still proves possession of the leaf's key, after the look-up and independent
+/// of it. A client with a valid chain can fill the cache with variants of it. Other chains are
+/// then evicted early and verified again.
 #[derive(Debug, Default)]
 pub(super) struct Chains(Mutex<Halves>);
 
-/// When the younger half is full, the older one is forgotten.
+/// Two generations of entries: a full young generation replaces the old one.
 #[derive(Debug, Default)]
 struct Halves {
     young: HashMap<Key, Verified>,
     old: HashMap<Key, Verified>,
 }
 
-/// A chain by its bytes.
+/// Fingerprint of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key([u8; 32]);
 
-/// A verdict that a chain is good.
+/// Verdict that a chain is valid.
 #[derive(Clone, Debug)]
 pub(super) struct Verified {
-    /// The time that it is about.
+    /// Time for which the chain was verified.
     pub(super) at: UnixTime,
-    /// The time from which it counts no more.
+    /// Time from which the verdict no longer applies.
     pub(super) until: UnixTime,
-    /// Facts about the verified way.
+    /// The verified path.
     pub(super) path: Path,
 }
 
-/// A verified way from a leaf to a root.
+/// Verified path from a leaf to a root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Path {
-    /// The end of the first of its certificates.
+    /// First expiry of a certificate on the path.
     pub(super) not_after: UnixTime,
-    /// The issuer of the leaf.
+    /// Issuer of the leaf.
     pub(super) issuer: Arc<Issuer>,
 }
 
@@ -84,14 +84,14 @@ impl Verified {
 }
 
 impl Chains {
-    /// Returns the way of a chain that was verified lately and still holds.
+    /// Returns the path of a chain that was verified recently and is still valid.
     pub(super) fn hold(&self, key: &Key, now: UnixTime) -> Option<Path> {
         let halves = self.lock();
         let verified = halves.young.get(key).or_else(|| halves.old.get(key))?;
         verified.holds(now).then(|| verified.path.clone())
     }
 
-    /// Notes that the chain was verified.
+    /// Records that the chain was verified.
     pub(super) fn add(&self, key: Key, verified: Verified) {
         let mut halves = self.lock();
         if halves.young.len() >= HALF {
@@ -100,7 +100,8 @@ impl Chains {
         halves.young.insert(key, verified);
     }
 
-    /// Each critical section is whole in itself, so data behind a poisoned lock is, too.
+    /// Locks the entries. No critical section leaves them inconsistent, so a poisoned lock is
+    /// usable.
     fn lock(&self) -> MutexGuard<'_, Halves> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,6 @@
-//! Certificate revocation lists: read from files, and looked at by webpki for every certificate of
-//! a chain but the root.
+//! Certificate revocation lists, loaded from files.
+//!
+//! webpki checks every certificate of a chain except the root against them.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -23,15 +24,15 @@ use crate::status;
 
 use super::files::TlsError;
 
-/// Bytes of all files together. A list of 100,000 certificates has about 4 MB.
+/// Limit of all files together, in bytes. A list of 100,000 certificates has about 4 MB.
 const BYTES_MAX: usize = 16 << 20;
-/// Combinations of keys of equally named issuers that are tried for one chain. Anybody may cause
-/// them, and each costs the signatures of a chain.
+/// Limit of the key combinations of equally named issuers that are tried for one chain. Any
+/// client can cause them, and each costs the signature checks of a chain.
 const SETS_MAX: usize = 8;
-/// The OID of the extension issuingDistributionPoint (RFC 5280 section 5.2.5).
+/// OID of the extension issuingDistributionPoint (RFC 5280 section 5.2.5).
 const DISTRIBUTION_POINT: &str = "2.5.29.28";
 
-/// The revocation lists in force, and the treatment of what they do not tell.
+/// The revocation lists in force, and the policies for stale and missing lists.
 #[derive(Debug)]
 pub struct Crls {
     lists: Vec<List>,
@@ -43,38 +44,39 @@ pub struct Crls {
 #[derive(Debug)]
 struct List {
     list: CertRevocationList<'static>,
-    /// The issuer's name in DER.
+    /// Name of the issuer in DER.
     issuer: Vec<u8>,
-    /// The issuer's key identifier and the issuing distribution point, where the list has them.
+    /// Key identifier of the issuer, and issuing distribution point, if the list has them.
     key: Option<Vec<u8>>,
     point: Option<Vec<u8>>,
     this_update: i64,
     shown: status::Crl,
 }
 
-/// The lists of one issuer's name. webpki takes the first one of a name, so those of several keys,
-/// as after a change of roots, are tried one after another.
+/// Lists of all issuers with one name. webpki uses the first list of a name, so the lists of
+/// different keys are tried in turn, for example after a change of roots.
 #[derive(Debug)]
 struct Issuer {
     name: Vec<u8>,
     keys: Vec<OfKey>,
 }
 
-/// The lists of one key, by index.
+/// Indexes of the lists of one key.
 #[derive(Debug)]
 struct OfKey {
     key: Option<Vec<u8>>,
     lists: Vec<usize>,
 }
 
-/// The issuer that a certificate names.
+/// Issuer named in a certificate.
 struct Named {
     name: Vec<u8>,
     key: Option<Vec<u8>>,
 }
 
 impl List {
-    /// Returns whether the list is of a root, by its name and, where both say it, by its key.
+    /// Returns whether the list was issued by `root`: the names are equal, and also the key
+    /// identifiers if both have one.
     fn is_of(&self, root: &X509Certificate<'_>) -> bool {
         let mut extensions = root.extensions().iter();
         let key = extensions.find_map(|extension| match extension.parsed_extension() {
@@ -87,10 +89,11 @@ impl List {
 }
 
 impl Crls {
-    /// Reads the lists. Of several lists of one issuer's key and scope the newest one counts.
+    /// Loads the lists. Of several lists with the same issuer, key and scope, the newest
+    /// applies.
     ///
     /// # Errors
-    /// The first file that cannot be used.
+    /// The first file that is unusable.
     pub fn load(config: &Crl) -> Result<Self, TlsError> {
         let (mut lists, mut left) = (Vec::new(), BYTES_MAX);
         for file in &config.files {
@@ -116,8 +119,9 @@ impl Crls {
         })
     }
 
-    /// Calls `verify` for a chain with the options of one set of lists after another, until the
-    /// answer is not that something was signed by another key of the same name.
+    /// Calls `verify` with the options of each set of lists in turn, until the result is not a
+    /// signature error. A signature error can mean that another key with the same name signed
+    /// the chain or the list.
     pub(super) fn verify<T>(
         &self,
         chain: &[&CertificateDer<'_>],
@@ -127,12 +131,13 @@ impl Crls {
         for lists in self.sets(chain) {
             result = match RevocationOptionsBuilder::new(&lists) {
                 Ok(options) => verify(Some(self.options(options))),
-                // There is no list at all, which `load` lets pass only under `on_missing: accept`.
+                // There is no list at all: `load` permits that only under `on_missing: accept`.
                 Err(_) => verify(None),
             };
             match &result {
-                // Of several roots of one name webpki gives the first error of equal rank: that
-                // another root did not sign the chain hides that this one did not sign the list.
+                // With several roots of one name, webpki returns the first of the errors of
+                // equal rank. An error that another root did not sign the chain can hide that
+                // this root did not sign the list.
                 Err(
                     webpki::Error::InvalidCrlSignatureForPublicKey
                     | webpki::Error::InvalidSignatureForPublicKey
@@ -145,9 +150,9 @@ impl Crls {
         result
     }
 
-    /// Returns the sets of lists to try for a chain, at most [`SETS_MAX`], each with the lists of
-    /// one key of every issuer's name. Only issuers that the chain names are tried with several
-    /// keys, those first that its certificates name.
+    /// Returns the sets of lists to try for a chain, at most [`SETS_MAX`]. Each set has the
+    /// lists of one key for every issuer name. Only issuers named in the chain are tried with
+    /// several keys, beginning with the keys that its certificates name.
     fn sets(
         &self,
         chain: &[&CertificateDer<'_>],
@@ -192,21 +197,20 @@ impl Crls {
         ends.filter(|end| *end > at).min()
     }
 
-    /// Returns the first time after `at` at which a list that is refused when stale becomes stale.
+    /// Returns [`Self::next_stale`] if stale lists lead to refusals.
     pub(super) fn fresh_until(&self, at: SystemTime) -> Option<SystemTime> {
         let is_refused = self.on_stale == CrlPolicy::Reject;
         self.next_stale(at).filter(|_| is_refused)
     }
 
-    /// Returns the lists that are stale at a time, where certificates are refused for that.
+    /// Returns the lists that are stale at `at`, if stale lists lead to refusals.
     pub fn refused_as_stale(&self, at: SystemTime) -> impl Iterator<Item = &status::Crl> {
         let is_refused = self.on_stale == CrlPolicy::Reject;
         let lists = self.lists.iter().map(|list| &list.shown);
         lists.filter(move |list| is_refused && list.next_update <= at)
     }
 
-    /// Returns the subjects of the roots that have no list, where certificates are refused for
-    /// that.
+    /// Returns the subjects of the roots without a list, if missing lists lead to refusals.
     pub(super) fn unlisted<'a>(
         &self,
         roots: impl Iterator<Item = &'a CertificateDer<'static>>,
@@ -220,13 +224,13 @@ impl Crls {
         unlisted.map(|root| root.subject().to_string()).collect()
     }
 
-    /// Returns the lists for people to look at.
+    /// Returns a description of each list for status output.
     pub fn status(&self) -> Vec<status::Crl> {
         self.lists.iter().map(|list| list.shown.clone()).collect()
     }
 
-    /// Returns the refusal behind an error about revocation, and the certificate and list that it
-    /// is about; nothing for an error about anything else.
+    /// Returns the refusal for a revocation error, with the certificate or list that caused it.
+    /// Returns `None` for any other error.
     pub(super) fn explain(
         &self,
         error: &webpki::Error,
@@ -348,7 +352,7 @@ fn seconds(time: &ASN1Time) -> u64 {
     u64::try_from(time.timestamp()).unwrap_or(0)
 }
 
-/// Drops each list of which there is a newer one, by issuer, key and scope.
+/// Removes each list that has a newer one with the same issuer, key and scope.
 fn newest(mut lists: Vec<List>) -> Vec<List> {
     lists.sort_by_key(|list| std::cmp::Reverse(list.this_update));
     let mut seen = std::collections::HashSet::new();
@@ -356,7 +360,7 @@ fn newest(mut lists: Vec<List>) -> Vec<List> {
     lists
 }
 
-/// Groups lists by their issuers' names and keys.
+/// Groups lists by the name and key of their issuer.
 fn issuers(lists: &[List]) -> Vec<Issuer> {
     let mut issuers: Vec<Issuer> = Vec::new();
     for (index, list) in lists.iter().enumerate() {
@@ -380,7 +384,8 @@ fn issuers(lists: &[List]) -> Vec<Issuer> {
 }
 
 impl Issuer {
-    /// Returns the keys to try for certificates with these issuers.
+    /// Returns the keys to try for certificates with these issuers. Keys that a certificate
+    /// names come first.
     fn choices(&self, named: &[Named]) -> Vec<&OfKey> {
         let named: Vec<_> = named.iter().filter(|one| one.name == self.name).collect();
         let count = if named.is_empty() { 1 } else { self.keys.len() };
@@ -394,7 +399,7 @@ impl Issuer {
     }
 }
 
-/// Returns the issuer that a certificate names, if the certificate can be read.
+/// Returns the issuer that a certificate names, or `None` if the certificate is malformed.
 fn named(der: &CertificateDer<'_>) -> Option<Named> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     Some(Named {
@@ -403,7 +408,7 @@ fn named(der: &CertificateDer<'_>) -> Option<Named> {
     })
 }
 
-/// Returns the identifier of the issuer's key.
+/// Returns the key identifier of the issuer (authority key identifier).
 fn authority_key(extensions: &[X509Extension<'_>]) -> Option<Vec<u8>> {
     let parsed = extensions.iter().map(X509Extension::parsed_extension);
     let mut keys = parsed.filter_map(|extension| match extension {
@@ -421,7 +426,7 @@ mod tests {
     const LAX: CrlPolicy = CrlPolicy::Accept;
     const STRICT: CrlPolicy = CrlPolicy::Reject;
 
-    /// Loads files with these contents; `None` is a file that is absent.
+    /// Loads files with these contents; `None` is an absent file.
     fn load(files: &[Option<&[u8]>], on_missing: CrlPolicy) -> Result<Crls, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let file = |(index, text): (usize, &Option<&[u8]>)| {

@@ -1,7 +1,8 @@
-//! A certificate authority for development and tests, held in memory alone.
+//! In-memory certificate authority for development and tests.
 //!
-//! It makes what a mesh's own authority would: one root, an intermediate per cluster, and SPIFFE
-//! leaves. It reads and writes no file; `strait certs` does that. Nothing in production calls it.
+//! It issues the certificates that a mesh's own authority would: one root, an intermediate per
+//! cluster, and SPIFFE leaves. It neither reads nor writes files; `strait certs` does. The
+//! gateway never uses it.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -19,7 +20,7 @@ use thiserror::Error;
 use time::{Duration, OffsetDateTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// A development root. Its key never leaves this value.
+/// Development root. Its key never leaves this value.
 #[derive(Debug)]
 pub struct Authority {
     name: String,
@@ -27,8 +28,8 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Makes a root with a new key. Two roots never share a name, so a chain to another one fails
-    /// as a chain to an unknown issuer, as it would between two meshes.
+    /// Creates a root with a new key and a unique name. A chain to another root therefore fails
+    /// with an unknown issuer, as between two meshes.
     pub fn new() -> Result<Self, DevError> {
         let key = new_key()?;
         let id = authority_params(INTERMEDIATES_BELOW_ROOT).key_identifier(&key);
@@ -40,7 +41,7 @@ impl Authority {
         Self::named(format!("Strait development root {id}"), key)
     }
 
-    /// Makes a root of the same name with a new key, as an authority does that renews its key.
+    /// Creates a root with the same name and a new key, like an authority that renews its key.
     pub fn successor(&self) -> Result<Self, DevError> {
         Self::named(self.name.clone(), new_key()?)
     }
@@ -54,15 +55,16 @@ impl Authority {
         Ok(Self { name, root })
     }
 
-    /// Makes a new intermediate for a cluster, with a key of its own.
+    /// Creates an intermediate for a cluster, with a new key.
     ///
-    /// It signs whatever identity it is asked to, as real ones do: what binds an identity to its
-    /// cluster is the verifier's business, and tests want to see it refuse.
+    /// Like a real intermediate, it signs any identity. Verifiers have to bind identities to
+    /// clusters, and tests check that they do.
     pub fn intermediate(&self, cluster: &str) -> Result<Issuer, DevError> {
         self.intermediate_with(cluster, |_| ())
     }
 
-    /// Like [`Authority::intermediate`], but the caller may bend the certificate.
+    /// Creates an intermediate like [`Authority::intermediate`], with parameters changed by the
+    /// caller.
     pub fn intermediate_with(
         &self,
         cluster: &str,
@@ -77,7 +79,7 @@ impl Authority {
             .map_err(DevError::NotSigned)
     }
 
-    /// Makes a revocation list of intermediates, as [`Issuer::crl`] does of leaves.
+    /// Creates a revocation list of intermediates, as [`Issuer::crl`] does of leaves.
     pub fn crl(
         &self,
         revoked: &[&str],
@@ -87,20 +89,20 @@ impl Authority {
         crl(&self.root, revoked, number, next_update)
     }
 
-    /// The root's certificate, which is what peers trust.
+    /// Returns the root certificate, which peers trust, in PEM.
     pub fn root_pem(&self) -> String {
         self.root.pem()
     }
 }
 
-/// An intermediate of one cluster: it signs that cluster's leaves.
+/// Intermediate of one cluster, which signs the leaves of that cluster.
 #[derive(Debug)]
 pub struct Issuer {
     intermediate: CertifiedIssuer<'static, KeyPair>,
 }
 
 impl Issuer {
-    /// Makes a leaf for a SPIFFE identity such as `spiffe://east.local/ns/app/sa/echo`.
+    /// Creates a leaf for a SPIFFE identity such as `spiffe://east.local/ns/app/sa/echo`.
     pub fn leaf(&self, id: &str) -> Result<Leaf, DevError> {
         let identity = SpiffeId::new(id).map_err(|source| DevError::NotSpiffe {
             id: id.to_owned(),
@@ -116,8 +118,8 @@ impl Issuer {
         self.leaf_with(|params| params.subject_alt_names.push(SanType::URI(uri)))
     }
 
-    /// Like [`Issuer::leaf`], but the caller names the identity and may bend the rest: this is how
-    /// tests make certificates that must be refused.
+    /// Creates a leaf with the identity and other parameters set by the caller. Tests create
+    /// invalid certificates this way.
     pub fn leaf_with(&self, change: impl FnOnce(&mut CertificateParams)) -> Result<Leaf, DevError> {
         let key = new_key()?;
         let mut params = leaf_params();
@@ -131,8 +133,8 @@ impl Issuer {
         })
     }
 
-    /// Makes a revocation list (PEM) of the first certificate in each of some PEM texts. A list
-    /// with a larger number is newer.
+    /// Creates a revocation list (PEM) of the first certificate in each PEM text. A list with a
+    /// larger number is newer.
     pub fn crl(
         &self,
         revoked: &[&str],
@@ -142,13 +144,14 @@ impl Issuer {
         crl(&self.intermediate, revoked, number, next_update)
     }
 
-    /// The intermediate's certificate, as PEM.
+    /// Returns the intermediate certificate in PEM.
     pub fn pem(&self) -> String {
         self.intermediate.pem()
     }
 
-    /// Like [`Issuer::leaf_with`], for the key of a signing request (PEM), whose names are not
-    /// looked at: a mesh's authority knows who asks. Gives the leaf and the intermediate, as PEM.
+    /// Creates a leaf like [`Issuer::leaf_with`], for the key of a signing request (PEM). Names
+    /// in the request are ignored, because a mesh's authority authenticates the caller. Returns
+    /// the leaf and the intermediate in PEM.
     pub fn sign(
         &self,
         request: &str,
@@ -165,17 +168,17 @@ impl Issuer {
     }
 }
 
-/// A certificate that a workload shows, and its key.
+/// Certificate of a workload, with its key.
 #[derive(Clone)]
 pub struct Leaf {
-    /// The leaf, then the intermediate. The root is left out: the peer has its own.
+    /// The leaf, then the intermediate. The root is omitted, because the peer has its own.
     pub chain_pem: String,
-    /// The private key of the leaf, in PKCS#8.
+    /// Private key of the leaf, in PKCS#8.
     pub key_pem: String,
 }
 
 impl fmt::Debug for Leaf {
-    // By hand, so that no log line or failed assertion ever shows the key.
+    // Written by hand, so that no log line or failed assertion shows the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leaf")
             .field("chain_pem", &self.chain_pem)
@@ -183,7 +186,7 @@ impl fmt::Debug for Leaf {
     }
 }
 
-/// Reason for which a development certificate could not be made.
+/// Reason for which a development certificate could not be created.
 #[derive(Debug, Error)]
 pub enum DevError {
     /// The identity does not parse.
@@ -193,10 +196,10 @@ pub enum DevError {
     NotSpiffe {
         /// The requested identity.
         id: String,
-        /// The error of the parser.
+        /// Error of the parser.
         source: SpiffeIdError,
     },
-    /// The identity is that of a trust domain as a whole, which only authorities carry.
+    /// The identity names a whole trust domain; only authorities carry such an identity.
     #[error(
         "`{id}` names a trust domain and no workload in it; add a path: /ns/NAMESPACE/sa/ACCOUNT"
     )]
@@ -204,10 +207,10 @@ pub enum DevError {
         /// The requested identity.
         id: String,
     },
-    /// The system gave no key.
+    /// The system failed to generate a key.
     #[error("a private key could not be made")]
     NoKey(#[source] rcgen::Error),
-    /// The text to revoke is no certificate.
+    /// The text to revoke is not a certificate.
     #[error("the text to revoke is no certificate; write one in PEM")]
     NotACertificate,
     /// A certificate could not be encoded or signed.
@@ -251,7 +254,7 @@ fn new_key() -> Result<KeyPair, DevError> {
     KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(DevError::NoKey)
 }
 
-/// What a root and an intermediate share. The caller names them.
+/// Returns the parameters that roots and intermediates share, without a name.
 fn authority_params(intermediates_below: u8) -> CertificateParams {
     let mut params = valid_for(AUTHORITY_VALIDITY);
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(intermediates_below));
@@ -259,12 +262,13 @@ fn authority_params(intermediates_below: u8) -> CertificateParams {
     params
 }
 
-/// A leaf as the X509-SVID standard and Istio's agents want it, still without an identity.
+/// Returns the parameters of a leaf as X509-SVID and Istio's agents require them, without an
+/// identity.
 fn leaf_params() -> CertificateParams {
     let mut params = valid_for(LEAF_VALIDITY);
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    // Both: with mutual TLS every workload is a server at one time and a client at another.
+    // Both usages: with mutual TLS a workload is server and client.
     params.extended_key_usages = vec![
         ExtendedKeyUsagePurpose::ServerAuth,
         ExtendedKeyUsagePurpose::ClientAuth,
@@ -272,8 +276,8 @@ fn leaf_params() -> CertificateParams {
     params
 }
 
-/// Parameters without a subject. The serial is left to rcgen, which takes it from a digest of the
-/// public key: 160 bits that nobody can guess, since every certificate here has a key of its own.
+/// Returns parameters without a subject. rcgen derives the serial number from a digest of the
+/// public key. Its 160 bits are unpredictable, since every certificate has a new key.
 fn valid_for(validity: Duration) -> CertificateParams {
     let now = OffsetDateTime::now_utc();
     let mut params = CertificateParams::default();
@@ -284,10 +288,10 @@ fn valid_for(validity: Duration) -> CertificateParams {
     params
 }
 
-/// The clock of a container may run behind that of its host.
+/// Tolerance for the clock of a container that runs behind that of its host.
 const CLOCK_SKEW: Duration = Duration::MINUTE;
 const AUTHORITY_VALIDITY: Duration = Duration::days(365);
-/// Long enough for a month of trying things out, short enough that nobody builds on it.
+/// A month of experiments; too short for lasting use.
 const LEAF_VALIDITY: Duration = Duration::days(30);
 const INTERMEDIATES_BELOW_ROOT: u8 = 1;
 const INTERMEDIATES_BELOW_INTERMEDIATE: u8 = 0;

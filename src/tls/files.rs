@@ -1,4 +1,4 @@
-//! Certificates from PEM files.
+//! Certificates, keys and trust loaded from PEM files.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use super::crl::Crls;
 use super::identity::{Identity, expiry_of, leaf_identity, start_of};
 use super::issuers::Issuer;
 
-/// A certificate with its key, and the roots by which others are judged.
+/// Certificate with its key, and the roots that came with it.
 #[derive(Debug)]
 pub struct Material {
     /// The leaf, then its intermediates.
@@ -33,7 +33,7 @@ pub struct Material {
     pub roots: Arc<RootCertStore>,
     /// The roots of each trust domain, where they are not shared.
     pub bundles: Option<Bundles>,
-    /// All certificates among the roots, for people to look at.
+    /// All root certificates, for status output, expiry times and the cache on disk.
     pub root_certificates: Vec<CertificateDer<'static>>,
     /// The identity in the leaf.
     pub identity: Identity,
@@ -41,45 +41,46 @@ pub struct Material {
     pub not_before: SystemTime,
 }
 
-/// Roots by the name of their trust domain.
+/// Roots by trust domain.
 pub type Bundles = HashMap<Box<str>, Arc<RootCertStore>>;
 
-/// Trust that peers are verified against, beside the roots that come with our certificate.
+/// Trust in peers, in addition to the roots that come with the gateway's certificate.
 #[derive(Debug, Default)]
 pub struct PeerTrust {
-    /// The trust domains with the roots of their own.
+    /// The trust domains.
     pub domains: Vec<TrustedDomain>,
-    /// The revocation lists, where revocation is checked.
+    /// The revocation lists, or `None` if revocation is not checked.
     pub crls: Option<Arc<Crls>>,
-    /// Acceptance of every other trust domain by the shared roots alone.
+    /// True if every other trust domain is accepted, by the shared roots or by its bundle.
     pub skip_validation: bool,
-    /// The issuers that have a cluster, each with its name; empty where none has.
+    /// Cluster name of each issuer that has one.
     pub clusters: HashMap<SpkiHash, String>,
-    /// Refusal of leaves of every other issuer.
+    /// True if leaves of issuers without a cluster are refused.
     pub rejects_unknown: bool,
 }
 
-/// A trust domain, with roots of its own or by the shared ones.
+/// Trust domain, with its own roots or the shared ones.
 #[derive(Debug)]
 pub struct TrustedDomain {
     /// The trust domain's name.
     pub name: String,
-    /// The only issuers that may sign for it; none is every one below its roots.
+    /// The only issuers that may sign for the domain; `None` permits every issuer below its
+    /// roots.
     pub issuers: Option<Arc<HashSet<SpkiHash>>>,
-    /// Its own roots.
+    /// Roots of this domain alone, or `None` for the shared ones.
     pub roots: Option<OwnRoots>,
 }
 
-/// The roots of one trust domain.
+/// Roots of one trust domain.
 #[derive(Debug)]
 pub struct OwnRoots {
-    /// The roots as peers are verified against them.
+    /// Roots for the verification of peers.
     store: Arc<RootCertStore>,
-    /// The same, for people to look at.
+    /// The same roots as certificates, for status output and expiry times.
     certificates: Vec<CertificateDer<'static>>,
 }
 
-/// Reason for which certificates could not be used.
+/// Reason for which certificates are unusable.
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// A file is missing, unreadable or not PEM.
@@ -93,13 +94,13 @@ pub enum TlsError {
     /// A file holds no certificate.
     #[error("{0}: holds no certificate; write the path of a PEM file with one")]
     NoCertificate(PathBuf),
-    /// A certificate of an issuer is not one of an authority.
+    /// A certificate in an issuer's file is not a CA certificate.
     #[error(
         "{0}: holds a certificate that is not a CA's; write the file of the intermediate that \
          signs leaves"
     )]
     NotAnIssuer(PathBuf),
-    /// An issuer is in two clusters.
+    /// An issuer belongs to two clusters.
     #[error(
         "`trust.clusters` has issuer {issuer} in `{one}` and in `{other}`; write it in one of them"
     )]
@@ -119,7 +120,7 @@ pub enum TlsError {
         /// Cause of the failure.
         source: rustls::Error,
     },
-    /// Our own certificate is not one that a peer would accept.
+    /// The gateway's own certificate would be refused by peers.
     #[error(
         "{file}: is no workload certificate ({refusal}); it needs one URI SAN \
          spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT and must not be a CA"
@@ -127,19 +128,19 @@ pub enum TlsError {
     BadLeaf {
         /// The file.
         file: PathBuf,
-        /// The refusal that a peer with this certificate would get.
+        /// Refusal that a peer with this certificate would get.
         refusal: HandshakeRefusal,
     },
-    /// Our own certificate has expired.
+    /// The gateway's own certificate has expired.
     #[error("{0}: has expired; replace it with a fresh one")]
     Expired(PathBuf),
-    /// The key does not belong to the certificate, or is of a kind that we cannot use.
+    /// The key does not match the certificate, or has an unsupported type.
     #[error("the private key does not fit the certificate: {0}; write both from one issuance")]
     KeyMismatch(#[source] rustls::Error),
-    /// The roots cannot be used.
+    /// The roots are unusable.
     #[error("the roots cannot be used: {0}")]
     Verifier(#[source] VerifierBuilderError),
-    /// A revocation list cannot be used.
+    /// A revocation list is unusable.
     #[error("{file}: cannot be used as a CRL: {why}; write the path of a CRL in PEM or DER")]
     BadCrl {
         /// The file.
@@ -147,16 +148,16 @@ pub enum TlsError {
         /// Cause of the failure.
         why: String,
     },
-    /// The crypto library does not offer what we ask for.
+    /// The crypto library lacks a required algorithm.
     #[error("the crypto provider cannot be used: {0}")]
     Provider(#[source] rustls::Error),
 }
 
 impl Material {
-    /// Loads and checks what `files` names.
+    /// Loads and checks the files of an identity.
     ///
     /// # Errors
-    /// The first thing that is wrong, with the file's name.
+    /// The first failure, with the file's name.
     pub fn load(files: &IdentityFiles) -> Result<Self, TlsError> {
         let chain = certificates(&files.chain)?;
         let bad_pem = |source| TlsError::Pem {
@@ -172,7 +173,7 @@ impl Material {
         Self::new((&files.chain, chain), key, (&files.roots, roots))
     }
 
-    /// Makes material of PEM texts, for clients that keep certificates in memory.
+    /// Parses material from PEM texts, for clients that keep certificates in memory.
     ///
     /// # Errors
     /// As [`Material::load`], with `(memory)` as the file's name.
@@ -191,11 +192,11 @@ impl Material {
         Self::new((file, chain), key, (file, roots))
     }
 
-    /// Puts material together of certificates, each lot with the name of where it is from. Whether
-    /// it is valid now, and whether the key fits, is for others to say.
+    /// Builds material from certificates, each list with the name of its source. The caller
+    /// checks that it is valid now and that the key matches.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first failure.
     pub(super) fn new(
         (file, chain): (&Path, Vec<CertificateDer<'static>>),
         key: PrivateKeyDer<'static>,
@@ -214,12 +215,13 @@ impl Material {
         })
     }
 
-    /// The issuer of our leaf, if the chain has it.
+    /// Returns the issuer of the leaf, if the chain contains it.
     pub fn issuer(&self) -> Option<Issuer> {
         self.chain.get(1).and_then(Issuer::of_certificate)
     }
 
-    /// The roots of a trust domain that has none of its own; none where there is no bundle for it.
+    /// Returns the roots for a trust domain without its own roots: its bundle if there are
+    /// bundles, else the shared roots.
     pub fn roots_of(&self, domain: &str) -> Option<&Arc<RootCertStore>> {
         match &self.bundles {
             None => Some(&self.roots),
@@ -238,7 +240,7 @@ fn identity(file: &Path, chain: &[CertificateDer<'static>]) -> Result<Identity, 
 }
 
 impl Material {
-    /// What the status pages show of it.
+    /// Returns a description for the status pages.
     pub fn status(&self) -> Certificate {
         Certificate {
             identity: self.identity.uri.to_string(),
@@ -248,7 +250,7 @@ impl Material {
         }
     }
 
-    /// When the first certificate of each kind ends.
+    /// Returns the first expiry among the certificates of each kind.
     pub fn expiries(&self) -> Vec<(&'static str, SystemTime)> {
         let (leaf, intermediates) = self.chain.split_at(self.chain.len().min(1));
         let first = |certificates: &[_]| certificates.iter().map(expiry_of).min();
@@ -266,7 +268,8 @@ fn infos(certificates: &[CertificateDer<'static>]) -> Vec<CertificateInfo> {
     certificates.iter().filter_map(certificate_info).collect()
 }
 
-/// A certificate for people to look at; none if it cannot be parsed.
+/// Returns a description of a certificate for status output, or `None` if the certificate is
+/// malformed.
 fn certificate_info(der: &CertificateDer<'static>) -> Option<CertificateInfo> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let validity = certificate.validity();
@@ -281,13 +284,13 @@ fn certificate_info(der: &CertificateDer<'static>) -> Option<CertificateInfo> {
 }
 
 impl TrustedDomain {
-    /// The roots that its peers are judged by: its own, else those that came with `material`.
+    /// Returns the roots for peers of the domain: its own, else those that came with `material`.
     pub fn roots_with<'a>(&'a self, material: &'a Material) -> Option<&'a Arc<RootCertStore>> {
         let own = self.roots.as_ref().map(|own| &own.store);
         own.or_else(|| material.roots_of(&self.name))
     }
 
-    /// What the status pages show of roots of its own.
+    /// Returns a description of its own roots for the status pages.
     pub fn status(&self) -> Option<Certificate> {
         let own = self.roots.as_ref()?;
         Some(Certificate {
@@ -298,16 +301,16 @@ impl TrustedDomain {
         })
     }
 
-    /// When the first of its own roots ends.
+    /// Returns the first expiry among its own roots.
     pub fn expiry(&self) -> Option<SystemTime> {
         let own = self.roots.as_ref()?;
         own.certificates.iter().map(expiry_of).min()
     }
 
-    /// Loads the roots of those domains that have their own.
+    /// Loads trust domains, with the files of their roots and issuers.
     ///
     /// # Errors
-    /// The first thing that is wrong, with the file's name.
+    /// The first failure, with the file's name.
     fn load_all(domains: &[TrustDomain]) -> Result<Vec<Self>, TlsError> {
         let load = |domain: &TrustDomain| {
             let own = |file: &PathBuf| {
@@ -334,7 +337,7 @@ impl PeerTrust {
     /// Loads the files that `trust` names.
     ///
     /// # Errors
-    /// The first thing that is wrong, with the file's name.
+    /// The first failure, with the file's name.
     pub fn load(trust: &Trust) -> Result<Self, TlsError> {
         let crls = trust.crl.as_ref().map(Crls::load).transpose()?;
         Ok(Self {
@@ -346,14 +349,14 @@ impl PeerTrust {
         })
     }
 
-    /// The issuers that have a cluster, each with its name.
+    /// Returns the issuers that have a cluster, with its name.
     pub fn clusters(&self) -> impl Iterator<Item = (SpkiHash, &str)> {
         let clusters = self.clusters.iter();
         clusters.map(|(issuer, cluster)| (*issuer, cluster.as_str()))
     }
 
-    /// Returns the subjects of the trusted roots below which every peer is refused, as `trust.crl`
-    /// has no list of the root.
+    /// Returns the subjects of the trusted roots that have no list in `trust.crl`. Every peer
+    /// below them is refused.
     pub fn unlisted_roots(&self, material: Option<&Material>) -> BTreeSet<String> {
         let Some(crls) = &self.crls else {
             return BTreeSet::new();
@@ -367,7 +370,7 @@ impl PeerTrust {
     }
 }
 
-/// Returns the cluster of each issuer.
+/// Returns the cluster name of each issuer.
 fn clusters(clusters: &[IssuerCluster]) -> Result<HashMap<SpkiHash, String>, TlsError> {
     let mut all: HashMap<_, String> = HashMap::new();
     for cluster in clusters {
@@ -385,7 +388,7 @@ fn clusters(clusters: &[IssuerCluster]) -> Result<HashMap<SpkiHash, String>, Tls
     Ok(all)
 }
 
-/// Returns the hashes of issuers, of which a file may hold several.
+/// Returns the hashes of issuers. A file may contain several.
 fn hashes(issuers: &[config::Issuer]) -> Result<Vec<SpkiHash>, TlsError> {
     let mut hashes = Vec::new();
     for issuer in issuers {

@@ -1,4 +1,4 @@
-//! What a peer's certificate says about the peer: one strict parse, used wherever it matters.
+//! Strict parser of SPIFFE identities and key usages in peer certificates.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -10,10 +10,10 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::config::parse_identity;
 use crate::reason::HandshakeRefusal;
 
-/// A SPIFFE identity of the form that Istio gives to workloads.
+/// SPIFFE identity in the form that Istio issues to workloads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The whole id, `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+    /// The whole ID, `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
     pub uri: Arc<str>,
     /// The trust domain, byte for byte as in the certificate.
     pub trust_domain: Arc<str>,
@@ -21,18 +21,18 @@ pub struct Identity {
     pub namespace: Arc<str>,
     /// The service account.
     pub service_account: Arc<str>,
-    /// When the certificate expires.
+    /// Expiry of the certificate.
     pub not_after: SystemTime,
 }
 
-/// Reads the identity from a leaf certificate.
+/// Parses the identity in a leaf certificate.
 ///
-/// The certificate must be a leaf with exactly one SAN of the URI type, and that must be a SPIFFE
-/// id with the path `/ns/NAMESPACE/sa/ACCOUNT` (contract 10, Identity). This says nothing about
-/// the certificate's signature.
+/// The certificate must be a leaf with exactly one SAN of the URI type. The URI must be a SPIFFE
+/// ID with the path `/ns/NAMESPACE/sa/ACCOUNT` (contract 10, Identity). This function does not
+/// check the certificate's signature.
 ///
 /// # Errors
-/// The refusal that a peer with such a certificate is to get.
+/// The refusal for a peer with such a certificate.
 pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRefusal> {
     let certificate = parse(leaf)?;
     let constraints = certificate
@@ -54,11 +54,12 @@ pub fn leaf_identity(leaf: &CertificateDer<'_>) -> Result<Identity, HandshakeRef
     })
 }
 
-/// Whether a chain's certificates are used for what they are for, where webpki does not look.
+/// Checks the key usages in a chain that webpki does not check.
 ///
-/// The leaf's key signs handshakes and nothing else (X509-SVID section 4.3) and, if the leaf names
-/// purposes, serves both ends of a connection (4.4). An issuer that says what its key may do says
-/// that it may sign certificates (RFC 5280 section 4.2.1.3).
+/// The leaf must have the key usage digitalSignature, and neither keyCertSign nor cRLSign
+/// (X509-SVID section 4.3). If it has extended key usages, they must include server and client
+/// authentication (section 4.4). If an issuer has key usages, they must include keyCertSign
+/// (RFC 5280 section 4.2.1.3).
 pub(super) fn check_usage(
     leaf: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],
@@ -88,19 +89,19 @@ pub(super) fn check_usage(
     }
 }
 
-/// When a certificate ends, in seconds since 1970; what ended before that has ended.
+/// Returns the expiry of a certificate in seconds since 1970, or 0 for an earlier time.
 fn end_of(certificate: &X509Certificate<'_>) -> u64 {
     u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0)
 }
 
-/// When a certificate begins to be valid, and when it ends; 1970 for one that cannot be read.
+/// Returns the start of a certificate's validity, or 1970 for a malformed certificate.
 pub(super) fn start_of(der: &CertificateDer<'_>) -> SystemTime {
     time_of(der, |certificate| {
         u64::try_from(certificate.validity().not_before.timestamp()).unwrap_or(0)
     })
 }
 
-/// See [`start_of`].
+/// Returns the expiry of a certificate, or 1970 for a malformed certificate.
 pub(super) fn expiry_of(der: &CertificateDer<'_>) -> SystemTime {
     time_of(der, end_of)
 }
@@ -114,14 +115,14 @@ fn check_issuer(issuer: &X509Certificate<'_>) -> Result<(), HandshakeRefusal> {
     let usage = issuer
         .key_usage()
         .map_err(|_| HandshakeRefusal::BadEncoding)?;
-    // Peers may send more than their issuers: what is no authority signs nothing anyway.
+    // Peers may send more certificates than their issuers. One that is not a CA signs nothing.
     if issuer.is_ca() && usage.is_some_and(|extension| !extension.value.key_cert_sign()) {
         return Err(HandshakeRefusal::BadKeyUsage);
     }
     Ok(())
 }
 
-/// A certificate with nothing after it, and with no extension twice.
+/// Parses a certificate. Rejects trailing bytes and duplicate extensions.
 fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, HandshakeRefusal> {
     let bad = HandshakeRefusal::BadEncoding;
     let (rest, certificate) = X509Certificate::from_der(der).map_err(|_| bad)?;
@@ -133,7 +134,7 @@ fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Handsha
 }
 
 fn only_uri<'a>(certificate: &'a X509Certificate<'_>) -> Result<&'a str, HandshakeRefusal> {
-    /// The tag of uniformResourceIdentifier (RFC 5280 section 4.2.1.6).
+    /// Tag of uniformResourceIdentifier (RFC 5280 section 4.2.1.6).
     const URI_TAG: u32 = 6;
     let names = certificate
         .subject_alternative_name()

@@ -1,8 +1,7 @@
-//! The TLS side of HBONE listeners: the configuration in force, and the chains of open
-//! connections.
+//! TLS state of HBONE listeners: the configuration in force, and the chains of open connections.
 //!
-//! A change of what peers are judged by replaces the configuration. The chains of connections that
-//! are open then are judged again, each once, on the control path.
+//! A change of trust replaces the configuration. The control path then verifies the chains of
+//! open connections again, each chain once.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,20 +20,20 @@ use super::identity::leaf_identity;
 use super::issuers::{Issuer, Seen, SeenIssuer};
 use super::verifier::{ClientVerifier, explanation_of, issuer_of, refusal_of};
 
-/// The time after which the chains that lost trust so far are told of.
+/// Interval at which `recheck` reports the chains that have lost trust.
 const BATCH: Duration = Duration::from_millis(100);
-/// Entries below which chains without a connection are not looked for.
+/// Minimum number of entries before chains without a connection are pruned.
 const PRUNED_MIN: usize = 64;
 
-/// A configuration of HBONE listeners, and the verifier in it.
+/// Configuration of HBONE listeners, with its verifier.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// The configuration for new handshakes.
+    /// Configuration for new handshakes.
     pub config: Arc<ServerConfig>,
     pub(super) verifier: Arc<ClientVerifier>,
 }
 
-/// The configuration in force and the chains of open connections.
+/// Configuration in force and chains of open connections.
 #[derive(Debug)]
 pub struct Inbound {
     served: ArcSwap<Served>,
@@ -42,7 +41,7 @@ pub struct Inbound {
     changed: Notify,
 }
 
-/// Chains by fingerprint. Those without a connection go when their number has doubled.
+/// Chains by fingerprint. Once their number has doubled, those without a connection are pruned.
 #[derive(Debug, Default)]
 struct Open {
     chains: HashMap<Key, Weak<Chain>>,
@@ -50,32 +49,32 @@ struct Open {
     issuers: Seen,
 }
 
-/// The verified chain of at least one open connection, shared by all that presented it.
+/// Verified chain of one or more open connections; all that presented it share it.
 #[derive(Debug)]
 pub struct Chain {
     /// The leaf, then the intermediates.
     certificates: Box<[CertificateDer<'static>]>,
-    /// The end of the first certificate on the way to the root, in seconds since 1970. Other roots
-    /// may make it another way.
+    /// First expiry of a certificate on the path to the root, in seconds since 1970. Different
+    /// roots can lead to a different path.
     not_after: AtomicU64,
-    /// The issuer of the leaf: the holder of the key that signed it, whatever the way.
+    /// Issuer of the leaf: the holder of the key that signed it, on any path.
     issuer: Arc<Issuer>,
     lost: SetOnce<HandshakeRefusal>,
 }
 
-/// A chain that is no longer trusted.
+/// Chain that is no longer trusted.
 #[derive(Debug)]
 pub struct Lost {
-    /// The identity of its leaf.
+    /// Identity of the leaf.
     pub identity: Arc<str>,
-    /// The reason.
+    /// Reason for the loss of trust.
     pub refusal: HandshakeRefusal,
-    /// The root, trust domain or revocation list that is the cause.
+    /// The root, trust domain, issuer or revocation list that caused it.
     pub why: String,
 }
 
 impl Chain {
-    /// Returns when the first certificate ends of those that lead to the root.
+    /// Returns the first expiry of a certificate on the path to the root.
     pub fn not_after(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(self.not_after.load(Ordering::Relaxed))
     }
@@ -84,17 +83,17 @@ impl Chain {
         self.not_after.store(end.as_secs(), Ordering::Relaxed);
     }
 
-    /// The issuer of the leaf.
+    /// Returns the issuer of the leaf.
     pub fn issuer(&self) -> &Arc<Issuer> {
         &self.issuer
     }
 
-    /// Returns why the chain is no longer trusted, if it is not.
+    /// Returns the reason if the chain is no longer trusted.
     pub fn lost(&self) -> Option<HandshakeRefusal> {
         self.lost.get().copied()
     }
 
-    /// Waits until the chain is no longer trusted.
+    /// Waits until the chain is no longer trusted, and returns the reason.
     pub async fn until_lost(&self) -> HandshakeRefusal {
         *self.lost.wait().await
     }
@@ -105,7 +104,7 @@ impl Chain {
 }
 
 impl Inbound {
-    /// Returns the state of listeners with this configuration and no connection.
+    /// Creates the state of listeners without connections.
     pub fn new(served: Served) -> Self {
         Self {
             served: ArcSwap::from_pointee(served),
@@ -119,30 +118,32 @@ impl Inbound {
         Arc::clone(&self.served.load().config)
     }
 
-    /// Replaces the configuration, and asks for open connections to be judged by it.
+    /// Replaces the configuration and requests a recheck of open connections.
     pub fn replace(&self, served: Served) {
         self.served.store(Arc::new(served));
         self.recheck_soon();
     }
 
-    /// Asks for open connections to be judged again: time has passed for a revocation list.
+    /// Requests a recheck of open connections, for example because a revocation list has become
+    /// stale.
     pub fn recheck_soon(&self) {
         self.changed.notify_one();
     }
 
-    /// Waits until open connections are to be judged again.
+    /// Waits until a recheck of open connections is requested.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// Notes the chain of a connection whose handshake is done.
+    /// Registers the chain of a connection after its handshake.
     ///
-    /// The configuration may have changed since the handshake began, so the chain is judged by the
-    /// one in force after it is noted: a later change finds it among the noted ones. That costs a
-    /// look-up as a rule, since the verifier remembers the chain of the handshake.
+    /// The configuration may have changed since the handshake began. The chain is therefore
+    /// verified again, until the configuration used is still in force after registration. A
+    /// later change then finds the chain among the registered ones. The usual cost is one cache
+    /// look-up, because the verifier has the chain from the handshake.
     ///
     /// # Errors
-    /// The peer presented no certificate, or is not trusted any more.
+    /// The peer presented no certificate, or is no longer trusted.
     pub fn admit(
         &self,
         certificates: &[CertificateDer<'_>],
@@ -164,7 +165,8 @@ impl Inbound {
         }
     }
 
-    /// Returns the refusal of a handshake, and notes the issuer that is the cause.
+    /// Returns the refusal of a failed handshake, and counts it for the issuer that caused it,
+    /// if any.
     pub fn refusal(&self, error: &rustls::Error) -> HandshakeRefusal {
         if let Some(issuer) = issuer_of(error) {
             self.lock().issuers.refuse(issuer);
@@ -172,14 +174,14 @@ impl Inbound {
         refusal_of(error)
     }
 
-    /// The issuers of leaves that have been seen since the start, a bounded number of them.
+    /// Returns the issuers of leaves seen since the start, at most a fixed number.
     pub fn issuers(&self) -> Vec<SeenIssuer> {
         self.lock().issuers.all()
     }
 
-    /// Judges the chains of all open connections by the configuration in force, and tells of those
-    /// that have lost trust, a batch at a time. A chain's certificates may have expired meanwhile,
-    /// which ends no tunnel: it is judged as of its last valid moment.
+    /// Verifies the chains of all open connections under the configuration in force. Reports, in
+    /// batches, those that have lost trust. An expired certificate ends no tunnel: its chain is
+    /// verified as of its last valid moment.
     pub fn recheck(&self, mut tell: impl FnMut(&[Lost])) {
         let open: Vec<_> = {
             let open = self.lock();
@@ -225,14 +227,15 @@ impl Inbound {
         })
     }
 
-    /// Each critical section is whole in itself, so data behind a poisoned lock is, too.
+    /// Locks the chains. No critical section leaves them inconsistent, so a poisoned lock is
+    /// usable.
     fn lock(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Open {
-    /// Returns the chain that another connection presented, or a new one.
+    /// Returns the chain of an earlier connection that is still trusted, or registers a new one.
     fn note(&mut self, key: Key, path: Path, certificates: &[CertificateDer<'_>]) -> Arc<Chain> {
         let known = self.chains.get(&key).and_then(Weak::upgrade);
         if let Some(known) = known.filter(|known| known.lost().is_none()) {
@@ -322,7 +325,7 @@ mod tests {
         assert_eq!(rechecked(&inbound), []);
         assert_eq!(first.lost(), Some(HandshakeRefusal::UntrustedDomain));
         assert_eq!(other.lost(), None);
-        // Trust that comes back is for new connections.
+        // Restored trust applies to new connections only.
         inbound.replace(served(&authority, &["west.local"]));
         let again = inbound.admit(&west).expect("a chain");
         assert!(again.lost().is_none() && first.lost().is_some());
@@ -351,7 +354,7 @@ mod tests {
         let west = chain(&authority, WEST);
         let first = inbound.admit(&west).expect("a chain");
         let end = first.not_after();
-        // Another configuration led to another root.
+        // The path to a different root, under another configuration.
         let other = Path {
             not_after: UnixTime::since_unix_epoch(Duration::from_secs(1)),
             issuer: Arc::clone(first.issuer()),

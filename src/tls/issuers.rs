@@ -1,7 +1,7 @@
-//! Issuers of leaves: what identifies one, and the ones that have been seen.
+//! Issuers of leaf certificates: their identification and statistics.
 //!
-//! The issuer of a leaf is the certificate whose key signed it on the verified way to a root: an
-//! intermediate, or the root itself. What a peer sends beside that way does not count.
+//! The issuer of a leaf is the certificate whose key signed it on the verified path to a root:
+//! an intermediate, or the root itself. Other certificates that a peer sends are ignored.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,22 +15,23 @@ use crate::wire::SpkiHash;
 
 use super::verifier::shown;
 
-/// Issuers that are told apart: an authority without a path length can make any number of them.
+/// Limit of distinct issuers: an authority without a path length constraint can create any
+/// number.
 const SEEN_MAX: usize = 512;
-/// The tag of a SEQUENCE in DER.
+/// DER tag of a SEQUENCE.
 const SEQUENCE: u8 = 0x30;
 
-/// An authority that signed a leaf.
+/// Authority that signed a leaf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issuer {
-    /// The hash of its public key.
+    /// Hash of its public key.
     pub spki: SpkiHash,
-    /// Its subject, for people: escaped and of bounded length.
+    /// Subject for display, escaped and of bounded length.
     pub subject: Box<str>,
 }
 
 impl Issuer {
-    /// Reads an intermediate; none if it cannot be parsed.
+    /// Reads an intermediate. Returns `None` if it is malformed.
     pub(super) fn of_certificate(der: &CertificateDer<'_>) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
         Some(Self::new(
@@ -39,7 +40,8 @@ impl Issuer {
         ))
     }
 
-    /// Reads a root, of which webpki keeps the contents of two sequences.
+    /// Reads a root. webpki keeps only the contents of its subject and its public key, two
+    /// SEQUENCEs.
     pub(super) fn of_anchor(anchor: &TrustAnchor<'_>) -> Self {
         let subject = sequence(&anchor.subject);
         let subject = X509Name::from_der(&subject).map(|(_, name)| name.to_string());
@@ -59,7 +61,7 @@ impl Issuer {
     }
 }
 
-/// Returns the DER of a SEQUENCE with these contents (X.690, 8.1.3).
+/// Returns the DER encoding of a SEQUENCE with these contents (X.690 section 8.1.3).
 fn sequence(contents: &[u8]) -> Vec<u8> {
     let mut der = vec![SEQUENCE];
     match u8::try_from(contents.len()) {
@@ -76,42 +78,42 @@ fn sequence(contents: &[u8]) -> Vec<u8> {
     der
 }
 
-/// An issuer and the connections that came by it.
+/// Counters of an issuer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenIssuer {
     /// The issuer.
     pub issuer: Arc<Issuer>,
-    /// Connections that were accepted.
+    /// Number of accepted connections.
     pub accepted: u64,
-    /// Handshakes that were refused because of the issuer.
+    /// Number of handshakes refused because of the issuer.
     pub refused: u64,
 }
 
-/// The issuers that have been seen since the start, at most [`SEEN_MAX`].
+/// Issuers seen since the start, at most [`SEEN_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Seen(HashMap<SpkiHash, SeenIssuer>);
 
 impl Seen {
-    /// Counts a connection that was accepted.
+    /// Counts an accepted connection.
     pub(super) fn accept(&mut self, issuer: &Arc<Issuer>) {
         if let Some(seen) = self.entry(issuer) {
             seen.accepted += 1;
         }
     }
 
-    /// Counts a handshake that was refused because of its issuer.
+    /// Counts a handshake refused because of its issuer.
     pub(super) fn refuse(&mut self, issuer: &Arc<Issuer>) {
         if let Some(seen) = self.entry(issuer) {
             seen.refused += 1;
         }
     }
 
-    /// All of them.
+    /// Returns the counters of all issuers.
     pub(super) fn all(&self) -> Vec<SeenIssuer> {
         self.0.values().cloned().collect()
     }
 
-    /// Returns the entry of an issuer; none where it is new and there are too many.
+    /// Returns the entry of an issuer, or `None` if the issuer is new and the table is full.
     fn entry(&mut self, issuer: &Arc<Issuer>) -> Option<&mut SeenIssuer> {
         if self.0.len() >= SEEN_MAX && !self.0.contains_key(&issuer.spki) {
             return None;

@@ -1,9 +1,9 @@
-//! Certificates and the rustls configurations made of them.
+//! Certificates, and the rustls configurations built from them.
 //!
-//! Owns what is loaded from disk ([`files`], `crl`) or issued to us ([`issue`]), who is believed
-//! (`verifier`), by which issuer (`issuers`), the chains of open connections (`inbound`), and what
-//! a certificate says ([`leaf_identity`]). It touches no socket of the data path, which does its
-//! handshakes itself.
+//! This module owns certificates from disk ([`files`], `crl`) or from an authority ([`issue`]), and
+//! the chains of open connections (`inbound`). It verifies peers (`verifier`) and their issuers
+//! (`issuers`), and parses identities ([`leaf_identity`]). It accesses no socket of the data path,
+//! which performs its own handshakes.
 
 mod chains;
 mod crl;
@@ -35,13 +35,14 @@ pub use inbound::{Chain, Inbound, Lost, Served};
 pub use issuers::{Issuer, SeenIssuer};
 pub use verifier::{explanation_of, refusal_of};
 
-/// The only application protocol on an HBONE listener.
+/// The only application protocol of HBONE listeners.
 pub const ALPN_H2: &[u8] = b"h2";
 
-/// The algorithms of contract 1.1: both AES-GCM suites, and the four groups that peers use.
+/// Returns the algorithms of contract 1.1: both AES-GCM suites, and the four groups that peers
+/// use.
 ///
-/// A rustls server follows the client's order of groups, so naming the post-quantum one first
-/// costs a client that did not send its share no extra round trip.
+/// A rustls server follows the client's order of groups. The post-quantum group first therefore
+/// costs a client that did not send its key share no extra round trip.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider {
         cipher_suites: vec![
@@ -58,11 +59,11 @@ fn provider() -> Arc<CryptoProvider> {
     })
 }
 
-/// The configuration of an HBONE listener: TLS 1.3, ALPN h2, a client certificate that `trust`
-/// accepts required, no resumption.
+/// Builds the configuration of an HBONE listener: TLS 1.3, ALPN h2, required client certificates
+/// that `trust` accepts, no resumption.
 ///
 /// # Errors
-/// The material cannot be used: the key does not belong to the certificate, or there is no root.
+/// The material is unusable: the key does not match the certificate, or there is no root.
 pub fn serve(material: &Material, trust: &PeerTrust) -> Result<Served, TlsError> {
     let provider = provider();
     let verifier = Arc::new(verifier::ClientVerifier::new(trust, material, &provider)?);
@@ -72,7 +73,7 @@ pub fn serve(material: &Material, trust: &PeerTrust) -> Result<Served, TlsError>
     })
 }
 
-/// As [`serve`], for an endpoint that serves peers of `domains` and never changes that.
+/// Builds a configuration like [`serve`], for an endpoint with a fixed set of trust domains.
 ///
 /// # Errors
 /// As [`serve`].
@@ -87,12 +88,12 @@ pub fn server_config(
     Ok(serve(material, &trust)?.config)
 }
 
-/// A configuration that ends every handshake, for a listener whose certificate is not there yet.
+/// Builds a configuration that fails every handshake, for a listener without a certificate yet.
 ///
 /// # Errors
-/// The crypto library does not offer what we ask for.
+/// The crypto library lacks a required algorithm.
 pub fn serve_nobody() -> Result<Served, TlsError> {
-    /// Has no certificate for anybody.
+    /// Resolver without a certificate.
     #[derive(Debug)]
     struct Nothing;
 
@@ -113,8 +114,8 @@ pub fn serve_nobody() -> Result<Served, TlsError> {
     })
 }
 
-/// As [`server_config`], for an endpoint that serves every client under `material`'s roots,
-/// whatever its identity: for tools, and never for a gateway.
+/// Builds a configuration like [`server_config`], which accepts any client under `material`'s
+/// roots, regardless of its identity. For tools only, never for a gateway.
 ///
 /// # Errors
 /// As [`server_config`].
@@ -139,14 +140,14 @@ fn server_config_with(
         .with_single_cert(material.chain.clone(), material.key.clone_key())
         .map_err(TlsError::KeyMismatch)?;
     config.alpn_protocols = vec![ALPN_H2.to_vec()];
-    // ztunnel and Envoy peers never resume, and a ticket would outlive a change of trust.
+    // ztunnel and Envoy peers never resume, and a ticket would survive a change of trust.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     Ok(Arc::new(config))
 }
 
-/// The configuration of an HBONE client: it presents `material` and accepts a server whose
-/// identity is one of `expected` (an empty set accepts nobody), without sending SNI.
+/// Builds the configuration of an HBONE client. It presents `material` and sends no SNI. It
+/// accepts a server with one of the `expected` identities; an empty set accepts no server.
 ///
 /// # Errors
 /// As [`server_config`].
@@ -157,9 +158,9 @@ pub fn client_config(
     client_config_with(material, provider(), server_verifier(material, expected))
 }
 
-/// As [`client_config`], for a client that talks to every server under `material`'s roots,
-/// whatever its SPIFFE identity: for tools that are pointed at gateways of any mesh. With `group`,
-/// it offers this key exchange alone.
+/// Builds a configuration like [`client_config`], which accepts any server under `material`'s
+/// roots, regardless of its SPIFFE identity. For tools that connect to gateways of any mesh.
+/// With `group`, it offers only that key exchange group.
 ///
 /// # Errors
 /// As [`server_config`].
@@ -192,8 +193,8 @@ fn client_config_with(
     Ok(Arc::new(config))
 }
 
-/// Accepts servers under `material`'s roots whose identity is one of `expected`, for clients with
-/// a configuration of their own.
+/// Returns a verifier that accepts servers under `material`'s roots with one of the `expected`
+/// identities, for clients with their own configuration.
 pub fn server_verifier(material: &Material, expected: &[&str]) -> Arc<dyn ServerCertVerifier> {
     let roots = &material.roots;
     Arc::new(verifier::ServerVerifier::new(expected, roots, &provider()))

@@ -1,11 +1,12 @@
-//! The CONNECT authority: `host:port`, `1.2.3.4:80` or `[2001:db8::1]:80`, and nothing else.
+//! Parser of CONNECT authorities: `host:port`, `1.2.3.4:80` or `[2001:db8::1]:80`.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thiserror::Error;
 
-/// What a CONNECT asks for, normalised: host lower-cased, without a trailing dot.
+/// Authority of a CONNECT request, normalised: the host is in lower case, without a trailing
+/// dot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Authority {
     /// The name or address.
@@ -14,42 +15,42 @@ pub struct Authority {
     pub port: u16,
 }
 
-/// The host part of an authority.
+/// Host part of an authority.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Host {
-    /// A name, looked up in the snapshot and never in DNS.
+    /// A name, resolved in the snapshot and never in DNS.
     Name(Box<str>),
-    /// An address, v4-mapped v6 already turned into v4.
+    /// An address; an IPv4-mapped IPv6 address is converted to IPv4.
     Ip(IpAddr),
 }
 
-/// Why an authority was not accepted.
+/// Reason for which an authority is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AuthorityError {
-    /// More than [`LENGTH_BYTES_MAX`].
+    /// The authority is longer than [`LENGTH_BYTES_MAX`].
     #[error("longer than {LENGTH_BYTES_MAX} bytes")]
     TooLong,
-    /// No `:port` at the end.
+    /// The authority has no `:port` at the end.
     #[error("has no port")]
     NoPort,
-    /// Zero, over 65535, signed, or with a leading zero.
+    /// The port is zero, above 65535, signed, or has a leading zero.
     #[error("has a port outside 1 to 65535 or not in plain decimal")]
     BadPort,
-    /// Nothing before the port.
+    /// The host is empty.
     #[error("has an empty host")]
     EmptyHost,
-    /// A character that no host name has.
+    /// The host has a character that no host name has.
     #[error("has a host with a character other than letters, digits, '-', '_' and '.'")]
     BadHost,
-    /// A bracketed host that is not an IPv6 address, or one with a zone.
+    /// The bracketed host is not an IPv6 address, or has a zone.
     #[error("has brackets around something other than an IPv6 address without zone")]
     BadIpv6,
-    /// Dotted numbers that are not an IPv4 address: `0177.0.0.1` must not mean `127.0.0.1`.
+    /// The host is numeric but not an IPv4 address: `0177.0.0.1` must not mean `127.0.0.1`.
     #[error("has a numeric host that is not an IPv4 address in dotted decimal")]
     BadIpv4,
 }
 
-/// DNS names have at most 253 characters; contract 10 sets the bound for the whole authority.
+/// Limit of an authority's length (contract 10). A DNS name has at most 253 characters.
 pub const LENGTH_BYTES_MAX: usize = 255;
 
 impl Authority {
@@ -89,8 +90,8 @@ impl Host {
         if !name.bytes().all(allowed) || name.split('.').any(str::is_empty) {
             return Err(AuthorityError::BadHost);
         }
-        // A last label of digits only is an IPv4 address to some resolvers (WHATWG URL, inet_aton):
-        // nothing of that shape is a name to us.
+        // Some resolvers (WHATWG URL, inet_aton) take a last label of digits for an IPv4
+        // address. No host of that form is accepted as a name.
         let last = name.rsplit('.').next().unwrap_or(name);
         if last.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(AuthorityError::BadIpv4);

@@ -1,10 +1,10 @@
-//! The `baggage` header (W3C Baggage), by which Istio's clients say where a tunnel comes from.
+//! Parser of the `baggage` header (W3C Baggage), which names the source of a tunnel in Istio.
 
-/// The key of the source's cluster.
+/// Key of the source's cluster.
 const CLUSTER: &[u8] = b"k8s.cluster.name";
 
-/// Returns the cluster that the values of the header name, the first one that is not empty. It is
-/// a hint: whoever opens a tunnel writes it.
+/// Returns the first cluster in the values of the header that is not empty. The result is only a
+/// hint, because the client sets the header.
 pub fn cluster<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
     let mut members = values.into_iter().flat_map(|value| value.split(is(b',')));
     members.find_map(|member| {

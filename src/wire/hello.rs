@@ -1,17 +1,19 @@
-//! The random of a ClientHello, by which the same hello is recognised on another connection.
+//! Parser of the random of a ClientHello, which identifies the same ClientHello on another
+//! connection.
 
-/// The random of a ClientHello (RFC 8446 section 4.1.2).
+/// Random of a ClientHello (RFC 8446 section 4.1.2).
 pub type Random = [u8; 32];
 
-/// The content type of a handshake record (RFC 8446 section 5.1).
+/// Content type of a handshake record (RFC 8446 section 5.1).
 const HANDSHAKE: u8 = 22;
-/// The message type of a ClientHello (RFC 8446 section 4).
+/// Message type of a ClientHello (RFC 8446 section 4).
 const CLIENT_HELLO: u8 = 1;
-/// Bytes before the random: the message's type and length, and the legacy version.
+/// Bytes before the random: message type, length and legacy version.
 const HEAD_BYTES: usize = 4 + 2;
 
-/// Returns the random of the ClientHello that `bytes` begin with. The hello may be in several
-/// records, and need not be whole; none if the bytes are no hello, or end before its random does.
+/// Returns the random of the ClientHello at the start of `bytes`, which may span several records
+/// and be incomplete. Returns `None` if `bytes` hold no ClientHello, or end before its random
+/// does.
 pub fn random(mut bytes: &[u8]) -> Option<Random> {
     let (mut head, mut filled) = ([0; HEAD_BYTES + 32], 0);
     while filled < head.len() {

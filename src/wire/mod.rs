@@ -1,7 +1,7 @@
-//! Pure parsers of what peers send: no I/O, no state, no allocation beyond the result.
+//! Pure parsers of data from peers: no I/O, no state, no allocation beyond the result.
 //!
-//! Called by the data path and by the configuration, which must agree on what a name is; and the
-//! regions and issuers that the configuration and operators name.
+//! The data path and the configuration share them, so that both agree on the syntax of names.
+//! Regions and issuer hashes come from the configuration and from operators.
 
 pub mod authority;
 pub mod baggage;

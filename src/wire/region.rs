@@ -1,25 +1,26 @@
-//! A part of the mesh by where it runs: `us-west-2/*` and the like, as Istio's locality settings
-//! write it.
+//! Patterns of localities such as `us-west-2/*`, in the syntax of Istio's locality settings.
 
 use std::fmt;
 
-/// The parts of a locality: region, zone and subzone.
+/// Number of parts of a locality: region, zone and subzone.
 const PARTS_MAX: usize = 3;
 
-/// Longer ones are no names of places.
+/// Limit of a pattern's length, in characters.
 const CHARS_MAX: usize = 256;
 
-/// A region, a zone of it, a subzone of that, or everything.
+/// Pattern that matches a region, a zone, a subzone or everything.
 ///
-/// Patterns have an order: what lies in `us-west-2` comes after `us-west-2`, and all after `*`.
+/// Patterns are ordered: those inside `us-west-2` come after `us-west-2`, and all come after
+/// `*`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionPattern {
-    /// What the first parts of a locality are.
+    /// The first parts of a matching locality.
     parts: Box<[Box<str>]>,
 }
 
 impl RegionPattern {
-    /// Reads `*`, `REGION`, `REGION/ZONE` or `REGION/ZONE/SUBZONE`; a last `/*` changes nothing.
+    /// Parses `*`, `REGION`, `REGION/ZONE` or `REGION/ZONE/SUBZONE`, each with an optional `/*`
+    /// at the end.
     pub fn parse(text: &str) -> Option<Self> {
         let parts = match text {
             "*" => Vec::new(),
@@ -34,13 +35,14 @@ impl RegionPattern {
         })
     }
 
-    /// Whether something that runs there is meant.
+    /// Returns whether the pattern matches a locality.
     pub fn matches(&self, region: &str, zone: &str, subzone: &str) -> bool {
         let mut parts = self.parts.iter().zip([region, zone, subzone]);
         parts.all(|(part, own)| **part == *own)
     }
 
-    /// How many parts of a locality it names: of several that match, the one with most is meant.
+    /// Returns the number of parts in the pattern. Of several patterns that match, the one with
+    /// the most parts applies.
     pub fn depth(&self) -> usize {
         self.parts.len()
     }

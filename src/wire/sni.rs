@@ -1,23 +1,25 @@
-//! Server names: what a ClientHello asks for, and the patterns that are compared with it.
+//! Server names of ClientHello messages, and the patterns that match them.
 
 use std::fmt;
 
 use super::authority::{Authority, AuthorityError, Host, LENGTH_BYTES_MAX, parse_port};
 
-/// By what an HBONE listener routes a tunnel; what comes later says more of it.
+/// Routing key of tunnels on an HBONE listener.
+///
+/// Variants are ordered by strictness: of several settings for one tunnel, the greatest applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RouteBy {
-    /// By the authority of its CONNECT.
+    /// The authority of the CONNECT request.
     #[default]
     Authority,
-    /// By the server name of the TLS inside it.
+    /// The server name (SNI) of the TLS connection inside the tunnel.
     Sni,
-    /// By its authority, with which the server name of the TLS inside it has to agree.
+    /// The authority; the server name of the TLS connection inside the tunnel must match it.
     Strict,
 }
 
 impl RouteBy {
-    /// Every way, with the word for it.
+    /// All variants with their names in the configuration.
     pub const WORDS: [(&str, Self); 3] = [
         ("authority", Self::Authority),
         ("sni", Self::Sni),
@@ -32,9 +34,9 @@ impl fmt::Display for RouteBy {
     }
 }
 
-/// The service that a [`normalised`] name asks for inside a tunnel to `port`: the one of Istio's
-/// form, else the name itself at that port. None for a subset, which is the destination rules' of
-/// the client's cluster.
+/// Returns the service that a [`normalised`] name addresses inside a tunnel to `port`. A name of
+/// Istio's form has its own port; any other name is taken with `port`. Returns `None` for a
+/// subset, because only the destination rules of the client's cluster define it.
 pub fn target(name: &str, port: u16) -> Option<Authority> {
     match IstioName::parse(name) {
         Some(istio) => istio.subset.is_empty().then_some(istio.authority),
@@ -45,8 +47,8 @@ pub fn target(name: &str, port: u16) -> Option<Authority> {
     }
 }
 
-/// The name in lower case and without a trailing dot, by the rules for the host of an authority;
-/// none for what those refuse, addresses included (RFC 6066 section 3 allows none).
+/// Normalises a name by the rules for the host of an authority: lower case, no trailing dot.
+/// Returns `None` for an invalid name or an address (RFC 6066 section 3 allows no addresses).
 pub fn normalised(name: &str) -> Option<Box<str>> {
     if name.len() > LENGTH_BYTES_MAX {
         return None;
@@ -57,18 +59,18 @@ pub fn normalised(name: &str) -> Option<Box<str>> {
     }
 }
 
-/// The name by which Istio's sidecars ask a gateway for a service (contract 2.6):
+/// Server name in the form that Istio's sidecars send to a gateway (contract 2.6):
 /// `outbound_.PORT_.SUBSET_.HOST`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IstioName {
-    /// The service's hostname and port.
+    /// Hostname and port of the service.
     pub authority: Authority,
-    /// The subset of its endpoints; empty where all are meant.
+    /// Subset of the endpoints; empty for all endpoints.
     pub subset: Box<str>,
 }
 
 impl IstioName {
-    /// Parses a [`normalised`] name; none if it is of another form.
+    /// Parses a [`normalised`] name. Returns `None` for any other form.
     pub fn parse(name: &str) -> Option<Self> {
         let (port, rest) = name.strip_prefix("outbound_.")?.split_once("_.")?;
         let (subset, host) = rest.split_once("_.")?;
@@ -93,15 +95,15 @@ impl fmt::Display for IstioName {
     }
 }
 
-/// The names that a route is for.
+/// Pattern of the server names of a route.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SniPattern {
-    /// This name.
+    /// Exactly this name.
     Exact(Box<str>),
-    /// Every name below this one, at any depth: `*.example.com`, as Envoy and Istio's gateways
-    /// read it. The name itself is none of them.
+    /// All names below this one, at any depth, as in Envoy and Istio gateways: `*.example.com`.
+    /// The name itself does not match.
     Below(Box<str>),
-    /// Every name, and a hello without one: `*`.
+    /// Every name, and a ClientHello without a name: `*`.
     Any,
 }
 
@@ -109,7 +111,7 @@ impl SniPattern {
     /// Parses a pattern.
     ///
     /// # Errors
-    /// What is wrong with the name in it.
+    /// The name in the pattern is invalid.
     pub fn parse(text: &str) -> Result<Self, AuthorityError> {
         if text == "*" {
             return Ok(Self::Any);

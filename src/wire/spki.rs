@@ -1,13 +1,13 @@
-//! The SHA-256 of a SubjectPublicKeyInfo, by which an issuer of certificates is known.
+//! Hash of a SubjectPublicKeyInfo, which identifies an issuer of certificates.
 
 use std::fmt;
 
-/// The cluster of the peers whose issuer the configuration gives no cluster, and the label of what
-/// has none.
+/// Cluster of peers whose issuer has none in the configuration, and the label of anything without a
+/// cluster.
 pub const UNKNOWN_CLUSTER: &str = "unknown";
 
-/// SHA-256 of the DER of a SubjectPublicKeyInfo (RFC 5280, 4.1.2.7). A certificate that is renewed
-/// with the same key keeps it.
+/// SHA-256 digest of a DER-encoded SubjectPublicKeyInfo (RFC 5280 section 4.1.2.7). A
+/// certificate that is renewed with the same key keeps the hash.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpkiHash([u8; 32]);
 

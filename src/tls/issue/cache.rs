@@ -1,8 +1,8 @@
-//! The issued key and chain on disk, for a restart without the authority.
+//! Cache of the issued key and chain on disk, for a restart while the authority is unreachable.
 //!
-//! They are one file, replaced as a whole, in a directory that only this user may enter. A file
-//! is used for the identity that it was issued for, until the certificate ends, and while the
-//! roots of the authority at that time are trusted.
+//! It is one file, replaced as a whole, in a directory that only this user may enter. A file is
+//! valid for the identity that it was issued for, until the certificate expires. The roots by
+//! which the authority was verified must also still be trusted.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
@@ -22,32 +22,32 @@ use super::{IssueError, judge};
 use crate::config::Roots;
 use crate::tls::Material;
 
-/// The file's name in the directory.
+/// Name of the file in the directory.
 const FILE: &str = "identity.json";
-/// The format that this build writes, and the only one that it reads.
+/// Format version that this build writes, and the only one that it reads.
 const FORMAT: u32 = 1;
-/// The largest file that is read: an answer of the authority and a key.
+/// Limit of the file's size: an authority's answer and a key.
 const FILE_BYTES_MAX: u64 = 2 << 20;
-/// The permission bits of group and others.
+/// Permission bits of group and others.
 const OPEN: u32 = 0o077;
-/// The name of the system's roots among those of the authority.
+/// Name of the system's roots in [`Saved::authority`].
 const SYSTEM: &str = "SYSTEM";
 
-/// A directory for the key and the chain of one identity.
+/// Directory for the key and chain of one identity.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    /// The directory. It is made if it does not exist.
+    /// The directory, created if it does not exist.
     pub folder: PathBuf,
-    /// The SPIFFE id that the certificate has to be for.
+    /// SPIFFE ID that the certificate must have.
     pub id: String,
-    /// The roots that the authority is verified by.
+    /// Roots by which the authority is verified.
     pub roots: Roots,
 }
 
-/// Reason for which the cache was not used.
+/// Reason for which the cache is not used.
 #[derive(Debug, Error)]
 pub enum CacheError {
-    /// Others than this user could read or replace a key there.
+    /// Other users could read or replace the key.
     #[error(
         "`identity.cache`: {path} is open to others: {why}; make it a directory of this user with \
          mode 0700, or name one that does not exist"
@@ -66,7 +66,7 @@ pub enum CacheError {
         /// Cause of the failure.
         error: io::Error,
     },
-    /// The file is damaged, or of another build.
+    /// The file is damaged, or written by another build.
     #[error("`identity.cache`: {path} cannot be read: {why}")]
     Damaged {
         /// The file.
@@ -74,16 +74,16 @@ pub enum CacheError {
         /// Cause of the failure.
         why: String,
     },
-    /// The roots of the authority cannot be read.
+    /// The roots of the authority are unreadable.
     #[error("`identity.cache`: the roots of the authority cannot be read: {0}")]
     Roots(String),
-    /// A root of the authority is not trusted any more.
+    /// A root by which the authority was verified is no longer trusted.
     #[error(
         "`identity.cache`: {0} was issued by an authority below a root that `identity.roots` does \
          not have any more"
     )]
     Distrusted(PathBuf),
-    /// The certificate is of no use now, or for somebody else.
+    /// The certificate is not valid now, or for another identity.
     #[error("`identity.cache`: {path}: {error}")]
     Unusable {
         /// The file.
@@ -94,17 +94,17 @@ pub enum CacheError {
 }
 
 impl CacheError {
-    /// Returns whether the certificate had expired and was removed.
+    /// Returns whether the certificate had expired, in which case it has been removed.
     pub(super) fn is_expiry(&self) -> bool {
         matches!(self, Self::Unusable { error, .. } if matches!(error, IssueError::Expired(_)))
     }
 }
 
-/// The file's content.
+/// Content of the file.
 #[derive(Serialize, Deserialize)]
 struct Saved {
     format: u32,
-    /// SHA-256 digests of the roots that the authority was verified by.
+    /// SHA-256 digests of the roots by which the authority was verified.
     authority: BTreeSet<String>,
     key: String,
     chain: String,
@@ -112,11 +112,12 @@ struct Saved {
 }
 
 impl Cache {
-    /// Reads what was kept; none if nothing was. An expired certificate is removed with its key.
-    /// Any other file that is refused stays until [`store`](Self::store) replaces it.
+    /// Loads the cached certificate, or returns `None` if there is none. Removes an expired
+    /// certificate with its key. Any other rejected file remains until [`store`](Self::store)
+    /// replaces it.
     ///
     /// # Errors
-    /// It must not or cannot be used.
+    /// The directory or the file is not private, or the file is unreadable or not valid.
     pub fn load(&self, now: SystemTime) -> Result<Option<Material>, CacheError> {
         let Some(metadata) = existing(fs::symlink_metadata(&self.folder), &self.folder)? else {
             return Ok(None);
@@ -176,10 +177,10 @@ impl Cache {
         Ok(material)
     }
 
-    /// Keeps a certificate with its key in the place of the one before.
+    /// Stores a certificate with its key, and replaces the previous one.
     ///
     /// # Errors
-    /// The directory must not be used, or cannot be written.
+    /// The directory is not private, or cannot be written.
     pub fn store(&self, material: &Material) -> Result<(), CacheError> {
         let made = DirBuilder::new().mode(0o700).create(&self.folder);
         if let Err(error) = made
@@ -209,7 +210,7 @@ impl Cache {
     }
 }
 
-/// Returns what was found at a path, or none where nothing is.
+/// Returns `None` if the path does not exist.
 fn existing<T>(found: io::Result<T>, path: &Path) -> Result<Option<T>, CacheError> {
     match found {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -217,7 +218,7 @@ fn existing<T>(found: io::Result<T>, path: &Path) -> Result<Option<T>, CacheErro
     }
 }
 
-/// Checks that a directory or a file is this user's alone.
+/// Checks that a directory or file belongs to this user, with no access for others.
 fn check(path: &Path, metadata: &Metadata) -> Result<(), CacheError> {
     let (owner, own) = (metadata.uid(), geteuid().as_raw());
     let mode = metadata.mode() & 0o777;
@@ -246,7 +247,7 @@ fn damaged(path: &Path, why: &impl ToString) -> CacheError {
     }
 }
 
-/// Returns the digests of the roots that the authority is verified by.
+/// Returns the digests of the roots by which the authority is verified.
 fn authority(roots: &Roots) -> Result<BTreeSet<String>, CacheError> {
     let read = match roots {
         Roots::File(file) => fs::read(file).map_err(|error| {
@@ -276,7 +277,7 @@ fn pems(certificates: &[CertificateDer<'_>]) -> String {
     certificates.map(|one| pem("CERTIFICATE", one)).collect()
 }
 
-/// Puts a new file in the place of the old one, which stays as it is if that fails.
+/// Replaces a file atomically. On failure the old file remains.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     if let Err(error) = fs::remove_file(&new)
@@ -292,7 +293,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     });
     let written = written.and_then(|()| fs::rename(&new, path));
     if written.is_err() {
-        // A file that is left over has a key in it; the next write removes it otherwise.
+        // The leftover file contains a key. If its removal fails, the next write removes it.
         drop(fs::remove_file(&new));
     }
     written
@@ -345,7 +346,7 @@ mod tests {
             Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &self.root).unwrap()
         }
 
-        /// A cache with a certificate in it.
+        /// Returns a cache that holds a certificate.
         fn stored(&self) -> Cache {
             let cache = self.cache();
             cache.store(&self.material()).unwrap();

@@ -1,4 +1,4 @@
-//! Istio's certificate authority: `CreateCertificate` (contract 4).
+//! Client of Istio's certificate authority: `CreateCertificate` (contract 4).
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -21,29 +21,29 @@ use crate::grpc::channel;
 use crate::grpc::goaway::GoAway;
 use crate::tls::Material;
 
-/// The largest answer that is taken: a thousand roots of 1 KiB.
+/// Limit of an answer, in bytes: a thousand roots of 1 KiB.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Whom to ask, and for what.
+/// Istio's certificate authority, and the certificate to request from it.
 #[derive(Clone, Debug)]
 pub struct Authority {
-    /// Where the authority is.
+    /// Address and credentials of the authority.
     pub plane: ControlPlane,
-    /// The cluster that we are in, as the authority calls it.
+    /// Name of the gateway's cluster at the authority.
     pub cluster: String,
-    /// Our identity: `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+    /// Identity to request: `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
     pub id: String,
-    /// For how long a certificate is asked.
+    /// Validity to request.
     pub ttl: Duration,
-    /// The directory that key and chain are kept in, if any.
+    /// Directory for the key and chain, if any.
     pub cache: Option<Cache>,
-    /// Told when the control plane can be reached again.
+    /// Notified when the control plane is reachable again.
     pub back: Arc<Notify>,
 }
 
 impl Authority {
-    /// Keeps a certificate, each with a new key, and tells of every one and of every failure. One
-    /// that was kept on disk serves until the first answer.
+    /// Requests and renews certificates, each with a new key, and reports every certificate and
+    /// every failure. A certificate from disk serves until the first answer.
     pub async fn run(self, news: mpsc::Sender<News>) {
         let authority = Arc::new(self);
         let held = authority.restore().await;
@@ -61,7 +61,7 @@ impl Authority {
         keep(held, fetch, SystemTime::now, (news, &authority.back)).await;
     }
 
-    /// Returns the certificate on disk, if there is one and it can be used.
+    /// Returns the certificate on disk, if there is a valid one.
     async fn restore(&self) -> Option<Arc<Material>> {
         match self.load().await? {
             Ok(material) => material.map(Arc::new),
@@ -72,8 +72,8 @@ impl Authority {
         }
     }
 
-    /// Removes the certificate on disk with its key if it has expired. Only a failure leaves one
-    /// there, and a try is due at the end of each certificate ([`keep`]).
+    /// Removes the certificate on disk with its key if it has expired. An expired one remains
+    /// there only after failures, and [`keep`] makes a request when a certificate expires.
     async fn remove_expired(&self) {
         if let Some(Err(why)) = self.load().await
             && why.is_expiry()
@@ -82,7 +82,7 @@ impl Authority {
         }
     }
 
-    /// Reads the certificate on disk, on a thread of its own.
+    /// Reads the certificate on disk, on a blocking thread and with a deadline.
     async fn load(&self) -> Option<Result<Option<Material>, CacheError>> {
         let cache = self.cache.clone()?;
         let load = spawn_blocking(move || cache.load(SystemTime::now()));
@@ -93,8 +93,8 @@ impl Authority {
         loaded.ok()
     }
 
-    /// Keeps a certificate on disk, on a thread of its own: nobody waits for a slow disk, and a
-    /// failure costs nothing before the next restart.
+    /// Stores a certificate on disk, on a blocking thread: a slow disk delays nothing, and a
+    /// failure matters only at the next restart.
     fn keep(&self, material: &Arc<Material>) {
         let Some(cache) = self.cache.clone() else {
             return;
@@ -107,8 +107,8 @@ impl Authority {
         });
     }
 
-    /// Asks for one certificate. Roots and token are read anew, and the connection is given up
-    /// afterwards: the next certificate is hours away.
+    /// Requests one certificate. Roots and token are read again, and the connection is closed
+    /// afterwards, because the next request is hours away.
     async fn fetch(&self) -> Result<Material, IssueError> {
         let answer = timeout(DEADLINE, self.ask()).await;
         answer
@@ -135,7 +135,7 @@ impl Authority {
     }
 }
 
-/// A new key, and the request to sign it for `id`: an empty subject and one URI SAN.
+/// Creates a key, and a signing request for `id`: an empty subject and one URI SAN.
 fn request(id: &str) -> Result<(PrivateKeyDer<'static>, String), rcgen::Error> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let mut params = CertificateParams::default();
@@ -145,12 +145,11 @@ fn request(id: &str) -> Result<(PrivateKeyDer<'static>, String), rcgen::Error> {
     Ok((PrivateKeyDer::Pkcs8(key.serialize_der().into()), csr))
 }
 
-/// Takes an authority's answer: the leaf, its intermediates and, last, the roots, each part PEM
-/// with one certificate or several.
+/// Checks an authority's answer: the leaf, its intermediates and, last, the roots. Each part is
+/// PEM with one or more certificates.
 ///
 /// # Errors
-/// What makes it of no use to us: it is cut off, too large, for another key or identity, or not
-/// valid now.
+/// The answer is incomplete, too large, for another key or identity, or not valid now.
 pub fn accept(
     answer: &[String],
     key: PrivateKeyDer<'static>,
@@ -314,6 +313,6 @@ mod tests {
         }
     }
 
-    /// With the leaf one more than may be.
+    /// One more than the limit, together with the leaf.
     const CHAIN_MAX_TEST: usize = super::super::CHAIN_MAX;
 }

@@ -1,9 +1,9 @@
-//! Certificates that are issued to us while we run, and renewed before they end.
+//! Sources of certificates that are issued at run time and renewed before they expire.
 //!
-//! Istio's authority ([`istio`]) is asked when a certificate is half over (`rotation`), and what it
-//! has issued may be kept on disk for a restart without it ([`cache`]); a SPIFFE
-//! Workload API ([`workload_api`]) tells of a new one by itself. Both tell what they get as
-//! [`News`]. Nothing is used that a peer would not accept now.
+//! [`istio`] requests a certificate from Istio's authority when half of the current one's
+//! lifetime is over (`rotation`), and can keep it on disk ([`cache`]). [`workload_api`] receives
+//! certificates from a SPIFFE Workload API, which pushes renewals. Both report [`News`], and
+//! accept only certificates that a peer would accept now.
 
 pub mod cache;
 pub mod istio;
@@ -23,39 +23,39 @@ use crate::grpc::channel::ChannelError;
 
 use super::{Material, TlsError, provider};
 
-/// The time for an authority or an agent to answer, connection included.
+/// Deadline for an answer of an authority or an agent, including the connection.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// The most certificates in a chain: more is no chain that a peer would follow.
+/// Limit of the certificates in a chain; no peer follows a longer one.
 const CHAIN_MAX: usize = 16;
-/// The most roots that one answer may bring. A mesh has two for each of its authorities while it
-/// replaces them.
+/// Limit of the roots in an answer. A mesh has two for each of its authorities while it replaces
+/// them.
 const ROOTS_MAX: usize = 1024;
-/// How much of what a peer says of an error is repeated.
+/// Limit of a peer's error text that is repeated, in characters.
 const WORDS_MAX: usize = 512;
 
-/// What a source of certificates tells.
+/// Event of a certificate source.
 #[derive(Debug)]
 pub enum News {
-    /// A certificate that is good now.
+    /// A new certificate, valid now.
     Issued(Arc<Material>),
-    /// A certificate that was issued before this process began, and is good now.
+    /// A certificate from before this process started, valid now.
     Restored(Arc<Material>),
-    /// There is no new one, and why. The one before is good until it ends.
+    /// A failure, with its cause. The previous certificate stays in force until it expires.
     Failed(String),
 }
 
-/// Why there is no certificate.
+/// Reason for which there is no certificate.
 #[derive(Debug, Error)]
 pub enum IssueError {
-    /// A certificate was not to be had at this address.
+    /// A request to this address failed.
     #[error("{address}: {error}")]
     At {
-        /// The authority's address, with its port.
+        /// Address of the authority, with its port.
         address: String,
-        /// Why not.
+        /// Cause of the failure.
         error: Box<Self>,
     },
-    /// The authority could not be reached, or not be trusted.
+    /// The authority was unreachable or not trusted.
     #[error(transparent)]
     Channel(#[from] ChannelError),
     /// The authority refused.
@@ -63,22 +63,22 @@ pub enum IssueError {
     Refused {
         /// The gRPC status.
         code: tonic::Code,
-        /// Its words.
+        /// Message of the authority.
         message: String,
     },
-    /// Nobody answered.
+    /// The answer did not arrive before the deadline.
     #[error("no answer within {DEADLINE:?}")]
     Late,
-    /// The socket of the Workload API could not be connected to.
+    /// The connection to the socket of the Workload API failed.
     #[error("the Workload API cannot be reached: {0}")]
     Socket(String),
-    /// The agent has no identity for us.
+    /// The agent has no identity for this workload.
     #[error("the Workload API gives this workload no identity ({0}); register one for it")]
     Withdrawn(String),
-    /// The agent's answer cannot be used.
+    /// The agent's answer is unusable.
     #[error("the Workload API: {0}")]
     WorkloadApi(String),
-    /// No key or no request could be made.
+    /// The key or the request could not be created.
     #[error("no request for a certificate could be made: {0}")]
     Request(#[from] rcgen::Error),
     /// The answer has too few parts.
@@ -90,25 +90,25 @@ pub enum IssueError {
     /// The answer has too many certificates.
     #[error("the answer has more than {0} certificates in its {1}")]
     TooMany(usize, &'static str),
-    /// The certificates cannot be used.
+    /// The certificates are unusable.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The certificate is for somebody else.
+    /// The certificate is for another identity.
     #[error(
         "the certificate is for {got:?} and not for {asked}, which was asked for: the authority \
          signs for whom the token belongs to; write that trust domain, namespace and service \
          account under `identity`"
     )]
     Identity {
-        /// Whom we are.
+        /// The requested identity.
         asked: String,
-        /// Whom the certificate is for.
+        /// The identity in the certificate.
         got: String,
     },
     /// The certificate is not valid yet.
     #[error("the certificate is valid only from {0} on; is this host's clock slow?")]
     NotYetValid(humantime::Timestamp),
-    /// The certificate is not valid any more.
+    /// The certificate has expired.
     #[error("the certificate has ended, at {0}; is this host's clock fast?")]
     Expired(humantime::Timestamp),
 }
@@ -139,7 +139,7 @@ fn shortened(text: &str) -> String {
     text.chars().take(WORDS_MAX).collect()
 }
 
-/// What was issued to us as material, if a peer would accept it now.
+/// Builds material from an answer, if a peer would accept it now.
 fn judge(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,

@@ -1,4 +1,4 @@
-//! When to ask for the next certificate (contract 4).
+//! Schedule of certificate renewals (contract 4).
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,34 +10,35 @@ use tokio::time::{Instant, sleep};
 use super::{IssueError, News};
 use crate::tls::Material;
 
-/// A certificate is replaced when this part of its life is over,
+/// Fraction of a certificate's lifetime after which it is replaced.
 const HALF: f64 = 0.5;
-/// give or take so much of it, so that gateways that started together do not ask together.
+/// Random deviation from [`HALF`], as a fraction of the lifetime; gateways that started together
+/// thus renew at different times.
 const JITTER: f64 = 0.01;
-/// The first wait after a failure is between these; each further one is twice as long,
+/// Bounds of the first wait after a failure, in seconds. Each further wait is twice as long.
 const FIRST_WAIT: (f64, f64) = (0.5, 1.0);
-/// give or take this part of it,
+/// Random deviation of a wait, as a fraction of it.
 const SPREAD: f64 = 0.2;
-/// and never longer than this while there is a certificate,
+/// Limit of a wait while the certificate is valid.
 const WAIT_MAX: Duration = Duration::from_secs(150);
-/// or than this while there is none that is valid: nobody is served meanwhile.
+/// Limit of a wait without a valid certificate: no peer is served meanwhile.
 const WAIT_MAX_UNSERVED: Duration = Duration::from_secs(15);
-/// The least time between two requests where the control plane comes and goes.
+/// Minimum time between two requests if the control plane is repeatedly lost and found.
 const APART: Duration = Duration::from_millis(500);
-/// A host that slept has lost time that no timer noticed: the clock is looked at so often.
+/// Interval at which the wall clock is read. Timers do not advance while the host is suspended.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// When the next certificate is due, by what has happened.
+/// State of the renewal schedule.
 #[derive(Debug, Default)]
 pub(super) struct Rotation {
-    /// When the certificate in force ends.
+    /// Expiry of the certificate in force.
     ends: Option<SystemTime>,
-    /// The last wait after a failure, if the last try failed.
+    /// The last wait, if the last request failed.
     wait: Option<Duration>,
 }
 
 impl Rotation {
-    /// When to ask again after a certificate of this validity has come.
+    /// Returns the time of the next request after a certificate with this validity was issued.
     pub(super) fn issued(
         &mut self,
         start: SystemTime,
@@ -48,19 +49,20 @@ impl Rotation {
         let due = start + life.mul_f64(around(HALF, JITTER));
         self.ends = Some(end);
         if due <= now {
-            // One that is half over from the start: asking at once would never end.
+            // Half of the lifetime is over already: immediate requests would never end.
             return self.failed(now);
         }
         self.wait = None;
         due
     }
 
-    /// Notes a certificate that others renew.
+    /// Records a certificate whose renewal is not scheduled by [`Self::issued`].
     pub(super) fn renewed(&mut self, end: SystemTime) {
         (self.ends, self.wait) = (Some(end), None);
     }
 
-    /// When to ask again after a failure: while the certificate lives, not later than it ends.
+    /// Returns the time of the next request after a failure. While the certificate is valid,
+    /// that is its expiry at the latest.
     pub(super) fn failed(&mut self, now: SystemTime) -> SystemTime {
         let (low, high) = FIRST_WAIT;
         let first = || Duration::from_secs_f64(low + (high - low) * fastrand::f64());
@@ -72,18 +74,18 @@ impl Rotation {
         left.map_or(due, |end| due.min(end))
     }
 
-    /// Notes that whoever failed may be back: waits begin anew.
+    /// Resets the waits, because the cause of the failure may be gone.
     fn forgive(&mut self) {
         self.wait = None;
     }
 }
 
-/// A random number as near to the middle as `spread`.
+/// Returns a random number within `spread` of `middle`.
 fn around(middle: f64, spread: f64) -> f64 {
     middle + spread * (2.0 * fastrand::f64() - 1.0)
 }
 
-/// Waits until the clock says `due`.
+/// Waits until the wall clock reaches `due`.
 pub(super) async fn sleep_until(due: SystemTime, now: &impl Fn() -> SystemTime) {
     while let Ok(left) = due.duration_since(now()) {
         if left.is_zero() {
@@ -93,9 +95,9 @@ pub(super) async fn sleep_until(due: SystemTime, now: &impl Fn() -> SystemTime) 
     }
 }
 
-/// Keeps a certificate by asking for the next one in time; `now` is the clock. `held` serves until
-/// the first answer. After a failure the control plane's return, told by `back`, ends the wait.
-/// Ends when nobody wants to know any more.
+/// Keeps a certificate up to date; `now` is the wall clock. `held` serves until the first
+/// answer. After a failure, `back` ends the wait, because the control plane is reachable again.
+/// Returns when the receiver of `news` is closed.
 pub(super) async fn keep<F>(
     held: Option<Arc<Material>>,
     mut fetch: impl FnMut() -> F,
@@ -107,7 +109,7 @@ pub(super) async fn keep<F>(
     let mut rotation = Rotation::default();
     if let Some(material) = held {
         rotation.renewed(material.identity.not_after);
-        // The send below finds out whether anybody listens.
+        // The send below detects a closed receiver.
         let _ = news.send(News::Restored(material)).await;
     }
     loop {
@@ -273,7 +275,7 @@ mod tests {
         )
     }
 
-    /// A certificate that lives for so long from `start` on.
+    /// Returns a certificate with a lifetime of `life` from `start`.
     fn material((issuer, root): &(Issuer, String), start: SystemTime, life: Duration) -> Material {
         let leaf = issuer.leaf_with(|params| {
             params.subject_alt_names = vec![SanType::URI(ID.try_into().unwrap())];
@@ -284,11 +286,11 @@ mod tests {
         Material::from_pem(&leaf.chain_pem, &leaf.key_pem, root).unwrap()
     }
 
-    /// Lets the driver run under a paused clock, with an authority that is up or down as `script`
-    /// says, one entry for each time that it is asked, and up afterwards. Gives the times at which
-    /// it was asked, in hours, and what was told.
+    /// Runs `keep` under a paused clock. `script` has one entry for each request: true if the
+    /// authority is up. Afterwards it is up. Returns the times of the requests, in hours, and
+    /// for each report whether it was a certificate.
     async fn driven(script: &[bool], hours: u32) -> (Vec<f64>, Vec<bool>) {
-        // Certificates have whole seconds.
+        // Certificates have a resolution of one second.
         let (start, began) = (at(1_900_000_000), Instant::now());
         let now = || start + began.elapsed();
         let issuer = issuer();
@@ -349,7 +351,8 @@ mod tests {
         );
         let failures = heard.iter().filter(|issued| !**issued).count();
         assert_eq!(failures, 301);
-        // 300 failures and no wait above 150 s: it is asked again within that of its return.
+        // 300 failures and no wait above 150 s: the next request follows within that time after
+        // the authority's return.
         let back = asked[302];
         assert!((11.7 + 8.0..=12.3 + 12.5).contains(&back), "{back}");
         let waits = asked[3..303]

@@ -1,5 +1,5 @@
-//! A SPIFFE Workload API: an agent on this host that gives certificate, key and bundles, and gives
-//! them anew before they end.
+//! Client of a SPIFFE Workload API: an agent on this host that pushes certificate, key and
+//! bundles, and their renewals.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -23,24 +23,25 @@ use super::rotation::{Rotation, sleep_until};
 use super::{DEADLINE, IssueError, News, judge};
 use crate::tls::{Bundles, Material};
 
-/// A silent agent is asked by PING, and given up.
+/// Idle time before a PING, and the deadline for its acknowledgement; then the connection is
+/// closed.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Keeps the certificate that the agent behind `socket` has for us, and tells of every one and of
-/// every failure.
+/// Receives certificates from the agent at `socket`, and reports every certificate and every
+/// failure. Returns once `news` is closed and the agent's stream has failed.
 pub async fn run(socket: PathBuf, news: mpsc::Sender<News>) {
     let mut rotation = Rotation::default();
     while !news.is_closed() {
         let Err(error) = listen(&socket, &news, &mut rotation).await;
         let due = rotation.failed(SystemTime::now());
-        // Nobody who wants to know is the end of the loop.
+        // A closed receiver ends the loop.
         let _ = news.send(News::Failed(error.to_string())).await;
         sleep_until(due, &SystemTime::now).await;
     }
 }
 
-/// Tells what the agent tells, until it stops.
+/// Forwards the agent's certificates until its stream ends.
 async fn listen(
     socket: &Path,
     news: &mpsc::Sender<News>,
@@ -79,7 +80,8 @@ async fn connect(socket: &Path) -> Result<WorkloadApiClient, IssueError> {
     Ok(WorkloadApiClient::new_with_channel(endpoint, channel))
 }
 
-/// The first identity of the context, which is the one for us, and the bundles of all domains.
+/// Converts the context's first identity, which is the default for this workload, and the
+/// bundles of all trust domains.
 fn material(context: &X509Context, now: SystemTime) -> Result<Material, IssueError> {
     let none = || IssueError::Withdrawn("no certificate".to_owned());
     let svid = context.default_svid().ok_or_else(none)?;
@@ -94,7 +96,7 @@ fn material(context: &X509Context, now: SystemTime) -> Result<Material, IssueErr
     for (domain, bundle) in context.bundle_set().iter() {
         let certificates = certificates(bundle);
         let mut roots = RootCertStore::empty();
-        // A domain none of whose roots can be used has no bundle.
+        // A domain without a usable root has no bundle.
         if roots.add_parsable_certificates(certificates.clone()).0 > 0 {
             bundles.insert(domain.as_str().into(), Arc::new(roots));
         }

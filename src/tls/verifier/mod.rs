@@ -1,4 +1,5 @@
-//! Who is believed: webpki judges the chain, and we judge the SPIFFE identity around it.
+//! Verifiers of peer certificates: webpki verifies the chain, and this module the SPIFFE
+//! identity, the issuer and the key usages.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -29,13 +30,13 @@ use super::files::{Material, PeerTrust, TlsError};
 use super::identity::{check_usage, expiry_of, leaf_identity};
 use super::issuers::Issuer;
 
-/// A refusal on its way through rustls, which gives it back to us in its own error.
+/// Refusal inside a rustls error, which returns from the handshake unchanged.
 #[derive(Debug)]
 struct Refused {
     refusal: HandshakeRefusal,
-    /// What there is to say of this very certificate.
+    /// Detail about this certificate.
     detail: Option<String>,
-    /// The issuer that is the cause, below a root that is trusted.
+    /// The issuer that caused the refusal, below a trusted root.
     issuer: Option<Arc<Issuer>>,
 }
 
@@ -67,7 +68,7 @@ fn refused(refused: Refused) -> Error {
     Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(refused))))
 }
 
-/// Returns the issuer because of which a handshake failed, if that is the cause.
+/// Returns the issuer that caused a handshake to fail, if an issuer did.
 pub(super) fn issuer_of(error: &Error) -> Option<&Arc<Issuer>> {
     let Error::InvalidCertificate(CertificateError::Other(OtherError(other))) = error else {
         return None;
@@ -75,25 +76,26 @@ pub(super) fn issuer_of(error: &Error) -> Option<&Arc<Issuer>> {
     other.downcast_ref::<Refused>()?.issuer.as_ref()
 }
 
-/// Of an identity, which may be anything that a certificate can say, what fits into a line.
+/// Returns a prefix of an untrusted text, escaped for a single line.
 pub(super) fn shown(text: &str) -> String {
     let whole = text.chars().take(SHOWN_MAX).collect::<String>();
     whole.escape_debug().to_string()
 }
 
-/// An identity of a mesh is shorter than this.
+/// Limit of a displayed identity, in characters; identities of a mesh are shorter.
 const SHOWN_MAX: usize = 256;
 
-/// The most certificates above the leaf: webpki follows no more in a row, and tries every way that
-/// the names allow. Its work grows with the factorial of their number, and anybody may cause it:
-/// eight of one name took 80 ms in a development build, and six times sixteen half a second.
+/// Limit of the certificates above the leaf, equal to webpki's limit for a path. webpki tries every
+/// path that the names allow: its work grows with the factorial of their number, and any client
+/// can cause it. In a development build, eight certificates of one name took 80 ms, and six times
+/// sixteen took half a second.
 const INTERMEDIATES_MAX: usize = 6;
 
-/// Refuses what need not be followed to a root: too many certificates, or a leaf that webpki
-/// cannot read.
+/// Rejects chains that need no path building: too many certificates, or a leaf that webpki
+/// cannot parse.
 ///
 /// # Errors
-/// The refusal, so that whatever webpki says of the chain after this speaks of the way to a root.
+/// The refusal. Later errors of webpki therefore concern the path to a root.
 fn check_form(
     leaf: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],
@@ -107,14 +109,14 @@ fn check_form(
     }
 }
 
-/// Why a handshake failed, for an operator to read.
+/// Explains to an operator why a handshake failed.
 pub fn explanation_of(error: &Error) -> String {
     match (error, refusal_of(error)) {
         (Error::InvalidCertificate(CertificateError::Other(OtherError(other))), refusal) => {
             let refused = other.downcast_ref::<Refused>();
             refused.map_or_else(|| refusal.words().to_owned(), ToString::to_string)
         }
-        // These say by how much.
+        // The text of rustls adds details, such as the time of expiry.
         (
             _,
             HandshakeRefusal::Expired | HandshakeRefusal::NotYetValid | HandshakeRefusal::Other,
@@ -123,7 +125,7 @@ pub fn explanation_of(error: &Error) -> String {
     }
 }
 
-/// The refusal that stands behind a failed handshake.
+/// Returns the refusal behind a failed handshake.
 pub fn refusal_of(error: &Error) -> HandshakeRefusal {
     match error {
         Error::NoCertificatesPresented => HandshakeRefusal::NoCertificate,
@@ -162,14 +164,15 @@ fn certificate_refusal(error: &CertificateError) -> HandshakeRefusal {
         }
         CertificateError::Other(OtherError(other)) => other
             .downcast_ref::<Refused>()
-            // Of a chain whose leaf can be read, webpki says so what has no kind in rustls: too
-            // long, an issuer that is none, a name that its authority may not sign.
+            // An error of webpki without a variant in rustls: the path is too long, an issuer is
+            // not a CA, or a name violates a constraint. The leaf is well-formed here
+            // (`check_form`).
             .map_or(HandshakeRefusal::UnknownIssuer, |refused| refused.refusal),
         _ => HandshakeRefusal::Other,
     }
 }
 
-/// Returns webpki's error as rustls' own verifier gives it.
+/// Converts an error of webpki as rustls' own verifier does.
 fn of_webpki(error: webpki::Error) -> CertificateError {
     use webpki::Error as E;
     match error {
@@ -188,19 +191,19 @@ fn of_webpki(error: webpki::Error) -> CertificateError {
     }
 }
 
-/// Verifies clients: the leaf's trust domain chooses the roots, and a domain outside the set is
-/// refused before its chain costs anything. A chain that was verified lately costs a hash.
+/// Verifier of clients. The leaf's trust domain selects the roots. A domain outside the set is
+/// refused before any signature check. A chain that was verified recently costs one hash.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
     domains: HashMap<Box<str>, Domain>,
-    /// Every other domain, where trust domains are not validated.
+    /// Rules for all other domains, if trust domains are not validated.
     others: Option<Domain>,
-    /// The only issuers that may sign leaves, where others are refused.
+    /// The only issuers that may sign leaves, if others are refused.
     listed: Option<HashSet<SpkiHash>>,
     crls: Option<Arc<Crls>>,
     chains: Chains,
     provider: Arc<CryptoProvider>,
-    /// Chains that webpki had to judge.
+    /// Number of chains that webpki had to verify.
     #[cfg(test)]
     judged: AtomicUsize,
 }
@@ -209,7 +212,7 @@ pub(super) struct ClientVerifier {
 #[derive(Debug)]
 struct Domain {
     roots: Arc<RootCertStore>,
-    /// The only issuers that may sign for it, where not every one may.
+    /// The only issuers that may sign for the domain; `None` permits every issuer.
     issuers: Option<Arc<HashSet<SpkiHash>>>,
 }
 
@@ -223,7 +226,7 @@ impl Domain {
 }
 
 impl ClientVerifier {
-    /// A domain without roots, neither its own nor of the material's, is not in the set.
+    /// Creates a verifier. A domain without roots, its own or from the material, is not trusted.
     pub(super) fn new(
         trust: &PeerTrust,
         material: &Material,
@@ -262,7 +265,7 @@ impl ClientVerifier {
         Ok(new)
     }
 
-    /// A verifier that refuses every client.
+    /// Creates a verifier that refuses every client.
     pub(super) fn of_nobody(provider: &Arc<CryptoProvider>) -> Self {
         Self {
             domains: HashMap::new(),
@@ -276,7 +279,7 @@ impl ClientVerifier {
         }
     }
 
-    /// Judges a chain. Returns the way to the root.
+    /// Verifies a chain and returns the path to the root.
     ///
     /// # Errors
     /// The refusal.
@@ -318,8 +321,8 @@ impl ClientVerifier {
         Ok(path)
     }
 
-    /// Refuses an issuer that may not sign for the trust domain, or that no cluster has where that
-    /// is needed.
+    /// Refuses an issuer that may not sign for the trust domain, or that has no cluster where
+    /// one is required.
     fn check_issuer(&self, domain: &Domain, name: &str, issuer: &Arc<Issuer>) -> Result<(), Error> {
         let is_in = |list: &HashSet<SpkiHash>| list.contains(&issuer.spki);
         let why = if !domain.issuers.as_deref().is_none_or(is_in) {
@@ -337,7 +340,8 @@ impl ClientVerifier {
         }))
     }
 
-    /// Returns when a verdict of `now` counts no more: another revocation list is stale then.
+    /// Returns the time from which a verdict of `now` no longer applies, because another
+    /// revocation list is stale.
     fn remembered_until(&self, now: UnixTime) -> UnixTime {
         let crls = self.crls.as_ref();
         let end = crls.and_then(|crls| crls.fresh_until(time_of(now)));
@@ -370,7 +374,7 @@ impl ClientVerifier {
             let issuers: Vec<_> = issuers.map(|issuer| issuer.der()).collect();
             let ends = issuers.iter().map(|issuer| expiry_of(issuer));
             let end = ends.fold(expiry_of(leaf), SystemTime::min);
-            // webpki goes from the leaf to the root.
+            // webpki orders the path from the leaf to the root.
             let issuer = match issuers.first() {
                 Some(issuer) => Issuer::of_certificate(issuer).ok_or(webpki::Error::BadDer)?,
                 None => Issuer::of_anchor(path.anchor()),
@@ -391,7 +395,7 @@ impl ClientVerifier {
         })
     }
 
-    /// Returns the refusal for webpki's error, and what there is to say of this chain.
+    /// Returns the refusal for an error of webpki, with details about this chain.
     fn refusal(
         &self,
         error: webpki::Error,
@@ -429,7 +433,7 @@ fn time_of(time: UnixTime) -> SystemTime {
 }
 
 impl ClientCertVerifier for ClientVerifier {
-    /// No hints: a peer has one certificate, and the list of our roots is nobody's business.
+    /// Sends no hints: a peer has one certificate, and the list of roots is not disclosed.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -472,10 +476,10 @@ impl ClientCertVerifier for ClientVerifier {
     }
 }
 
-/// Verifies servers by their chain and SPIFFE identity; names and addresses play no part.
+/// Verifier of servers by their chain and SPIFFE identity. Host names and addresses are ignored.
 #[derive(Debug)]
 pub(super) struct ServerVerifier {
-    /// None where every identity will do.
+    /// The accepted identities, or `None` for any identity.
     expected: Option<HashSet<Box<str>>>,
     roots: Arc<RootCertStore>,
     provider: Arc<CryptoProvider>,
@@ -494,7 +498,7 @@ impl ServerVerifier {
         }
     }
 
-    /// Accepts every identity under the roots.
+    /// Creates a verifier that accepts every identity under the roots.
     pub(super) fn of_any(roots: &Arc<RootCertStore>, provider: &Arc<CryptoProvider>) -> Self {
         Self {
             expected: None,

@@ -1,4 +1,4 @@
-//! The verdicts about peers' chains, and how often webpki is asked for one.
+//! Tests of verdicts about chains, and of how often webpki computes one.
 
 use rcgen::SanType;
 use rustls::pki_types::pem::PemObject;
@@ -20,12 +20,12 @@ fn judged(verifier: &ClientVerifier) -> usize {
     verifier.judged.load(Ordering::Relaxed)
 }
 
-/// A verifier of west.local by `root`.
+/// Returns a verifier of west.local with `root`.
 fn verifier(root: &str) -> ClientVerifier {
     verifier_with(root, None)
 }
 
-/// The same by these revocation lists.
+/// Returns a verifier of west.local with `root` and these revocation lists.
 fn verifier_with(root: &str, lists: Option<&str>) -> ClientVerifier {
     let crls = lists.map(|text| {
         let file = tempfile::NamedTempFile::new().expect("a file");
@@ -50,7 +50,7 @@ fn verifier_with(root: &str, lists: Option<&str>) -> ClientVerifier {
     verifier_of(root, &trust)
 }
 
-/// A verifier by `root` and this trust.
+/// Returns a verifier with `root` and this trust.
 fn verifier_of(root: &str, trust: &PeerTrust) -> ClientVerifier {
     let own = dev::Authority::new().expect("a root").intermediate("east");
     let own = own.expect("an intermediate").leaf(OWN).expect("a leaf");
@@ -58,7 +58,7 @@ fn verifier_of(root: &str, trust: &PeerTrust) -> ClientVerifier {
     ClientVerifier::new(trust, &material, &provider()).expect("a verifier")
 }
 
-/// The root, and the chain of a leaf that ends ten seconds from now.
+/// Returns a root, and the chain of a leaf that expires in ten seconds.
 fn short_lived() -> (String, Vec<CertificateDer<'static>>) {
     let authority = dev::Authority::new().expect("a root");
     let west = authority.intermediate("west").expect("an intermediate");
@@ -164,7 +164,7 @@ fn a_new_verifier_has_believed_nobody_yet() {
     }
 }
 
-/// The time after so many seconds.
+/// Returns the time `seconds` from now.
 fn ends(seconds: u64) -> SystemTime {
     time_of(after(seconds))
 }
@@ -284,7 +284,8 @@ fn istiod_5_the_issuer_is_the_one_on_the_verified_way_and_none_that_is_sent_besi
 #[test]
 fn istiod_5_a_leaf_without_intermediate_has_the_root_as_its_issuer() {
     let root = dev::Authority::new().expect("a root");
-    // An intermediate that is itself a root of the verifier stands for a root without one.
+    // The intermediate is itself a root of the verifier: the same case as a root that signs
+    // leaves.
     let west = root.intermediate("west").expect("an intermediate");
     let chain = certificates(&west.leaf(WEST).expect("a leaf").chain_pem);
     let verifier = verifier(&west.pem());
@@ -327,7 +328,7 @@ fn istiod_5_issuers_without_a_cluster_and_those_of_other_domains_are_refused() {
         assert_eq!(verdict(&verifier, &chain(&west, WEST)), None);
         let of_east = chain(&east, WEST);
         assert_eq!(verdict(&verifier, &of_east), want);
-        // A refusal is not remembered as a verdict.
+        // A refusal is not cached.
         assert_eq!(verdict(&verifier, &of_east), want);
         if let Err(error) = verifier.judge(&of_east[0], &of_east[1..], after(0)) {
             let why = explanation_of(&error);
