@@ -233,8 +233,8 @@ impl Reason {
 
     /// Returns the status of a CONNECT that is rejected for this reason, before 200 was sent.
     ///
-    /// The reasons unknown service, not exposed, not for this peer, not linked and no endpoint
-    /// have identical answers, so that a peer cannot probe which services exist. Istio's
+    /// Unknown service, not exposed, not for this peer, not linked, no endpoint and no waypoint
+    /// have identical answers. A peer therefore cannot probe which services exist. Istio's
     /// authorization is evaluated only for services that are exposed to the peer; its answer is
     /// ztunnel's. Reasons that normally arise after 200 return 503.
     pub const fn status(self) -> StatusCode {

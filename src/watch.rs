@@ -1,7 +1,7 @@
 //! File watcher for configuration, certificates and mesh files.
 //!
-//! Every directory on the path to a file is watched, so that atomic renames, swapped symlinks
-//! (Kubernetes' `..data`) and replaced directories are detected as well as writes. If a path is a
+//! Every directory on the path to a file is watched. Atomic renames, swapped symlinks (Kubernetes'
+//! `..data`) and replaced directories are therefore detected as well as writes. If a path is a
 //! directory, all its entries are watched.
 //!
 //! An event means only that something may have changed. The reader compares the contents.

@@ -1,8 +1,8 @@
 //! Wiring of the process: the order in which its parts start and stop.
 //!
 //! The control path (signals, certificates) runs on the main thread's runtime. Files, readiness,
-//! metrics, the admin pages, discovery and each data-path worker have a thread with a runtime of
-//! their own, so that no reload and no scrape delays a byte or a probe.
+//! metrics, the admin pages, discovery, DNS and each data-path worker have dedicated threads and
+//! runtimes. No reload and no scrape can therefore delay a byte or a probe.
 
 mod certificates;
 mod check;

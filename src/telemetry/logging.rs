@@ -116,7 +116,7 @@ impl LogHandle {
     /// Replaces the configured level, which [`LogHandle::reset`] restores.
     ///
     /// # Errors
-    /// As [`LogHandle::set`]; nothing has changed then.
+    /// As [`LogHandle::set`]. The level is then unchanged.
     pub fn configure(&self, level: &str) -> Result<(), String> {
         let level = Directives::parse(level)?.text;
         self.apply(level.clone())?;
