@@ -1,8 +1,8 @@
 //! Strait: an east-west gateway data plane for multicluster service meshes.
 //!
-//! Two arms meet in one place, `xds → snapshot ← datapath`: the control path turns what discovery
-//! tells into snapshots, the data path reads them and forwards bytes. The modules below stand in
-//! the order in which a tunnel meets them; ARCHITECTURE.md follows one tunnel through them.
+//! The control path (`xds`) builds snapshots from discovery. The data path reads them and
+//! forwards bytes: `xds → snapshot ← datapath`. ARCHITECTURE.md follows one tunnel through the
+//! modules.
 #![forbid(unsafe_code)]
 
 pub mod cli;

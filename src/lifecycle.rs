@@ -1,7 +1,7 @@
-//! Starting to stop: the phases of a drain, its deadlines, and the tasks that it waits for.
+//! Process shutdown: the phases of a drain, its deadlines, and the tasks that it waits for.
 //!
-//! `app` drives the phases; the data path and readiness watch them. A first stop request begins
-//! the drain, a second one ends it now.
+//! `app` drives the phases; the data path and readiness watch them. The first stop request starts
+//! the drain, the second ends it immediately.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 use tokio_util::task::TaskTracker;
 
-/// How far the process is on its way out. Phases only ever advance.
+/// Phase of the process. Phases only advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Serving.
     Running,
-    /// Readiness fails, everything else goes on: load balancers need time to notice.
+    /// Readiness fails; everything else continues, so that load balancers can react.
     Lag,
-    /// No new connections; GOAWAY is sent; open tunnels go on.
+    /// New connections are refused and GOAWAY is sent; open tunnels continue.
     Draining,
-    /// The deadline has come: what is still open is reset by its own code.
+    /// The drain deadline has passed: open tunnels are reset with their own code.
     Closing,
 }
 
-/// Time for resets and close messages to leave after [`Phase::Closing`] has begun. One round
+/// Time for resets and close messages to leave after the start of [`Phase::Closing`]. One round
 /// trip between regions is under 0.3 s.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// A handle on the process's life, cheap to clone.
+/// Handle to the process lifecycle; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Lifecycle {
     phase: Arc<watch::Sender<Phase>>,
@@ -39,8 +39,8 @@ pub struct Lifecycle {
     tasks: TaskTracker,
 }
 
-/// The drain of a part of the process, such as one listener with its connections. A part drains
-/// and closes with the process at the latest.
+/// Drain of a part of the process, such as one listener with its connections. A part drains and
+/// closes at the latest with the process.
 #[derive(Clone, Debug, Default)]
 pub struct Part {
     draining: CancellationToken,
@@ -65,7 +65,7 @@ impl Part {
         self.closing.cancel();
     }
 
-    /// Returns whether the part drains or has closed.
+    /// Returns true if the part is draining or closed.
     pub fn is_draining(&self) -> bool {
         self.draining.is_cancelled()
     }
@@ -75,15 +75,15 @@ impl Part {
         self.draining.cancelled()
     }
 
-    /// Waits for [`Phase::Closing`]. Every tunnel does: this is a third of what a receiver of the
-    /// phases takes.
+    /// Waits for [`Phase::Closing`]. Every tunnel holds this future, which is a third of the size
+    /// of a receiver of the phases.
     pub fn closing(&self) -> WaitForCancellationFuture<'_> {
         self.closing.cancelled()
     }
 }
 
 impl Lifecycle {
-    /// A process that is running.
+    /// Creates the lifecycle of a running process.
     pub fn new() -> Self {
         Self {
             phase: Arc::new(watch::Sender::new(Phase::Running)),
@@ -93,28 +93,28 @@ impl Lifecycle {
         }
     }
 
-    /// Asks the process to stop; a second call asks it to stop now.
+    /// Requests a stop; a second call skips the waiting.
     pub fn stop(&self) {
         self.stops
             .send_modify(|stops| *stops = stops.saturating_add(1));
     }
 
-    /// The current phase.
+    /// Returns the current phase.
     pub fn phase(&self) -> Phase {
         *self.phase.borrow()
     }
 
-    /// A receiver of the phases.
+    /// Returns a receiver of the phases.
     pub fn phases(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
     }
 
-    /// Returns a new part, which can be drained by itself.
+    /// Returns a new part that can be drained separately.
     pub fn part(&self) -> Part {
         self.whole.child()
     }
 
-    /// Runs a task that a drain waits for, on the current runtime.
+    /// Spawns a task that a drain waits for on the current runtime.
     pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
     where
         F: Future<Output: Send + 'static> + Send + 'static,
@@ -122,15 +122,15 @@ impl Lifecycle {
         self.tasks.spawn(task)
     }
 
-    /// How many of the tasks that a drain waits for are running.
+    /// Returns the number of running tasks that a drain waits for.
     pub fn tasks(&self) -> usize {
         self.tasks.len()
     }
 
-    /// Waits for a stop request, then leads the process through its phases.
+    /// Waits for a stop request, then drives the process through its phases.
     ///
     /// `lag` is the time in [`Phase::Lag`], `deadline` the longest time in [`Phase::Draining`].
-    /// Returns the number of tasks that were still running at the very end.
+    /// Returns the number of tasks that were still running at the end.
     pub async fn run(&self, lag: Duration, deadline: Duration) -> usize {
         let mut stops = self.stops.subscribe();
         let _ = stops.wait_for(|&stops| stops >= 1).await;
@@ -160,7 +160,7 @@ impl Default for Lifecycle {
     }
 }
 
-/// Waits until `phases` has reached `phase`; for ever if its sender is gone.
+/// Waits until `phases` reaches `phase`. Never returns if the sender is gone.
 pub async fn reached(phases: &mut watch::Receiver<Phase>, phase: Phase) {
     if phases.wait_for(|&now| now >= phase).await.is_err() {
         std::future::pending::<()>().await;

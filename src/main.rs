@@ -1,4 +1,5 @@
-//! The binary: arguments in, exit code out. Everything else is in the library.
+//! The `strait` binary. Parses the arguments and returns the exit code; everything else is in the
+//! library.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -6,7 +7,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use tikv_jemallocator::Jemalloc;
 
-/// jemalloc gives memory back after a burst, which glibc's allocator does not with many threads.
+/// jemalloc returns memory after a burst. With many threads glibc's allocator does not.
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 

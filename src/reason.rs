@@ -1,107 +1,106 @@
-//! Every way in which a tunnel or a handshake ends: one closed list each.
+//! Closed lists of the reasons for which a tunnel or a handshake ends.
 //!
-//! A reason gives everything that depends on how something ended: the metric label, who is to
-//! blame, whether another endpoint may be tried, what the peer is told, and how loud the log is.
-//! Stages return a reason and decide nothing else about it.
+//! A reason determines the metric label, the blame, the retry on another endpoint, the answer to
+//! the peer, and the log level. Stages return a reason and decide none of these.
 
 use std::fmt;
 
 use http::StatusCode;
 use tracing::Level;
 
-/// How a tunnel ended, from a refused CONNECT to a clean close in both directions.
+/// Reason for the end of a tunnel, from a rejected CONNECT to a clean close in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Both directions ended by END_STREAM and FIN.
+    /// END_STREAM and FIN ended both directions.
     Completed,
-    /// The `:authority` is not a `host:port` that we accept.
+    /// The `:authority` is not an acceptable `host:port`.
     BadAuthority,
     /// The method is not CONNECT.
     NotConnect,
-    /// More header fields than the limit.
+    /// The request has more header fields than the limit.
     TooManyFields,
-    /// The server name of a hello is absent, or nothing is routed by such a name.
+    /// The ClientHello has no server name, or no route has that name.
     UnknownSni,
-    /// A hello on an Istio listener offers none of Istio's protocols by ALPN.
+    /// The ClientHello on an Istio listener offers none of Istio's ALPN protocols.
     NoIstioAlpn,
-    /// A tunnel that is routed or checked by the TLS inside it has begun with no ClientHello, or
-    /// with none in time.
+    /// A tunnel that is routed or checked by its inner TLS did not begin with a ClientHello, or
+    /// not in time.
     NoHello,
-    /// The server name inside a tunnel is not one of the service that its authority asks for.
+    /// The server name inside the tunnel does not belong to the service of its authority.
     SniMismatch,
     /// No service of the snapshot has this name or address.
     UnknownService,
-    /// The service is known, and exposed to nobody.
+    /// The service is not exposed to any peer.
     NotExposed,
     /// The service is exposed, but not to this peer.
     NotForPeer,
     /// No link leads from the peer's cluster to this one.
     NotLinked,
-    /// An authorization policy of Istio's refuses it.
+    /// An Istio authorization policy denies the tunnel.
     PolicyDenied,
-    /// The service has no endpoint that could be used.
+    /// The service has no usable endpoint.
     NoEndpoint,
-    /// The control plane wants a part of the service's tunnels refused, and this is one of them.
+    /// The control plane's drop overload policy selected this tunnel.
     DropOverload,
-    /// The service is behind a waypoint that is unknown or has no endpoint: nothing goes past it.
+    /// The service's waypoint is unknown or has no endpoint. The waypoint is never bypassed.
     NoWaypoint,
     /// The address of every endpoint is on the deny list.
     DialDenied,
-    /// An endpoint refused the connection, and so did those tried after it.
+    /// Every endpoint that was tried refused the connection.
     DialRefused,
-    /// No endpoint answered within the budget.
+    /// No endpoint answered within the dial budget.
     DialTimeout,
-    /// The network between us and the endpoints failed in another way.
+    /// Every dial failed, for another network error.
     DialFailed,
-    /// This host is out of ports, descriptors or memory, or the peer's connection has as many
-    /// tunnels as it may.
+    /// This host is out of ports, descriptors or memory, or the peer's connection is at its limit
+    /// of tunnels.
     Overloaded,
-    /// The peer, its cluster or its address has its share of the descriptors.
+    /// The peer, its cluster or its address has used its share of the descriptors.
     OverShare,
-    /// Three quarters of the memory that this process may use are taken.
+    /// At least three quarters of the memory limit of this process are in use.
     MemoryFull,
-    /// Tunnels with the same ClientHello are in flight already: a route leads back to a gateway.
+    /// Tunnels with the same ClientHello are already in flight: a route leads back to a gateway.
     Loop,
-    /// All tunnels together hold more bytes than they may: new ones are refused, and the fattest
-    /// of the stalled ones are reset.
+    /// The buffers of all tunnels are at their limit. New tunnels are rejected, and the stalled
+    /// tunnels with most buffered bytes are reset.
     BuffersFull,
-    /// The peer sent more than 64 KiB before it was answered.
+    /// The peer sent more than 64 KiB before the answer.
     EarlyData,
     /// The peer sent trailers on a tunnel (RFC 9113 section 8.5).
     Malformed,
-    /// The peer reset the stream with CANCEL or NO_ERROR: it has lost interest.
+    /// The peer reset the stream with CANCEL or NO_ERROR.
     DownstreamCancelled,
     /// The peer reset the stream with another code.
     DownstreamReset,
-    /// The peer's connection ended under the tunnel.
+    /// The peer's connection ended while the tunnel was open.
     DownstreamLost,
-    /// The endpoint reset the connection or it failed.
+    /// The endpoint reset the connection, or the connection failed.
     UpstreamReset,
     /// The endpoint of a TLS tunnel sent no byte within 10 s of the dial.
     EndpointSilent,
-    /// The tunnel was open when the drain deadline came.
+    /// The tunnel was open at the drain deadline.
     DrainDeadline,
-    /// A change of trust, exposure or policy took the tunnel's right away.
+    /// A change of trust, exposure or policy revoked the tunnel's permission.
     Revoked,
-    /// Our own code failed.
+    /// A bug in this gateway caused a panic.
     Panic,
 }
 
-/// Who is to blame for the end of a tunnel.
+/// Party to blame for the end of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blame {
-    /// Nobody: the tunnel ended as it should.
+    /// Normal end.
     Nobody,
-    /// The peer that dialled us.
+    /// Peer that dialled this gateway.
     Downstream,
-    /// The endpoint that we dialled.
+    /// Endpoint that this gateway dialled.
     Upstream,
     /// This gateway or its operator.
     Us,
 }
 
 impl Reason {
-    /// Every reason, in the order of the enum. Metrics are created from it.
+    /// Every reason, in the order of the enum. The metrics are created from it.
     pub const ALL: [Self; 35] = [
         Self::Completed,
         Self::BadAuthority,
@@ -140,7 +139,7 @@ impl Reason {
         Self::Panic,
     ];
 
-    /// The metric label and the log's `reason` field.
+    /// Returns the metric label, which is also the `reason` field of the log.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -181,7 +180,7 @@ impl Reason {
         }
     }
 
-    /// Who is to blame.
+    /// Returns the party to blame.
     pub const fn blame(self) -> Blame {
         match self {
             Self::Completed | Self::DownstreamCancelled => Blame::Nobody,
@@ -221,9 +220,10 @@ impl Reason {
         }
     }
 
-    /// Whether another endpoint of the same service may be tried for the same tunnel.
+    /// Returns true if the same tunnel may try another endpoint of the service.
     ///
-    /// True only before a byte of the tunnel was sent, and only where the endpoint is at fault.
+    /// True only for failed dials: no byte of the tunnel was sent, and another endpoint may
+    /// succeed.
     pub const fn retry_elsewhere(self) -> bool {
         matches!(
             self,
@@ -231,12 +231,12 @@ impl Reason {
         )
     }
 
-    /// The answer to a CONNECT that fails for this reason before 200 was sent.
+    /// Returns the status of a CONNECT that is rejected for this reason, before 200 was sent.
     ///
-    /// Unknown, unexposed, not-for-this-peer, not-linked and without endpoint are alike in every
-    /// way, so that a peer cannot learn what exists. Istio's authorization is looked at only where
-    /// a service is exposed to the peer, and has the answer that ztunnel gives. Reasons that arise
-    /// only after 200 give 503, should they come early.
+    /// Unknown service, not exposed, not for this peer, not linked, no endpoint and no waypoint
+    /// have identical answers. A peer therefore cannot probe which services exist. Istio's
+    /// authorization is evaluated only for services that are exposed to the peer; its answer is
+    /// ztunnel's. Reasons that normally arise after 200 return 503.
     pub const fn status(self) -> StatusCode {
         match self {
             Self::BadAuthority => StatusCode::BAD_REQUEST,
@@ -247,10 +247,12 @@ impl Reason {
         }
     }
 
-    /// The TLS alert for a hello that fails for this reason before its endpoint has seen it.
+    /// Returns the TLS alert for a ClientHello that is rejected for this reason, before it was
+    /// forwarded to an endpoint.
     ///
-    /// As for [`Reason::status`], what a peer may not learn looks alike: unrecognized_name (RFC
-    /// 6066 section 3). All else is handshake_failure (RFC 8446 section 6.2).
+    /// As in [`Reason::status`], reasons that would reveal which services exist share one alert:
+    /// unrecognized_name (RFC 6066 section 3). All others are handshake_failure (RFC 8446 section
+    /// 6.2).
     pub const fn alert(self) -> u8 {
         match self {
             Self::UnknownSni
@@ -265,11 +267,11 @@ impl Reason {
         }
     }
 
-    /// The RST_STREAM code for a tunnel that fails for this reason after 200 was sent.
+    /// Returns the RST_STREAM code for a tunnel that fails for this reason after 200 was sent.
     ///
     /// RFC 9113 section 8.5: a TCP error of the upstream is CONNECT_ERROR. Section 8.1.1: a
-    /// malformed request is PROTOCOL_ERROR. Peers read CANCEL and NO_ERROR as a clean end of file,
-    /// so a tunnel that did not end cleanly never ends by them.
+    /// malformed request is PROTOCOL_ERROR. Peers treat CANCEL and NO_ERROR as a clean end of
+    /// file, so they are never used for a tunnel that did not end cleanly.
     pub fn reset_code(self) -> h2::Reason {
         match self.blame() {
             _ if self == Self::Malformed => h2::Reason::PROTOCOL_ERROR,
@@ -278,7 +280,7 @@ impl Reason {
         }
     }
 
-    /// The value of Istio's `response_flags` label (contract 6).
+    /// Returns the value of Istio's `response_flags` label (contract 6).
     pub const fn response_flags(self) -> &'static str {
         match self {
             Self::NotExposed
@@ -306,10 +308,10 @@ impl Reason {
         }
     }
 
-    /// How loud the access log is about it.
+    /// Returns the level of the access log line.
     ///
-    /// How a peer ends its own tunnel is its own affair: Envoy ends every tunnel of double HBONE
-    /// by a reset with INTERNAL_ERROR, after its last byte.
+    /// Resets and losses by the peer are INFO: Envoy ends every tunnel of double HBONE by a reset
+    /// with INTERNAL_ERROR, after its last byte.
     pub fn level(self) -> Level {
         match self {
             Self::Completed
@@ -328,7 +330,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Why a connection was refused before a byte of HTTP/2 was read from it.
+/// Reason for which a connection was refused before a byte of HTTP/2 was read from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HandshakeRefusal {
     /// The peer presented no certificate.
@@ -345,7 +347,7 @@ pub enum HandshakeRefusal {
     CaAsLeaf,
     /// KeyUsage or ExtendedKeyUsage does not allow client authentication.
     BadKeyUsage,
-    /// A signature does not verify or uses an algorithm that we do not accept.
+    /// A signature does not verify or uses an unsupported algorithm.
     BadSignature,
     /// The leaf has no URI SAN.
     NoUriSan,
@@ -355,30 +357,32 @@ pub enum HandshakeRefusal {
     BadSpiffeId,
     /// The trust domain is outside the configured set.
     UntrustedDomain,
-    /// The issuer has no cluster, or may not sign for the trust domain, by the configuration.
+    /// By the configuration, the issuer belongs to no cluster or may not sign for the trust
+    /// domain.
     UntrustedIssuer,
-    /// A certificate of the chain is in a revocation list.
+    /// A revocation list contains a certificate of the chain.
     Revoked,
     /// The revocation list of an issuer is past its nextUpdate.
     StaleCrl,
     /// The revocation list of an issuer is absent, or not signed by that issuer.
     UnknownRevocation,
-    /// The handshake or the HTTP/2 preface did not come in time.
+    /// The handshake or the HTTP/2 preface did not complete in time.
     Timeout,
-    /// All places for handshakes were taken, and this one was the oldest of the source with most.
+    /// The limit of concurrent handshakes was reached, and this one was the oldest of the source
+    /// with the most.
     Evicted,
-    /// The peer or its cluster has its share of the descriptors.
+    /// The peer or its cluster has used its share of the descriptors.
     OverShare,
-    /// ALPN `h2` was not offered.
+    /// The client did not offer ALPN `h2`.
     NoAlpn,
-    /// The peer does not speak TLS 1.3.
+    /// The client does not support TLS 1.3.
     TlsVersion,
-    /// Anything else: not TLS at all, a lost connection, a malformed message.
+    /// Any other failure: no TLS, a lost connection, a malformed message.
     Other,
 }
 
 impl HandshakeRefusal {
-    /// Every refusal, in the order of the enum. Metrics are created from it.
+    /// Every refusal, in the order of the enum. The metrics are created from it.
     pub const ALL: [Self; 22] = [
         Self::NoCertificate,
         Self::BadEncoding,
@@ -404,7 +408,8 @@ impl HandshakeRefusal {
         Self::Other,
     ];
 
-    /// The metric label and the log's `reason` field (contract 10, Identity).
+    /// Returns the metric label, which is also the `reason` field of the log (contract 10,
+    /// Identity).
     pub const fn label(self) -> &'static str {
         match self {
             Self::NoCertificate => "no_certificate",
@@ -434,7 +439,7 @@ impl HandshakeRefusal {
 }
 
 impl HandshakeRefusal {
-    /// What it means, for the operator.
+    /// Returns a description for the operator.
     pub const fn words(self) -> &'static str {
         match self {
             Self::NoCertificate => "the peer presented no certificate",

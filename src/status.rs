@@ -1,8 +1,8 @@
-//! What people look at: readiness, certificates, the last reload of each source, and what a
-//! workload is called.
+//! Status of the process for operators: readiness, certificates, discovery, the last reload of
+//! each source, and the labels of workloads.
 //!
-//! Plain structs behind one lock each. Whoever knows something writes it here, the admin pages
-//! read it, and nothing in the data path waits for either.
+//! Plain structs, each behind a lock of its own. Their owners write them and the admin pages read
+//! them; the data path waits for neither.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,14 +13,14 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Serialize, Serializer};
 
-/// What metrics and logs say of a workload. Empty is unknown.
+/// Labels of a workload in metrics and logs. Empty means unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WorkloadLabels {
     /// The workload's name, such as the Deployment's.
     pub workload: String,
     /// Its namespace.
     pub namespace: String,
-    /// Its SPIFFE identity as the source of the mesh claims it.
+    /// Its SPIFFE identity, as claimed by the source of the mesh.
     pub principal: String,
     /// The cluster that it runs in.
     pub cluster: String,
@@ -41,24 +41,24 @@ pub trait PodName: fmt::Debug + Send + Sync {
     fn pod_name(&self) -> &str;
 }
 
-/// A source that is read at the start and again whenever it changes.
+/// Source that is read at the start and again after every change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum What {
     /// `strait.yaml`.
     Config,
-    /// The mesh, as discovery tells it.
+    /// The mesh, from a file.
     Mesh,
-    /// Kubernetes' objects.
+    /// Kubernetes objects.
     Objects,
     /// Our own certificates and the roots of the trust domains.
     Certificates,
 }
 
 impl What {
-    /// Every source, in the order of the enum. Metrics are created from it.
+    /// Every source, in the order of the enum. The metrics are created from it.
     pub const ALL: [Self; 4] = [Self::Config, Self::Mesh, Self::Objects, Self::Certificates];
 
-    /// The metric label and the name in dumps.
+    /// Returns the metric label, which is also the name in dumps.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Config => "config",
@@ -69,54 +69,54 @@ impl What {
     }
 }
 
-/// The last reload of a source.
+/// Result of the last reload of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reload {
     /// Time of the attempt.
     pub at: SystemTime,
-    /// Use of the content that was read. If `false`, the last good one stays.
+    /// True if the content is in use. If false, the last good content stays in use.
     pub ok: bool,
-    /// Reason for which it is not in use, or the parts of it that are not.
+    /// Reason why the content is not in use, or the parts that are not.
     pub error: Option<String>,
 }
 
-/// An identity that we serve with, and what proves it.
+/// Identity that this gateway serves with, and its certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificate {
-    /// The SPIFFE identity, or `trust domain NAME` for roots of its own.
+    /// SPIFFE identity, or `trust domain NAME` for a trust domain with its own roots.
     pub identity: String,
-    /// `Available`, `Initializing` or `Unavailable: …`, as istioctl shows it; where the next
-    /// certificate cannot be had, `Available: …` says so.
+    /// `Available`, `Initializing` or `Unavailable: …`, as istioctl shows it. `Available: …` if
+    /// no new certificate could be obtained.
     pub state: String,
-    /// The leaf and the intermediates above it.
+    /// Leaf and intermediates.
     pub chain: Vec<CertificateInfo>,
-    /// The roots that peers are verified against.
+    /// Roots that peers are verified against.
     pub roots: Vec<CertificateInfo>,
 }
 
-/// One certificate of a chain or of a set of roots.
+/// Certificate of a chain or of a set of roots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertificateInfo {
-    /// The certificate as PEM.
+    /// Certificate in PEM.
     pub pem: String,
     /// Serial number in decimal.
     pub serial: String,
-    /// The start of its validity in RFC 3339.
+    /// Start of the validity, RFC 3339.
     pub valid_from: String,
-    /// The end of its validity in RFC 3339.
+    /// End of the validity, RFC 3339.
     pub expires: String,
 }
 
-/// A certificate revocation list in force.
+/// Certificate revocation list in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crl {
-    /// The file that it is from.
+    /// File that contains it.
     pub file: PathBuf,
-    /// The issuer's name.
+    /// Name of the issuer.
     pub issuer: String,
-    /// Its number, if it says one.
+    /// CRL number, if present.
     pub number: Option<String>,
-    /// The end of its validity.
+    /// nextUpdate: end of the validity.
     pub next_update: SystemTime,
 }
 
@@ -130,96 +130,97 @@ impl fmt::Display for Crl {
     }
 }
 
-/// What is known of the stream to a control plane, and of what it told.
+/// State of the stream to a control plane, and of the resources received from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Discovery {
-    /// The control plane's address.
+    /// Address of the control plane.
     pub address: String,
-    /// Whether there is a stream.
+    /// True if the stream is open.
     pub connected: bool,
-    /// Since when there is one, or none.
+    /// Start of the current state, connected or not.
     #[serde(serialize_with = "rfc3339_option")]
     pub since: Option<SystemTime>,
-    /// Why the last one ended, or did not come about.
+    /// Reason for the end of the last stream, or for which it could not be opened.
     pub why: Option<String>,
-    /// Streams that failed since the last one that said something.
+    /// Failed attempts since the start, or since a response was last received.
     pub retries: u32,
-    /// When the next one is tried, while there is none.
+    /// Time of the next attempt, if the stream is not open.
     #[serde(serialize_with = "rfc3339_option")]
     pub next_try: Option<SystemTime>,
-    /// Each type of resources.
+    /// State of each resource type.
     pub types: Vec<ResourceType>,
-    /// What is served from the disk, until the control plane has told all of it.
+    /// Description of the state restored from disk, until the control plane has sent all of it.
     pub from_disk: Option<String>,
-    /// When the state on disk was saved.
+    /// Time at which the state on disk was saved.
     #[serde(serialize_with = "rfc3339_option")]
     pub saved: Option<SystemTime>,
 }
 
-/// What is known of one type of resources.
+/// State of one resource type.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceType {
-    /// What people call it, such as `addresses`.
+    /// Display name, such as `addresses`.
     pub name: &'static str,
-    /// Whether a response told of them, on any stream.
+    /// True if readiness does not wait for this type.
     pub synced: bool,
-    /// How many are held.
+    /// Number of resources held.
     pub held: usize,
-    /// When a response was last accepted as a whole.
+    /// Time of the last response that was accepted as a whole.
     #[serde(serialize_with = "rfc3339_option")]
     pub accepted: Option<SystemTime>,
-    /// The server's version of them all, by the last response that was accepted as a whole; empty
-    /// if it said none.
+    /// System version of the last response that was accepted as a whole; empty if it had none.
     pub version: String,
-    /// How many responses were accepted as a whole.
+    /// Number of responses accepted as a whole.
     pub responses: u64,
-    /// How many were not.
+    /// Number of other responses.
     pub nacks: u64,
-    /// How many are rejected.
+    /// Number of rejected resources.
     pub rejected: usize,
-    /// Whether there may be more, of which only the number of the largest message is counted.
+    /// True if `rejected` is a lower bound: of unlisted rejections only the largest number in one
+    /// message is counted.
     pub at_least: bool,
-    /// The first of them, by name.
+    /// First rejected resources, by name.
     pub rejections: Vec<Rejection>,
-    /// How much was accepted and is not used.
+    /// Number of accepted resources, or parts of them, that are not used.
     pub unused: usize,
-    /// The first of it.
+    /// First of these.
     pub unused_first: Vec<Unused>,
 }
 
-/// What was accepted and is not used, or not as it says.
+/// Accepted resource that is not used, or not as it specifies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unused {
-    /// The resource's name.
+    /// Name of the resource.
     pub name: String,
-    /// What of it is not used, and why.
+    /// Unused part, and the reason.
     pub why: String,
 }
 
-/// A resource of which the last version was rejected.
+/// Resource whose last version was rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rejection {
-    /// Its name; empty if it has none that could be used.
+    /// Name of the resource; empty if it has no usable name.
     pub name: String,
-    /// Which of its fields is wrong, and how.
+    /// Invalid field, and the error.
     pub reason: String,
-    /// The version that was rejected.
+    /// Rejected version.
     pub version: String,
-    /// Since when.
+    /// Time of the first rejection for this reason.
     #[serde(serialize_with = "rfc3339")]
     pub since: SystemTime,
 }
 
 impl Discovery {
-    /// There is a stream now.
+    /// Records that a stream was opened.
     pub fn connect(&mut self, at: SystemTime) {
         (self.connected, self.since, self.next_try) = (true, Some(at), None);
     }
 
-    /// There is none any more, or none came about; the next one is tried after `wait`.
+    /// Records that the stream ended or could not be opened; the next attempt follows after
+    /// `wait`.
     pub fn disconnect(&mut self, why: String, at: SystemTime, wait: Duration) {
         if self.connected || self.since.is_none() {
             self.since = Some(at);
@@ -230,7 +231,7 @@ impl Discovery {
         self.next_try = at.checked_add(wait);
     }
 
-    /// A response of a type was answered: accepted as a whole, or not.
+    /// Records the answer to a response of a type: accepted as a whole, or not.
     pub fn answer(&mut self, name: &str, version: &str, accepted: bool) {
         let mut types = self.types.iter_mut();
         let Some(known) = types.find(|known| known.name == name) else {
@@ -245,8 +246,8 @@ impl Discovery {
         }
     }
 
-    /// Replaces what is known of the types. What was rejected for the same reason before keeps its
-    /// time, and each type what [`answer`](Self::answer) noted.
+    /// Replaces the state of the types. A rejection keeps its time if its reason is unchanged.
+    /// Each type keeps the counts of [`answer`](Self::answer).
     pub fn told(&mut self, mut types: Vec<ResourceType>) {
         for new in &mut types {
             let mut old = self.types.iter();
@@ -267,34 +268,34 @@ impl Discovery {
     }
 }
 
-/// What is known of a hostname that discovery tells instead of addresses.
+/// State of a hostname that discovery sent instead of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Host {
     /// The hostname.
     pub name: String,
-    /// The addresses that are used: those of the last good answer.
+    /// Addresses in use: those of the last good answer.
     pub addresses: Vec<IpAddr>,
-    /// How many more it has than are used.
+    /// Number of further addresses, which are not used.
     pub more: usize,
-    /// When that answer came.
+    /// Time of that answer.
     #[serde(serialize_with = "rfc3339_option")]
     pub answered: Option<SystemTime>,
-    /// Why the last lookup failed, if it did.
+    /// Error of the last lookup, if it failed.
     pub error: Option<String>,
 }
 
-/// All hostnames that discovery tells instead of addresses.
+/// All hostnames that discovery sent instead of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Hosts {
-    /// Each that is looked up, by its name.
+    /// Hostnames that are looked up, by name.
     pub list: Vec<Host>,
-    /// How many are not, as there are too many.
+    /// Number of hostnames beyond the limit, which are not looked up.
     pub left_out: usize,
 }
 
-/// What the process knows of itself; share it in an `Arc`.
+/// Status of the process; share it in an `Arc`.
 #[derive(Debug)]
 pub struct Status {
     pending: Mutex<Vec<(&'static str, Vec<&'static str>)>>,
@@ -308,7 +309,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// A process that is not ready until each of `pending` is.
+    /// Creates the status of a process that is not ready until each of `pending` is.
     pub fn new(pending: &[&'static str]) -> Self {
         Self {
             pending: Mutex::new(pending.iter().map(|&name| (name, Vec::new())).collect()),
@@ -322,12 +323,12 @@ impl Status {
         }
     }
 
-    /// Says that readiness no longer waits for `what`.
+    /// Removes `what` from the conditions of readiness.
     pub fn ready(&self, what: &'static str) {
         lock(&self.pending).retain(|(name, _)| *name != what);
     }
 
-    /// Says that readiness waits for `what` (again).
+    /// Adds `what` to the conditions of readiness.
     pub fn pending(&self, what: &'static str) {
         let mut pending = lock(&self.pending);
         if !pending.iter().any(|(name, _)| *name == what) {
@@ -335,7 +336,7 @@ impl Status {
         }
     }
 
-    /// Says what is missing of `what`, if readiness waits for it at all.
+    /// Sets the missing parts of `what`, if readiness waits for it.
     pub fn missing(&self, what: &'static str, parts: Vec<&'static str>) {
         let mut pending = lock(&self.pending);
         if let Some((_, missing)) = pending.iter_mut().find(|(name, _)| *name == what) {
@@ -343,8 +344,8 @@ impl Status {
         }
     }
 
-    /// What readiness waits for, in the order in which it was named; empty when ready. What is
-    /// missing of something stands behind it: `discovery (addresses, clusters)`.
+    /// Returns the conditions that readiness waits for, in the order in which they were added;
+    /// empty when ready. Missing parts are appended: `discovery (addresses, clusters)`.
     pub fn list_pending(&self) -> Vec<String> {
         let shown = |(name, missing): &(&str, Vec<&str>)| match missing.is_empty() {
             true => (*name).to_owned(),
@@ -353,27 +354,27 @@ impl Status {
         lock(&self.pending).iter().map(shown).collect()
     }
 
-    /// Changes what is known of the stream to a control plane; from the first call on there is one.
+    /// Changes the state of the stream to a control plane. The first call creates it.
     pub fn set_discovery(&self, change: impl FnOnce(&mut Discovery)) {
         change(lock(&self.discovery).get_or_insert_default());
     }
 
-    /// What is known of the stream to a control plane, if there is to be one.
+    /// Returns the state of the stream to a control plane; none if discovery uses a file.
     pub fn discovery(&self) -> Option<Discovery> {
         lock(&self.discovery).clone()
     }
 
-    /// Replaces what is known of one identity.
+    /// Replaces the state of one identity.
     pub fn set_certificate(&self, certificate: Certificate) {
         lock(&self.certificates).insert(certificate.identity.clone(), certificate);
     }
 
-    /// Forgets an identity that we do not have any more.
+    /// Removes an identity that is no longer used.
     pub fn forget_certificate(&self, identity: &str) {
         lock(&self.certificates).remove(identity);
     }
 
-    /// What is known of each identity, in their order.
+    /// Returns the state of every identity, sorted.
     pub fn certificates(&self) -> Vec<Certificate> {
         lock(&self.certificates).values().cloned().collect()
     }
@@ -388,19 +389,19 @@ impl Status {
         lock(&self.crls).clone()
     }
 
-    /// Replaces the subjects of the trusted roots below which peers are refused for want of a
-    /// revocation list.
+    /// Replaces the subjects of the trusted roots whose peers are refused because `trust.crl` has
+    /// no list of the root.
     pub fn set_unlisted_roots(&self, roots: Vec<String>) {
         *lock(&self.unlisted_roots) = roots;
     }
 
-    /// Returns the subjects of the trusted roots below which peers are refused for want of a
-    /// revocation list.
+    /// Returns the subjects of the trusted roots whose peers are refused because `trust.crl` has
+    /// no list of the root.
     pub fn unlisted_roots(&self) -> Vec<String> {
         lock(&self.unlisted_roots).clone()
     }
 
-    /// Notes that `what` was read just now, and how that went.
+    /// Records the result of a reload of `what` that ended now.
     pub fn set_reload(&self, what: What, result: Result<(), String>) {
         let error = result.err();
         let reload = Reload {
@@ -411,17 +412,17 @@ impl Status {
         lock(&self.reloads).insert(what, reload);
     }
 
-    /// Replaces the claims of objects that other claims keep from having effect.
+    /// Replaces the claims of objects that have no effect because of other claims.
     pub fn set_conflicts(&self, conflicts: Vec<String>) {
         *lock(&self.conflicts) = conflicts;
     }
 
-    /// Returns the claims of objects that other claims keep from having effect.
+    /// Returns the claims of objects that have no effect because of other claims.
     pub fn conflicts(&self) -> Vec<String> {
         lock(&self.conflicts).clone()
     }
 
-    /// Notes that `what` was read just now and is in use, but for what `left` says.
+    /// Records that `what` was reloaded now and is in use, except for the parts in `left`.
     pub fn set_reload_in_part(&self, what: What, left: String) {
         let reload = Reload {
             at: SystemTime::now(),
@@ -431,7 +432,7 @@ impl Status {
         lock(&self.reloads).insert(what, reload);
     }
 
-    /// Changes what is known of a hostname; returns what the change does.
+    /// Changes the state of a hostname and returns the result of the change.
     pub fn set_host<T>(&self, name: &str, change: impl FnOnce(&mut Host) -> T) -> T {
         let mut hosts = lock(&self.hosts);
         let new = || Host {
@@ -441,17 +442,17 @@ impl Status {
         change(hosts.0.entry(name.to_owned()).or_insert_with(new))
     }
 
-    /// Forgets a hostname that nobody wants any more.
+    /// Removes a hostname that is no longer used.
     pub fn forget_host(&self, name: &str) {
         lock(&self.hosts).0.remove(name);
     }
 
-    /// Says how many hostnames are not looked up.
+    /// Sets the number of hostnames that are not looked up.
     pub fn set_hosts_left_out(&self, count: usize) {
         lock(&self.hosts).1 = count;
     }
 
-    /// What is known of the hostnames.
+    /// Returns the state of the hostnames.
     pub fn hosts(&self) -> Hosts {
         let hosts = lock(&self.hosts);
         Hosts {
@@ -460,7 +461,7 @@ impl Status {
         }
     }
 
-    /// The last reload of each source that was read at least once.
+    /// Returns the last reload of each source that was read at least once.
     pub fn reloads(&self) -> Vec<(What, Reload)> {
         lock(&self.reloads)
             .iter()
@@ -469,7 +470,7 @@ impl Status {
     }
 }
 
-/// A time as people and programs read it.
+/// Serializes a time in RFC 3339 with seconds.
 pub(crate) fn rfc3339<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_rfc3339_seconds(*at))
 }
@@ -484,7 +485,8 @@ fn rfc3339_option<S: Serializer>(
     }
 }
 
-/// Takes a lock. Each critical section here is one step, so data behind a poisoned lock is whole.
+/// Locks a mutex. Every critical section is a single step, so data behind a poisoned lock is
+/// consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

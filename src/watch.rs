@@ -1,9 +1,10 @@
-//! Files that change under us: every directory on the way to a file is watched, so that an atomic
-//! rename, a swapped symlink (Kubernetes' `..data`) and a replaced directory are seen as well as a
-//! write. Of a directory that is named itself all entries are watched.
+//! File watcher for configuration, certificates and mesh files.
 //!
-//! A watcher only says that something may have changed. Whoever reads the files decides, by
-//! their contents, whether anything did.
+//! Every directory on the path to a file is watched. Atomic renames, swapped symlinks (Kubernetes'
+//! `..data`) and replaced directories are therefore detected as well as writes. If a path is a
+//! directory, all its entries are watched.
+//!
+//! An event means only that something may have changed. The reader compares the contents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -16,47 +17,49 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::warn;
 
-/// Watches some files and directories: the directories that lead to them and to every link on the
-/// way.
+/// Watcher of a set of files and directories: of every directory on their paths, and on the paths
+/// of the symlinks among them.
 #[derive(Debug)]
 pub struct FileWatcher {
     files: Vec<PathBuf>,
     watched: BTreeSet<PathBuf>,
     unwatchable: BTreeSet<PathBuf>,
-    /// The entries of watched directories that matter: others come and go in `/tmp` all day.
+    /// Entries of watched directories that matter. Other entries of `/tmp`, for example, change
+    /// often.
     steps: Arc<Mutex<Steps>>,
     watcher: RecommendedWatcher,
     events: watch::Receiver<u64>,
 }
 
-/// What has to be looked at again when it changes.
+/// Paths for which an event counts.
 #[derive(Debug, Default)]
 struct Steps {
     entries: BTreeSet<PathBuf>,
-    /// Directories of which every entry matters.
+    /// Directories for which events of every entry count.
     whole: BTreeSet<PathBuf>,
 }
 
-/// Names of entries by the directory that they are looked up in; [`EVERY`] is all of them.
+/// Names of entries by the directory that contains them; [`EVERY`] is all entries.
 type Ways = BTreeMap<PathBuf, BTreeSet<OsString>>;
 
-/// No entry is called so.
+/// Marker for all entries of a directory. No entry has this name.
 const EVERY: &str = "";
 
-/// Quiet time after an event, so that the several steps of one change are read once. Istio's
-/// agent waits as long (`FILE_DEBOUNCE_DURATION`).
+/// Delay after an event, so that the steps of one change cause one read. Equals
+/// `FILE_DEBOUNCE_DURATION` of Istio's agent.
 const DEBOUNCE: Duration = Duration::from_millis(100);
-/// Links that are followed at most, as the kernel's own limit (`path_resolution(7)`).
+/// Maximum number of symlinks that are followed, equal to the kernel's limit
+/// (`path_resolution(7)`).
 const LINKS_MAX: usize = 40;
-/// Rounds of arming before the next event is waited for. Each but the first is for a directory
-/// that came or went while the one before was armed.
+/// Maximum number of arming rounds before the next event. Every further round handles a directory
+/// that appeared or disappeared during the previous one.
 const ROUNDS_MAX: usize = 8;
 
 impl FileWatcher {
-    /// Watches `files`. Neither they nor their directories need exist yet.
+    /// Watches `files`. Neither the files nor their directories need to exist.
     ///
     /// # Errors
-    /// The system gives no watcher, or its working directory is gone.
+    /// The system provides no watcher, or the working directory is gone.
     pub fn new(files: &[PathBuf]) -> notify::Result<Self> {
         let (sender, events) = watch::channel(0_u64);
         let steps = Arc::new(Mutex::new(Steps::default()));
@@ -78,7 +81,7 @@ impl FileWatcher {
         Ok(watch)
     }
 
-    /// Watches other files from now on.
+    /// Replaces the watched files.
     ///
     /// # Errors
     /// A path is relative, and the working directory is gone.
@@ -89,17 +92,16 @@ impl FileWatcher {
         Ok(())
     }
 
-    /// Waits until something may have changed and has been quiet for a moment.
+    /// Waits for an event, then a short time for further events of the same change. Cancel safe.
     pub async fn changed(&mut self) {
         if self.events.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
-        // Who gives up waiting now is told again.
+        // Keeps the event if this future is dropped during the sleep.
         self.events.mark_changed();
         sleep(DEBOUNCE).await;
         self.events.mark_unchanged();
-        // A swapped link leads elsewhere now, and a directory may have come, gone or become
-        // another one of the same name.
+        // The change may have swapped a symlink, or created, removed or replaced a directory.
         self.arm();
     }
 
@@ -107,7 +109,7 @@ impl FileWatcher {
         for _ in 0..ROUNDS_MAX {
             let wanted = ways(&self.files);
             self.arm_once(&wanted);
-            // What was made before its parent was watched was not seen.
+            // A directory that was created before its parent was watched caused no event.
             if ways(&self.files) == wanted {
                 return;
             }
@@ -135,8 +137,8 @@ impl FileWatcher {
         self.watched.clear();
         let mut unwatchable = BTreeSet::new();
         for directory in wanted.keys() {
-            // Watching again is harmless, and needed where a directory was replaced by another
-            // of the same name.
+            // Watching a path twice is harmless. It is necessary if another directory replaced
+            // this one under the same name.
             match self.watcher.watch(directory, RecursiveMode::NonRecursive) {
                 Ok(()) => {
                     self.watched.insert(directory.clone());
@@ -154,9 +156,10 @@ impl FileWatcher {
     }
 }
 
-/// Whether an event is about a step to a file. Without a path it says that events were lost.
+/// Returns true if an event affects a watched path. An event without paths means that events were
+/// lost.
 fn matters(event: &Event, steps: &Mutex<Steps>) -> bool {
-    // Reading a file is an access event too: reacting to it would be an endless loop.
+    // Reading a file causes an access event too: reacting to it would loop forever.
     if event.kind.is_access() {
         return false;
     }
@@ -168,8 +171,8 @@ fn matters(event: &Event, steps: &Mutex<Steps>) -> bool {
     event.paths.is_empty() || event.paths.iter().any(is_step)
 }
 
-/// Every directory that the kernel looks into on the way to `files`, as its real path, with the
-/// names that it looks up there. A way ends at the first name that is not there.
+/// Returns every directory that path resolution of `files` visits, as a real path, with the names
+/// that it looks up there. Resolution of a path ends at the first missing name.
 fn ways(files: &[PathBuf]) -> Ways {
     let mut found = Ways::new();
     for file in files {
@@ -184,7 +187,7 @@ fn follow(file: &Path, found: &mut Ways) {
         parts.map(|part| part.as_os_str().to_owned()).collect()
     };
     let mut directory = PathBuf::from("/");
-    // The next part is the last of these.
+    // Remaining components in reverse order.
     let mut left = parts(file);
     let mut links = 0;
     while let Some(part) = left.pop() {
@@ -311,7 +314,7 @@ mod tests {
             make("pki");
             assert!(seen(&mut watch).await, "{round}: removed and made");
             make(round);
-            // The directory above is another one, and the file's own saw nothing of it.
+            // The parent directory is replaced; the file's own directory has no event.
             std::fs::rename(at("pki"), at("old").with_extension(round)).expect("a rename");
             std::fs::rename(at(round), at("pki")).expect("a rename");
             assert!(seen(&mut watch).await, "{round}: renamed");

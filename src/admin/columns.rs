@@ -1,9 +1,9 @@
-//! Text for terminals.
+//! Text formatting for terminals.
 
 use std::fmt::Write as _;
 
-/// A table with its header: columns as wide as their widest cell; the last one is not filled, but
-/// for spaces, which whoever prints a line cuts off.
+/// Returns the lines of a table with a header. Each column is as wide as its widest cell. Lines
+/// may end with spaces, which the caller trims.
 pub fn lines<const N: usize>(
     indent: &str,
     header: [&str; N],
@@ -27,7 +27,7 @@ pub fn lines<const N: usize>(
     })
 }
 
-/// Without what a terminal takes for an order, line ends included.
+/// Escapes control characters, which a terminal would interpret, including line ends.
 pub fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for char in text.chars() {

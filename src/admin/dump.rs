@@ -1,8 +1,8 @@
-//! GET `/config_dump`: what the data path uses, in the shape of ztunnel's dump, which
-//! `istioctl ztunnel-config` reads (contract 6). What is ours alone stands under `strait`, and in
-//! further keys of what istioctl knows.
+//! GET `/config_dump`: state of the data path in the format of ztunnel's dump, which `istioctl
+//! ztunnel-config` reads (contract 6). Data that is specific to this gateway is under `strait`
+//! and in additional keys of istioctl's objects.
 //!
-//! A mesh can have 100,000 workloads: the answer is written while it is sent.
+//! A mesh can have 100,000 workloads, so the answer is written while it is sent.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -24,7 +24,7 @@ use crate::snapshot::Protocol;
 use crate::snapshot::mesh::{self, Locality, Place};
 use crate::status::{Certificate, CertificateInfo};
 
-/// Answers with the dump, indented for people.
+/// Answers with the dump as indented JSON.
 pub(super) async fn config_dump(State(state): State<AdminState>) -> Response {
     let body = stream::body(move |pieces| {
         let snapshot = state.reader.snapshot();
@@ -34,12 +34,12 @@ pub(super) async fn config_dump(State(state): State<AdminState>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// GET `/certs`: the certificates of the dump.
+/// GET `/certs`: answers with the certificates of the dump.
 pub(super) async fn certs(State(state): State<AdminState>) -> Response {
     axum::Json(json!({ "certificates": certificates(&state) })).into_response()
 }
 
-/// The whole dump; nothing of it is made before it is written.
+/// The whole dump. Its parts are created while they are written.
 struct Dump<'a>(&'a AdminState, &'a View<'a>);
 
 impl Serialize for Dump<'_> {
@@ -60,7 +60,7 @@ impl Serialize for Dump<'_> {
         };
         dump.serialize_entry("policies", &Each(policies))?;
         dump.serialize_entry("certificates", &certificates(state))?;
-        // Tunnels are not listed one by one: see `inFlight` of the endpoints.
+        // Tunnels are not listed individually: see `inFlight` of the endpoints.
         dump.serialize_entry("workloadState", &json!({}))?;
         let nothing = json!({ "services": [], "workloads": [], "policies": [] });
         dump.serialize_entry("staticConfig", &nothing)?;
@@ -68,7 +68,7 @@ impl Serialize for Dump<'_> {
     }
 }
 
-/// What istioctl knows nothing of.
+/// Returns the data that istioctl does not know.
 fn ours(state: &AdminState, view: &View<'_>) -> Value {
     let reloads = state.status.reloads().into_iter();
     let reloads: BTreeMap<_, _> = reloads
@@ -93,7 +93,7 @@ fn ours(state: &AdminState, view: &View<'_>) -> Value {
     })
 }
 
-/// A list that is made while it is written.
+/// List whose elements are created while it is written.
 struct Each<F>(F);
 
 impl<F, I> Serialize for Each<F>
@@ -118,7 +118,7 @@ struct Service<'a> {
     hostname: &'a str,
     vips: Vec<String>,
     ports: &'a BTreeMap<u16, u16>,
-    /// All workloads of the service, used or not, by uid.
+    /// All workloads of the service by uid, used or not.
     endpoints: BTreeMap<&'a str, Endpoint<'a>>,
     subject_alt_names: &'a [String],
     waypoint: Option<Gateway>,
@@ -127,7 +127,7 @@ struct Service<'a> {
     canonical: bool,
 }
 
-/// A gateway or a waypoint.
+/// Gateway or waypoint.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Gateway {
@@ -150,7 +150,7 @@ struct LoadBalancer {
     health_policy: &'static str,
 }
 
-/// A workload of a service; what istioctl does not know is its live state.
+/// Workload of a service. The live state is an addition to istioctl's keys.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Endpoint<'a> {
@@ -162,7 +162,7 @@ struct Endpoint<'a> {
     ejected: bool,
     in_flight: u32,
     addresses: Vec<SocketAddr>,
-    /// Why it is not used, by service port.
+    /// Reason why it is not used, by service port.
     unused: BTreeMap<u16, String>,
 }
 
@@ -206,7 +206,7 @@ struct CertificateDump {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Cert {
-    /// The PEM once more in base64, as istioctl expects it.
+    /// Base64 of the PEM text, as istioctl expects it.
     pem: String,
     serial_number: String,
     valid_from: String,
@@ -292,7 +292,7 @@ impl<'a> Endpoint<'a> {
         };
         let mut seen = HashSet::new();
         for port in member.ports {
-            // Ports that are dialled at one address share one state, which counts once.
+            // Ports that are dialled at one address share one state, which is counted once.
             if let Some(found) = port.endpoint.filter(|found| seen.insert(found.address)) {
                 endpoint.ejected |= port.ejected;
                 endpoint.in_flight = endpoint.in_flight.saturating_add(found.state.in_flight());
@@ -380,7 +380,7 @@ impl Cert {
     }
 }
 
-/// RFC 4648 base64 with padding. Twelve lines are less to look after than a dependency.
+/// Encodes RFC 4648 base64 with padding. Twelve lines are cheaper than a dependency.
 fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);

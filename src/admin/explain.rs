@@ -1,5 +1,5 @@
-//! GET `/explain`: what would become of a tunnel. The data path answers, which this port knows
-//! nothing of.
+//! GET `/explain`: outcome of a tunnel, without opening it. A function of the data path computes
+//! the answer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,19 +12,19 @@ use axum::response::{IntoResponse, Response};
 
 use super::{AdminState, stream};
 
-/// An answer, to be written as JSON.
+/// Answer, which is written as JSON.
 pub type Written = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send>;
 
 type Parameters = BTreeMap<String, String>;
 
-/// Answers the question of a query, or says what is wrong with it.
+/// Function that answers the query, or returns the mistake in it.
 #[derive(Clone)]
 pub struct Explains(Arc<Say>);
 
 type Say = dyn Fn(&Parameters) -> Result<Written, String> + Send + Sync;
 
 impl Explains {
-    /// What this function says.
+    /// Wraps the function.
     pub fn new(
         say: impl Fn(&Parameters) -> Result<Written, String> + Send + Sync + 'static,
     ) -> Self {
@@ -38,8 +38,8 @@ impl fmt::Debug for Explains {
     }
 }
 
-/// The answer, or 400 for a question that is none. A service of many endpoints takes its time: it
-/// is looked at, and written, where that may take it.
+/// Responds with the answer, or with 400 to an invalid query. A service with many endpoints takes
+/// long, so both the computation and the writing use blocking threads.
 pub(super) async fn explain(
     State(state): State<AdminState>,
     Query(parameters): Query<Parameters>,

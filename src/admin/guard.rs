@@ -1,14 +1,12 @@
-//! Keeps web pages away from the admin port.
+//! Protection of the admin port against web pages in a browser.
 //!
-//! The port is on loopback and asks for no password, so whoever can make a browser on this host
-//! send a request could use it. Two ways are known, and neither is open to a program that speaks
-//! HTTP by itself:
+//! The port is on loopback and has no authentication, so a page that makes a browser on this host
+//! send requests could use it. Two such attacks are known:
 //!
-//! - DNS rebinding: a page of `evil.example` lets its name point to 127.0.0.1, and the browser
-//!   takes our answers for its own. The Host header still says `evil.example`, so only addresses
-//!   and `localhost` are answered.
-//! - A form that posts to `http://127.0.0.1:15000/quitquitquit`. The browser adds where it came
-//!   from as Origin, which is then not the host that it asks.
+//! - DNS rebinding: a page of `evil.example` resolves its name to 127.0.0.1 and may then read our
+//!   answers. The Host header still contains `evil.example`; only addresses and `localhost` pass.
+//! - A form that posts to `http://127.0.0.1:15000/quitquitquit`. The browser sends the origin of
+//!   the page as Origin, which differs from Host.
 
 use std::net::IpAddr;
 
@@ -18,7 +16,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-/// Refuses with 403 what can only come from a web page of somebody else.
+/// Refuses requests with 403 that could come from a foreign web page.
 pub(super) async fn local_only(request: Request, next: Next) -> Response {
     if is_local(request.headers()) {
         next.run(request).await

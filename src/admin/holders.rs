@@ -7,22 +7,22 @@ use serde::Serialize;
 
 use super::columns;
 
-/// Holders that are shown.
+/// Maximum number of holders on the page.
 const SHOWN: usize = 10;
 
-/// Source of the pool's usage: a function of the data path that takes a maximum of holders.
+/// Source of the usage of the pool: a function of the data path that takes a maximum of holders.
 #[derive(Clone)]
 pub struct Holders(Arc<dyn Fn(usize) -> Descriptors + Send + Sync>);
 
-/// The pool of descriptors.
+/// Usage of the descriptor pool.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptors {
-    /// Those in use.
+    /// Number of descriptors in use.
     pub used: usize,
-    /// Those that may be in use.
+    /// Maximum number of descriptors.
     pub max: usize,
-    /// The clusters, identities and source addresses with most, and what each holds.
+    /// Clusters, identities and source addresses with the most descriptors, and their numbers.
     pub holders: Vec<(String, usize)>,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Debug for Holders {
 }
 
 impl Descriptors {
-    /// The table of holders; empty where nobody holds anything.
+    /// Returns the table of holders; empty if there are none.
     pub(super) fn lines(&self) -> Vec<String> {
         let row = |(name, held): &(String, usize)| [name.clone(), held.to_string()];
         match self.holders.is_empty() {

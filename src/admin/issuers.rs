@@ -7,27 +7,26 @@ use serde::{Deserialize, Serialize};
 
 use super::columns;
 
-/// Issuers that the text shows.
+/// Maximum number of issuers in the text.
 const SHOWN: usize = 20;
 
-/// Source of the issuers that have been seen: a function of the data path.
+/// Source of the issuers that were seen: a function of the data path.
 #[derive(Clone)]
 pub struct Issuers(Arc<dyn Fn() -> Vec<IssuerRow> + Send + Sync>);
 
-/// An issuer.
+/// Issuer.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IssuerRow {
-    /// SHA-256 of its SubjectPublicKeyInfo.
+    /// SHA-256 of the SubjectPublicKeyInfo.
     pub spki: String,
-    /// Its subject.
+    /// Subject.
     pub subject: String,
-    /// The cluster that `trust.clusters` gives it; none where there is no such key, or where it is
-    /// refused.
+    /// Cluster by `trust.clusters`; none without that key, or if the issuer is refused.
     pub cluster: Option<String>,
-    /// Connections accepted since the start.
+    /// Number of connections accepted since the start.
     pub accepted: u64,
-    /// Handshakes refused because of it.
+    /// Number of handshakes refused because of the issuer.
     pub refused: u64,
 }
 
@@ -37,7 +36,7 @@ impl Issuers {
         Self(Arc::new(ask))
     }
 
-    /// The issuers, those with most connections first.
+    /// Returns the issuers, those with the most connections first.
     pub(super) fn rows(&self) -> Vec<IssuerRow> {
         let mut rows = self.0();
         let count = |row: &IssuerRow| row.accepted.saturating_add(row.refused);
@@ -55,7 +54,7 @@ impl fmt::Debug for Issuers {
     }
 }
 
-/// Returns the table of the issuers; empty where there is none.
+/// Returns the table of the issuers; empty if there are none.
 pub(super) fn lines(issuers: &[IssuerRow]) -> Vec<String> {
     if issuers.is_empty() {
         return Vec::new();

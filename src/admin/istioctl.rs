@@ -1,5 +1,6 @@
-//! The dump as `istioctl ztunnel-config` unmarshals it: Go refuses what has another type than its
-//! structs, and shows nothing where a key is missing (contract 6, dependencies 2.2).
+//! Test of the dump with the types that `istioctl ztunnel-config` unmarshals. Go rejects values
+//! of another type than its struct fields, and ignores missing keys (contract 6, dependencies
+//! 2.2).
 #![expect(
     dead_code,
     reason = "that a field can be read with its type is what is tested"
@@ -126,7 +127,7 @@ struct Cert {
 #[derive(Debug, Deserialize)]
 struct WorkloadState {}
 
-/// Reads what `big.Int.SetString(_, 10)` accepts.
+/// Accepts the same strings as `big.Int.SetString(_, 10)`.
 fn decimal<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let text = String::deserialize(from)?;
     match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {

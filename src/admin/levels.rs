@@ -6,14 +6,15 @@ use serde::Deserialize;
 
 use super::AdminState;
 
-/// `?level=info,mod=debug` and `?reset`, which needs no value.
+/// Query parameters: `?level=info,mod=debug` and `?reset`, which needs no value.
 #[derive(Debug, Deserialize)]
 pub(super) struct Parameters {
     level: Option<String>,
     reset: Option<String>,
 }
 
-/// Resets first if both are given, as ztunnel does, and always answers the level in use.
+/// Changes the log level, and answers with the level in use. Resets first if both parameters are
+/// given, like ztunnel.
 pub(super) async fn logging(
     State(state): State<AdminState>,
     Query(parameters): Query<Parameters>,

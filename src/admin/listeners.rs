@@ -1,4 +1,5 @@
-//! The listeners as people see them, and what those of TLS open beside `exposure`.
+//! Listeners on the status page, and the access that TLS listeners grant in addition to
+//! `exposure`.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,40 +12,40 @@ use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
 use crate::snapshot::{Caller, Means, Snapshot, Verdict, mesh};
 use crate::wire::{Authority, Host};
 
-/// A listener of the running gateway.
+/// Listener of the running gateway.
 #[derive(Clone, Debug, Serialize)]
 pub struct ListenerRow {
-    /// The listener as the configuration has it, or had it when it was removed.
+    /// Listener in the configuration, or in the last one that contained it.
     #[serde(flatten)]
     pub listener: Listener,
-    /// Its address, with the port that the kernel chose.
+    /// Address, with the port that the kernel assigned.
     pub address: SocketAddr,
-    /// Its state: accepting connections or not.
+    /// State.
     pub state: ListenerState,
-    /// Reason for the failure in the state [`ListenerState::Failed`].
+    /// Error, in the state [`ListenerState::Failed`].
     pub error: Option<String>,
 }
 
-/// State of a listener: accepting connections or not.
+/// State of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ListenerState {
-    /// Not before the first certificate.
+    /// Waits for the first certificate and accepts no connections.
     Waiting,
-    /// It does.
+    /// Accepts connections.
     Open,
-    /// Not any more; open tunnels go on.
+    /// Accepts no new connections; open tunnels continue.
     Draining,
-    /// It could not be opened.
+    /// Could not be opened.
     Failed,
 }
 
-/// Gives the listeners of the running gateway.
+/// Source of the listeners: a function of the running gateway.
 #[derive(Clone)]
 pub struct Listeners(Arc<dyn Fn() -> Vec<ListenerRow> + Send + Sync>);
 
 impl Listeners {
-    /// Wraps the function that gives them.
+    /// Wraps the function that returns the listeners.
     pub fn new(rows: impl Fn() -> Vec<ListenerRow> + Send + Sync + 'static) -> Self {
         Self(Arc::new(rows))
     }
@@ -61,7 +62,7 @@ impl fmt::Debug for Listeners {
 }
 
 impl ListenerRow {
-    /// Returns whether new connections come, or will come.
+    /// Returns true if the listener accepts connections now or after the first certificate.
     fn is_in_use(&self) -> bool {
         matches!(self.state, ListenerState::Open | ListenerState::Waiting)
     }
@@ -91,7 +92,7 @@ impl ListenerRow {
         ]
     }
 
-    /// Returns the columns of what is reached through the listener.
+    /// Returns the columns of the services that are reachable through the listener.
     pub(super) fn opens(&self) -> Vec<[String; 4]> {
         let listener = &self.listener;
         let row = |asked: &str, opened: &str, who: &str| {
@@ -120,7 +121,7 @@ impl ListenerRow {
     }
 }
 
-/// The networks of a listener's peers; none where every address may connect.
+/// Returns the permitted networks of the listener's peers; none if every address may connect.
 fn sources(listener: &Listener) -> Option<String> {
     let sources: Vec<_> = listener.sources.iter().map(ToString::to_string).collect();
     (!sources.is_empty()).then(|| sources.join(", "))
@@ -134,9 +135,9 @@ fn names(route: &SniRoute) -> String {
 /// Access to services through TLS listeners, whose peers have no verified identity.
 pub(super) struct Strangers<'a> {
     snapshot: &'a Snapshot,
-    /// By the hostnames of the services that routes lead to.
+    /// By the hostnames of the services that the routes lead to.
     by_route: HashMap<&'a str, Vec<String>>,
-    /// Listeners by Istio's names.
+    /// Listeners with Istio's names.
     istio: Vec<&'a Listener>,
 }
 
@@ -165,10 +166,10 @@ impl<'a> Strangers<'a> {
         }
     }
 
-    /// Returns a line for each way in which anyone reaches the service.
+    /// Returns a line for each way in which peers without an identity reach the service.
     pub(super) fn of(&self, service: &mesh::Service) -> Vec<String> {
         if !service.waypoints.is_empty() {
-            // It has no endpoint on TLS listeners.
+            // A service with a waypoint has no endpoints on TLS listeners.
             return Vec::new();
         }
         let host = &*service.hostname;
@@ -184,7 +185,7 @@ impl<'a> Strangers<'a> {
         lines
     }
 
-    /// Returns whether `exposure` opens a port to peers without an identity.
+    /// Returns true if `exposure` permits peers without an identity on a port.
     fn is_open(&self, host: &str, port: u16) -> bool {
         let asked = Authority {
             host: Host::Name(host.into()),
@@ -204,7 +205,7 @@ fn line(listener: &Listener, ports: &str, asked: &str) -> String {
     format!("anyone{from} on port {ports} through listener {name} ({asked})")
 }
 
-/// The service ports that a route leads to.
+/// Returns the services and ports that a route leads to.
 fn behind<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Vec<(&'a str, u16)> {
     let asked = Authority {
         host: Host::Name(route.to.host.as_str().into()),

@@ -1,8 +1,8 @@
-//! What operators and probes ask over HTTP: readiness, metrics, and the admin pages.
+//! HTTP interfaces for operators and probes: readiness, metrics, and the admin pages.
 //!
-//! Three routers, because they stand on three ports: readiness and metrics are open to the
-//! network, the admin pages stop the process and are bound to loopback. `app` binds the
-//! listeners and hands each to [`serve`].
+//! There are three routers for three ports. Readiness and metrics are open to the network. The
+//! admin pages can stop the process and are bound to loopback. `app` binds the listeners and
+//! passes each to [`serve`].
 
 pub mod columns;
 mod dump;
@@ -51,33 +51,33 @@ pub use view::Denies;
 /// State that the admin pages show and change.
 #[derive(Clone, Debug)]
 pub struct AdminState {
-    /// The snapshot that the data path reads.
+    /// Snapshot that the data path reads.
     pub reader: Reader,
-    /// To change it by an operator's order.
+    /// Publisher of changes that an operator requests.
     pub publisher: Arc<Publisher>,
-    /// Readiness, certificates, reloads.
+    /// Readiness, certificates, discovery, reloads.
     pub status: Arc<Status>,
     /// All metrics.
     pub metrics: Arc<Metrics>,
-    /// To stop the process.
+    /// Handle that stops the process.
     pub lifecycle: Lifecycle,
-    /// To change the log level.
+    /// Handle that changes the log level.
     pub log: LogHandle,
-    /// The configuration in use.
+    /// Configuration in use.
     pub config: Arc<ArcSwap<Config>>,
-    /// The addresses that are never dialled.
+    /// Deny list of addresses.
     pub denies: Denies,
-    /// The holders of the data path's descriptors.
+    /// Holders of the data path's descriptors.
     pub holders: Holders,
-    /// The issuers of peers' certificates.
+    /// Issuers of peers' certificates.
     pub issuers: Issuers,
     /// Explanations of the outcome of a tunnel.
     pub explains: Explains,
-    /// The listeners of the data path.
+    /// Listeners of the data path.
     pub listeners: Listeners,
 }
 
-/// The index, for people who open the admin port without knowing it.
+/// Index page of the admin port.
 const INDEX: &str = "\
 strait admin
 
@@ -94,16 +94,16 @@ POST /logging           the log level; ?level=LEVEL[,TARGET=LEVEL...] changes it
 POST /quitquitquit      starts the drain; a second one stops now
 ";
 
-/// The readiness port: `/healthz/ready`.
+/// Creates the router of the readiness port: `/healthz/ready`.
 pub fn readiness_router(status: Arc<Status>, lifecycle: Lifecycle) -> Router {
     Router::new().route("/healthz/ready", ready(status, lifecycle))
 }
 
-/// For how long scrapers of the metrics port are sent the same page: the port is open to the
-/// network, and a page of a large mesh takes tens of milliseconds to encode.
+/// Lifetime of a page on the metrics port. The port is open to the network, and encoding the page
+/// of a large mesh takes tens of milliseconds.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The metrics port: `/metrics` and `/stats/prometheus`.
+/// Creates the router of the metrics port: `/metrics` and `/stats/prometheus`.
 pub fn metrics_router(metrics: Arc<Metrics>) -> Router {
     let scrapes = Scrapes::new(metrics, FRESH);
     Router::new()
@@ -111,10 +111,10 @@ pub fn metrics_router(metrics: Arc<Metrics>) -> Router {
         .route("/stats/prometheus", stats(&scrapes))
 }
 
-/// The admin port, which must be bound to loopback. Requests that only a browser which somebody
-/// has misled would send are refused.
+/// Creates the router of the admin port, which must be bound to loopback. It refuses requests
+/// that could come from a foreign web page in a browser.
 pub fn admin_router(state: AdminState) -> Router {
-    // The operator sees the metrics of this moment.
+    // Operators see current metrics.
     let scrapes = Scrapes::new(Arc::clone(&state.metrics), Duration::ZERO);
     Router::new()
         .route("/", get(INDEX))
@@ -134,7 +134,7 @@ pub fn admin_router(state: AdminState) -> Router {
         .with_state(state)
 }
 
-/// 200 `ready`, or 500 with the names of what is pending. A drain is one of them, so that load
+/// Answers 200 `ready`, or 500 with the pending conditions. A drain is one of them, so that load
 /// balancers stop sending while connections are still accepted.
 fn ready<S: Clone + Send + Sync + 'static>(
     status: Arc<Status>,
@@ -156,7 +156,7 @@ fn ready<S: Clone + Send + Sync + 'static>(
     })
 }
 
-/// What readiness waits for. A drain is one of them.
+/// Returns the conditions that readiness waits for, including a drain.
 fn pending(status: &Status, lifecycle: &Lifecycle) -> Vec<String> {
     let mut pending = status.list_pending();
     if lifecycle.phase() >= Phase::Lag {

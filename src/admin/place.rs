@@ -1,4 +1,4 @@
-//! The locality of the gateway and its source, for the status page.
+//! Locality of the gateway and its origin, for the status page.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub(super) struct Place {
     pub(super) region: Arc<str>,
     pub(super) zone: Arc<str>,
     pub(super) subzone: Arc<str>,
-    /// The key, variable, label or record that names it; empty where it is unknown.
+    /// Key, variable, label or record that contains it; empty if unknown.
     pub(super) origin: Arc<str>,
 }
 

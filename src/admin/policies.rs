@@ -1,11 +1,11 @@
-//! Authorization policies in the shape of ztunnel's dump.
+//! Authorization policies in the format of ztunnel's dump.
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::snapshot::authorization::{self, Action, Condition, Match, Scope, StringMatch};
 
-/// A policy.
+/// Policy.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Policy<'a> {
@@ -13,11 +13,11 @@ pub(super) struct Policy<'a> {
     namespace: &'a str,
     scope: &'static str,
     action: &'static str,
-    /// A policy matches if one of its rules does, a rule if all of its clauses do, a clause if one
-    /// of its matches does.
+    /// A policy matches if one of its rules matches, a rule if all of its clauses match, a clause
+    /// if one of its matches does.
     rules: Vec<Vec<Vec<Value>>>,
     dry_run: bool,
-    /// Not istioctl's: it stands in for one that could not be read.
+    /// True if it replaces a policy that could not be read. istioctl does not know this key.
     unreadable: bool,
 }
 
@@ -44,7 +44,7 @@ impl<'a> Policy<'a> {
     }
 }
 
-/// One match; lists that are empty are left out.
+/// Converts a match. Empty lists are omitted.
 fn one(of: &Match) -> Value {
     let mut fields = serde_json::Map::new();
     let mut put = |name: &str, not: &str, (any, none): (Vec<Value>, Vec<Value>)| {

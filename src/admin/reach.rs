@@ -1,10 +1,10 @@
-//! The peers that may reach a service, in words.
+//! Descriptions of the peers that may reach a service.
 
 use super::listeners::Strangers;
 use crate::snapshot::mesh::Service;
 use crate::snapshot::{Exposure, Snapshot};
 
-/// Returns who may reach a service, and by which rule: of `exposure`, or of a TLS listener.
+/// Describes the peers that may reach a service, by the rules of `exposure` and of TLS listeners.
 pub(super) fn exposed_to(
     snapshot: &Snapshot,
     strangers: &Strangers<'_>,
@@ -28,10 +28,10 @@ pub(super) fn exposed_to(
     }
 }
 
-/// Returns who may reach a service by `exposure`, exports and objects.
+/// Describes the peers that may reach a service by `exposure`, exports and objects.
 ///
 /// # Errors
-/// Nobody, and why.
+/// No peer may reach it, with the reason.
 fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, String> {
     let host = &*service.hostname;
     if snapshot.scope.local.contains(host) {

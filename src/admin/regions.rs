@@ -1,5 +1,5 @@
-//! `/drain/region`: an operator takes a region out of the running gateway, and puts it back. POST
-//! does it, GET says what the same POST would do.
+//! `/drain/region`: evacuation of a region by an operator, and its reversal. POST executes it;
+//! GET returns a preview of the same POST.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::snapshot::traffic::Override;
 use crate::snapshot::{EndpointSet, Locality, Service, Shards, Snapshot};
 use crate::wire::RegionPattern;
 
-/// Regions that can be evacuated at once. Each workload is compared with all of them.
+/// Maximum number of evacuated regions. Each workload is compared with all of them.
 const EVACUATED_MAX: usize = 64;
 
-/// Services, or regions, that are named in an answer.
+/// Maximum number of services or regions in an answer.
 const NAMED_MAX: usize = 50;
 
-/// `?region=REGION`, with `?undo` and `?force`, which need no value. An unknown parameter is an
-/// error, as a mistyped one would change what the order does.
+/// Query parameters: `?region=REGION`, with `?undo` and `?force`, which need no value. Unknown
+/// parameters are errors, because a typo would change the effect.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Parameters {
@@ -32,25 +32,25 @@ pub(super) struct Parameters {
     force: Option<String>,
 }
 
-/// An order about a region.
+/// Request of an operator about a region.
 struct Order {
     region: RegionPattern,
     kind: Kind,
-    /// Execution of the order, rather than a preview.
+    /// True for the execution, false for a preview.
     is_real: bool,
 }
 
 #[derive(Clone, Copy)]
 enum Kind {
-    /// Evacuate, unless a service loses its last endpoints.
+    /// Evacuate, unless a service would lose its last endpoints.
     Evacuate,
     /// Evacuate in any case.
     Force,
-    /// Take an evacuation back.
+    /// Undo an evacuation.
     Undo,
 }
 
-/// Evacuates a region or takes that back, and says what came of it.
+/// Evacuates a region or undoes that, and reports the result.
 pub(super) async fn drain(
     state: State<AdminState>,
     parameters: Query<Parameters>,
@@ -58,7 +58,7 @@ pub(super) async fn drain(
     answer(state, parameters, true).await
 }
 
-/// Says what [`drain`] would do.
+/// Reports the result that [`drain`] would have.
 pub(super) async fn preview(
     state: State<AdminState>,
     parameters: Query<Parameters>,
@@ -90,14 +90,14 @@ async fn answer(
         kind,
         is_real,
     };
-    // All services are looked at anew: a large mesh takes its time.
+    // On a blocking thread: evaluating all services of a large mesh takes long.
     tokio::task::spawn_blocking(move || order.run(&state))
         .await
         .unwrap_or_else(|_| (StatusCode::INTERNAL_SERVER_ERROR, String::new()))
 }
 
 impl Order {
-    /// Builds the next snapshot, judges it, and publishes it if that is what is asked for.
+    /// Builds the next snapshot and evaluates it. Publishes it if this is no preview.
     fn run(&self, state: &AdminState) -> (StatusCode, String) {
         let region = self.region.clone();
         let change = Change {
@@ -207,7 +207,7 @@ fn count(snapshot: &Snapshot, region: &RegionPattern) -> usize {
     workloads.filter(|one| is_there(&one.locality)).count()
 }
 
-/// The places that the mesh names, as deep as the one that was asked for.
+/// Returns a hint with the localities of the mesh, at the depth of the requested one.
 fn known(snapshot: &Snapshot, asked: &RegionPattern) -> String {
     let workloads = snapshot.mesh.workloads.values();
     let place = |one: &Locality| {
@@ -224,7 +224,7 @@ fn known(snapshot: &Snapshot, asked: &RegionPattern) -> String {
     }
 }
 
-/// The names as a list for people, the first [`NAMED_MAX`] of them.
+/// Joins the names, at most [`NAMED_MAX`] of them.
 fn named(names: &BTreeSet<String>) -> String {
     let first: Vec<_> = names
         .iter()
@@ -237,8 +237,8 @@ fn named(names: &BTreeSet<String>) -> String {
     }
 }
 
-/// The services, `namespace/hostname`, and the aliases that have no endpoint left on some port
-/// that had one before, or no waypoint that could take their tunnels.
+/// Returns the services (`namespace/hostname`) and aliases that lose their last endpoint on a
+/// port, or the last waypoint for their tunnels.
 fn lost(before: &Snapshot, next: &Snapshot) -> BTreeSet<String> {
     let key = |service: &Service| key_of(&service.definition);
     let services = lost_of(&before.services, &next.services, key);
@@ -283,7 +283,7 @@ mod tests {
     use crate::snapshot::Protocol;
     use crate::snapshot::mesh;
 
-    /// The workload of the usual mesh in each of the regions, and another service without any.
+    /// Adds a copy of the usual mesh's workload in each of the regions.
     fn located(fixture: &Fixture, regions: &[&str]) {
         let mut mesh = mesh();
         let first = Arc::clone(mesh.workloads.sorted()[0]);
@@ -430,7 +430,7 @@ mod tests {
         assert!(fixture.state.reader.load().balancing.evacuated.is_empty());
         let (status, _) = asked(&fixture, "POST", &forced).await;
         assert_eq!(status, StatusCode::OK);
-        // It takes no endpoint from anybody any more.
+        // It removes no further endpoint.
         let (status, _) = asked(&fixture, "POST", uri).await;
         assert_eq!(status, StatusCode::OK);
         let (status, text) = asked(&fixture, "GET", &format!("{uri}&undo")).await;
@@ -467,7 +467,7 @@ mod tests {
             let fits = index < EVACUATED_MAX;
             assert_eq!(status == StatusCode::OK, fits, "{index}: {text}");
         }
-        // One that is evacuated already is no further one.
+        // A region that is already evacuated does not count again.
         let (status, _) = asked(&fixture, "POST", "/drain/region?region=r0").await;
         assert_eq!(status, StatusCode::OK);
         assert_eq!(

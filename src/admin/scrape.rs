@@ -1,9 +1,9 @@
-//! Answers to scrapes: pages of metrics, each encoded once for all who ask within a while.
+//! Answers to scrapes: pages of metrics, each encoded once for all scrapers within its lifetime.
 //!
-//! Clients share the bytes of a page, so one that does not read holds no memory of its own but its
-//! socket's. A page is encoded where that may take its time, one at a time for each format. While
-//! slow clients hold several old pages, no new one is made and the last is sent again: a limit of
-//! scrapers instead would let as many mute clients keep Prometheus out.
+//! Clients share the bytes of a page, so a client that does not read uses only the memory of its
+//! socket. Pages are encoded on a blocking thread, one at a time for each format. While slow
+//! clients hold several old pages, the last page is sent again instead of a new one. A limit of
+//! scrapers would let the same number of silent clients lock out Prometheus.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,20 +16,20 @@ use tokio::time::Instant;
 
 use crate::telemetry::Metrics;
 
-/// Pages of one format that exist at once: the last one, and old ones that are still being sent.
+/// Maximum number of pages of one format: the last one, and old ones that are still being sent.
 const PAGES_MAX: usize = 3;
 
-/// The metrics in both formats, for one port.
+/// Metrics in both formats, for one port.
 #[derive(Debug)]
 pub(super) struct Scrapes {
     metrics: Arc<Metrics>,
-    /// For how long a page is sent again.
+    /// Time for which a page is sent again.
     fresh: Duration,
     plain: Format,
     openmetrics: Format,
 }
 
-/// A format of the metrics.
+/// Format of the metrics.
 #[derive(Debug)]
 struct Format {
     content_type: &'static str,
@@ -38,14 +38,14 @@ struct Format {
     places: Arc<Semaphore>,
 }
 
-/// Metrics as they were encoded.
+/// Encoded metrics.
 #[derive(Clone, Debug)]
 struct Page {
     bytes: Bytes,
     at: Instant,
 }
 
-/// The text of a page, which has its place until the last client has it.
+/// Text of a page with its permit, which is released when the last client has received it.
 struct Placed {
     text: String,
     _place: OwnedSemaphorePermit,
@@ -58,7 +58,7 @@ impl AsRef<[u8]> for Placed {
 }
 
 impl Scrapes {
-    /// Pages that are sent again for as long as they are `fresh`.
+    /// Creates the answers; pages are sent again for the time `fresh`.
     pub(super) fn new(metrics: Arc<Metrics>, fresh: Duration) -> Arc<Self> {
         let format = |content_type, encode| Format {
             content_type,
@@ -80,7 +80,8 @@ impl Scrapes {
         })
     }
 
-    /// The metrics in the format that the scraper asks for; plain text unless it names OpenMetrics.
+    /// Answers with the metrics in the requested format: plain text unless `accept` contains
+    /// OpenMetrics.
     pub(super) async fn answer(&self, headers: &HeaderMap) -> Response {
         let names_openmetrics = headers.get_all(header::ACCEPT).iter().any(|value| {
             value
@@ -99,10 +100,11 @@ impl Scrapes {
 }
 
 impl Format {
-    /// The last page if it is fresh enough or there is no place for another, else a new one; none
-    /// if the encoding failed.
+    /// Returns the last page if it is fresh or no permit is left, otherwise a new one; none if
+    /// the encoding failed.
     async fn page(&self, metrics: &Arc<Metrics>, fresh: Duration) -> Option<Bytes> {
-        // A scrape that waits here for an encoding gets its page, if pages stay fresh.
+        // A scrape that waits here for an encoding receives its page, unless pages expire
+        // immediately.
         let last = Arc::clone(&self.last).lock_owned().await;
         let is_fresh = |page: &&Page| page.at.elapsed() < fresh;
         if let Some(page) = last.as_ref().filter(is_fresh) {
@@ -114,8 +116,8 @@ impl Format {
         }
     }
 
-    /// Encodes a new page. It keeps the lock if the client goes away: the next one must not start
-    /// a second encoding.
+    /// Encodes a new page. The task keeps the lock if the client disconnects, so that the next
+    /// scrape does not start a second encoding.
     async fn encoded(
         &self,
         metrics: Arc<Metrics>,
@@ -146,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns whether the page counts so many accepted connections.
+    /// Returns true if the page counts this number of accepted connections.
     fn counts(page: &[u8], connections: usize) -> bool {
         let line = format!("strait_connections_total {connections}\n");
         String::from_utf8_lossy(page).contains(&line)

@@ -1,9 +1,9 @@
-//! One small HTTP server for the three ports, hard to break.
+//! HTTP/1.1 server for the three ports, hardened against slow clients.
 //!
-//! Two of the ports are open to the network and serve probes: a client that holds connections open
-//! or sends its request byte by byte must not make readiness fail. So each connection has one
-//! request, deadlines and a place among few; when all places are taken the oldest connection loses
-//! its own. `axum::serve` has neither deadlines nor a limit.
+//! Two of the ports are open to the network and serve probes. A client that holds connections
+//! open or sends its request byte by byte must not make readiness fail. Each connection therefore
+//! has one request, deadlines and one of few slots. At the limit, the oldest connection is
+//! closed. `axum::serve` has neither deadlines nor a limit.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,19 +29,21 @@ use crate::lifecycle::{Phase, reached};
 /// Limits of one port.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at once.
+    /// Maximum number of concurrent connections.
     connections: usize,
-    /// Time for the head of the request.
+    /// Deadline for the head of the request.
     head: Duration,
-    /// Time in which nothing is taken of the answer, nor of the request.
+    /// Maximum time without a byte written to the client. Reading the request does not restart
+    /// it.
     pause: Duration,
-    /// Time for the whole connection: a dump of a large mesh is long, and read at some pace.
+    /// Deadline for the whole connection. A dump of a large mesh is long, and clients read it
+    /// slowly.
     connection: Duration,
 }
 
 impl Limits {
-    /// The admin port, where a dump of a large mesh is read at some pace. A port has a handful of
-    /// clients: kubelet, one or two scrapers, an operator.
+    /// Limits of the admin port, where clients read a dump of a large mesh slowly. A port has a
+    /// handful of clients: kubelet, one or two scrapers, an operator.
     pub const PAGES: Self = Self {
         connections: 64,
         head: Duration::from_secs(5),
@@ -49,7 +51,8 @@ impl Limits {
         connection: Duration::from_secs(600),
     };
 
-    /// The ports that are open to the network. Prometheus gives up after 10 s by default.
+    /// Limits of the ports that are open to the network. Prometheus gives up after 10 s by
+    /// default.
     pub const PROBES: Self = Self {
         pause: Duration::from_secs(5),
         connection: Duration::from_secs(30),
@@ -57,20 +60,21 @@ impl Limits {
     };
 }
 
-/// Bytes of an answer that the kernel keeps for a client that does not read them, before it doubles
-/// them for its own needs. By itself it would take megabytes, which count as ours in a container.
+/// Size in bytes of the socket send buffer, which the kernel doubles for its own use. By default
+/// it would grow to megabytes for a slow client, and a container's memory limit includes them.
 const SEND_BUFFER: usize = 128 * 1024;
 
-/// The longest request head, and the longest body that a handler may read.
+/// Maximum size in bytes of a request head, and of a body that a handler may read.
 const MAX_REQUEST: usize = 64 * 1024;
 
-/// The pause after a failed accept: out of descriptors, an immediate retry would only spin.
+/// Pause after a failed accept: without descriptors, an immediate retry would fail in a busy
+/// loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Time for answers that are on their way when the process closes.
+/// Time for answers in flight when the process closes.
 const CLOSE_GRACE: Duration = Duration::from_millis(500);
 
-/// Serves the router until the process is [`Phase::Closing`]: a drain can be watched to its end.
+/// Serves the router until [`Phase::Closing`], so that a drain can be observed to its end.
 pub async fn serve(
     limits: Limits,
     listener: TcpListener,
@@ -101,9 +105,9 @@ pub async fn serve(
     let _ = timeout(CLOSE_GRACE, connections.ended()).await;
 }
 
-/// One request and its answer. How it failed concerns only the client.
+/// Serves one request. Errors are ignored, because they affect only the client.
 async fn connection(limits: Limits, stream: TcpStream, router: Router) {
-    // It is served with another buffer as well.
+    // On failure the connection uses the default size.
     let _ = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER);
     let began = Instant::now();
     let taken = Arc::new(Mutex::new(began));
@@ -127,7 +131,7 @@ async fn connection(limits: Limits, stream: TcpStream, router: Router) {
     }
 }
 
-/// A stream that notes when its peer last took some bytes.
+/// Stream that records the time of the last successful write.
 struct Watched {
     stream: TcpStream,
     taken: Arc<Mutex<Instant>>,
@@ -162,7 +166,7 @@ impl AsyncWrite for Watched {
         written
     }
 
-    // Without it, hyper copies the whole body of an answer into a buffer of its own.
+    // Without vectored writes, hyper copies the whole body of an answer into its own buffer.
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -186,7 +190,7 @@ impl AsyncWrite for Watched {
     }
 }
 
-/// The open connections, the oldest first; all are closed when this is dropped.
+/// Open connections, oldest first. Dropping it closes all.
 #[derive(Debug, Default)]
 struct Connections {
     tasks: JoinSet<()>,
@@ -198,10 +202,10 @@ impl Connections {
         self.order.push_back(self.tasks.spawn(connection));
     }
 
-    /// Closes the oldest connections until there is room for one more of `limit`.
+    /// Closes the oldest connections until `limit` permits one more.
     ///
-    /// To let new ones wait instead would let 64 slow clients hold off every probe for as long as
-    /// a deadline.
+    /// If new connections waited instead, 64 slow clients could block every probe for the length
+    /// of a deadline.
     fn make_room(&mut self, limit: usize) {
         while self.tasks.try_join_next().is_some() {}
         self.order.retain(|handle| !handle.is_finished());
@@ -227,7 +231,7 @@ mod tests {
     use super::*;
 
     const DEADLINE: Duration = Duration::from_secs(10);
-    /// Bytes that no socket's buffers hold.
+    /// Size in bytes that exceeds all socket buffers.
     const LARGE: usize = 64 << 20;
 
     async fn server(limits: Limits) -> (SocketAddr, watch::Sender<Phase>, JoinSet<()>) {
@@ -243,7 +247,7 @@ mod tests {
         (address, phase, tasks)
     }
 
-    /// Sends `request` and returns what comes until the server closes, lost connections included.
+    /// Sends `request` and returns all received bytes, even if the connection is lost.
     async fn ask(address: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(address).await.expect("a connection");
         stream.write_all(request.as_bytes()).await.expect("sent");
@@ -295,8 +299,8 @@ mod tests {
         );
     }
 
-    /// Reads a large answer in pieces with pauses after the first and after each other one. Says
-    /// how much came.
+    /// Reads a large answer in pieces, with one pause after the first piece and another after
+    /// each further one. Returns the number of bytes received.
     async fn sip(address: SocketAddr, first: Duration, each: Duration) -> usize {
         let mut stream = TcpStream::connect(address).await.expect("a connection");
         let request = b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n";

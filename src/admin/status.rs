@@ -1,4 +1,4 @@
-//! GET `/status`: where the gateway stands, for people; what it shows is JSON too.
+//! GET `/status`: state of the gateway as text or JSON.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -19,15 +19,15 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::mesh::Service;
 use crate::status::{self, Certificate, ResourceType, What};
 
-/// Services, or endpoints of one service, that are shown unless all are asked for.
+/// Maximum number of services, or of endpoints of one service, without `?all`.
 const SHOWN: usize = 50;
-/// Collisions that are shown: tenants can make any number of them.
+/// Maximum number of collisions: tenants can cause any number of them.
 const COLLISIONS_SHOWN: usize = 10;
 
-/// Conflicts of objects that are shown.
+/// Maximum number of conflicts of objects.
 const CONFLICTS_SHOWN: usize = 20;
 
-/// `?service=NAME`, `?all`, `?format=json` and, for a terminal, `?color`.
+/// Query parameters: `?service=NAME`, `?all`, `?format=json` and, for a terminal, `?color`.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Parameters {
     service: Option<String>,
@@ -36,12 +36,12 @@ pub(super) struct Parameters {
     color: Option<String>,
 }
 
-/// The page, as text or JSON; 404 for a service that the mesh does not have.
+/// Answers with the page as text or JSON; 404 for a service that the mesh does not have.
 pub(super) async fn status(
     State(state): State<AdminState>,
     Query(parameters): Query<Parameters>,
 ) -> Response {
-    // A large mesh takes its time.
+    // On a blocking thread, because a large mesh takes long.
     let made = tokio::task::spawn_blocking(move || answer(&state, &parameters));
     made.await
         .unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
@@ -76,7 +76,7 @@ fn answer(state: &AdminState, parameters: &Parameters) -> Response {
     }
 }
 
-/// Everything that the page shows.
+/// Content of the page.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Page {
@@ -94,16 +94,16 @@ pub(super) struct Page {
     pub(super) mesh: Counts,
     pub(super) listeners: Vec<ListenerRow>,
     pub(super) source: Source,
-    /// The regions that an operator has evacuated.
+    /// Regions that an operator has evacuated.
     pub(super) evacuated: Vec<String>,
     pub(super) certificates: Vec<CertificateRow>,
     pub(super) crls: Vec<CrlRow>,
-    /// The issuers of peers' certificates.
+    /// Issuers of peers' certificates.
     pub(super) issuers: Vec<IssuerRow>,
     pub(super) reloads: Vec<ReloadRow>,
-    /// The hostnames that discovery tells instead of addresses.
+    /// Hostnames that discovery sent instead of addresses.
     pub(super) hosts: status::Hosts,
-    /// The descriptors of the data path and their holders.
+    /// Descriptors of the data path and their holders.
     pub(super) descriptors: Descriptors,
     pub(super) services: Services,
 }
@@ -121,24 +121,24 @@ pub(super) struct Counts {
 #[serde(rename_all = "camelCase")]
 pub(super) struct Source {
     pub(super) kind: &'static str,
-    /// The file or the address.
+    /// File or address.
     pub(super) place: String,
-    /// The stream, where it is a control plane.
+    /// State of the stream, if the source is a control plane.
     pub(super) stream: Option<status::Discovery>,
 }
 
-/// One of our own certificates, or the roots of a trust domain.
+/// Own certificate, or the roots of a trust domain.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CertificateRow {
     pub(super) identity: String,
     pub(super) state: String,
     pub(super) serial: String,
-    /// In RFC 3339.
+    /// RFC 3339.
     pub(super) expires: String,
 }
 
-/// A certificate revocation list.
+/// Certificate revocation list.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CrlRow {
@@ -150,19 +150,19 @@ pub(super) struct CrlRow {
     pub(super) stale: bool,
 }
 
-/// The last reading of a file.
+/// Last reload of a source.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ReloadRow {
     pub(super) what: &'static str,
     #[serde(serialize_with = "status::rfc3339")]
     pub(super) at: SystemTime,
-    /// Use of the file's content, except for the parts that `error` names.
+    /// True if the content is in use, except for the parts that `error` names.
     pub(super) in_use: bool,
     pub(super) error: Option<String>,
 }
 
-/// Those services that were asked for, or the first of them.
+/// Requested services, up to the limit.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Services {
@@ -170,39 +170,39 @@ pub(super) struct Services {
     pub(super) list: Vec<ServiceRow>,
 }
 
-/// A service.
+/// Service.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ServiceRow {
     pub(super) service: String,
     pub(super) ports: Vec<u16>,
-    /// Workloads that are used for at least one port, and all of them.
+    /// Workloads that are used for at least one port, out of `total`.
     pub(super) used: usize,
     pub(super) total: usize,
     pub(super) tunnels: u32,
     pub(super) exposed_to: Vec<String>,
-    /// Only where one service was asked for.
+    /// Only if one service was requested.
     pub(super) endpoints: Vec<EndpointRow>,
-    /// How many of these there are beyond the limit.
+    /// Number of further endpoints beyond the limit.
     pub(super) more: usize,
 }
 
-/// A workload of a service, for one port.
+/// Workload of a service, for one port.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EndpointRow {
     pub(super) port: u16,
     pub(super) uid: String,
-    /// What is dialled.
+    /// Address that is dialled.
     pub(super) address: Option<String>,
     pub(super) weight: u32,
     pub(super) tunnels: u32,
-    /// Why it is not used, if it is not.
+    /// Reason why it is not used.
     pub(super) unused: Option<String>,
 }
 
 impl Page {
-    /// Whether the source has told nothing yet.
+    /// Returns true if the source has sent nothing yet.
     pub(super) fn has_no_mesh(&self) -> bool {
         let waits = self
             .pending
@@ -251,7 +251,7 @@ impl Page {
             services,
         };
         for (what, reload) in state.status.reloads() {
-            // Of a control plane the stream knows more.
+            // The status of the stream has more details about a control plane.
             if what != What::Mesh || page.source.stream.is_none() {
                 page.reloads.push(ReloadRow {
                     what: what.label(),
@@ -274,19 +274,19 @@ impl Page {
     }
 }
 
-/// The regions that an operator has evacuated, as people write them.
+/// Returns the regions that an operator has evacuated, in their configuration syntax.
 pub(super) fn evacuated(snapshot: &Snapshot) -> impl Iterator<Item = String> {
     let regions = snapshot.balancing.evacuated.iter();
     regions.map(ToString::to_string)
 }
 
-/// How many resources of a type are rejected.
+/// Formats the number of rejected resources of a type.
 pub(super) fn how_many(kind: &ResourceType) -> String {
     let at_least = if kind.at_least { "at least " } else { "" };
     format!("{at_least}{}", kind.rejected)
 }
 
-/// What is wrong, though the gateway may be ready.
+/// Returns the problems, which exist even if the gateway is ready.
 fn problems(page: &Page) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(stream) = &page.source.stream {
@@ -330,7 +330,7 @@ fn problems(page: &Page) -> Vec<String> {
     problems
 }
 
-/// Hostnames that have no address or keep an old one.
+/// Returns the problems of hostnames that have no address or an outdated one.
 fn names(hosts: &status::Hosts) -> Vec<String> {
     let mut problems = Vec::new();
     let mut failing = hosts.list.iter().filter(|host| host.error.is_some());
@@ -351,13 +351,13 @@ fn names(hosts: &status::Hosts) -> Vec<String> {
     problems
 }
 
-/// Trusted roots below which peers are refused for want of a revocation list.
+/// Returns the trusted roots whose peers are refused because `trust.crl` has no list of the root.
 fn unlisted(status: &status::Status) -> impl Iterator<Item = String> {
     let roots = status.unlisted_roots().into_iter();
     roots.map(|root| format!("`trust.crl` has no list of {root}: peers below {root} are refused"))
 }
 
-/// Claims of objects that other claims keep from having effect.
+/// Limits the claims of objects that have no effect because of other claims.
 fn conflicts(mut all: Vec<String>) -> Vec<String> {
     let more = all.len().saturating_sub(CONFLICTS_SHOWN);
     all.truncate(CONFLICTS_SHOWN);
@@ -367,7 +367,7 @@ fn conflicts(mut all: Vec<String>) -> Vec<String> {
     all
 }
 
-/// Services to which no tunnel comes, for want of the waypoint that all of them go by.
+/// Reports services whose tunnels are all rejected, because their waypoint is missing.
 fn dead_ends(snapshot: &Snapshot) -> Option<String> {
     let services = snapshot.mesh.services.sorted().into_iter();
     let mut lost = services.filter(|service| snapshot.lacks_waypoint(service));
@@ -383,8 +383,8 @@ fn dead_ends(snapshot: &Snapshot) -> Option<String> {
     ))
 }
 
-/// Hostnames and VIPs that several services claim, and which of them answers, but for those of
-/// which the configuration names the namespace.
+/// Returns the hostnames and VIPs that several services claim, with the one that is used. Claims
+/// that the configuration decides by a namespace are omitted.
 fn collisions(snapshot: &Snapshot) -> Vec<String> {
     let open = snapshot.collisions().filter(|one| !one.is_intended());
     let mut collisions: Vec<_> = open.map(|one| one.to_string()).collect();
@@ -415,7 +415,7 @@ impl Source {
 
 impl CertificateRow {
     fn of(certificate: Certificate) -> Self {
-        // Where there are roots alone, the first of them that ends.
+        // For roots only, the first that expires.
         let root = certificate.roots.into_iter();
         let root = root.min_by(|one, other| one.expires.cmp(&other.expires));
         let leaf = certificate.chain.into_iter().next().or(root);
@@ -430,7 +430,7 @@ impl CertificateRow {
 }
 
 impl CrlRow {
-    /// Returns a row of the table of certificates.
+    /// Returns the row in the table of certificates.
     pub(super) fn columns(&self) -> [String; 4] {
         let state = if self.stale { "Stale" } else { "Available" };
         [
@@ -477,7 +477,7 @@ impl Services {
     }
 }
 
-/// The services that have a name besides their own.
+/// Returns the hostnames of the services with this name, hostname or alias.
 fn hosts_called(snapshot: &Snapshot, name: &str) -> Vec<Arc<str>> {
     let exposed = snapshot.exposure.hosts_called(name);
     let aliases = snapshot.names.called(name).iter();
@@ -491,7 +491,7 @@ fn hosts_called(snapshot: &Snapshot, name: &str) -> Vec<Arc<str>> {
         .collect()
 }
 
-/// What was asked for, if it was asked for as peers do.
+/// Removes the port from a name.
 fn without_port(name: &str) -> &str {
     match name.rsplit_once(':') {
         Some((host, port)) if port.parse::<u16>().is_ok() => host,
@@ -499,7 +499,7 @@ fn without_port(name: &str) -> &str {
     }
 }
 
-/// By its name or hostname, alone or behind its namespace.
+/// Compares with the name or hostname, with or without `NAMESPACE/`.
 fn is_called(service: &Service, name: &str) -> bool {
     let (namespace, name) = match name.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
@@ -510,7 +510,7 @@ fn is_called(service: &Service, name: &str) -> bool {
 }
 
 impl ServiceRow {
-    /// With the first endpoints, if so many are asked for.
+    /// Creates the row, with at most `endpoints` endpoints.
     fn of(
         service: &Service,
         view: &View<'_>,
@@ -524,7 +524,7 @@ impl ServiceRow {
         let mut seen = std::collections::HashSet::new();
         let found = members.iter().flat_map(|member| &member.ports);
         let found = found.filter_map(|port| port.endpoint);
-        // Ports that are dialled at one address share one state, which counts once.
+        // Ports that are dialled at one address share one state, which is counted once.
         let found = found.filter(|found| seen.insert((found.uid(), found.address)));
         let tunnels = found.map(|found| found.state.in_flight()).sum();
         let rows: usize = members.iter().map(|member| member.ports.len()).sum();

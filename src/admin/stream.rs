@@ -1,4 +1,5 @@
-//! An answer that is written while it is sent, so that a large mesh does not fill the memory.
+//! Response body that is written while it is sent, so that a large mesh does not exhaust the
+//! memory.
 
 use std::io::{self, Write};
 
@@ -6,12 +7,12 @@ use axum::body::{Body, Bytes};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Bytes that are sent at once, and how many such pieces may wait for the client.
+/// Size of a piece in bytes, and maximum number of pieces that wait for the client.
 const PIECE_BYTES: usize = 64 * 1024;
 const PIECES_MAX: usize = 4;
 
-/// The body that `write` writes, on a thread where that may take its time. A client that goes away
-/// ends it by an error of the writer.
+/// Returns the body that `write` produces on a blocking thread. If the client disconnects, the
+/// writer returns an error.
 pub(super) fn body(write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static) -> Body {
     let (sender, receiver) = mpsc::channel(PIECES_MAX);
     tokio::task::spawn_blocking(move || {
@@ -21,14 +22,15 @@ pub(super) fn body(write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 's
         };
         let written = write(&mut pieces).and_then(|()| pieces.flush());
         if let Err(error) = written {
-            // Half an answer must not look like a whole one. If the client is gone, nobody hears.
+            // A truncated answer must not look complete. If the client has disconnected, sending
+            // fails.
             let _ = pieces.sender.blocking_send(Err(error));
         }
     });
     Body::from_stream(ReceiverStream::new(receiver))
 }
 
-/// What has been written and not been sent yet.
+/// Writer that sends its bytes in pieces.
 pub(super) struct Pieces {
     sender: mpsc::Sender<io::Result<Bytes>>,
     piece: Vec<u8>,

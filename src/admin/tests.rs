@@ -1,4 +1,4 @@
-//! Tests of the three routers, request by request.
+//! Tests of the three routers, by single requests.
 
 use std::path::Path;
 
@@ -16,14 +16,14 @@ use crate::snapshot::{Exposure, ExposureTable, InFlight, Protocol, Publisher};
 use crate::status::{Certificate, CertificateInfo, What};
 use crate::telemetry::logging;
 
-/// Everything that the routers need; the log lives as long as its subscriber.
+/// State of the routers. The log exists as long as its subscriber.
 pub(super) struct Fixture {
     pub(super) state: AdminState,
     pub(super) publisher: Arc<Publisher>,
     pub(super) _log: Box<dyn Subscriber>,
 }
 
-/// Every file that must exist is the one file that does.
+/// Every configured file is one that exists.
 const CONFIG: &str = "
 gateway: {cluster: east, network: east}
 identity: {kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}
@@ -286,7 +286,7 @@ async fn conflicts_of_objects_are_problems_and_only_the_first_are_shown() {
     assert!(!text.contains("Problems"), "{text}");
 }
 
-/// A serial number as authorities draw them: 159 bits, in decimal.
+/// Serial number of typical length: 159 bits, in decimal.
 pub(super) const SERIAL: &str = "271676055104741785552467469040731750696653685944";
 
 pub(super) fn certificate() -> Certificate {

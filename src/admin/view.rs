@@ -1,5 +1,5 @@
-//! The mesh joined with what is made of it: each service with its workloads, and for each of
-//! them whether it is dialled, and if not why.
+//! Join of the mesh with the snapshot that is built from it: each service with its workloads, and
+//! for each workload whether it is dialled, or the reason why not.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,12 +11,12 @@ use tokio::time::Instant;
 use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
 use crate::snapshot::{self, Endpoint, Snapshot, unused};
 
-/// Why an address is never dialled, if it is not: asked of the data path's list.
+/// Lookup in the deny list of the data path. Returns the rule that denies an address.
 #[derive(Clone)]
 pub struct Denies(Arc<dyn Fn(SocketAddr) -> Option<&'static str> + Send + Sync>);
 
 impl Denies {
-    /// What this function says.
+    /// Wraps the lookup.
     pub fn new(say: impl Fn(SocketAddr) -> Option<&'static str> + Send + Sync + 'static) -> Self {
         Self(Arc::new(say))
     }
@@ -28,7 +28,7 @@ impl fmt::Debug for Denies {
     }
 }
 
-/// A snapshot, looked at.
+/// View of a snapshot.
 pub(super) struct View<'a> {
     pub(super) snapshot: &'a Snapshot,
     denies: &'a Denies,
@@ -37,21 +37,21 @@ pub(super) struct View<'a> {
     by_service: HashMap<&'a str, Vec<&'a Workload>>,
 }
 
-/// A workload that names a service.
+/// Workload that belongs to a service.
 pub(super) struct Member<'a> {
     pub(super) workload: &'a Workload,
-    /// Service port to target port, as the workload has it.
+    /// Service port to target port, as defined by the workload.
     pub(super) targets: &'a Ports,
     pub(super) ports: Vec<Port<'a>>,
 }
 
-/// What is made of a workload for one service port that it names.
+/// State of a workload for one service port.
 pub(super) struct Port<'a> {
     pub(super) port: u16,
-    /// What is dialled, if it is an endpoint.
+    /// Endpoint that is dialled, if there is one.
     pub(super) endpoint: Option<&'a Endpoint>,
     pub(super) ejected: bool,
-    /// Why it is not used, if it is not.
+    /// Reason why it is not used.
     pub(super) unused: Option<String>,
 }
 
@@ -80,7 +80,7 @@ impl<'a> View<'a> {
         workloads(&self.snapshot.mesh)
     }
 
-    /// The workloads of a service, in the order of the mesh.
+    /// Returns the workloads of a service, in the order of the mesh.
     pub(super) fn members(&self, service: &Service) -> Vec<Member<'a>> {
         let key = key_of(service);
         let built = self.snapshot.services.get(&service.hostname);
@@ -142,7 +142,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// `namespace/hostname`, by which workloads name a service.
+/// Returns `namespace/hostname`, the key of a service in workloads.
 pub(super) fn key_of(service: &Service) -> String {
     format!("{}/{}", service.namespace, service.hostname)
 }

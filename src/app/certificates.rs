@@ -1,4 +1,4 @@
-//! The certificate in force, from files or issued to us, and what is said of it.
+//! The certificate in use, from files or from an authority, and its status.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,11 +20,11 @@ use crate::tls::{self, Crls, Material, PeerTrust, Served, TlsError, TrustedDomai
 
 use super::CERTIFICATES;
 
-/// A host that slept has lost time that no timer noticed: the clock is looked at so often.
+/// Interval of clock checks. Timers do not advance while the host is suspended.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// Starts what gets certificates, if they are not in files, which never tell anything here. `back`
-/// is told when the control plane can be reached again.
+/// Starts the task that obtains certificates. With certificates in files the receiver never
+/// returns one. `back` is notified when the control plane is reachable again.
 fn source(source: &Source, config: &Config, back: Arc<Notify>) -> mpsc::Receiver<News> {
     let (news, told) = mpsc::channel(1);
     match &config.identity {
@@ -54,13 +54,13 @@ fn source(source: &Source, config: &Config, back: Arc<Notify>) -> mpsc::Receiver
     told
 }
 
-/// The certificates as two change them: a task of the control path, which hears what is issued
-/// and sees what ends, and the thread that reads files, which may hang with one of them.
+/// Certificates shared by their two writers. A task of the control path receives new certificates
+/// and checks expiry. The thread that reads files may block on one of them.
 #[derive(Clone)]
 pub(super) struct Shared(Arc<Mutex<Certificates>>);
 
 impl Shared {
-    /// Starts the task.
+    /// Starts the task of the control path.
     pub(super) fn new(
         certificates: Certificates,
         (source, config): (&Source, &Config),
@@ -77,8 +77,8 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Names what the certificate and the trust in force refuse together; a reload replaces both
-    /// under one lock. Returns when the first of them ends.
+    /// Logs the trusted roots without a revocation list, given the certificate and the trust in
+    /// use. A reload replaces both under one lock. Returns the next expiry.
     fn look_at_trust(&self) -> Option<SystemTime> {
         let mut certificates = self.lock();
         certificates.name_unlisted();
@@ -97,8 +97,8 @@ impl Shared {
     }
 }
 
-/// Judges the chains of open connections again whenever what they are judged by has changed. The
-/// connections hear of it by their chain, and the tunnels by the generation.
+/// Verifies the chains of open connections again after every change of certificates or trust.
+/// Connections detect a refusal through their chain, tunnels through the snapshot's generation.
 pub(super) async fn recheck(gateway: Arc<Gateway>, publisher: Arc<Publisher>) {
     loop {
         gateway.tls.changed().await;
@@ -119,7 +119,7 @@ pub(super) async fn recheck(gateway: Arc<Gateway>, publisher: Arc<Publisher>) {
     }
 }
 
-/// Waits until a time has passed by the clock, if there is one.
+/// Waits until the clock has passed a time. Never returns without one.
 async fn passes(end: Option<SystemTime>) {
     let Some(end) = end else {
         return std::future::pending().await;
@@ -129,32 +129,32 @@ async fn passes(end: Option<SystemTime>) {
     }
 }
 
-/// The certificate in force with the trust domains in force: together they make the
-/// configuration of new handshakes.
+/// Certificate in use and trust domains in use. Together they determine the configuration of new
+/// handshakes.
 pub(super) struct Certificates {
     gateway: Arc<Gateway>,
     status: Arc<Status>,
     material: Option<Arc<Material>>,
     trust: PeerTrust,
-    /// The time up to which stale revocation lists were named.
+    /// Time of the last report of stale revocation lists.
     looked: SystemTime,
-    /// Told when there is another certificate than before.
+    /// Notified when the certificate or the trust is replaced.
     replaced: Arc<Notify>,
-    /// Told when there is a certificate for the first time.
+    /// Notified when there is a certificate for the first time.
     first: Option<oneshot::Sender<()>>,
-    /// Who we are, as far as that is known.
+    /// Own identity, or `unknown`.
     identity: String,
-    /// Why the last try to get a new one failed, if it did.
+    /// Error of the last attempt to get a certificate, if it failed.
     failure: Option<String>,
     has_ended: bool,
-    /// The domains without roots that were named last.
+    /// Domains without roots in the last warning.
     rootless: Vec<String>,
-    /// The roots without revocation list that were named last.
+    /// Roots without a revocation list in the last warning.
     unlisted: BTreeSet<String>,
 }
 
 impl Certificates {
-    /// Nothing yet; `first` is told when there is a certificate.
+    /// Creates the state without a certificate; `first` announces the first one.
     pub(super) fn new(
         gateway: Arc<Gateway>,
         status: Arc<Status>,
@@ -186,7 +186,7 @@ impl Certificates {
         new
     }
 
-    /// Returns when the certificate in force or a revocation list ends, if that is to come.
+    /// Returns the next expiry of the certificate in use or of a revocation list.
     fn end(&self) -> Option<SystemTime> {
         let crls = self.trust.crls.as_ref();
         let stale = crls.and_then(|crls| crls.next_stale(self.looked));
@@ -206,7 +206,7 @@ impl Certificates {
         }
     }
 
-    /// Sees whether the certificate in force or a revocation list has ended.
+    /// Handles the expiry of the certificate in use or of a revocation list.
     fn look(&mut self) {
         if self.name_stale() {
             self.gateway.tls.recheck_soon();
@@ -230,7 +230,7 @@ impl Certificates {
         }
     }
 
-    /// Takes a certificate that was kept on disk, until the authority has answered.
+    /// Uses a certificate from the disk cache until the authority has answered.
     fn restored(&mut self, material: Arc<Material>) {
         match tls::serve(&material, &self.trust) {
             Ok(served) => {
@@ -255,7 +255,7 @@ impl Certificates {
         self.show();
     }
 
-    /// Puts a certificate in force, for handshakes from now on.
+    /// Uses a certificate for all handshakes from now on.
     pub(super) fn replace(&mut self, material: Arc<Material>, served: Served) {
         self.gateway.tls.replace(served);
         let identity = material.identity.uri.to_string();
@@ -272,12 +272,12 @@ impl Certificates {
         self.status.ready(CERTIFICATES);
         self.replaced.notify_one();
         if let Some(first) = self.first.take() {
-            // Whoever waits for it may have stopped.
+            // The receiver may have stopped.
             let _ = first.send(());
         }
     }
 
-    /// Returns what handshakes would be judged by with this trust; nothing without a certificate.
+    /// Returns the configuration of handshakes with this trust; none without a certificate.
     pub(super) fn served_with(&self, trust: &PeerTrust) -> Result<Option<Served>, TlsError> {
         let material = self.material.as_ref();
         material
@@ -285,7 +285,7 @@ impl Certificates {
             .transpose()
     }
 
-    /// Puts trust in force, with what [`Certificates::served_with`] made of it.
+    /// Uses new trust, with the configuration that [`Certificates::served_with`] created from it.
     pub(super) fn trust(&mut self, trust: PeerTrust, served: Option<Served>) {
         for before in self.trust.domains.iter().filter_map(TrustedDomain::status) {
             self.status.forget_certificate(&before.identity);
@@ -298,12 +298,12 @@ impl Certificates {
         }
         self.name_rootless();
         self.name_stale();
-        // The end that is waited for may be another one.
+        // The next expiry may have changed.
         self.replaced.notify_one();
     }
 
-    /// Names the revocation lists that have become stale since the last look, and counts all.
-    /// Returns whether there is a new one.
+    /// Logs the revocation lists that became stale since the last call, and counts all lists.
+    /// Returns true if there is a new stale list.
     fn name_stale(&mut self) -> bool {
         let now = SystemTime::now();
         let before = std::mem::replace(&mut self.looked, now);
@@ -329,7 +329,7 @@ impl Certificates {
         count > 0
     }
 
-    /// Says which domains are in the set in vain, when that has changed.
+    /// Logs the trusted domains without roots, if they have changed.
     fn name_rootless(&mut self) {
         let Some(material) = &self.material else {
             return;
@@ -347,8 +347,7 @@ impl Certificates {
         self.rootless = rootless;
     }
 
-    /// Names the trusted roots that `trust.crl` has no list of, though it has to, when that has
-    /// changed.
+    /// Logs the new trusted roots for which `trust.crl` requires a list but has none.
     fn name_unlisted(&mut self) {
         let unlisted = self.trust.unlisted_roots(self.material.as_deref());
         for root in unlisted.difference(&self.unlisted) {
@@ -363,14 +362,14 @@ impl Certificates {
         self.unlisted = unlisted;
     }
 
-    /// Shows the roots of those trust domains that have their own.
+    /// Shows the roots of the trust domains that have their own.
     fn show_domains(&self) {
         for shown in self.trust.domains.iter().filter_map(TrustedDomain::status) {
             self.status.set_certificate(shown);
         }
     }
 
-    /// Shows when what is in force ends.
+    /// Exports the expiry times of everything in use.
     fn show_ends(&self) {
         let own = self
             .material
@@ -386,7 +385,7 @@ impl Certificates {
         self.gateway.metrics.certificates_end(&self.identity, &ends);
     }
 
-    /// Tells people where things stand.
+    /// Updates the status of the own certificate.
     fn show(&self) {
         let mut shown = match &self.material {
             Some(material) => material.status(),

@@ -1,15 +1,15 @@
-//! The checks of files by commands that serve nobody, also on machines without the gateway's
-//! certificates, such as a laptop or a CI runner.
+//! Checks of files for commands that do not serve. They also work without the gateway's
+//! certificates, such as on a laptop or a CI runner.
 
 use crate::config::{Discovery, Examined, Identity, Severity, Source};
 
 use super::inputs::{Report, complete};
 
-/// Absent files that the warning names.
+/// Maximum number of absent files in the warning.
 const NAMED_MAX: usize = 8;
 
-/// Checks all files. Certificates, keys and tokens that do not exist are a warning where the
-/// machine has no credential of the gateway at all, and errors where it has one.
+/// Checks all files. Missing certificates, keys and tokens are a warning if the machine has no
+/// credential of the gateway, and errors otherwise.
 pub fn check(source: &Source) -> Report {
     let examined = source.examine_without_keys();
     match has_credential(&examined) {
@@ -18,12 +18,12 @@ pub fn check(source: &Source) -> Report {
     }
 }
 
-/// Checks all files as a start would: each has to exist.
+/// Checks all files like a start, which requires that all exist.
 pub fn check_as_run(source: &Source) -> Report {
     complete(source, source.examine())
 }
 
-/// Checks all files for whoever needs no certificates: that they do not exist is a warning.
+/// Checks all files for a command that needs no certificates; missing ones are a warning.
 pub fn check_without_keys(source: &Source) -> Report {
     tolerant(source, source.examine_without_keys())
 }
@@ -42,7 +42,7 @@ fn tolerant(source: &Source, mut examined: Examined) -> Report {
     report
 }
 
-/// Returns whether the machine has a credential of the gateway: its certificate, its key, or a
+/// Returns true if the machine has a credential of the gateway: its certificate, its key, or a
 /// token.
 fn has_credential(examined: &Examined) -> bool {
     let own = match &examined.identity {
@@ -60,7 +60,7 @@ fn has_credential(examined: &Examined) -> bool {
     credentials.any(|file| !examined.is_absent(file))
 }
 
-/// The one warning about all files that do not exist, at the place that names the first one.
+/// Returns one warning about all files that do not exist, at the place that names the first one.
 fn warning(examined: &Examined) -> Option<String> {
     let (_, place) = examined.absent.first()?;
     let mut named: Vec<_> = examined.absent.iter().map(|(file, _)| file).collect();

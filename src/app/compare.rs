@@ -1,7 +1,7 @@
-//! Comparison of the configuration with the mesh: warnings about what only both together show.
+//! Comparison of the configuration with the mesh: warnings that need both.
 //!
-//! None of it is an error. Tenants write services, and a name of one must not keep the operator's
-//! configuration from being used.
+//! None of them is an error. Tenants create services, and the name of one must not prevent the
+//! operator's configuration from being used.
 
 use crate::config::{Config, Discovery, HostPort, Listener, PolicyMode};
 use crate::datapath::dial::DenyList;
@@ -12,8 +12,8 @@ use crate::snapshot::{Policies, Scope, Service, Snapshot};
 use super::inputs::{exposure_table, name_table};
 use super::{names, routes, traffic};
 
-/// Returns the warnings, each a line. Under a control plane, whose mesh comes and goes, services
-/// that are not there are none.
+/// Returns the warnings, one line each. Missing services are reported only if the mesh is in a
+/// file: under a control plane they may appear later.
 pub(super) fn run(
     config: &Config,
     (mesh, scope): (&Mesh, &Scope),
@@ -59,7 +59,7 @@ pub(super) fn run(
     warnings
 }
 
-/// Returns the mesh with what the configuration says of its services.
+/// Builds the snapshot of the mesh under the configuration.
 fn snapshot_of(config: &Config, mesh: &Mesh, scope: &Scope) -> Snapshot {
     let network = config.gateway.network.as_str().into();
     let change = Change {
@@ -73,7 +73,7 @@ fn snapshot_of(config: &Config, mesh: &Mesh, scope: &Scope) -> Snapshot {
     builder::build(&Snapshot::default(), change)
 }
 
-/// Returns warnings about exposed services whose tunnels could not be dialled as things are.
+/// Returns warnings about exposed services whose tunnels could not be dialled at present.
 fn undialled(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let mut warnings = Vec::new();
     let network = config.gateway.network.as_str();
@@ -94,13 +94,13 @@ fn undialled(config: &Config, snapshot: &Snapshot) -> Vec<String> {
             .iter()
             .filter(|(of, _)| asked(of))
             .map(|(_, set)| set);
-        // One endpoint speaks for all: they are of one network, and dialled alike.
+        // One endpoint represents all: they are in one network and dialled in the same way.
         let endpoint = sets.flat_map(|set| &set.endpoints).next();
         let wrong = match (port, endpoint.map(|endpoint| deny.denies(endpoint.address))) {
             (Some(port), _) if !service.ports.contains_key(port) => {
                 format!("has no port {port}; write one that it has")
             }
-            // Only a running gateway knows the addresses of its names.
+            // The addresses of hostnames are known only at run time.
             (_, None) if is_by_name(&snapshot.mesh, service) => continue,
             (_, None) => format!("has no endpoint in network {network} that can be dialled"),
             (_, Some(Some(rule))) => {
@@ -114,7 +114,7 @@ fn undialled(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     warnings
 }
 
-/// Returns whether a workload of the service is known by a hostname.
+/// Returns true if a workload of the service has a hostname instead of addresses.
 fn is_by_name(mesh: &Mesh, service: &Service) -> bool {
     let key = format!("{}/{}", service.namespace, service.hostname);
     let mut workloads = mesh.workloads.values();

@@ -1,5 +1,4 @@
-//! What would become of a tunnel: asked of the running gateway, or of the files that one would be
-//! started with.
+//! Explanations of the outcome of a tunnel, from the running gateway or from files.
 
 use std::sync::Arc;
 
@@ -17,10 +16,10 @@ use crate::snapshot::{Snapshot, builder};
 use super::Inputs;
 use super::inputs;
 
-/// Answers by what a gateway that starts with these files would be, at rest.
+/// Answers for a gateway that starts with these files and has no load.
 ///
 /// # Errors
-/// What is wrong with the question, or that the mesh is not in files.
+/// The question is invalid, or the mesh is not in files.
 pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
     let config = &inputs.config;
     if let Discovery::Istio { plane, .. } | Discovery::Envoy { plane, .. } = &config.discovery {
@@ -44,7 +43,7 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
     explain::run(&world, question)
 }
 
-/// Answers by the snapshot, the loads and the ejections of now.
+/// Answers from the current snapshot, loads and ejections.
 pub(super) fn running(gateway: &Arc<Gateway>, config: &Arc<ArcSwap<Config>>) -> Explains {
     let (gateway, config) = (Arc::clone(gateway), Arc::clone(config));
     Explains::new(move |parameters| {
@@ -71,7 +70,7 @@ fn listeners(config: &Config) -> Vec<(String, Rules)> {
     named.collect()
 }
 
-/// The places of the entries that an answer may name.
+/// Returns the lines of the configuration entries that an answer may name.
 fn places(config: &Config) -> Places {
     let services = config.exposure.services.iter().map(|entry| entry.line);
     let aliases = config.names.aliases.iter().enumerate();

@@ -1,11 +1,11 @@
-//! The holders of descriptors, as the status page shows them.
+//! Holders of descriptors, for the status page.
 
 use std::sync::Arc;
 
 use crate::admin::{Descriptors, Holders};
 use crate::datapath::Gateway;
 
-/// Answers by the pool of the running gateway.
+/// Returns the source of the descriptor usage of the running gateway.
 pub(super) fn running(gateway: &Arc<Gateway>) -> Holders {
     let gateway = Arc::clone(gateway);
     Holders::new(move |most| {

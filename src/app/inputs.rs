@@ -1,4 +1,4 @@
-//! The files that a start needs, loaded and checked together, and turned into snapshot types.
+//! Files that a start needs: loaded and checked together, and converted into snapshot types.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -22,47 +22,48 @@ use crate::xds::{self, objects::Objects};
 use super::told::Told;
 use super::{compare, revocation, traffic, trust};
 
-/// The permission bits of those who are neither the owner nor of the file's group.
+/// Permission bits of users who are neither the owner nor in the group of the file.
 const OTHERS: u32 = 0o007;
 
-/// Everything that the files say.
+/// Content of all files.
 #[derive(Debug)]
 pub struct Inputs {
-    /// The configuration.
+    /// Configuration.
     pub config: Config,
-    /// The mesh.
+    /// Mesh.
     pub mesh: Mesh,
     /// Exported services, services that stay local, and linked clusters.
     pub scope: Scope,
-    /// Content of the mesh's files without the configuration, including authorization policies.
+    /// Content of the mesh's files before the join with the configuration, including
+    /// authorization policies.
     pub(super) told: Told,
-    /// Our certificate, key and roots, where they are in files.
+    /// Own certificate, key and roots, if they are in files.
     pub material: Option<Material>,
     /// Trust domains, roots and revocation lists that peers are verified against.
     pub trust: PeerTrust,
     /// Warnings about settings that are allowed.
     pub warnings: Vec<String>,
-    /// Mistakes in objects that are passed over.
+    /// Mistakes in objects that are skipped.
     pub(super) passed_over: Vec<String>,
-    /// Claims of objects that other claims keep from having effect.
+    /// Claims of objects that have no effect because of other claims.
     pub(super) conflicts: Vec<String>,
 }
 
-/// Our certificate, where it is in files, and the trust that peers are verified against.
+/// Own certificate, if it is in files, and the trust that peers are verified against.
 pub(super) type Certificates = (Option<Material>, PeerTrust);
 
 /// Findings of `strait check`.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Mistakes, each a line.
+    /// Mistakes, one line each.
     pub errors: Vec<String>,
-    /// Mistakes in objects, each a line. The objects are passed over, and the rest is used.
+    /// Mistakes in objects, one line each. The objects are skipped, and the rest is used.
     pub passed_over: Vec<String>,
-    /// Warnings, each a line.
+    /// Warnings, one line each.
     pub warnings: Vec<String>,
-    /// The warning, also among the others, that certificates, keys or tokens do not exist here.
+    /// Warning that certificates, keys or tokens do not exist here; `warnings` contains it too.
     pub absent: Option<String>,
-    /// The files' content, if every file could be read.
+    /// Content of the files, if every file could be read.
     pub inputs: Option<Inputs>,
 }
 
@@ -70,7 +71,7 @@ impl Inputs {
     /// Loads every file that the configuration names.
     ///
     /// # Errors
-    /// All mistakes, a line each.
+    /// All mistakes, one line each.
     pub(super) fn load(source: &Source, examined: Examined) -> anyhow::Result<Self> {
         let mut report = complete(source, examined);
         let inputs = report.inputs.take();
@@ -78,12 +79,12 @@ impl Inputs {
         inputs.context("not every file could be read")
     }
 
-    /// The network whose endpoints are local.
+    /// Returns the network whose endpoints are local.
     pub fn network(&self) -> Arc<str> {
         self.config.gateway.network.as_str().into()
     }
 
-    /// What a gateway publishes at its start.
+    /// Returns the first change of the snapshot after the start.
     pub(super) fn change(&self) -> Change {
         Change {
             mesh: Some((self.mesh.clone(), self.network())),
@@ -103,19 +104,19 @@ impl Inputs {
         }
     }
 
-    /// The policies, where the source has told them by now.
+    /// Returns the policies, if the source has provided them by now.
     pub(super) fn told_policies(&self) -> Option<Policies> {
         match self.config.discovery {
             Discovery::File { .. } => Some(self.told.policies.clone()),
-            // There are none.
+            // An Envoy control plane has none.
             Discovery::Envoy { .. } => Some(Policies::default()),
             Discovery::Istio { .. } => None,
         }
     }
 }
 
-/// Reads everything and reports all mistakes of all files at once: a mistake in one file hides
-/// none in the others, as long as the key that names them can be read.
+/// Reads everything and reports the mistakes of all files together. A mistake in one file hides
+/// none in the others, if the key that names them can be read.
 pub(super) fn complete(source: &Source, examined: Examined) -> Report {
     let mut report = Report::of(&examined.findings);
     let mesh = match &examined.discovery {
@@ -126,7 +127,7 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
                 mesh
             })
         }
-        // It is told while we run.
+        // Discovery provides it at run time.
         Some(Discovery::Istio { .. } | Discovery::Envoy { .. }) => {
             Some((Mesh::default(), Policies::default()))
         }
@@ -171,7 +172,7 @@ pub(super) fn complete(source: &Source, examined: Examined) -> Report {
 }
 
 impl Report {
-    /// What is wrong with the configuration itself.
+    /// Creates a report of the findings about the configuration itself.
     pub(super) fn of(findings: &Findings) -> Self {
         let mut report = Self::default();
         report.note(findings);
@@ -189,8 +190,10 @@ impl Report {
         }
     }
 
+    /// Fails if there are mistakes.
+    ///
     /// # Errors
-    /// All mistakes, a line each, if there is one.
+    /// All mistakes, one line each.
     pub(super) fn refusal(&self) -> anyhow::Result<()> {
         match self.errors.is_empty() {
             true => Ok(()),
@@ -207,15 +210,15 @@ impl Report {
             .ok()
     }
 
-    /// Loads Kubernetes' objects.
+    /// Loads the Kubernetes objects.
     pub(super) fn objects(&mut self, paths: &[PathBuf]) -> Option<Objects> {
         let (objects, findings) = self.keep(xds::objects::load(paths))?;
         self.note(&findings);
         Some(objects)
     }
 
-    /// Loads the certificates, and tries whether they fit together. What will be issued to us is
-    /// not asked for: who checks may have no token.
+    /// Loads the certificates and checks that they match. Certificates from an authority are not
+    /// requested: a machine that only checks may have no token.
     fn certificates(&mut self, source: &Source, examined: &Examined) -> Option<Certificates> {
         let path = source.path();
         let trust = self.trust(path, examined);
@@ -234,14 +237,14 @@ impl Report {
         let located = |error: TlsError| located(&error, path, Some(files), &examined.named);
         let material = self.keep(Material::load(files).map_err(located))?;
         self.private(path, &files.key, &examined.named);
-        // Our own files can be judged without the domains.
+        // The gateway's own files can be checked without the domains.
         let nothing = PeerTrust::default();
         let judged = trust.as_ref().unwrap_or(&nothing);
         self.keep(tls::serve(&material, judged).map_err(located))?;
         Some((Some(material), trust?))
     }
 
-    /// Reads the roots and tokens by which control planes are spoken to, each file once.
+    /// Reads the roots and tokens of the connections to control planes, each file once.
     fn control_planes(&mut self, path: &Path, examined: &Examined) {
         let authority = match &examined.identity {
             Some(Identity::IstioCa(ca)) => channel::check(&ca.plane),
@@ -263,7 +266,7 @@ impl Report {
         }
     }
 
-    /// Warns of a set of trust domains that our own is not in: it is seldom meant.
+    /// Warns if the trust domains do not include the gateway's own, which is rarely intended.
     fn own_domain(&mut self, examined: &Examined, certificates: Option<&Certificates>) {
         let material = certificates.and_then(|(material, _)| material.as_ref());
         let own = match &examined.identity {
@@ -284,7 +287,8 @@ impl Report {
         }
     }
 
-    /// Refuses an identity to ask for that is none: the environment may have a part of it.
+    /// Rejects an invalid identity for certificate requests: the environment may contain only a
+    /// part.
     fn identity(&mut self, source: &Source, config: &Config, ca: &IstioCa) {
         let id = source.who(config).identity(&ca.trust_domain);
         for (said, key, variable) in [
@@ -308,9 +312,8 @@ impl Report {
         }
     }
 
-    /// Loads the trust domains with their roots, the issuers and the revocation lists. A domain
-    /// whose roots do not exist, an issuer and a list that do not are left out, and the findings
-    /// have them.
+    /// Loads the trust domains with their roots, the issuers and the revocation lists. Domains,
+    /// issuers and lists whose files do not exist are omitted; the findings contain them.
     pub(super) fn trust(&mut self, path: &Path, examined: &Examined) -> Option<PeerTrust> {
         let mut trust = examined.trust.clone()?;
         trust.domains.retain(|domain| {
@@ -344,7 +347,8 @@ impl Report {
     }
 }
 
-/// A mistake in a certificate's file, at the place that names the file, such as a line of `path`.
+/// Formats a mistake in a certificate file with the place that names the file, such as a line of
+/// `path`.
 fn located(
     error: &TlsError,
     path: &Path,
@@ -371,7 +375,7 @@ fn located(
     }
 }
 
-/// The place that names a file; the first line of the configuration in `path` where none does.
+/// Returns the place that names a file, or the first line of the configuration in `path`.
 pub(super) fn place_of(
     file: &Path,
     path: &Path,
@@ -385,7 +389,7 @@ pub(super) fn place_of(
     found.map_or_else(first, |(_, place)| place.clone())
 }
 
-/// What the configuration does about Istio's policies.
+/// Returns the enforcement mode of Istio's policies.
 pub(super) fn enforcement(config: &Config) -> Enforcement {
     match config.policy.istio {
         PolicyMode::Off => Enforcement::Off,
@@ -394,14 +398,14 @@ pub(super) fn enforcement(config: &Config) -> Enforcement {
     }
 }
 
-/// The names that the configuration gives.
+/// Returns the name table of the configuration.
 pub(super) fn name_table(config: &Config) -> NameTable {
     let aliases = config.names.aliases.iter();
     let aliases = aliases.map(|named| (named.name.host.as_str(), alias(named)));
     NameTable::new(config.names.suffixes.iter().map(String::as_str), aliases)
 }
 
-/// An alias as the configuration describes it.
+/// Converts an alias of the configuration.
 pub(super) fn alias(alias: &config::Alias) -> Alias {
     let to = alias.to.iter();
     let consumers = alias.consumers.as_ref();
@@ -415,7 +419,7 @@ pub(super) fn alias(alias: &config::Alias) -> Alias {
     )
 }
 
-/// The exposure table that the configuration describes.
+/// Returns the exposure table of the configuration.
 pub(super) fn exposure_table(config: &Config) -> ExposureTable {
     let mut table = ExposureTable::new(config.exposure.default == DefaultExposure::All);
     for (index, entry) in config.exposure.services.iter().enumerate() {
@@ -441,7 +445,7 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
             workloads: entry.workloads,
             route_by: entry.route_by,
         };
-        // A name without port has the service's.
+        // A name without a port has the port of the service.
         let names = entry.names.iter();
         let names = names.map(|name| (name.host.as_str(), name.port.or(exposure.port)));
         table.expose(&entry.service.host, &exposure, names);

@@ -1,7 +1,7 @@
-//! The listeners of the data path: their sockets, and how they follow the configuration.
+//! Listeners of the data path: their sockets, and how they follow the configuration.
 //!
-//! A listener is an address and a protocol. With another name, other sources or other routing it
-//! stays open; with another address or protocol it is a new one, and the old one drains.
+//! A listener is identified by its address and protocol. A change of its name, sources or routing
+//! keeps it open. A change of its address or protocol drains it and opens a new one.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -22,12 +22,12 @@ use crate::datapath::{Gateway, serve};
 
 use super::spawn_thread;
 
-/// All listeners of the data path.
+/// Listeners of the data path.
 pub(super) struct Listeners {
     gateway: Arc<Gateway>,
     /// Time for which connections of a removed listener may continue.
     deadline: Duration,
-    /// The addresses of the other ports, which are never dialled either.
+    /// Addresses of the other ports, which are never dialled either.
     others: Vec<SocketAddr>,
     state: Mutex<State>,
 }
@@ -36,20 +36,20 @@ struct State {
     /// In the order of the configuration.
     entries: Vec<Entry>,
     removed: Vec<Removed>,
-    /// There once the first certificate is.
+    /// Present once there is a certificate.
     data_path: Option<DataPath>,
 }
 
-/// A listener of the configuration.
+/// Listener of the configuration.
 pub(super) struct Entry {
     config: config::Listener,
     place: Place,
 }
 
 enum Place {
-    /// Not opened, and why.
+    /// Not open, for this reason.
     Closed(String),
-    /// The address is ours, and connections are refused.
+    /// Bound, but not listening: the kernel refuses connections.
     Reserved(Socket),
     Open(Open),
 }
@@ -60,24 +60,24 @@ struct Open {
     listener: Arc<Listener>,
 }
 
-/// A listener that drains. It is gone with its last connection.
+/// Removed listener that is draining. It ends with its last connection.
 struct Removed {
     config: config::Listener,
     address: SocketAddr,
     listener: Weak<Listener>,
 }
 
-/// The threads that accept and serve.
+/// Threads that accept and serve.
 struct DataPath {
-    /// The runtime of all acceptors.
+    /// Runtime of all acceptors.
     acceptors: Handle,
     workers: Vec<Worker>,
 }
 
-/// Takes the addresses of all listeners.
+/// Binds the addresses of all listeners without listening.
 ///
 /// # Errors
-/// An address is in use or is not of this host.
+/// An address is in use or does not belong to this host.
 pub(super) fn reserve(listeners: &[config::Listener]) -> anyhow::Result<Vec<Entry>> {
     let reserved = listeners.iter().map(|listener| {
         Ok(Entry {
@@ -88,7 +88,7 @@ pub(super) fn reserve(listeners: &[config::Listener]) -> anyhow::Result<Vec<Entr
     reserved.collect()
 }
 
-/// Adds to an error what could not be bound, and for which key.
+/// Adds the address and the configuration key to a bind error.
 pub(super) fn explained<T>(
     bound: std::io::Result<T>,
     key: &str,
@@ -104,7 +104,7 @@ fn reserved(listener: &config::Listener) -> anyhow::Result<Socket> {
     explained(accept::reserve(listener.bind), &key, listener.bind)
 }
 
-/// Returns the addresses that are taken for listeners.
+/// Returns the addresses that are bound for listeners.
 pub(super) fn addresses(entries: &[Entry]) -> impl Iterator<Item = SocketAddr> {
     entries.iter().filter_map(|entry| match &entry.place {
         Place::Closed(_) => None,
@@ -133,15 +133,15 @@ impl Listeners {
         }
     }
 
-    /// Each step leaves the state whole, so what is behind a poisoned lock is.
+    /// Locks the state. Each step leaves it consistent, so a poisoned lock is not an error.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the workers and lets peers connect.
+    /// Starts the workers and accepts connections.
     ///
     /// # Errors
-    /// The system lacks threads, or another process has been first with an address.
+    /// The system lacks threads, or another process already listens on an address.
     pub(super) fn open(&self, workers: usize) -> anyhow::Result<()> {
         let mut state = self.lock();
         state.data_path = Some(start_workers(&self.gateway, workers)?);
@@ -151,8 +151,8 @@ impl Listeners {
         }
     }
 
-    /// Gives the listeners that stay their new sources and routing. Returns whether any has other
-    /// ones, by which open tunnels are to be judged.
+    /// Applies new sources and routing to the listeners that stay. Returns true if any has
+    /// changed, so that open tunnels have to be evaluated again.
     pub(super) fn revise(&self, config: &Config) -> bool {
         let mut has_changed = false;
         for entry in &mut self.lock().entries {
@@ -169,8 +169,8 @@ impl Listeners {
         has_changed
     }
 
-    /// Drains the listeners that the configuration no longer has, opens those that it has now, and
-    /// tries those again that could not be opened. Returns a line for each that cannot be.
+    /// Drains the listeners that were removed from the configuration and opens the new ones.
+    /// Retries those that failed to open. Returns one line for each that is not open.
     pub(super) fn apply(&self, config: &Config) -> Vec<String> {
         let mut state = self.lock();
         let mut old = std::mem::take(&mut state.entries);
@@ -184,7 +184,7 @@ impl Listeners {
             }
         };
         let mut entries: Vec<_> = config.listeners.iter().map(entry).collect();
-        // First, as an address of theirs may be part of a new one.
+        // First, because a new listener may use one of their addresses.
         for entry in old {
             self.remove(&mut state, entry);
         }
@@ -215,7 +215,7 @@ impl Listeners {
         closed.collect()
     }
 
-    /// Stops to accept, asks peers to leave, and resets what is left at the deadline.
+    /// Stops accepting, drains the connections, and resets the remaining ones at the deadline.
     fn remove(&self, state: &mut State, entry: Entry) {
         let (Place::Open(open), Some(data_path)) = (entry.place, &state.data_path) else {
             return;
@@ -239,7 +239,8 @@ impl Listeners {
         });
     }
 
-    /// Returns each listener as people see it: those of the configuration, then those that drain.
+    /// Returns the rows of all listeners: those of the configuration, then those that are
+    /// draining.
     pub(super) fn rows(&self) -> Vec<ListenerRow> {
         let mut state = self.lock();
         let is_left = |removed: &Removed| removed.listener.strong_count() > 0;
@@ -272,8 +273,8 @@ impl Listeners {
 }
 
 impl State {
-    /// Lets peers connect to each reserved address, if there is a data path. Returns the errors of
-    /// the listeners for which that fails.
+    /// Listens on each bound address, if the data path has started. Returns the errors of the
+    /// listeners that fail.
     fn listen(&mut self, gateway: &Arc<Gateway>) -> Vec<String> {
         self.removed
             .retain(|removed| removed.listener.strong_count() > 0);
@@ -301,7 +302,7 @@ impl State {
     }
 }
 
-/// Listens and accepts. Another process that had the same address reserved may have been first.
+/// Listens and accepts. Fails if another process that had bound the same address listens already.
 fn opened(
     gateway: &Arc<Gateway>,
     data_path: &DataPath,
@@ -333,7 +334,7 @@ fn listening(config: &config::Listener, socket: Socket) -> anyhow::Result<TcpLis
     explained(listening, "listeners[].bind", config.bind)
 }
 
-/// Starts the workers; the first also accepts, and hands each socket to the least loaded.
+/// Starts the workers. The first also accepts, and passes each socket to the least loaded worker.
 fn start_workers(gateway: &Arc<Gateway>, workers: usize) -> anyhow::Result<DataPath> {
     let count = match workers {
         0 => std::thread::available_parallelism()?.get(),
@@ -354,7 +355,7 @@ fn spawn_worker(
     let gateway = Arc::clone(gateway);
     let run = async move {
         serve::worker(gateway, queue).await;
-        // The queue has ended, its connections may not have: the process's end ends them.
+        // The queue has ended, but connections may remain until the process ends.
         std::future::pending::<()>().await;
     };
     spawn_thread(&format!("strait-worker-{index}"), run)

@@ -1,8 +1,8 @@
-//! The memory that this process may use and uses, as the kernel accounts for it.
+//! Limit and use of memory of this process, from cgroups and `/proc`.
 //!
-//! Both are read every 100 ms while the process runs, as a limit can change and nothing else knows
-//! what a tunnel costs. Three quarters of the limit are for all that is admitted; the rest is for
-//! handshakes, buffers that grow and what the kernel allocates meanwhile.
+//! Both are measured every 100 ms at run time: a limit can change, and the cost of a tunnel is
+//! not known otherwise. Admission uses three quarters of the limit. The rest is for handshakes,
+//! growing buffers and allocations of the kernel in between.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,22 +14,22 @@ use tracing::warn;
 
 use crate::datapath::Gateway;
 
-/// Memory limit of a process where none can be read. It is the least that a gateway is given.
+/// Assumed limit in bytes if none can be read: the least that a gateway is given.
 const UNKNOWN: u64 = 128 << 20;
-/// The time between two measurements.
+/// Interval of the measurements.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// A limit and what is used of it, in bytes.
+/// Memory limit and use, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Memory {
-    /// The memory of the machine, or of the memory cgroup of this process that has least left.
+    /// Memory of the machine, or limit of the memory cgroup of this process with the least left.
     limit: u64,
-    /// Memory that the cgroup uses without its page cache. Where no cgroup has a limit or reports
-    /// its use, the resident memory of the process.
+    /// Use of the cgroup without its page cache. Resident memory of the process if no cgroup has
+    /// a limit or reports its use.
     used: u64,
 }
 
-/// The limit of buffers and the room for descriptors that follow from a measurement.
+/// Limits that follow from a measurement, in bytes: for buffers, and for further descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shares {
     buffers: usize,
@@ -37,7 +37,7 @@ struct Shares {
 }
 
 impl Memory {
-    /// Measures. `root` is `/` but for tests.
+    /// Measures limit and use. `root` is `/`, except in tests.
     pub(super) fn measure(root: &Path) -> Self {
         let machine = kib_of(&root.join("proc/meminfo"), "MemTotal:");
         let cgroups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
@@ -45,7 +45,8 @@ impl Memory {
         let resident = || kib_of(&root.join("proc/self/status"), "VmRSS:").unwrap_or(0);
         let limited = groups.flat_map(|group| group.measured(resident));
         let limited = limited.filter(|own| machine.is_none_or(|machine| own.limit < machine));
-        // Of several limits the nearest counts: others may use what a group above allows.
+        // Of several limits the one with the least left counts: other processes share the limits
+        // of parent groups.
         let nearest = limited.min_by_key(|own| own.limit.saturating_sub(own.used));
         nearest.unwrap_or_else(|| Self {
             limit: machine.unwrap_or(UNKNOWN),
@@ -53,15 +54,18 @@ impl Memory {
         })
     }
 
-    /// A quarter of what this process may use, which its tunnels may hold at most. The rest is
-    /// for what they are made of, the kernel's socket buffers, the mesh, and memory that the
-    /// allocator has not given back.
+    /// Returns the default limit of buffered bytes: a quarter of the memory limit. The rest is
+    /// for the tunnels themselves, socket buffers, the mesh, and memory that the allocator
+    /// retains.
     pub(super) fn buffers(self) -> usize {
         bytes(self.limit / 4)
     }
 
-    /// Buffers may grow to seven eighths of the limit, and always to a sixteenth: memory that was
-    /// freed may stay resident for ten seconds. `configured` is the most they may have.
+    /// Computes the limits. `held` is the number of buffered bytes, `configured` the configured
+    /// maximum.
+    ///
+    /// Buffers may grow up to seven eighths of the memory limit, and always to a sixteenth,
+    /// because freed memory may stay resident for ten seconds.
     fn shares(self, held: usize, configured: Option<usize>) -> Shares {
         let other = self.used.saturating_sub(held as u64);
         let growth = (self.limit / 8 * 7).saturating_sub(other);
@@ -73,7 +77,7 @@ impl Memory {
     }
 }
 
-/// Measures for ever, and adapts the pool of descriptors and the budget of buffers.
+/// Measures periodically, and adapts the descriptor pool and the buffer budget. Never returns.
 pub(super) async fn watch(gateway: Arc<Gateway>, configured: Option<usize>) {
     let mut was_full = false;
     loop {
@@ -94,7 +98,7 @@ pub(super) async fn watch(gateway: Arc<Gateway>, configured: Option<usize>) {
     }
 }
 
-/// Adapts the pool of descriptors and the budget of buffers to a measurement.
+/// Adapts the descriptor pool and the buffer budget to a measurement.
 pub(super) fn adapt(gateway: &Gateway, memory: Memory, configured: Option<usize>) {
     let shares = memory.shares(gateway.budget.held(), configured);
     gateway.admission.pool.set_memory(shares.room);
@@ -103,7 +107,7 @@ pub(super) fn adapt(gateway: &Gateway, memory: Memory, configured: Option<usize>
     gateway.metrics.memory(memory.limit, memory.used);
 }
 
-/// A memory cgroup, of version 1 or 2.
+/// Memory cgroup of version 1 or 2.
 struct Group {
     mount: PathBuf,
     own: PathBuf,
@@ -113,7 +117,8 @@ struct Group {
 }
 
 impl Group {
-    /// The group that a line of `/proc/self/cgroup`, `ID:CONTROLLERS:PATH`, names.
+    /// Parses a line of `/proc/self/cgroup`, `ID:CONTROLLERS:PATH`. Returns none for other
+    /// controllers.
     fn of(root: &Path, line: &str) -> Option<Self> {
         let mut parts = line.splitn(3, ':');
         let (controllers, path) = (parts.nth(1)?, parts.next()?);
@@ -128,7 +133,7 @@ impl Group {
             "" => Self {
                 mount,
                 own,
-                // Above `memory.high` the kernel throttles the process until it stands still.
+                // Above `memory.high` the kernel throttles the process almost to a stop.
                 limits: &["memory.max", "memory.high"],
                 used: "memory.current",
                 cache: ["active_file", "inactive_file"],
@@ -143,16 +148,16 @@ impl Group {
         })
     }
 
-    /// This group and all above it. A container may see only the end of its path, at the mount:
-    /// that is among them.
+    /// Returns this group and its ancestors up to the mount. In a container, only the mount
+    /// itself may be visible.
     fn ancestors(&self) -> impl Iterator<Item = &Path> {
         self.own
             .ancestors()
             .take_while(|group| group.starts_with(&self.mount))
     }
 
-    /// The limits of this group and of all above it, each with what that group uses, or where it
-    /// does not say so what the nearest group below it does.
+    /// Returns the limits of this group and of its ancestors, each with the use of that group. If
+    /// a group does not report its use, that of its nearest descendant counts.
     fn measured(&self, resident: impl Fn() -> u64) -> Vec<Memory> {
         let mut used = None;
         let mut measured = Vec::new();
@@ -168,8 +173,8 @@ impl Group {
         measured
     }
 
-    /// Returns the memory that a group uses without the page cache, which the kernel reclaims
-    /// before it kills.
+    /// Returns the use of a group without the page cache, which the kernel reclaims before it
+    /// kills the process.
     fn used(&self, group: &Path) -> Option<u64> {
         let used = read(&group.join(self.used))?.trim().parse::<u64>().ok()?;
         let stat = read(&group.join("memory.stat")).unwrap_or_default();
@@ -183,7 +188,7 @@ impl Group {
     }
 }
 
-/// A line `KEY VALUE kB` of a file, in bytes.
+/// Returns the value of a line `KEY VALUE kB`, in bytes.
 fn kib_of(path: &Path, key: &str) -> Option<u64> {
     let text = read(path)?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;

@@ -1,8 +1,8 @@
-//! Wiring: what starts in which order, and what stops in which order.
+//! Wiring of the process: the order in which its parts start and stop.
 //!
-//! The control path (signals, certificates) has the main thread's runtime. The files, readiness,
-//! the metrics, the admin pages and each data-path worker have a thread with a runtime of their
-//! own, so that no reload and no scrape delays a byte or a probe.
+//! The control path (signals, certificates) runs on the main thread's runtime. Files, readiness,
+//! metrics, the admin pages, discovery, DNS and each data-path worker have dedicated threads and
+//! runtimes. No reload and no scrape can therefore delay a byte or a probe.
 
 mod certificates;
 mod check;
@@ -59,13 +59,13 @@ pub use check::{check, check_as_run, check_without_keys};
 pub use explain::offline;
 pub use inputs::{Inputs, Report};
 
-/// What has to be there before the gateway is ready.
+/// Conditions of readiness.
 const CERTIFICATES: &str = "certificates";
 const DISCOVERY: &str = "discovery";
 const LISTENERS: &str = "listeners";
 
-/// Runs the gateway until it is asked to stop and has drained. The notice, if there is one, is the
-/// log's first line.
+/// Runs the gateway until it has been asked to stop and has drained. The notice, if any, is the
+/// first line of the log.
 ///
 /// # Errors
 /// A file has mistakes, an address cannot be bound, or the system lacks threads or descriptors.
@@ -82,7 +82,7 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
     }
     let control = runtime()?;
     let done = control.block_on(async {
-        // First, as a process that has the id 1 would ignore what it does not handle.
+        // First, because a process with the id 1 ignores signals without a handler.
         let mut signals = Signals::new().context("cannot watch for signals")?;
         let front = Front::open(&config)?;
         let from = source.clone();
@@ -97,13 +97,14 @@ pub fn run(source: &Source, notice: Option<String>) -> anyhow::Result<()> {
         let (app, certificate) = App::start(source, inputs, seen, front, log.clone())?;
         app.until_stopped(signals, certificate).await
     });
-    // What is queued is written before the process ends; what still loads is not waited for.
+    // Queued lines are written before the process ends; files that are still loading are not
+    // awaited.
     log.close();
     control.shutdown_background();
     done
 }
 
-/// What is there before anything is loaded: readiness, which says what is not.
+/// Readiness server, which starts before anything is loaded and reports the missing parts.
 struct Front {
     status: Arc<Status>,
     lifecycle: Lifecycle,
@@ -117,7 +118,7 @@ impl Front {
         let socket = bind("readiness.bind", config.readiness.bind)?;
         let address = socket.local_addr()?;
         let router = admin::readiness_router(Arc::clone(&status), lifecycle.clone());
-        // Its thread does nothing else, so that nothing holds up a probe.
+        // On a dedicated thread, so that nothing delays a probe.
         server::spawn(
             "strait-readiness",
             (socket, router),
@@ -132,18 +133,18 @@ impl Front {
     }
 }
 
-/// The running gateway, as its control path sees it.
+/// Running gateway from the view of its control path.
 struct App {
     config: Arc<ArcSwap<Config>>,
     gateway: Arc<Gateway>,
     status: Arc<Status>,
     publisher: Arc<Publisher>,
     listeners: Arc<Listeners>,
-    /// Told when the control plane can be reached again.
+    /// Notified when the control plane is reachable again.
     back: Arc<Notify>,
 }
 
-/// Returns the metrics of this process, which count what the log drops.
+/// Creates the metrics of this process, which include the lines that the log drops.
 fn new_metrics(config: &Config, log: &LogHandle) -> Arc<Metrics> {
     let metrics = Arc::new(Metrics::new());
     if let Some(drops) = log.drops() {
@@ -154,8 +155,8 @@ fn new_metrics(config: &Config, log: &LogHandle) -> Arc<Metrics> {
 }
 
 impl App {
-    /// Starts everything but the data path, which waits for the certificate that is announced by
-    /// the receiver: state first, then sockets, then those who serve them.
+    /// Starts everything except the data path: first state, then sockets, then their servers. The
+    /// data path waits for the certificate that the receiver announces.
     fn start(
         source: &Source,
         inputs: Inputs,
@@ -226,7 +227,7 @@ impl App {
         Ok((app, certificate))
     }
 
-    /// The certificate in force: that of the files, or one that will come.
+    /// Starts the management of the certificate in use, from files or from an authority.
     fn certificates(
         &self,
         source: &Source,
@@ -252,9 +253,8 @@ impl App {
         Ok(Shared::new(certificates, (source, &config), back))
     }
 
-    /// Starts to learn the mesh from a control plane, where that is where it comes from: on a
-    /// thread of its own, as 100,000 workloads at once take their time, and signals, readiness and
-    /// the budget do not wait.
+    /// Starts discovery, if the mesh comes from a control plane. It has a dedicated thread:
+    /// processing 100,000 workloads must not delay signals, readiness and the budget.
     fn discover(&self, source: &Source) -> anyhow::Result<()> {
         let config = self.config.load();
         let (plane, cache, kind) = match &config.discovery {
@@ -288,7 +288,7 @@ impl App {
         spawn_thread("strait-discovery", discovery).map(drop)
     }
 
-    /// Starts to look up what the mesh knows by a hostname, whatever its source.
+    /// Starts lookups of the hostnames in the mesh, whatever its source.
     fn look_up(&self) -> anyhow::Result<()> {
         let names = dns::run(Dns {
             publisher: Arc::clone(&self.publisher),
@@ -298,7 +298,7 @@ impl App {
         spawn_thread("strait-dns", names).map(drop)
     }
 
-    /// Opens the data path, waits for a signal or `/quitquitquit`, and leads the drain to its end.
+    /// Opens the data path, waits for a signal or `/quitquitquit`, and completes the drain.
     async fn until_stopped(
         self,
         mut signals: Signals,
@@ -328,7 +328,7 @@ impl App {
         Ok(())
     }
 
-    /// Lets peers connect as soon as there is a certificate to show them.
+    /// Accepts connections once there is a certificate.
     async fn open(&self, certificate: oneshot::Receiver<()>) -> anyhow::Result<()> {
         certificate.await?;
         let config = self.config.load();
@@ -350,14 +350,14 @@ impl App {
     }
 }
 
-/// The signals that ask us to stop.
+/// Signals that stop the process.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    /// From now on these signals are ours to answer.
+    /// Installs the handlers.
     fn new() -> std::io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -365,7 +365,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one, and gives its name.
+    /// Waits for the next signal and returns its name.
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
@@ -374,7 +374,8 @@ impl Signals {
     }
 }
 
-/// The other listening sockets, bound before any is served: a start that fails serves no tunnel.
+/// The other listening sockets. All are bound before any is served, so that a failed start serves
+/// no tunnel.
 struct Sockets {
     admin: TcpListener,
     metrics: Vec<TcpListener>,
@@ -433,7 +434,7 @@ fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     explained(accept::bind(address), key, address)
 }
 
-/// Runs something on a thread and a runtime of its own, whose handle it returns.
+/// Runs a future on a thread and a runtime of its own, and returns the handle of the runtime.
 fn spawn_thread(
     name: &str,
     run: impl Future<Output = ()> + Send + 'static,
@@ -454,8 +455,8 @@ fn runtime() -> anyhow::Result<Runtime> {
         .context("cannot start a runtime")
 }
 
-/// A gateway holds two sockets per tunnel: it takes what the hard limit allows, and
-/// returns that.
+/// Raises the soft limit of open files to the hard limit, because a tunnel needs two sockets.
+/// Returns the limit in effect.
 pub fn raise_descriptor_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -528,7 +529,7 @@ mod tests {
             }
             let applied = async {
                 while app.config.load().exposure.default != want {
-                    // deadline: a thread's work can only be looked at again and again.
+                    // deadline: the state of a thread can only be polled.
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             };

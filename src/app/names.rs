@@ -1,10 +1,10 @@
-//! Names beside the mesh: what would lead nowhere, or elsewhere than it seems.
+//! Warnings about aliases and names that lead nowhere in the mesh, or to an unexpected service.
 
 use crate::config::{Alias, Config, Discovery};
 use crate::snapshot::{Audience, Snapshot};
 
-/// Returns warnings about the aliases, and about entries of `exposure` that another one hides. The
-/// snapshot is that of the mesh and of the configuration.
+/// Returns warnings about aliases, and about entries of `exposure` that another one hides. The
+/// snapshot contains the mesh and the configuration.
 pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let mut warnings = Vec::new();
     let file = config.file.display();
@@ -36,8 +36,8 @@ pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     warnings
 }
 
-/// Warns of aliases whose consumers may not reach a service behind them. Under a control plane,
-/// which may export a service, only the services with an entry of their own are judged.
+/// Returns warnings about aliases whose consumers may not reach a service behind them. A control
+/// plane may export a service, so under one only services with an entry of their own are checked.
 pub(super) fn out_of_reach(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let is_told = matches!(config.discovery, Discovery::File { .. });
     let aliases = config.names.aliases.iter();
@@ -53,7 +53,7 @@ pub(super) fn out_of_reach(config: &Config, snapshot: &Snapshot) -> Vec<String> 
     warnings.collect()
 }
 
-/// The consumers of an alias from whose clusters no link leads here.
+/// Returns the problems of consumers whose clusters have no link to this one.
 fn unlinked(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
     let linked = |of: &String| {
         let linked = snapshot.scope.linked.as_ref();
@@ -69,7 +69,7 @@ fn unlinked(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<String> 
     wrong.collect()
 }
 
-/// The services behind an alias that are exposed to no peer of a consumer.
+/// Returns the problems of services behind an alias that are exposed to no peer of a consumer.
 fn shut_out(config: &Config, alias: &Alias, snapshot: &Snapshot, is_told: bool) -> Vec<String> {
     let consumers: Vec<_> = match &alias.consumers {
         Some(consumers) => consumers.iter().map(|of| Some(of.as_str())).collect(),
@@ -92,7 +92,7 @@ fn shut_out(config: &Config, alias: &Alias, snapshot: &Snapshot, is_told: bool) 
     wrong
 }
 
-/// Returns whether the exposure of a service admits any peer of a cluster, or any peer at all.
+/// Returns true if the exposure of a service admits any peer of a cluster, or any peer at all.
 fn is_exposed(
     snapshot: &Snapshot,
     (host, port): (&str, Option<u16>),
@@ -150,7 +150,7 @@ fn remedy(
     }
 }
 
-/// Returns the findings about targets and the region of an alias that the mesh does not have.
+/// Returns the problems of targets or of the region of an alias that the mesh does not have.
 fn dead_ends(alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
     let mut wrong = Vec::new();
     for target in &alias.to {

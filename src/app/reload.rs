@@ -1,5 +1,5 @@
-//! Changes while it runs: files are read again, and what is good is applied at once. What is bad
-//! is explained and counted, and the state of before stays.
+//! Reload of changed files at run time. Valid content is applied immediately. Invalid content is
+//! logged and counted, and the previous state stays in use.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -33,21 +33,21 @@ use super::listeners::Listeners;
 use super::told::{Joined, Told};
 use super::{traffic, trust};
 
-/// What was in each file when it was last read. Taken before the reading, so that a change
-/// meanwhile is found afterwards.
+/// Fingerprints of the files when they were last read. They are taken before the reading, so that
+/// a concurrent change is found afterwards.
 pub(super) type Seen = BTreeMap<PathBuf, u64>;
 
 /// Result of the reading before the start.
 pub(super) struct AtStart {
     pub(super) told: Told,
     pub(super) warnings: Vec<String>,
-    /// Mistakes in objects that are passed over.
+    /// Mistakes in objects that are skipped.
     pub(super) passed_over: Vec<String>,
     pub(super) seen: Seen,
 }
 
-/// Watches the four kinds of files and applies their changes, one at a time. A mount that hangs
-/// holds it up, so it has a thread of its own.
+/// Watches the four kinds of files and applies their changes, one at a time. It has a dedicated
+/// thread, because a mount that hangs blocks it.
 pub(super) struct Reloader {
     source: Source,
     config: Arc<ArcSwap<Config>>,
@@ -58,15 +58,16 @@ pub(super) struct Reloader {
     log: LogHandle,
     certificates: Shared,
     seen: Seen,
-    /// What the files of the mesh say by themselves.
+    /// Content of the files of the mesh before the join with the configuration.
     told: Told,
-    /// Why the last reload of each kind failed, of those that did.
+    /// Error of the last reload of each kind that failed.
     failed: BTreeMap<What, String>,
-    /// The files that a refused configuration names: it may be good once one of them is.
+    /// Files that a rejected configuration names: the configuration may become valid with one of
+    /// them.
     named: Vec<PathBuf>,
-    /// The warnings that were given last.
+    /// Last warnings.
     warned: HashSet<String>,
-    /// Mistakes in the objects in force, which are passed over.
+    /// Mistakes in the objects in use, which are skipped.
     passed_over: Vec<String>,
 }
 
@@ -110,10 +111,10 @@ impl Reloader {
             .inspect_err(|error| error!(%error, "cannot watch files; changes need a restart"))
             .ok();
         loop {
-            // Before the first event too: a file may have changed before it was watched.
+            // Also before the first event: a file may have changed before it was watched.
             if watcher.is_some() && self.apply_changes(false) {
-                // A file that changed between its fingerprint and its reading was read as it is
-                // now, and remembered as it was then: the next change back would go unseen.
+                // A file that changed between its fingerprint and its reading has an outdated
+                // fingerprint. A change back to the old content would then be missed.
                 self.apply_changes(true);
             }
             let now = self.files();
@@ -131,7 +132,7 @@ impl Reloader {
         }
     }
 
-    /// All files whose changes matter.
+    /// Returns all files whose changes matter.
     fn files(&self) -> Vec<PathBuf> {
         let config = self.config.load();
         let in_force = What::ALL.iter().flat_map(|&what| files(&config, what));
@@ -139,10 +140,10 @@ impl Reloader {
         all.into_iter().collect()
     }
 
-    /// Reloads what has changed. What failed before is tried again with every change, as it may
-    /// have waited for that one: a root for its file, a configuration for the file that it names.
-    /// `again` says that files were reloaded just before, which may have found what is new here.
-    /// Returns whether anything was reloaded.
+    /// Reloads the changed sources, and returns true if there were any. Sources that failed
+    /// before are tried again after every change, because they may depend on it: a root on its
+    /// file, a configuration on a file that it names. `again` is true right after another reload,
+    /// which may have read the same changes.
     fn apply_changes(&mut self, again: bool) -> bool {
         let files = self.files();
         let now = fingerprints(&files);
@@ -188,7 +189,7 @@ impl Reloader {
         self.status.set_reload(what, Ok(()));
     }
 
-    /// Reports a failure, if it is news or another one than the last.
+    /// Reports a failure, unless it repeats the last one and `is_news` is false.
     fn failed(&mut self, what: What, error: String, is_news: bool) {
         if self.failed.get(&what) == Some(&error) && !is_news {
             return;
@@ -202,8 +203,8 @@ impl Reloader {
         self.failed.insert(what, error);
     }
 
-    /// Notes what of a file is in use, and what is not. The rest is tried again with every change,
-    /// but that of objects only with a change of theirs: it waits for nothing else.
+    /// Reports the parts of a source that are not in use. They are tried again after every
+    /// change; objects only after a change of theirs, as they depend on nothing else.
     fn succeeded_in_part(&mut self, what: What, left: String, is_news: bool) {
         if self.failed.get(&what) == Some(&left) && !is_news {
             return;
@@ -217,7 +218,7 @@ impl Reloader {
         };
     }
 
-    /// Notes the mistakes in objects that were read with another file.
+    /// Reports the mistakes in objects that were read together with another file.
     fn note_objects(&mut self, passed_over: Vec<String>) {
         if passed_over == self.passed_over {
             return;
@@ -229,7 +230,7 @@ impl Reloader {
         self.passed_over = passed_over;
     }
 
-    /// Returns what of the new state is not in use, a line each.
+    /// Reloads a source. Returns the parts of the new state that are not in use, one line each.
     fn reload(&mut self, what: What) -> anyhow::Result<Vec<String>> {
         match what {
             What::Config => return self.reload_config(),
@@ -280,7 +281,8 @@ impl Reloader {
         let set = trust::set(&new, &trust);
         certificates.trust(trust, served);
         drop(certificates);
-        // Before the snapshot, whose generation has open tunnels judged by them.
+        // Before the snapshot update, whose generation causes open tunnels to be evaluated with
+        // them.
         let listeners = self.listeners.revise(&new);
         self.publisher.update(Change {
             direct: Some(new.listeners.iter().any(Listener::is_tls)),
@@ -292,7 +294,7 @@ impl Reloader {
             traffic: Some(traffic::table(&new)),
             ..self.change(&new, joined)
         });
-        // After the snapshot, which has what a new listener leads to.
+        // After the snapshot update, which contains the targets of a new listener.
         let mut left = self.listeners.apply(&new);
         let file = new.file.display();
         let keys = restart_only.unwrap_or_default().into_iter();
@@ -335,7 +337,7 @@ impl Reloader {
         Ok(report.passed_over)
     }
 
-    /// Has in force what the files of the mesh say now.
+    /// Applies the new content of the mesh's files.
     fn apply(&mut self, config: &Config, told: Told, mut warnings: Vec<String>) {
         let joined = told.joined(config);
         warnings.extend(joined.warnings.iter().cloned());
@@ -352,8 +354,8 @@ impl Reloader {
         self.warn(warnings);
     }
 
-    /// Returns what changes by what the files of the mesh make together, and has their conflicts
-    /// shown. A control plane's mesh is its own.
+    /// Returns the change of the snapshot for the joined files, and publishes their conflicts in
+    /// the status. A control plane provides the mesh itself.
     fn change(&self, config: &Config, joined: Joined) -> Change {
         self.status.set_conflicts(joined.conflicts);
         let network = config.gateway.network.as_str();
@@ -367,7 +369,7 @@ impl Reloader {
         }
     }
 
-    /// Logs those warnings that were not given the last time.
+    /// Logs the warnings that were not among the last ones.
     fn warn(&mut self, warnings: Vec<String>) {
         for warning in &warnings {
             if !self.warned.contains(warning) {
@@ -395,7 +397,7 @@ impl Reloader {
                 certificates.trust(trust, served);
             }
         }
-        // The files of issuers say clusters, which few changes of certificates concern.
+        // Files of issuers define clusters; few changes of certificates affect them.
         if *self.gateway.reader.load().trust != set {
             self.publisher.update(Change {
                 trust: Some(set),
@@ -406,8 +408,8 @@ impl Reloader {
     }
 }
 
-/// The new configuration as far as it applies live. What needs a restart keeps its old value, so
-/// that every page shows what is in force.
+/// Returns the new configuration as far as it can be applied at run time. Keys that need a
+/// restart keep their old value, so that every page shows the values in use.
 fn in_force(old: &Config, new: Config) -> Config {
     Config {
         trust: new.trust,
@@ -426,7 +428,7 @@ fn in_force(old: &Config, new: Config) -> Config {
     }
 }
 
-/// The files of each kind, as the configuration in force names them.
+/// Returns the files of each kind that the configuration in use names.
 fn files(config: &Config, what: What) -> Vec<PathBuf> {
     match what {
         What::Config => vec![config.file.clone()],
@@ -438,7 +440,7 @@ fn files(config: &Config, what: What) -> Vec<PathBuf> {
         What::Certificates => {
             let own = match &config.identity {
                 Identity::Files(own) => vec![&own.chain, &own.key, &own.roots],
-                // Read anew for each certificate.
+                // Read again for each certificate.
                 Identity::IstioCa(_) | Identity::Spiffe { .. } => Vec::new(),
             };
             let all = own.into_iter().chain(config.trust.files());
@@ -447,13 +449,13 @@ fn files(config: &Config, what: What) -> Vec<PathBuf> {
     }
 }
 
-/// The files that a configuration names, in force or not.
+/// Returns the files that a configuration names, whether it is in use or not.
 pub(super) fn named(examined: &Examined) -> Vec<PathBuf> {
     let paths = examined.named.iter().map(|(path, _)| path.clone());
     with_contents(&paths.collect::<Vec<_>>())
 }
 
-/// The paths, and the files of those that are directories.
+/// Returns the paths, and the files in those that are directories.
 fn with_contents(paths: &[PathBuf]) -> Vec<PathBuf> {
     let files = paths
         .iter()
@@ -461,13 +463,14 @@ fn with_contents(paths: &[PathBuf]) -> Vec<PathBuf> {
     files.chain(paths.iter().cloned()).collect()
 }
 
-/// What is in each of the files now.
+/// Returns the fingerprints of the files.
 pub(super) fn fingerprints(files: &[PathBuf]) -> Seen {
     let print = |file: &PathBuf| (file.clone(), fingerprint(file));
     files.iter().map(print).collect()
 }
 
-/// What of a file could be used at all: one that is larger is refused, and not read whole for it.
+/// Reads at most one byte more than the size limit: a larger file is rejected, so the rest is not
+/// needed.
 fn beginning(file: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let opened = File::open(file)?;
@@ -477,7 +480,8 @@ fn beginning(file: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Tells whether contents have changed. It guards nothing, so a plain hash will do.
+/// Returns a hash of the content that detects changes. It protects nothing, so a plain hash
+/// suffices.
 fn fingerprint(file: &Path) -> u64 {
     let contents = file
         .metadata()
@@ -490,7 +494,7 @@ fn fingerprint(file: &Path) -> u64 {
                     .join(OsStr::new("/"))
                     .into_encoded_bytes())
             }
-            // Reading a pipe would take what is there for the loader, or wait for it.
+            // Reading a pipe would take the data from the loader, or block.
             false => Ok(Vec::new()),
         });
     let mut hasher = DefaultHasher::new();

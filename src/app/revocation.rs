@@ -1,4 +1,4 @@
-//! Warnings about revocation lists for which peers would be refused.
+//! Warnings about revocation lists that cause peers to be refused.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -7,9 +7,10 @@ use crate::config::Examined;
 
 use super::inputs::{Certificates, place_of};
 
-/// Returns warnings of stale lists and of trusted roots without a list, where the configuration
-/// has peers refused for them. They are not among the inputs of a start: a gateway logs what it
-/// has in force. Roots are not judged while a list does not exist on this machine.
+/// Returns warnings about stale lists and about trusted roots without a list, if the
+/// configuration refuses peers for them. They are not part of the inputs of a start, because a
+/// running gateway logs them itself. Roots are not checked while a list does not exist on this
+/// machine.
 pub(super) fn warnings(
     path: &Path,
     examined: &Examined,

@@ -1,4 +1,4 @@
-//! TLS listeners beside the mesh: what would lead nowhere.
+//! Warnings about routes of TLS listeners that lead nowhere in the mesh.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -10,8 +10,8 @@ use crate::snapshot::mesh::Place;
 use crate::snapshot::{Caller, Snapshot};
 use crate::wire::{Authority, Host};
 
-/// Warns of routes to services that the mesh does not have or that are gateways, and of
-/// listeners by Istio's names where no service is exposed to anyone.
+/// Returns warnings about routes to services that are missing or that are gateways. Also warns of
+/// listeners with Istio's names if no service is exposed to anyone.
 pub(super) fn dead_ends(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let routes = config.listeners.iter().flat_map(|one| one.routes());
     let gateways = Gateways::new(config, snapshot);
@@ -42,15 +42,15 @@ pub(super) fn dead_ends(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     warnings
 }
 
-/// The addresses of gateways.
+/// Addresses of gateways.
 struct Gateways {
-    /// Has the listeners of this one.
+    /// Contains the listeners of this gateway.
     deny: DenyList,
     /// Gateways of networks.
     networks: HashSet<IpAddr>,
 }
 
-/// The ports of gateways that forward TLS by Istio's names, and that take HBONE.
+/// Ports of gateways for TLS with Istio's names and for HBONE.
 const GATEWAY_PORTS: [u16; 2] = [15443, HBONE_PORT];
 
 impl Gateways {
@@ -68,8 +68,8 @@ impl Gateways {
         }
     }
 
-    /// Warns of a route whose service has an endpoint that is a gateway: if that routes back, one
-    /// ClientHello goes round.
+    /// Returns a warning if an endpoint of the route's service is a gateway. If that gateway
+    /// routes back, one ClientHello loops.
     fn reached_by(&self, snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
         let asked = Authority {
             host: Host::Name(route.to.host.as_str().into()),
@@ -99,7 +99,8 @@ fn wrong(snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
         host: Host::Name(host.into()),
         port,
     };
-    // Its peers have no identity, and see the names that everybody sees.
+    // Peers of the listener have no identity, and see only the names that are visible to
+    // everyone.
     let found = |port| snapshot.find(Caller::UNKNOWN, &asked(port)).is_some();
     if route.to.port.is_some_and(found) {
         return None;

@@ -1,4 +1,4 @@
-//! Threads of the HTTP ports that are not the data path's.
+//! Threads of the HTTP ports that do not belong to the data path.
 
 use std::net::TcpListener;
 
@@ -8,8 +8,8 @@ use tracing::error;
 use crate::admin::{self, Limits};
 use crate::lifecycle::Lifecycle;
 
-/// Serves a port on a thread of its own: its clients hold up no other port, and not the control
-/// path.
+/// Serves a port on a dedicated thread, so that its clients delay neither other ports nor the
+/// control path.
 ///
 /// # Errors
 /// The system lacks threads or descriptors.

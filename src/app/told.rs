@@ -1,5 +1,5 @@
-//! What files say of the mesh: the mesh file and Kubernetes' objects, and what becomes of both by
-//! the configuration.
+//! Mesh data from files: the mesh file, the Kubernetes objects, and both joined under a
+//! configuration.
 
 use std::collections::HashSet;
 
@@ -11,36 +11,36 @@ use crate::xds::objects::{Objects, join};
 /// Content of the mesh file and of the files of objects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Told {
-    /// The mesh of the mesh file; an empty one where a control plane tells it.
+    /// Mesh of the mesh file; empty if a control plane provides the mesh.
     pub(super) mesh: Mesh,
-    /// The policies of the mesh file.
+    /// Policies of the mesh file.
     pub(super) policies: Policies,
-    /// The objects.
+    /// Kubernetes objects.
     pub(super) objects: Objects,
 }
 
 /// Result of joining that content under a configuration.
 #[derive(Debug)]
 pub(super) struct Joined {
-    /// The mesh of the file and of the objects. Under a control plane, whose mesh has its own
-    /// services and endpoints, it is empty.
+    /// Mesh of the file and of the objects. Empty under a control plane, whose mesh has its own
+    /// services and endpoints.
     pub(super) mesh: Mesh,
     /// Exported services, services that stay local, and linked clusters.
     pub(super) scope: Scope,
-    /// Warnings, a line each, including the conflicts.
+    /// Warnings, including the conflicts, one line each.
     pub(super) warnings: Vec<String>,
-    /// Claims of objects that other claims keep from having effect, a line each.
+    /// Claims of objects that have no effect because of other claims, one line each.
     pub(super) conflicts: Vec<String>,
 }
 
 impl Told {
-    /// Joins all of it.
+    /// Joins mesh and objects under a configuration.
     pub(super) fn joined(&self, config: &Config) -> Joined {
         let joined = join(&self.mesh, &self.objects, config);
         let lines = |findings: Findings| findings.0.iter().map(ToString::to_string).collect();
         let (mesh, conflicts): (_, Vec<_>) = match config.discovery {
             Discovery::File { .. } => (joined.mesh, lines(joined.conflicts)),
-            // A control plane's endpoints and addresses are its own.
+            // A control plane provides the endpoints and addresses itself.
             Discovery::Istio { .. } | Discovery::Envoy { .. } => (self.mesh.clone(), Vec::new()),
         };
         Joined {
@@ -56,7 +56,8 @@ impl Told {
     }
 }
 
-/// The clusters whose peers may come: where there are links, those with one to us, and our own.
+/// Returns the clusters whose peers are permitted: this one and those with a link to it. None
+/// without `links`, which permits all.
 fn linked(config: &Config) -> Option<HashSet<Box<str>>> {
     let own = config.gateway.cluster.as_str();
     let links = config.links.as_ref()?.iter();

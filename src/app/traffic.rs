@@ -1,4 +1,4 @@
-//! What the configuration says of balancing, for the snapshot and beside the mesh.
+//! Load balancing of the configuration: snapshot types, and checks against the mesh.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -9,8 +9,8 @@ use crate::snapshot::mesh::{Locality, Mesh, Scope};
 use crate::snapshot::traffic::{Position, Regions, Rule, Spill, Traffic};
 use crate::wire::RegionPattern;
 
-/// Returns the position of this gateway by the configuration, and by the pod until the mesh has
-/// its record. Only istiod has records of pods.
+/// Returns the position of this gateway from the configuration, or from the pod until the mesh
+/// contains its record. Only istiod sends records of pods.
 pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
     let gateway = &config.gateway;
     let (locality, is_told) = (
@@ -35,7 +35,7 @@ pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
     }
 }
 
-/// What the configuration says of balancing.
+/// Returns the balancing rules of the configuration.
 pub(super) fn table(config: &Config) -> Traffic {
     let (mut services, mut every) = (Vec::new(), Rule::default());
     for entry in &config.traffic {
@@ -60,7 +60,7 @@ pub(super) fn table(config: &Config) -> Traffic {
     Traffic::new(services, every)
 }
 
-/// Warns of entries for services and regions that the mesh file does not have.
+/// Returns warnings about entries for services and regions that the mesh file does not have.
 pub(super) fn unknown(config: &Config, mesh: &Mesh) -> Vec<String> {
     let Discovery::File { path } = &config.discovery else {
         return Vec::new();
@@ -70,8 +70,8 @@ pub(super) fn unknown(config: &Config, mesh: &Mesh) -> Vec<String> {
     warnings
 }
 
-/// Warns of weights for regions in which nothing is. Where these share out, what is elsewhere and
-/// in no other entry gets nothing: one wrong letter can leave a service without endpoints.
+/// Returns warnings about weights of regions without workloads. With weights, endpoints that no
+/// entry matches get no tunnels, so one typo can leave a service without endpoints.
 fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
     let known: HashSet<_> = mesh.workloads.values().map(|one| &one.locality).collect();
     let is_known = |region: &RegionPattern| {
@@ -94,13 +94,14 @@ fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
     unknown.collect()
 }
 
-/// Warns of services that are none.
+/// Returns warnings about entries for unknown services.
 fn services(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
     let is_known = |host: &str| {
         let mut services = mesh.services.values();
         let mut aliases = config.names.aliases.iter();
         services.any(|service| *service.hostname == *host)
-            // One that stands for several services, or for a region of one, is balanced by itself.
+            // An alias of several services, or of one region of a service, is balanced
+            // separately.
             || aliases.any(|alias| {
                 alias.name.host == host && (alias.to.len() > 1 || alias.region.is_some())
             })

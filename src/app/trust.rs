@@ -1,4 +1,4 @@
-//! Trust as the snapshot has it, and the issuers of peers for the status page.
+//! Trust set of the snapshot, and issuers of peers for the status page.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::tls::{Issuer, PeerTrust};
 
 use super::inputs::Certificates;
 
-/// Returns the trust set of a configuration, with the issuers that its files hold.
+/// Returns the trust set of a configuration, including the issuers in its files.
 pub(super) fn set(config: &Config, loaded: &PeerTrust) -> TrustSet {
     let trust = &config.trust;
     let domains = trust.domains.iter();
@@ -20,8 +20,8 @@ pub(super) fn set(config: &Config, loaded: &PeerTrust) -> TrustSet {
         .with_issuers(loaded.clusters(), loaded.rejects_unknown)
 }
 
-/// Returns a warning if our own issuer is not one of our cluster: peers of our cluster would not
-/// be in it.
+/// Returns a warning if the issuer of the gateway's certificate is not assigned to its cluster.
+/// Peers of the cluster would then not be assigned to it either.
 pub(super) fn own_issuer(
     examined: &Examined,
     certificates: Option<&Certificates>,
@@ -45,7 +45,8 @@ pub(super) fn own_issuer(
     ))
 }
 
-/// The issuers that the running gateway has seen, with their clusters of now.
+/// Returns the source of the issuers that the running gateway has seen, with their current
+/// clusters.
 pub(super) fn issuers(gateway: &Arc<Gateway>) -> Issuers {
     let gateway = Arc::clone(gateway);
     Issuers::new(move || {

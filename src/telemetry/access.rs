@@ -1,8 +1,8 @@
-//! Choice of the events that get a line in the access log.
+//! Selection of the events that are written to the access log.
 //!
-//! A tunnel that was open costs its peer an exposed service and a dial, and its line is the
-//! operator's audit trail: it is never limited. A refusal costs its peer nothing, so the lines of
-//! each identity are limited, and those of all peers without one together.
+//! Lines of tunnels that were open are never limited: they cost the peer an exposed service and a
+//! dial, and are the operator's audit trail. A refusal costs the peer nothing, so the lines of
+//! each identity are limited, and those of all peers without an identity together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -14,12 +14,12 @@ use tracing::Level;
 use super::limiter::{Identities, Limiter};
 use crate::config::Access;
 
-/// Lines about the refusals of one identity, or of all without one, that are written in a second.
+/// Limit of lines per second about the refusals of one identity, or of all peers without one.
 const REFUSALS_A_SECOND: u32 = 10;
-/// Under [`Access::Sampled`] one of so many tunnels without an error has a line.
+/// Sampling divisor of [`Access::Sampled`] for tunnels without an error.
 const SAMPLE: u32 = 100;
 
-/// The mode of the access log and its limits.
+/// Mode and limits of the access log.
 #[derive(Debug)]
 pub(super) struct AccessLog {
     mode: AtomicU8,
@@ -29,7 +29,7 @@ pub(super) struct AccessLog {
 }
 
 impl AccessLog {
-    /// A log in the mode [`Access::All`], which counts in `suppressed`.
+    /// Creates a log in the mode [`Access::All`] that counts suppressed lines in `suppressed`.
     pub(super) fn new(suppressed: Counter) -> Self {
         Self {
             mode: AtomicU8::new(Access::All as u8),
@@ -43,7 +43,7 @@ impl AccessLog {
         self.mode.store(mode as u8, Ordering::Relaxed);
     }
 
-    /// Returns whether every tunnel is logged, its opening included.
+    /// Returns true if every tunnel is logged, including its opening.
     pub(super) fn is_all(&self) -> bool {
         self.is(Access::All)
     }
@@ -52,11 +52,10 @@ impl AccessLog {
         self.mode.load(Ordering::Relaxed) == mode as u8
     }
 
-    /// Decides whether a tunnel that has ended gets a line. Returns the number of lines that were
-    /// suppressed before it, or none if it gets no line.
+    /// Decides whether a tunnel that has ended is logged. Returns the number of lines suppressed
+    /// before it, or none if it is not logged.
     ///
-    /// `identity` is the peer's, or empty. The sample is drawn at random for each tunnel, so that
-    /// no peer can arrange to stay out of it.
+    /// `identity` is the peer's, or empty. The sample is random, so that no peer can evade it.
     pub(super) fn admit(&self, identity: &Arc<str>, was_open: bool, level: Level) -> Option<u64> {
         let is_error = level != Level::INFO;
         let is_drawn = || self.is(Access::Sampled) && fastrand::u32(..SAMPLE) == 0;
@@ -72,7 +71,8 @@ impl AccessLog {
         })
     }
 
-    /// As [`AccessLog::admit`], for a refused handshake or a connection that was turned away.
+    /// Decides like [`AccessLog::admit`], for a refused handshake or a connection closed before
+    /// it.
     pub(super) fn admit_handshake(&self) -> Option<u64> {
         match self.is(Access::Off) {
             true => None,
@@ -87,7 +87,7 @@ impl AccessLog {
         admitted
     }
 
-    /// Logs the counts of suppressed lines that no later line has told.
+    /// Logs the counts of suppressed lines that no later line has reported.
     pub(super) fn sweep(&self, now: Instant) {
         let mut left = self.identities.sweep(now);
         left.push((Arc::default(), self.without_identity.take_suppressed(now)));
@@ -132,7 +132,7 @@ mod tests {
             assert!(good.contains(&sampled), "{mode:?}: {sampled}");
             assert_eq!(lines(mode, true, Level::WARN), broken, "{mode:?}");
             let refused = lines(mode, false, Level::WARN);
-            // The loop may cross into a second or third window, but not into a tenth.
+            // The loop can take two or three windows, but not ten.
             let limited = if broken == 0 { 0..1 } else { 10..100 };
             assert!(limited.contains(&refused), "{mode:?}: {refused}");
         }

@@ -1,16 +1,16 @@
-//! OpenMetrics text to the plain Prometheus text format 0.0.4.
+//! Conversion of OpenMetrics text to the Prometheus text format 0.0.4.
 //!
-//! prometheus-client writes OpenMetrics only. Scrapers that do not ask for it read another
-//! dialect: a counter is declared under the name of its samples, `x_total`, and there is neither
-//! `# UNIT` nor `# EOF`. A scraper of the plain format that meets `# TYPE x counter` takes every
-//! `x_total` for a metric without a type.
+//! prometheus-client writes OpenMetrics only; scrapers that do not request it expect 0.0.4.
+//! There, a counter is declared under the name of its samples, `x_total`, and `# UNIT` and `#
+//! EOF` do not exist. After `# TYPE x counter` such a scraper treats each `x_total` as a metric
+//! without a type.
 
-/// Rewrites OpenMetrics text as plain text, line by line.
+/// Converts OpenMetrics text to plain text, line by line.
 ///
-/// Label values cannot contain a line break, because the encoder escapes it.
+/// Label values contain no line break, because the encoder escapes it.
 pub(super) fn plain(openmetrics: &str) -> String {
     let mut out = String::with_capacity(openmetrics.len());
-    // HELP stands before TYPE, but only TYPE tells under which name both have to be written.
+    // HELP precedes TYPE, but only TYPE determines the name of both.
     let mut help = None;
     for line in openmetrics.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {

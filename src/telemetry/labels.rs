@@ -1,4 +1,4 @@
-//! Istio's labels of a tunnel: the facts that they come from, their names and their order.
+//! Istio's labels of a tunnel: their sources, names and order.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,43 +11,44 @@ use crate::status::{PodName, WorkloadLabels};
 /// Facts about a connection that all its tunnels share.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// The peer's socket address.
+    /// Socket address of the peer.
     pub address: SocketAddr,
-    /// The peer's identity, `spiffe://…`; this and what follows is empty where none was verified.
+    /// SPIFFE identity of the peer. This and the next fields are empty if none was verified.
     pub principal: Arc<str>,
-    /// The trust domain of the identity.
+    /// Trust domain of the identity.
     pub trust_domain: Arc<str>,
-    /// The namespace of the identity.
+    /// Namespace of the identity.
     pub namespace: Arc<str>,
-    /// The service account of the identity.
+    /// Service account of the identity.
     pub service_account: Arc<str>,
-    /// The cluster, by the issuer of the certificate or the trust domain.
+    /// Cluster, from the issuer of the certificate or from the trust domain.
     pub cluster: Arc<str>,
-    /// The same, or one name for all trust domains that the configuration does not name.
+    /// Cluster for metric labels: one name for all trust domains that the configuration does not
+    /// name.
     pub counted_cluster: Arc<str>,
 }
 
 /// Facts about the service that a tunnel was routed to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DestinationService {
-    /// The hostname.
+    /// Hostname.
     pub hostname: Arc<str>,
-    /// The name.
+    /// Name.
     pub name: Arc<str>,
-    /// The namespace.
+    /// Namespace.
     pub namespace: Arc<str>,
 }
 
-/// The endpoint that was dialled for a tunnel.
+/// Endpoint that was dialled for a tunnel.
 #[derive(Clone, Debug)]
 pub struct Destination {
-    /// The address that was dialled.
+    /// Address that was dialled.
     pub address: SocketAddr,
-    /// The pod's name: in the log only, because pods come and go and label sets stay.
+    /// Name of the pod. Only in the log: pods are short-lived, and label sets persist.
     pub pod: Arc<dyn PodName>,
 }
 
-/// The label set of the `istio_tcp_*` counters. What is empty is written as `unknown`.
+/// Label set of the `istio_tcp_*` counters. Empty values are exported as `unknown`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct TcpLabels {
     source_principal: Arc<str>,
@@ -59,12 +60,12 @@ pub(super) struct TcpLabels {
     security: &'static str,
 }
 
-/// The label set of `strait_tunnels_total`.
+/// Label set of `strait_tunnels_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct TunnelLabels {
     pub(super) reason: &'static str,
-    /// [`Source::counted_cluster`], so that the configuration bounds the label; empty, and written
-    /// as `unknown`, for a peer without identity.
+    /// [`Source::counted_cluster`], which the configuration bounds. Empty for a peer without an
+    /// identity, exported as `unknown`.
     pub(super) source_cluster: Arc<str>,
 }
 
@@ -76,10 +77,10 @@ impl EncodeLabelSet for TunnelLabels {
     }
 }
 
-/// The response flags of a tunnel that ended as it should, or not yet.
+/// Response flags of a tunnel that ended normally or is open.
 pub(super) const NO_FLAGS: &str = "-";
 
-/// What the labels of a tunnel are made of.
+/// Sources of the labels of a tunnel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts<'a> {
     pub(super) source: &'a Arc<Source>,
@@ -88,7 +89,7 @@ pub(super) struct Facts<'a> {
 }
 
 impl<'a> Facts<'a> {
-    /// The facts so far: there is no workload until one was dialled.
+    /// Collects the facts so far. The workload is known after its dial.
     pub(super) fn new(
         source: &'a Arc<Source>,
         service: &'a DestinationService,
@@ -101,7 +102,7 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Whether the peer's identity was verified.
+    /// Returns true if the peer's identity was verified.
     pub(super) fn has_identity(self) -> bool {
         !self.source.principal.is_empty()
     }
@@ -115,7 +116,7 @@ impl<'a> Facts<'a> {
             service: self.service.clone(),
             workload: self.workload.cloned().unwrap_or_default(),
             response_flags,
-            // What goes on inside TLS that is passed on, we do not know.
+            // The security of TLS that is passed through is unknown.
             security: match self.has_identity() {
                 true => "mutual_tls",
                 false => "unknown",
@@ -125,7 +126,7 @@ impl<'a> Facts<'a> {
 }
 
 impl TcpLabels {
-    /// The labels of all those that get none of their own.
+    /// Returns the shared labels of those that exceed the limit of label sets.
     pub(super) fn others(&self) -> Self {
         Self {
             response_flags: self.response_flags,
@@ -134,9 +135,9 @@ impl TcpLabels {
         }
     }
 
-    /// Names and values in the order of contract 6.
+    /// Returns names and values in the order of contract 6.
     ///
-    /// The workload labels of the source stay unknown: a certificate names an account, not a
+    /// The source's workload labels stay unknown: a certificate names a service account, not a
     /// workload (contract 10, Labels). As in ztunnel, app and version are the canonical ones.
     fn pairs(&self) -> [(&'static str, &str); 27] {
         let Self {

@@ -1,23 +1,23 @@
-//! Limits on log lines that a peer can cause.
+//! Rate limits of log lines that a peer can cause.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The time in which a number of lines may be written.
+/// Period of the limits.
 pub(super) const WINDOW: Duration = Duration::from_secs(1);
-/// Identities that have a window of their own. An entry is about 100 bytes, and lives for as long
-/// as the identity is refused.
+/// Number of identities with a window of their own. An entry takes about 100 bytes, and exists
+/// while the identity is refused.
 const IDENTITIES_MAX: usize = 256;
 
-/// A limiter that lets a number of lines a second pass and counts the others.
+/// Rate limiter that admits a number of lines per second and counts the others.
 #[derive(Debug)]
 pub(super) struct Limiter {
     a_second: u32,
     window: Mutex<Window>,
 }
 
-/// The lines of one second.
+/// Lines of one second.
 #[derive(Debug, Default)]
 struct Window {
     start: Option<Instant>,
@@ -46,7 +46,7 @@ impl Window {
 }
 
 impl Limiter {
-    /// A limiter that lets `a_second` lines pass in each second.
+    /// Creates a limiter of `a_second` lines per second.
     pub(super) fn new(a_second: u32) -> Self {
         Self {
             a_second,
@@ -54,12 +54,12 @@ impl Limiter {
         }
     }
 
-    /// Whether a line may be written at `now`; if so, how many were suppressed since the last.
+    /// Returns the number of lines suppressed since the last if a line may be written at `now`.
     pub(super) fn admit(&self, now: Instant) -> Option<u64> {
         lock(&self.window).admit(self.a_second, now)
     }
 
-    /// Takes the count of suppressed lines whose second is over.
+    /// Returns and resets the count of suppressed lines, if their second is over.
     pub(super) fn take_suppressed(&self, now: Instant) -> u64 {
         let mut window = lock(&self.window);
         match window.is_over(now) {
@@ -69,7 +69,7 @@ impl Limiter {
     }
 }
 
-/// A limiter for each identity. Those that find the table full share one.
+/// Limiters by identity. Identities beyond the limit of the table share one.
 #[derive(Debug)]
 pub(super) struct Identities {
     a_second: u32,
@@ -78,7 +78,7 @@ pub(super) struct Identities {
 }
 
 impl Identities {
-    /// Limiters that let `a_second` lines of an identity pass in each second.
+    /// Creates limiters of `a_second` lines per second for each identity.
     pub(super) fn new(a_second: u32) -> Self {
         Self {
             a_second,
@@ -87,7 +87,7 @@ impl Identities {
         }
     }
 
-    /// As [`Limiter::admit`], for a line about an identity.
+    /// Decides like [`Limiter::admit`], for a line about an identity.
     pub(super) fn admit(&self, identity: &Arc<str>, now: Instant) -> Option<u64> {
         let mut windows = lock(&self.windows);
         if let Some(window) = windows.get_mut(identity) {
@@ -101,8 +101,8 @@ impl Identities {
         window.admit(self.a_second, now)
     }
 
-    /// Forgets the identities whose second is over. Returns those with suppressed lines and their
-    /// count; the empty identity stands for all that share a limiter.
+    /// Removes the identities whose second is over. Returns those with suppressed lines and their
+    /// count; the empty identity is that of all that share a limiter.
     pub(super) fn sweep(&self, now: Instant) -> Vec<(Arc<str>, u64)> {
         let mut left = Vec::new();
         lock(&self.windows).retain(|identity, window| {
@@ -120,7 +120,8 @@ impl Identities {
     }
 }
 
-/// Takes a lock. Each critical section here is one step, so data behind a poisoned lock is whole.
+/// Locks a mutex. Every critical section is a single step, so data behind a poisoned lock is
+/// consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! The log of the process: text or JSON on stderr, its level changeable while it runs.
+//! Process log: text or JSON on stderr, with a level that can change at run time.
 //!
-//! Lines go through a bounded queue to a thread of their own: a slow disk or terminal costs lines,
-//! which are counted, and never holds up a tunnel.
+//! Lines pass through a bounded queue to a dedicated thread. A slow disk or terminal loses lines,
+//! which are counted; it never delays a tunnel.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -16,22 +16,22 @@ use tracing_subscriber::{EnvFilter, Registry, reload};
 
 use crate::config::{Directives, Log, LogFormat};
 
-/// Lines that may wait to be written. At about 500 bytes each they hold 4 MiB.
+/// Maximum number of queued lines. At about 500 bytes each they hold 4 MiB.
 const QUEUED_LINES: usize = 8192;
 
-/// Why the log could not be started.
+/// Error while the log is started.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The configured level cannot be parsed.
     #[error("log level {0:?}: {1}")]
     Level(String, String),
-    /// Something else in this process has already started a log.
+    /// Another part of this process has already started a log.
     #[error("the log was started twice")]
     Started,
 }
 
-/// A handle on the running log, cheap to clone. What is queued is written when the last is dropped
-/// or the log is closed.
+/// Handle to the running log; cheap to clone. Queued lines are written when the last handle is
+/// dropped or the log is closed.
 #[derive(Clone)]
 pub struct LogHandle(Arc<Inner>);
 
@@ -43,10 +43,10 @@ struct Inner {
     guard: Mutex<Option<WorkerGuard>>,
 }
 
-/// Starts the log of the process as configured.
+/// Starts the process log as configured.
 ///
 /// # Errors
-/// The level cannot be parsed, or the process has a log already.
+/// The level cannot be parsed, or the process already has a log.
 pub fn init(log: &Log) -> Result<LogHandle, LogError> {
     let (writer, guard) = NonBlockingBuilder::default()
         .lossy(true)
@@ -60,7 +60,7 @@ pub fn init(log: &Log) -> Result<LogHandle, LogError> {
     Ok(handle)
 }
 
-/// Builds the log on any writer, without making it the log of the process.
+/// Builds a log with any writer, without installing it as the process log.
 pub(crate) fn build<W>(
     log: &Log,
     writer: W,
@@ -97,13 +97,13 @@ where
 }
 
 impl LogHandle {
-    /// Changes the level: a level, `target=level`, or several of them with commas between.
+    /// Changes the level: a level, `target=level`, or a comma-separated list of them.
     ///
     /// A level alone replaces the configured directives. Targets without one are added to the
     /// configured directives, since a filter of targets only would silence everything else.
     ///
     /// # Errors
-    /// What was written wrong, and how to write it.
+    /// The syntax error, and the valid syntax.
     pub fn set(&self, directives: &str) -> Result<(), String> {
         let Directives { text, has_default } = Directives::parse(directives)?;
         if has_default {
@@ -113,10 +113,10 @@ impl LogHandle {
         }
     }
 
-    /// Takes another configured level, which is then what [`LogHandle::reset`] goes back to.
+    /// Replaces the configured level, which [`LogHandle::reset`] restores.
     ///
     /// # Errors
-    /// As [`LogHandle::set`]; nothing has changed then.
+    /// As [`LogHandle::set`]. The level is then unchanged.
     pub fn configure(&self, level: &str) -> Result<(), String> {
         let level = Directives::parse(level)?.text;
         self.apply(level.clone())?;
@@ -124,24 +124,24 @@ impl LogHandle {
         Ok(())
     }
 
-    /// Goes back to the configured level.
+    /// Restores the configured level.
     pub fn reset(&self) {
         let configured = lock(&self.0.configured).clone();
-        // The configured directives were parsed once already, so this cannot fail.
+        // The configured directives were already parsed, so this cannot fail.
         let _ = self.apply(configured);
     }
 
-    /// The directives in use.
+    /// Returns the directives in use.
     pub fn current(&self) -> String {
         lock(&self.0.current).clone()
     }
 
-    /// The count of lines that were dropped, for [`Metrics`](super::Metrics).
+    /// Returns the count of dropped lines, for [`Metrics`](super::Metrics).
     pub fn drops(&self) -> Option<ErrorCounter> {
         self.0.drops.clone()
     }
 
-    /// Writes what is queued, as the last act of the process: later lines are lost.
+    /// Writes the queued lines. Later lines are lost, so this is the last call of the process.
     pub fn close(&self) {
         let guard = lock(&self.0.guard).take();
         drop(guard);
@@ -165,7 +165,8 @@ impl fmt::Debug for LogHandle {
     }
 }
 
-/// Takes a lock. Each critical section here is one step, so data behind a poisoned lock is whole.
+/// Locks a mutex. Every critical section is a single step, so data behind a poisoned lock is
+/// consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

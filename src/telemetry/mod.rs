@@ -1,4 +1,4 @@
-//! Metrics, the access log, and the record of each tunnel, which writes both when it is dropped.
+//! Metrics, access log, and the record of each tunnel, which updates both when it is dropped.
 
 mod access;
 mod exposition;

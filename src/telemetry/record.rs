@@ -1,5 +1,5 @@
-//! The record of one tunnel: counts its bytes, and writes its metrics and its line in the access
-//! log when it is dropped, however the tunnel ended.
+//! Record of one tunnel. It counts bytes; its drop updates the metrics and writes the access log
+//! line, however the tunnel ended.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,10 +13,10 @@ use super::metrics::OpenTunnel;
 use super::{Destination, DestinationService, Metrics, Source, WorkloadLabels};
 use crate::reason::{HandshakeRefusal, Reason};
 
-/// How much of a text that a peer sent goes into the log; a valid authority is never longer.
+/// Bytes of a text from a peer that are logged. A valid authority is never longer.
 const MAX_TEXT: usize = 260;
 
-/// What is known of one tunnel so far.
+/// Facts about one tunnel so far.
 #[derive(Debug)]
 pub struct Record {
     metrics: Arc<Metrics>,
@@ -30,25 +30,26 @@ pub struct Record {
     sent: u64,
     start: Instant,
     reason: Option<Reason>,
-    /// Boxed twice: few tunnels have one, and all would have room for its length.
+    /// Boxed twice: few tunnels have a detail, and a `Box<str>` would add its length to each
+    /// record.
     detail: Option<Box<Box<str>>>,
 }
 
-/// What a tunnel was asked for by, as its peer wrote it.
+/// Name that the peer requested, as received.
 #[derive(Debug)]
 enum Asked {
     Authority(Box<str>),
     /// Shared with the peer.
     Sni(Arc<str>),
-    /// An authority, and the server name of the TLS inside. Boxed: few tunnels have both.
+    /// Authority and server name of the TLS inside. Boxed: few tunnels have both.
     Both(Box<(Box<str>, Box<str>)>),
 }
 
-/// Writes one event of the access log. What is not known is left out.
+/// Writes one event of the access log. Unknown fields are omitted.
 ///
-/// Text is recorded as a string, not by `Display`: both formatters then escape control characters,
-/// so that nobody can forge a line or talk to the operator's terminal. `parent: None` keeps spans
-/// out of the line, whose fields are a contract.
+/// Text is recorded as a string, not by `Display`: both formatters then escape control
+/// characters, so that a peer can neither forge a line nor control the operator's terminal.
+/// `parent: None` keeps spans out of the line, whose fields are a contract.
 macro_rules! access {
     ($level:expr, $record:expr, $message:literal $(, $($extra:tt)+)?) => {
         tracing::event!(
@@ -74,7 +75,7 @@ macro_rules! access {
     };
 }
 
-/// The line that ends a tunnel, at one level: a level has to be a constant.
+/// Writes the line at the end of a tunnel. A macro, because tracing needs a constant level.
 macro_rules! ended {
     ($level:expr, $record:expr, $reason:expr, $suppressed:expr, $message:literal) => {
         access!(
@@ -92,7 +93,7 @@ macro_rules! ended {
 }
 
 impl Record {
-    /// The record of a tunnel that was just asked for by CONNECT.
+    /// Creates the record of a tunnel that CONNECT requested.
     pub fn new(metrics: &Arc<Metrics>, source: &Arc<Source>, authority: &str) -> Self {
         Self::of(
             metrics,
@@ -101,7 +102,7 @@ impl Record {
         )
     }
 
-    /// The record of a tunnel that was just asked for by a ClientHello.
+    /// Creates the record of a tunnel that a ClientHello requested.
     pub fn of_hello(metrics: &Arc<Metrics>, source: &Arc<Source>, sni: Option<Arc<str>>) -> Self {
         Self::of(metrics, source, Asked::Sni(sni.unwrap_or_default()))
     }
@@ -123,7 +124,7 @@ impl Record {
         }
     }
 
-    /// The TLS inside a tunnel asks for this server name.
+    /// Records the server name of the TLS inside a tunnel.
     pub fn asked_inside(&mut self, sni: Option<&str>) {
         if let (Asked::Authority(authority), Some(sni)) = (&mut self.asked, sni) {
             let both = (std::mem::take(authority), truncated(sni).into());
@@ -131,16 +132,16 @@ impl Record {
         }
     }
 
-    /// The tunnel was resolved to a service.
+    /// Records the service that the tunnel was resolved to.
     pub fn routed(&mut self, service: DestinationService) {
         self.service = service;
     }
 
-    /// The endpoint was dialled and the peer was told so: the tunnel is open.
+    /// Records that the endpoint was dialled and the peer was answered: the tunnel is open.
     pub fn connected(&mut self, destination: Destination, workload: &Arc<WorkloadLabels>) {
         self.destination = Some(destination);
         self.workload = Some(Arc::clone(workload));
-        // What was said of endpoints that were tried in vain is no explanation of a later end.
+        // Details of failed dials do not explain a later end.
         self.detail = None;
         self.open = Some(self.metrics.tunnel_opened(self.facts(), workload));
         if self.metrics.access.is_all() {
@@ -164,32 +165,32 @@ impl Record {
         }
     }
 
-    /// Bytes from the endpoint to the peer so far.
+    /// Returns the bytes from the endpoint to the peer so far.
     pub fn sent_bytes(&self) -> u64 {
         self.sent
     }
 
-    /// Bytes from the peer to the endpoint so far.
+    /// Returns the bytes from the peer to the endpoint so far.
     pub fn received_bytes(&self) -> u64 {
         self.received
     }
 
-    /// The time since the tunnel was asked for.
+    /// Returns the time since the request for the tunnel.
     pub fn age(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// Says why the tunnel ended. The first reason stays: later ones follow from it.
+    /// Records the reason for the end. The first reason is kept: later ones follow from it.
     pub fn finish(&mut self, reason: Reason) {
         self.reason.get_or_insert(reason);
     }
 
-    /// Explains the end to the operator, in the log's `error` field.
+    /// Sets the log's `error` field, which explains the end to the operator.
     pub fn detail(&mut self, text: String) {
         self.detail = Some(Box::new(text.into()));
     }
 
-    /// The `error` field, if something went wrong and there is more to say than the reason.
+    /// Returns the `error` field, if there is a detail and the reason is not logged at INFO.
     fn error(&self, reason: Reason) -> Option<&str> {
         let detail = self.detail.as_deref()?;
         (reason.level() != Level::INFO).then(|| truncated(detail))
@@ -211,7 +212,7 @@ impl Record {
         }
     }
 
-    /// The namespace of the workload, or of the service while no workload was reached.
+    /// Returns the namespace of the workload, or of the service if no workload was reached.
     fn destination_namespace(&self) -> &str {
         match &self.workload {
             Some(workload) => &workload.namespace,
@@ -251,8 +252,8 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        // Without a reason the tunnel's future was dropped before it could tell one: our code
-        // panicked, or the peer's connection went away with all its tunnels.
+        // Without a reason, the tunnel's future was dropped before it could set one. Either our
+        // code panicked, or the peer's connection ended with all its tunnels.
         let reason = self.reason.unwrap_or_else(|| {
             if std::thread::panicking() {
                 Reason::Panic
@@ -268,7 +269,8 @@ impl Drop for Record {
 
 /// Counts and logs a connection that was refused before a byte of HTTP/2 was read from it.
 ///
-/// Anybody who reaches the port can cause this, so all are counted but few lines are written.
+/// Anyone who reaches the port can cause this: every refusal is counted, but log lines are
+/// limited.
 pub fn handshake_refused(
     metrics: &Metrics,
     address: SocketAddr,
@@ -291,8 +293,8 @@ pub fn handshake_refused(
     }
 }
 
-/// Logs a connection that was turned away before its handshake. Few lines are written, as for
-/// [`handshake_refused`].
+/// Logs a connection that was closed before its handshake, because of a limit. Log lines are
+/// limited as in [`handshake_refused`].
 pub fn shed(metrics: &Metrics, address: SocketAddr, limit: &str, why: &dyn fmt::Display) {
     if let Some(suppressed) = metrics.access.admit_handshake() {
         tracing::event!(
@@ -309,12 +311,12 @@ pub fn shed(metrics: &Metrics, address: SocketAddr, limit: &str, why: &dyn fmt::
     }
 }
 
-/// The text, unless there is none.
+/// Returns the text, or none if it is empty.
 fn known(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-/// The first [`MAX_TEXT`] bytes of the text, or fewer so as not to cut a character.
+/// Returns at most the first [`MAX_TEXT`] bytes of the text, cut at a character boundary.
 fn truncated(text: &str) -> &str {
     let end = (0..=text.len().min(MAX_TEXT))
         .rev()
@@ -581,7 +583,7 @@ mod tests {
                 handshake_refused(&metrics, address, HandshakeRefusal::Expired, "old");
             }
         });
-        // The loop may cross into a second or third window, but not into a tenth.
+        // The loop can take two or three windows, but not ten.
         assert!((10..100).contains(&events.len()), "{}", events.len());
         assert_eq!(events[0]["message"], "handshake refused");
         assert_eq!(events[0]["reason"], "expired");

@@ -1,8 +1,8 @@
-//! Counters with Istio's labels: at most [`MAX_LABEL_SETS`] label sets of each, which expire.
+//! Counters with Istio's labels: at most [`MAX_LABEL_SETS`] label sets each, which expire.
 //!
-//! An issuer of identities in a trusted domain must not be able to fill the memory, nor the table
-//! permanently. A counter that was not used for [`UNUSED`] is removed, unless an open tunnel holds
-//! it. One that comes back starts at 0, which Prometheus' `rate()` takes for a reset.
+//! An issuer of identities in a trusted domain must neither exhaust the memory nor fill the table
+//! permanently. A counter that was unused for [`UNUSED`] is removed, unless an open tunnel holds
+//! it. A new one starts at 0, which Prometheus' `rate()` treats as a reset.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,15 +17,15 @@ use prometheus_client::registry::Registry;
 
 use super::labels::TcpLabels;
 
-/// Label sets that one counter holds. Later ones are counted together under `unknown`. A label set
-/// is about 1 KiB: 5 counters × 4,096 × 1 KiB = 20 MiB.
+/// Limit of label sets of one counter. Further ones are counted together as `unknown`. A label
+/// set takes about 1 KiB: 5 counters × 4,096 × 1 KiB = 20 MiB.
 pub(super) const MAX_LABEL_SETS: usize = 4096;
 
-/// Time for which an unused label set stays: longer than any scrape interval, and than a
-/// Prometheus alert looks back as a rule.
+/// Lifetime of an unused label set: longer than any scrape interval, and usually longer than the
+/// range of a Prometheus alert.
 pub(super) const UNUSED: Duration = Duration::from_secs(60 * 60);
 
-/// The counter of one label set. It does not expire while a clone of it is held.
+/// Counter of one label set. It does not expire while a clone exists.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Count(Arc<AtomicU64>);
 
@@ -43,7 +43,7 @@ impl Count {
     }
 }
 
-/// The counters of one name.
+/// Counters of one name.
 #[derive(Clone, Debug)]
 pub(super) struct LabelSets(Arc<Inner>);
 
@@ -51,7 +51,7 @@ pub(super) struct LabelSets(Arc<Inner>);
 struct Inner {
     name: &'static str,
     sets: RwLock<HashMap<TcpLabels, LabelSet>>,
-    /// Overflow into `unknown` since there was room last.
+    /// True if a count went to `unknown` since the table last had space.
     is_full: AtomicBool,
     overflow: Counter,
 }
@@ -59,14 +59,14 @@ struct Inner {
 #[derive(Debug)]
 struct LabelSet {
     count: Count,
-    /// The count at the last sweep.
+    /// Count at the last sweep.
     seen: u64,
-    /// The last sweep that found it used.
+    /// Time of the last sweep that found the counter in use.
     used: Instant,
 }
 
 impl LabelSets {
-    /// Registers the counters under a name. `overflow` counts what finds no room.
+    /// Registers the counters under a name. `overflow` counts the lookups that exceed the limit.
     pub(super) fn register(
         registry: &mut Registry,
         (name, help): (&'static str, &str),
@@ -82,7 +82,7 @@ impl LabelSets {
         sets
     }
 
-    /// Returns the counter of a label set, or the one of `unknown` where there are too many.
+    /// Returns the counter of a label set, or the one of `unknown` if the table is full.
     pub(super) fn counter(&self, labels: &TcpLabels) -> Count {
         if let Some(set) = self.read().get(labels) {
             return set.count.clone();
@@ -91,7 +91,7 @@ impl LabelSets {
         if sets.len() < MAX_LABEL_SETS {
             return counter(&mut sets, labels.clone());
         }
-        // Another thread may have made it since.
+        // Another thread may have created it after the read above.
         if let Some(set) = sets.get(labels) {
             return set.count.clone();
         }
@@ -108,7 +108,7 @@ impl LabelSets {
         others
     }
 
-    /// Removes the counters that are held by nobody and were not used for [`UNUSED`].
+    /// Removes counters that no tunnel holds and that were unused for [`UNUSED`].
     pub(super) fn sweep(&self, now: Instant) {
         let mut sets = self.write();
         sets.retain(|_, set| {
@@ -123,7 +123,7 @@ impl LabelSets {
         }
     }
 
-    // The map behind a poisoned lock is whole: each change is one step.
+    // The map behind a poisoned lock is consistent: each change is one step.
     fn read(&self) -> RwLockReadGuard<'_, HashMap<TcpLabels, LabelSet>> {
         self.0.sets.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,7 +144,7 @@ fn counter(sets: &mut HashMap<TcpLabels, LabelSet>, labels: TcpLabels) -> Count 
 
 impl EncodeMetric for LabelSets {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        // Copied, as to format megabytes under the lock would hold up the data path.
+        // Copied first: formatting megabytes under the lock would block the data path.
         let sets = self.read();
         let sets = sets
             .iter()
@@ -210,7 +210,7 @@ mod tests {
         let start = Instant::now();
         counted.sets.sweep(start);
         assert_eq!(counted.samples().len(), 2);
-        // Used again half an hour later, so that its hour begins anew.
+        // Used again half an hour later, which restarts its hour.
         counted.sets.counter(&labels(1)).inc();
         counted.sets.sweep(start + UNUSED / 2);
         counted.sets.sweep(start + UNUSED);
@@ -222,7 +222,7 @@ mod tests {
         assert!(counted.samples()[0].contains("/sa/0\""));
         assert!(counted.samples()[0].ends_with(" 7"));
         drop(held);
-        // The hour of one that was held begins when it is let go.
+        // The hour of a held counter starts when its last handle is dropped.
         counted
             .sets
             .sweep(start + UNUSED * 10 - Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! Helpers of this module's tests.
+//! Helpers of the telemetry tests.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,12 +7,12 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use super::Source;
 
-/// A writer that keeps what was written.
+/// Writer that keeps all written bytes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Captured(Arc<Mutex<Vec<u8>>>);
 
 impl Captured {
-    /// All that was written so far.
+    /// Returns everything that was written so far.
     pub(super) fn text(&self) -> String {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).into_owned()
@@ -41,7 +41,7 @@ impl<'a> MakeWriter<'a> for Captured {
     }
 }
 
-/// A peer of cluster west.
+/// Returns a peer of cluster west.
 pub(super) fn source() -> Source {
     Source {
         address: ([192, 0, 2, 7], 40001).into(),
@@ -54,7 +54,7 @@ pub(super) fn source() -> Source {
     }
 }
 
-/// The value of the one sample of `name` that has all of `labels`.
+/// Returns the value of the only sample of `name` with all of `labels`.
 pub(super) fn value(text: &str, name: &str, labels: &[&str]) -> u64 {
     let mut found = text.lines().filter(|line| {
         line.starts_with(&format!("{name}{{")) && labels.iter().all(|label| line.contains(label))

@@ -1,4 +1,4 @@
-//! Istio's counters of tunnels, looked up once for many tunnels.
+//! Istio's counters of tunnels, with a cache of recently used label sets.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -14,8 +14,8 @@ use super::{DestinationService, Source, WorkloadLabels};
 
 const OVERFLOW: &str = "Counts that went to `unknown` as the metric has no room for label sets";
 
-/// Places for what was looked up lately. With what an old connection and an old snapshot leave in
-/// them they are 256 × under 2 KiB.
+/// Number of slots of the cache. With everything that an old connection and an old snapshot leave
+/// in them, they hold 256 × under 2 KiB.
 const PLACES: usize = 256;
 
 /// Istio's counters.
@@ -29,19 +29,19 @@ pub(super) struct Tcp {
     lately: Box<[Mutex<Option<Lately>>]>,
 }
 
-/// The counters of an open tunnel's label set.
+/// Counters of the label set of an open tunnel.
 #[derive(Debug)]
 pub(super) struct Handles {
     opened: Count,
     pub(super) received: Count,
     pub(super) sent: Count,
-    /// Only a tunnel that has ended makes this label set.
+    /// Created at the end of the first tunnel.
     closed: OnceLock<Count>,
 }
 
-/// A source, service and workload, and their counters. To look these up takes four hashes of a
-/// dozen texts; to see that the three are the same ones as before takes the addresses of what their
-/// labels are made of, which stay theirs for as long as they are kept here.
+/// Cache entry: a source, service and workload, and their counters. A lookup without it hashes a
+/// dozen strings four times. A hit compares only pointers, which stay valid because the entry
+/// holds them.
 #[derive(Debug)]
 struct Lately {
     source: Arc<Source>,
@@ -77,14 +77,14 @@ impl Tcp {
         }
     }
 
-    /// Counts an opened tunnel, and gives the counters that it goes on with.
+    /// Counts an opened tunnel, and returns the counters that it uses until its end.
     pub(super) fn opened(&self, facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> Arc<Handles> {
         let handles = self.handles(facts, workload);
         handles.opened.inc();
         handles
     }
 
-    /// Counts the end of a tunnel: closed if it was ever open, else failed.
+    /// Counts the end of a tunnel: closed if it was open, failed otherwise.
     pub(super) fn ended(&self, facts: Facts<'_>, open: Option<&Handles>, flags: &'static str) {
         let labels = || facts.labels(flags);
         match open {
@@ -101,11 +101,11 @@ impl Tcp {
         }
     }
 
-    /// Removes the counters that were not used for an hour.
+    /// Removes counters that were unused for an hour.
     pub(super) fn sweep(&self, now: Instant) {
         for place in &self.lately {
             let mut lately = place.lock().unwrap_or_else(PoisonError::into_inner);
-            // Counters that only this place holds count as unused.
+            // An entry that only the cache holds counts as unused.
             if lately.as_ref().is_some_and(Lately::is_idle) {
                 *lately = None;
             }
@@ -134,7 +134,7 @@ impl Tcp {
         let Some(place) = self.lately.get(place_of(facts, workload)) else {
             return make();
         };
-        // The value behind a poisoned lock is whole: it is replaced in one step.
+        // The value behind a poisoned lock is consistent: it is replaced in one step.
         let mut lately = place.lock().unwrap_or_else(PoisonError::into_inner);
         match &*lately {
             Some(found) if found.is_of(facts, workload) => Arc::clone(&found.handles),
@@ -153,14 +153,15 @@ impl Tcp {
 }
 
 impl Lately {
-    /// Returns whether no open tunnel has these counters.
+    /// Returns true if no open tunnel has these counters.
     fn is_idle(&self) -> bool {
         Arc::strong_count(&self.handles) == 1
     }
 
     fn is_of(&self, facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> bool {
         let (own, other) = (&self.service, facts.service);
-        // Only the parts of a source that its labels have: all peers without identity share theirs.
+        // Only the parts of a source that are labels, so that all peers without identity share an
+        // entry.
         Arc::ptr_eq(&self.source.principal, &facts.source.principal)
             && Arc::ptr_eq(&self.source.namespace, &facts.source.namespace)
             && Arc::ptr_eq(&self.source.cluster, &facts.source.cluster)
@@ -171,7 +172,7 @@ impl Lately {
     }
 }
 
-/// A place below [`PLACES`], by three addresses.
+/// Returns the slot, below [`PLACES`], for three addresses.
 fn place_of(facts: Facts<'_>, workload: &Arc<WorkloadLabels>) -> usize {
     let addresses = [
         Arc::as_ptr(&facts.source.principal).addr(),
@@ -213,7 +214,7 @@ mod tests {
             let source = Arc::new(source);
             let facts = Facts::new(&source, &service, None);
             tcp.ended(facts, None, NO_FLAGS);
-            // Twice: a label set that was looked up lately is no other.
+            // Twice: a cached label set is the same one.
             for _ in 0..2 {
                 let open = tcp.opened(facts, &workload);
                 tcp.ended(facts, Some(&open), NO_FLAGS);
@@ -246,7 +247,7 @@ mod tests {
             tcp.opened(facts, workload)
         });
         let start = Instant::now();
-        // The second tunnel was dropped at once; only the table of late look-ups knows it yet.
+        // The second tunnel was dropped immediately; only the cache still holds its counters.
         for now in [start, start + UNUSED, start + UNUSED * 2] {
             tcp.sweep(now);
         }

@@ -1,4 +1,4 @@
-//! Metrics of discovery by a control plane; Istio's names where it has one (contract 6).
+//! Metrics of discovery by a control plane, under Istio's names if it has one (contract 6).
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 use super::limiter::Limiter;
 use super::metrics::metric;
 
-/// Log lines about NACKs that may be written in a second: a server can cause one by each message.
+/// Limit of log lines about NACKs per second: a server can cause one with each message.
 const NACK_LINES_A_SECOND: u32 = 10;
 
 const TERMINATIONS: &str = "Streams to the control plane that ended or did not come about";
@@ -25,7 +25,7 @@ const CACHED: &str = "When the state on disk was saved (Unix time); 0 without on
 
 type Label = [(&'static str, &'static str); 1];
 
-/// What is counted of the stream to a control plane. Types are known by their whole URL.
+/// Metrics of the stream to a control plane. Types are identified by their full URL.
 #[derive(Debug)]
 pub struct Xds {
     terminations: Family<Label, Counter>,
@@ -56,7 +56,7 @@ impl Xds {
         }
     }
 
-    /// Shows what is counted of a type as 0 from now on.
+    /// Creates the counters of a type, so that they are exported as 0.
     pub fn expect(&self, url: &'static str) {
         let label = label(url);
         drop(self.messages.get_or_create(&label));
@@ -64,39 +64,39 @@ impl Xds {
         drop(self.nacks.get_or_create(&label));
     }
 
-    /// There is a stream.
+    /// Records that the stream is open.
     pub fn connected(&self) {
         self.connected.set(1);
     }
 
-    /// There is none any more, or none came about, for one of a few reasons.
+    /// Counts a stream that ended or could not be opened, by its reason.
     pub fn terminated(&self, reason: &'static str) {
         self.connected.set(0);
         self.terminations.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// A message came.
+    /// Counts a received message.
     pub fn message(&self, url: &'static str, bytes: usize) {
         self.messages.get_or_create(&label(url)).inc();
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         self.message_bytes.get_or_create(&label(url)).inc_by(bytes);
     }
 
-    /// A message was accepted as a whole.
+    /// Records that a message was accepted as a whole.
     pub fn accepted(&self, url: &'static str) {
         self.accepted
             .get_or_create(&label(url))
             .set(seconds(SystemTime::now()));
     }
 
-    /// Something of a message was rejected. If a line of the log may say so, the number of those
-    /// that none did since the last.
+    /// Counts a message that was rejected in part. If it may be logged, returns the number of
+    /// such messages since the last that was logged.
     pub fn nacked(&self, url: &'static str) -> Option<u64> {
         self.nacks.get_or_create(&label(url)).inc();
         self.nack_lines.admit(Instant::now())
     }
 
-    /// How many resources of a type are held, and how many are rejected.
+    /// Sets the numbers of held and rejected resources of a type.
     pub fn holds(&self, url: &'static str, held: usize, rejected: usize) {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.resources.get_or_create(&label(url)).set(count(held));
@@ -105,7 +105,7 @@ impl Xds {
             .set(count(rejected));
     }
 
-    /// When the state on disk was saved.
+    /// Sets the time at which the state on disk was saved.
     pub fn cached(&self, at: SystemTime) {
         self.cached.set(seconds(at));
     }

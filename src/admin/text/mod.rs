@@ -1,7 +1,7 @@
-//! The status page as text: aligned, and coloured for a terminal.
+//! Status page as text, aligned, and coloured for a terminal.
 //!
-//! Names and reasons come from control planes and files: what could move a terminal's cursor is
-//! shown as an escape.
+//! Names and reasons come from control planes and files. Control characters are escaped, because
+//! they could control the terminal.
 
 use std::time::SystemTime;
 
@@ -12,14 +12,14 @@ use super::listeners::ListenerRow;
 use super::status::{Counts, CrlRow, Page, ServiceRow, how_many};
 use crate::status::{Discovery, Unused};
 
-/// Rejected resources of each type that are shown; the dump has more of them.
+/// Maximum number of rejected resources of each type; the dump has more of them.
 const REJECTIONS_SHOWN: usize = 10;
-/// Hostnames that are shown.
+/// Maximum number of hostnames.
 const HOSTS_SHOWN: usize = 50;
-/// Routes of listeners that are shown.
+/// Maximum number of routes of listeners.
 const ROUTES_SHOWN: usize = 50;
 
-/// The page; `one` is whether services were asked for by name.
+/// Formats the page. `one` is true if services were requested by name.
 pub(super) fn page(page: &Page, one: bool, color: bool) -> String {
     let mut text = Text {
         out: String::new(),
@@ -118,7 +118,7 @@ impl Text {
         }
     }
 
-    /// What an operator has ordered.
+    /// Writes the operator's evacuations.
     fn orders(&mut self, page: &Page) {
         if page.evacuated.is_empty() {
             return;
@@ -287,7 +287,7 @@ impl Text {
         self.table("  ", ["SOURCE", "READ", "RESULT"], rows.collect());
     }
 
-    /// The hostnames, those that fail first.
+    /// Writes the hostnames, failing ones first.
     fn hosts(&mut self, page: &Page) {
         let hosts = &page.hosts;
         if hosts.list.is_empty() {
@@ -355,7 +355,7 @@ impl Text {
         }
     }
 
-    /// One service with its endpoints.
+    /// Writes one service with its endpoints.
     fn service(&mut self, service: &ServiceRow) {
         self.heading("Service", &service.service);
         for who in &service.exposed_to {
@@ -382,7 +382,7 @@ impl Text {
         }
     }
 
-    /// Columns as wide as their widest cell.
+    /// Writes a table with columns as wide as their widest cell.
     fn table<const N: usize>(&mut self, indent: &str, header: [&str; N], rows: Vec<[String; N]>) {
         if rows.is_empty() {
             self.line(&format!("{indent}none"));
@@ -416,7 +416,7 @@ fn until(now: SystemTime, at: SystemTime) -> String {
     }
 }
 
-/// The two largest units of a time.
+/// Formats the two largest units of a duration.
 fn span(seconds: u64) -> String {
     let exact = humantime::format_duration(std::time::Duration::from_secs(seconds)).to_string();
     let units: Vec<_> = exact.split(' ').take(2).collect();

@@ -1,4 +1,4 @@
-//! Tests of the page as text.
+//! Tests of the status page as text.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! Every metric of the process, in one registry of its own.
+//! Metrics of the process, in one registry.
 //!
-//! Whatever has labels from a closed list is created at the start, so that it shows as 0 and an
-//! alert on its rate works from the first event. Label sets that depend on peers are bounded.
+//! Label sets from closed lists are created at the start: they are exported as 0, so that an
+//! alert on their rate detects the first event. Label sets that depend on peers are bounded.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -26,10 +26,10 @@ use crate::reason::{HandshakeRefusal, Reason};
 use crate::status::What;
 use crate::wire::UNKNOWN_CLUSTER;
 
-/// Log lines about authorization policies that may be written in a second.
+/// Limit of log lines about authorization policies per second.
 const POLICY_LINES_A_SECOND: u32 = 10;
 
-/// The time between two looks for what has expired.
+/// Interval of the removal of expired label sets.
 const SWEEP: Duration = Duration::from_secs(5);
 
 /// Upper bounds of the dial time in seconds: from a pod of the same zone to the budget of 10 s.
@@ -63,14 +63,14 @@ const LOG_LINES_DROPPED: &str = "Log lines lost because they came faster than th
 const ACCESS_SUPPRESSED: &str = "Lines about refusals that the limits of the access log left out";
 const TUNNELS: &str = "Tunnels ended, by reason and by the cluster of the peer";
 
-/// A label set of one or two labels from closed lists.
+/// Label set of one or two labels from closed lists.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 
-/// Why a connection could not be accepted.
+/// Kind of a failed accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcceptError {
-    /// The connection itself failed while it waited in the queue.
+    /// The connection failed while it waited in the accept queue.
     Connection,
     /// This host is out of descriptors or memory.
     Resource,
@@ -87,21 +87,21 @@ impl AcceptError {
     }
 }
 
-/// What came of the refusal of a tunnel by authorization policies.
+/// Outcome of the refusal of a tunnel by authorization policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyOutcome {
-    /// It was refused, or reset if it was open.
+    /// The tunnel was rejected, or reset if it was open.
     Refused,
-    /// It was let through, as refusals are only audited.
+    /// The tunnel was permitted, because the mode is audit.
     Audited,
-    /// It was let through, as only policies refuse it that are to log and do no more.
+    /// The tunnel was permitted, because only dry-run policies refuse it.
     DryRun,
 }
 
 impl PolicyOutcome {
     const ALL: [Self; 3] = [Self::Refused, Self::Audited, Self::DryRun];
 
-    /// The metric label and the log's `outcome` field.
+    /// Returns the metric label, which is also the `outcome` field of the log.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Refused => "refused",
@@ -111,10 +111,10 @@ impl PolicyOutcome {
     }
 }
 
-/// The values of the `result` label of `strait_dials_total`.
+/// Values of the `result` label of `strait_dials_total`.
 const DIAL_RESULTS: [&str; 5] = ["ok", "refused", "timeout", "failed", "denied"];
 
-/// The reasons for which a change of trust ends connections, each with a counter from the start.
+/// Reasons for which a change of trust ends connections; each has a counter from the start.
 const LOST_TRUST: [HandshakeRefusal; 6] = [
     HandshakeRefusal::UnknownIssuer,
     HandshakeRefusal::UntrustedDomain,
@@ -162,7 +162,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// All metrics at zero.
+    /// Creates all metrics at zero.
     pub fn new() -> Self {
         let mut registry = Registry::default();
         let tcp = Tcp::register(&mut registry);
@@ -209,7 +209,7 @@ impl Metrics {
         metrics
     }
 
-    /// Creates every label set that can be known now.
+    /// Creates every label set that is known at the start.
     fn create_closed_lists(&self) {
         self.create_reasons(&Arc::default());
         for refusal in HandshakeRefusal::ALL {
@@ -250,7 +250,7 @@ impl Metrics {
         }
     }
 
-    /// Creates every reason of a source cluster.
+    /// Creates the label sets of every reason for a source cluster.
     fn create_reasons(&self, source_cluster: &Arc<str>) {
         for reason in Reason::ALL {
             drop(self.tunnels.get_or_create(&TunnelLabels {
@@ -260,7 +260,7 @@ impl Metrics {
         }
     }
 
-    /// Counts an accepted connection, open until the guard is dropped.
+    /// Counts an accepted connection, which is open until the guard is dropped.
     pub fn connection_opened(&self) -> ConnectionGuard {
         self.connections.inc();
         self.connections_open.inc();
@@ -279,20 +279,20 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts an open connection whose peer's certificate is not trusted any more.
+    /// Counts an open connection whose peer's certificate lost its trust.
     pub fn connection_untrusted(&self, refusal: HandshakeRefusal) {
         let labels = [("reason", refusal.label())];
         self.untrusted.get_or_create(&labels).inc();
     }
 
-    /// Counts a CONNECT whose baggage names another cluster than the one that its peer belongs to.
-    /// Baggage is a hint: nothing is decided by it.
+    /// Counts a CONNECT whose baggage names another cluster than the peer's. Baggage is a hint
+    /// and decides nothing.
     pub fn baggage_mismatch(&self, source: &Source) {
         let labels = [("source_cluster", source.counted_cluster.to_string())];
         self.baggage_mismatches.get_or_create(&labels).inc();
     }
 
-    /// Shows how many revocation lists are in force.
+    /// Sets the number of revocation lists in use.
     pub fn crls(&self, fresh: usize, stale: usize) {
         for (state, count) in [("fresh", fresh), ("stale", stale)] {
             let gauge = self.crls.get_or_create(&[("state", state)]);
@@ -300,12 +300,12 @@ impl Metrics {
         }
     }
 
-    /// Shows whether trust domains are validated.
+    /// Sets the gauge for disabled validation of trust domains.
     pub fn validation_skipped(&self, is_skipped: bool) {
         self.validation_skipped.set(is_skipped.into());
     }
 
-    /// Counts a dial that reached its endpoint, and notes how long it took.
+    /// Counts a dial that reached its endpoint, and records its duration.
     pub fn dialled(&self, time: Duration) {
         self.dials.get_or_create(&[("result", "ok")]).inc();
         self.dial_seconds.observe(time.as_secs_f64());
@@ -322,29 +322,30 @@ impl Metrics {
         self.dials.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Counts a pause of the acceptor for want of descriptors.
+    /// Counts a pause of the acceptor because of missing descriptors.
     pub fn accept_paused(&self) {
         self.accept_pauses.inc();
     }
 
-    /// Counts a connection that was turned away unseen, by the limit that it was over.
+    /// Counts a connection that was closed before its handshake, by the limit that it exceeded.
     pub fn connection_shed(&self, limit: &'static str) {
         self.shed.get_or_create(&[("limit", limit)]).inc();
     }
 
-    /// Counts a connection that was ended because it sent more frames than its tunnels account for.
+    /// Counts a connection that was ended because it sent more frames than its tunnels account
+    /// for.
     pub fn connection_exhausted(&self) {
         self.exhausted.inc();
     }
 
-    /// Shows how many bytes tunnels may hold, and returns the gauge of what they do.
+    /// Sets the limit of buffered bytes, and returns the gauge of the bytes in use.
     pub fn buffers(&self, max: usize) -> Gauge {
         self.buffered_max
             .set(i64::try_from(max).unwrap_or(i64::MAX));
         self.buffered.clone()
     }
 
-    /// Shows how much memory may be used, and how much is.
+    /// Sets the limit and the use of memory.
     pub fn memory(&self, limit: u64, used: u64) {
         let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
         self.memory_limit.set(signed(limit));
@@ -363,7 +364,7 @@ impl Metrics {
             .inc();
     }
 
-    /// Whether one more line about authorization policies may be written now.
+    /// Returns true if another line about authorization policies may be logged now.
     pub fn may_log_policy(&self) -> bool {
         self.policy_lines.admit(Instant::now()).is_some()
     }
@@ -373,18 +374,18 @@ impl Metrics {
         self.reloads.get_or_create(&reload_labels(what, ok)).inc();
     }
 
-    /// What is counted of discovery by a control plane.
+    /// Returns the metrics of discovery by a control plane.
     pub fn xds(&self) -> &Xds {
         &self.xds
     }
 
-    /// Counts a certificate that was asked for, or told of by who gives them.
+    /// Counts a certificate that was requested from an authority or pushed by it.
     pub fn certificate_fetched(&self, ok: bool) {
         self.certificate_fetches.get_or_create(&[result(ok)]).inc();
         self.certificate_failing.set((!ok).into());
     }
 
-    /// Shows when the first certificate of each kind ends, of this identity alone.
+    /// Sets the expiry time of the first certificate of each kind, for this identity only.
     pub fn certificates_end(&self, identity: &str, ends: &[(&'static str, SystemTime)]) {
         self.certificate_expiry.clear();
         for (kind, end) in ends {
@@ -400,7 +401,7 @@ impl Metrics {
         }
     }
 
-    /// Shows from now on how many log lines were dropped. Only the first call counts.
+    /// Exports the number of dropped log lines from now on. Only the first call has an effect.
     pub fn count_log_drops(&self, drops: ErrorCounter) {
         let _ = self.log_drops.set(drops);
     }
@@ -410,8 +411,8 @@ impl Metrics {
         self.access.set(mode);
     }
 
-    /// Does every few seconds what has to be done again and again, for as long as it is polled:
-    /// unused label sets expire, and the counts of suppressed log lines are logged.
+    /// Removes unused label sets and logs the counts of suppressed log lines every few seconds.
+    /// Runs until it is dropped.
     pub async fn run(&self) {
         loop {
             tokio::time::sleep(SWEEP).await;
@@ -419,7 +420,7 @@ impl Metrics {
         }
     }
 
-    /// Logs the counts of suppressed lines that are left at the end of the process.
+    /// Logs the remaining counts of suppressed lines at the end of the process.
     pub fn close(&self) {
         self.access.sweep(Instant::now() + WINDOW);
     }
@@ -429,7 +430,7 @@ impl Metrics {
         self.tcp.sweep(now);
     }
 
-    /// Everything in the OpenMetrics text format.
+    /// Encodes all metrics in the OpenMetrics text format.
     pub fn encode(&self) -> String {
         if let Some(drops) = self.log_drops.get() {
             let drops = u64::try_from(drops.dropped_lines()).unwrap_or(u64::MAX);
@@ -438,17 +439,18 @@ impl Metrics {
                 .store(drops, Ordering::Relaxed);
         }
         let mut out = String::new();
-        // Writing to a String does not fail; should it ever, the scraper misses the EOF mark.
+        // Writing to a String does not fail. If it did, the EOF mark would be missing for the
+        // scraper.
         let _ = text::encode(&mut out, &self.registry);
         out
     }
 
-    /// Everything in the plain Prometheus text format 0.0.4.
+    /// Encodes all metrics in the Prometheus text format 0.0.4.
     pub fn encode_plain(&self) -> String {
         exposition::plain(&self.encode())
     }
 
-    /// Counts an opened tunnel and gives the handles that its copy counts bytes with.
+    /// Counts an opened tunnel and returns the handles that its copy counts bytes with.
     pub(super) fn tunnel_opened(
         &self,
         facts: Facts<'_>,
@@ -461,14 +463,14 @@ impl Metrics {
         }
     }
 
-    /// Counts the end of a tunnel: closed if it was ever open, else failed.
+    /// Counts the end of a tunnel: closed if it was open, failed otherwise.
     pub(super) fn tunnel_ended(&self, facts: Facts<'_>, open: Option<&OpenTunnel>, reason: Reason) {
         let handles = open.map(|open| &*open.handles);
         self.tcp.ended(facts, handles, reason.response_flags());
         let labels = TunnelLabels {
             reason: reason.label(),
             source_cluster: match &*facts.source.counted_cluster {
-                // An empty value has one label set, written or not.
+                // The label set of an unknown cluster is the one with the empty value.
                 UNKNOWN_CLUSTER => Arc::default(),
                 _ => Arc::clone(&facts.source.counted_cluster),
             },
@@ -477,7 +479,7 @@ impl Metrics {
             tunnels.inc();
             return;
         }
-        // The first tunnel of its cluster.
+        // First tunnel of its cluster.
         self.create_reasons(&labels.source_cluster);
         self.tunnels.get_or_create(&labels).inc();
     }
@@ -489,7 +491,7 @@ impl Default for Metrics {
     }
 }
 
-/// An open connection; counts its end when dropped.
+/// Open connection; counts its end when dropped.
 #[derive(Debug)]
 #[must_use = "the connection counts as closed once this is dropped"]
 pub struct ConnectionGuard(Gauge);
@@ -500,7 +502,7 @@ impl Drop for ConnectionGuard {
     }
 }
 
-/// An open tunnel's handles; counts its end in the gauge when dropped.
+/// Handles of an open tunnel; counts its end in the gauge when dropped.
 #[derive(Debug)]
 pub(super) struct OpenTunnel {
     pub(super) handles: Arc<Handles>,
@@ -513,13 +515,13 @@ impl Drop for OpenTunnel {
     }
 }
 
-/// Registers a metric and gives back the handle that it is counted with.
+/// Registers a metric and returns its handle.
 fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
     registry.register(name, help, metric.clone());
     metric
 }
 
-/// Registers a metric that starts empty.
+/// Registers a metric without values.
 pub(super) fn metric<M: Metric + Clone + Default>(
     registry: &mut Registry,
     name: &str,

@@ -1,4 +1,4 @@
-//! Tests of the metrics by what they are encoded to.
+//! Tests of the metrics by their encoded text.
 
 use super::*;
 
