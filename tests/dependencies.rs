@@ -1,7 +1,8 @@
-//! What we build on: licences, banned crates, versions with known holes, and where crates are from.
+//! Dependencies: licences, banned crates, versions with known vulnerabilities, and origins of
+//! crates.
 //!
-//! The graph is the one that ships: normal dependencies, with the features that are switched on,
-//! on this platform. A crate that the lock file names and nobody uses is not in it.
+//! The graph is the one that ships: normal dependencies, with the enabled features, on this
+//! platform. It excludes crates that are only in the lock file.
 
 #[cfg(test)]
 mod graph {
@@ -12,7 +13,7 @@ mod graph {
     use cargo_metadata::semver::Version;
     use cargo_metadata::{Metadata, MetadataCommand, Package};
 
-    /// Licences whose duties a notice file meets. MPL-2.0 binds its own files alone.
+    /// Licences whose terms a notice file meets. MPL-2.0 binds its own files alone.
     const LICENCES: &[&str] = &[
         "0BSD",
         "Apache-2.0",
@@ -43,10 +44,10 @@ mod graph {
         ("serde_yml", "unsound; use serde-saphyr"),
     ];
 
-    /// Others may still have it in their graph; we have `std::sync::LazyLock`.
+    /// Crates that others may still use; we have `std::sync::LazyLock`.
     const BANNED_FOR_US: &[(&str, &str)] = &[("lazy_static", "use std::sync::LazyLock")];
 
-    /// The first version without the advisories that concern a gateway.
+    /// First version without the advisories that concern a gateway.
     const FLOORS: &[(&str, &str)] = &[
         ("bytes", "1.11.1"),
         ("h2", "0.4.18"),
@@ -89,10 +90,10 @@ mod graph {
         host.unwrap().to_owned()
     }
 
-    /// The packages that ship.
+    /// Returns the packages that ship.
     ///
-    /// `cargo tree` says which ones these are. The graph in `cargo metadata` is that of the lock
-    /// file: it has edges for features that nobody switches on, such as the one to `ring`.
+    /// `cargo tree` selects them. The graph in `cargo metadata` is that of the lock file: it has
+    /// edges for features that are not enabled, such as the one to `ring`.
     fn packages() -> Vec<&'static Package> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let output = Command::new(cargo)
@@ -120,7 +121,7 @@ mod graph {
         packages
     }
 
-    /// `bytes v1.12.1 (*)` is `bytes` and `1.12.1`.
+    /// Parses a line such as `bytes v1.12.1 (*)` into `bytes` and `1.12.1`.
     fn parse_tree_line(line: &str) -> Option<(&str, &str)> {
         let mut words = line.split(' ');
         Some((words.next()?, words.next()?.strip_prefix('v')?))
@@ -243,7 +244,7 @@ mod graph {
             .iter()
             .map(|package| package.name.as_str())
             .collect();
-        // Ourselves, a direct dependency, one further down, and a procedural macro.
+        // This package, a direct dependency, an indirect one, and a procedural macro.
         for name in ["strait", "tokio", "aws-lc-sys", "serde_derive"] {
             assert!(names.contains(&name), "{name} is missing from {names:?}");
         }
@@ -279,10 +280,10 @@ mod graph {
     }
 }
 
-/// SPDX licence expressions, as far as crates write them.
+/// SPDX licence expressions, in the forms that crates use.
 #[cfg(test)]
 mod licence {
-    /// Whether an expression can be met with licences of the list alone.
+    /// Returns true if licences of the list alone satisfy the expression.
     pub(crate) fn is_allowed(expression: &str, list: &[&str]) -> Result<bool, String> {
         // Old manifests write `MIT/Apache-2.0` and mean OR.
         let spaced = expression
@@ -311,7 +312,7 @@ mod licence {
         fn any_of(&mut self) -> Option<bool> {
             let mut allowed = self.all_of()?;
             while self.take("OR") {
-                // Read on even if it is decided, so that the whole expression is checked.
+                // Continue even if the result is known, so that the whole expression is checked.
                 allowed |= self.all_of()?;
             }
             Some(allowed)
@@ -366,7 +367,7 @@ mod licence {
             ("GPL-3.0 / MIT", true),
             ("MIT AND GPL-3.0", false),
             ("MIT AND ISC", true),
-            // AND binds more tightly than OR.
+            // AND has precedence over OR.
             ("MIT OR ISC AND GPL-3.0", true),
             ("GPL-3.0 AND ISC OR MIT", true),
             ("(MIT OR ISC) AND GPL-3.0", false),

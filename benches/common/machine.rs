@@ -1,18 +1,18 @@
-//! The machine: its processors, who has which, and what they do.
+//! Machine: its processors, their assignment, and their load.
 
 use std::fs;
 use std::time::Duration;
 
 use super::process::Process;
 
-/// Where two processors exist, the gateways have this one, and everything else the other.
+/// Processor of the gateways on a machine with two; everything else runs on the other.
 pub const CPU_OF_GATEWAYS: &str = "1";
 const CPU_OF_LOAD: &str = "0";
-/// What `/proc` counts in.
+/// Unit of times in `/proc`.
 pub const TICK: Duration = Duration::from_millis(10);
 
-/// Binds this process, and with it the load that it makes or starts, where there is another
-/// processor for the gateway. Returns how that is told.
+/// Binds this process, and the load that it generates or starts, to one processor if the gateway
+/// can have another one. Returns a description for the report.
 pub fn pin_load() -> &'static str {
     if processors() > 1 {
         Process::own().pin(CPU_OF_LOAD);
@@ -22,7 +22,7 @@ pub fn pin_load() -> &'static str {
     }
 }
 
-/// Of the machine, and not those that this process may use.
+/// Returns the number of processors of the machine, not only those that this process may use.
 pub fn processors() -> u32 {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     text.lines()
@@ -31,7 +31,7 @@ pub fn processors() -> u32 {
         .sum()
 }
 
-/// Time that all processors together have been busy, the hypervisor's theft included.
+/// Returns the busy time of all processors, including time stolen by the hypervisor.
 pub fn busy() -> Duration {
     let text = fs::read_to_string("/proc/stat").expect("the processors' times");
     let words = text.lines().next().unwrap_or_default().split_whitespace();

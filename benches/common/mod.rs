@@ -1,4 +1,4 @@
-//! What the benches share: processes, the machine, tables, and where results go.
+//! Shared support of the benches: processes, the machine, tables, and the output of results.
 
 pub mod machine;
 pub mod process;
@@ -7,7 +7,7 @@ pub mod table;
 use std::io::Write as _;
 use std::process::Command;
 
-/// The commit of this checkout, marked where files differ from it.
+/// Returns the commit of this checkout, marked if files differ from it.
 pub fn commit() -> String {
     let git = |arguments: &[&str]| {
         let output = Command::new("git")
@@ -19,7 +19,7 @@ pub fn commit() -> String {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     };
     let commit = git(&["rev-parse", "--short", "HEAD"]);
-    // Results of an earlier run make nothing differ, and a table of them is in the README.
+    // Results of an earlier run are no difference, and neither is their table in the README.
     let results = [":!benches/results", ":!README.md"];
     let status = [&["status", "--porcelain", "--", "."], &results[..]].concat();
     let changed = git(&status);
@@ -30,7 +30,7 @@ pub fn commit() -> String {
     }
 }
 
-/// Prints, on stdout: a result.
+/// Prints a result on stdout.
 pub fn say(text: &str) {
     let mut terminal = std::io::stdout().lock();
     let _ = terminal.write_all(text.as_bytes());

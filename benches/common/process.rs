@@ -1,4 +1,4 @@
-//! A process as the kernel sees it: its memory, its processor time, and where it runs.
+//! Process in the kernel's accounting: its memory, processor time, and affinity.
 
 use std::fs;
 use std::process::Command;
@@ -8,20 +8,20 @@ use std::time::Duration;
 
 use crate::support::memory;
 
-/// How often memory is looked at.
+/// Sampling interval of memory.
 const SAMPLE: Duration = Duration::from_millis(20);
 
-/// A process that we have started.
+/// Process that this bench has started.
 #[derive(Clone, Copy, Debug)]
 pub struct Process(u32);
 
 impl Process {
-    /// This process.
+    /// Returns this process.
     pub fn own() -> Self {
         Self(std::process::id())
     }
 
-    /// The child that has this text in its command line, which names a folder of its own.
+    /// Returns the child whose command line has this text, which is the path of a unique folder.
     pub fn child(text: &str) -> Self {
         let own = format!("PPid:\t{}\n", std::process::id());
         let children = fs::read_dir("/proc").expect("a list of processes");
@@ -33,10 +33,10 @@ impl Process {
         Self(ids.find(is_it).expect("a process with this text"))
     }
 
-    /// Binds all its threads, and those that it will have, to one processor.
+    /// Binds all its present and future threads to one processor.
     pub fn pin(self, cpu: &str) {
         let id = self.0.to_string();
-        // taskset is of util-linux, which every Linux distribution has.
+        // taskset is in util-linux, which every Linux distribution has.
         let bound = Command::new("taskset")
             .args(["--all-tasks", "--cpu-list", "--pid", cpu, &id])
             .output()
@@ -44,17 +44,17 @@ impl Process {
         assert!(bound.status.success(), "taskset: {bound:?}");
     }
 
-    /// Memory that it alone has and has written to, in bytes.
+    /// Returns its private dirty memory, in bytes.
     pub fn private_dirty(self) -> u64 {
         memory::private_dirty(self.0)
     }
 
-    /// How many descriptors it has open.
+    /// Returns the number of its open descriptors.
     pub fn descriptors(self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.0)).map_or(0, Iterator::count)
     }
 
-    /// Processor time of all its threads, to the nanosecond.
+    /// Returns the processor time of all its threads, in nanoseconds.
     pub fn cpu(self) -> Duration {
         let threads = fs::read_dir(format!("/proc/{}/task", self.0)).into_iter();
         let nanoseconds = threads.flatten().filter_map(|thread| {
@@ -64,8 +64,8 @@ impl Process {
         Duration::from_nanos(nanoseconds.sum())
     }
 
-    /// Whether a thread of it is left. While one is, its ports are taken, even if its memory is
-    /// free; where none is, there may be the entry that waits for its parent.
+    /// Returns true if one of its threads is left. Until then its ports are in use, even if its
+    /// memory is free. Afterwards an entry may remain that waits for its parent.
     pub fn lives(self) -> bool {
         let folder = format!("/proc/{}", self.0);
         let threads = fs::read_dir(format!("{folder}/task")).map_or(0, Iterator::count);
@@ -74,7 +74,7 @@ impl Process {
     }
 }
 
-/// Looks at a process's memory until it is asked for the peak.
+/// Sampler of a process's memory, until the peak is requested.
 pub struct Peak {
     stop: Sender<()>,
     looking: JoinHandle<u64>,
@@ -87,7 +87,7 @@ impl Peak {
         Self { stop, looking }
     }
 
-    /// The most that there was.
+    /// Returns the peak.
     pub fn bytes(self) -> u64 {
         drop(self.stop);
         self.looking.join().expect("a thread that looks")

@@ -1,11 +1,11 @@
-//! Tables of Markdown.
+//! Markdown tables.
 
-/// A row.
+/// Returns a row.
 pub fn line(cells: &[String]) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
-/// The rows above the first one.
+/// Returns the header rows.
 pub fn head(columns: &[&str]) -> String {
     let columns: Vec<String> = columns.iter().map(|&column| column.to_owned()).collect();
     line(&columns) + &line(&vec!["---".to_owned(); columns.len()])

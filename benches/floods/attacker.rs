@@ -1,4 +1,4 @@
-//! One attacking connection: it sends until its time is up or the gateway has ended it.
+//! Attacking connection, which sends until its time is up or the gateway has ended it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,34 +17,34 @@ use crate::attacks::{Attack, CONNECT, What, frames, left_streams};
 use crate::support::raw::{self, frame, headers};
 use crate::support::{CLIENT, GATEWAY, identities};
 
-/// What is written at once, at least: rounds are small, and each write is a record of TLS.
+/// Minimum of bytes per write: rounds are small, and each write is a TLS record.
 const WRITE_BYTES: usize = 16 * 1024;
-/// The attackers' priority: the victim shares their processor, and must not wait for it.
+/// Priority of the attackers. The victim shares their processor, and must not wait for it.
 const NICENESS: i32 = 15;
 
-/// What became of one attacking connection.
+/// Outcome of one attacking connection.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Bytes and frames that the kernel took, before TLS.
+    /// Bytes and frames that the kernel accepted, before TLS.
     pub bytes: u64,
     pub frames: u64,
-    /// From the beginning of the flood to its end, or to the end of the attacker's time.
+    /// Time from the beginning of the flood to its end, or to the end of the attacker's time.
     pub lasted: Duration,
     pub end: End,
 }
 
-/// How an attacking connection was ended.
+/// End of an attacking connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum End {
     #[default]
     StillOpen,
-    /// GOAWAY with this code, and then the end of the connection.
+    /// GOAWAY with this code, followed by the end of the connection.
     GoAway(u32),
-    /// The end of the connection alone.
+    /// End of the connection alone.
     Closed,
 }
 
-/// Attacks from so many connections at once, on a thread of its own, for so long.
+/// Runs this many attacks concurrently, on a separate thread, for this time.
 pub fn attack(
     address: SocketAddr,
     attack: &'static Attack,
@@ -53,7 +53,7 @@ pub fn attack(
 ) -> oneshot::Receiver<Vec<Outcome>> {
     let (done, outcomes) = oneshot::channel();
     std::thread::spawn(move || {
-        // Of this thread alone: Linux has a priority for each.
+        // Affects only this thread: Linux has a priority for each.
         rustix::process::setpriority_process(None, NICENESS).expect("a lower priority");
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -72,7 +72,7 @@ pub fn attack(
     outcomes
 }
 
-/// One connection; one that cannot even begin was turned away.
+/// Runs one connection. The gateway rejected it if it cannot even begin.
 async fn one(address: SocketAddr, attack: &'static Attack, until: Instant) -> Outcome {
     let mut outcome = Outcome::default();
     let connected = timeout_at(until, Peer::connect(address, attack.window)).await;
@@ -86,15 +86,15 @@ async fn one(address: SocketAddr, attack: &'static Attack, until: Instant) -> Ou
     outcome
 }
 
-/// HTTP/2 by hand, past TLS, preface and SETTINGS. It reads all that comes.
+/// Hand-written HTTP/2, after TLS, preface and SETTINGS. It reads everything that arrives.
 pub struct Peer {
     write: WriteHalf<TlsStream<TcpStream>>,
     answered: oneshot::Receiver<()>,
 }
 
 impl Peer {
-    /// Connects, with a good certificate, and gives streams this window. Beside the peer stands
-    /// the task that reads for it.
+    /// Connects with a valid certificate, and gives streams this window. Also returns the task that
+    /// reads.
     pub async fn connect(address: SocketAddr, window: u32) -> io::Result<(Self, JoinHandle<End>)> {
         let tls = TlsConnector::from(identities().client(CLIENT, GATEWAY));
         let tcp = TcpStream::connect(address).await?;
@@ -128,7 +128,7 @@ impl Peer {
             end = &mut reading => return outcome.end = end.expect("a reader"),
             sent = timeout_at(until, self.send_all(what, outcome)) => sent,
         };
-        // Whatever the gateway says last is on its way when writing to it fails.
+        // The gateway's last frames are still under way when a write to it fails.
         let (rest, silent) = match sent {
             Ok(Err(_)) => (Duration::from_secs(1), End::Closed),
             _ => (until - Instant::now().min(until), End::StillOpen),
@@ -156,7 +156,7 @@ impl Peer {
             if bytes.len() >= WRITE_BYTES {
                 self.send(&bytes, outcome).await?;
                 bytes.clear();
-                // The reader has its turn, though writing may never have to wait.
+                // Yields to the reader, because writing may never block.
                 tokio::task::yield_now().await;
             }
         }
@@ -186,7 +186,7 @@ impl Peer {
     }
 }
 
-/// Reads frames until the connection ends. Says once when stream 1 has an answer.
+/// Reads frames until the connection ends. Signals the first answer on stream 1.
 async fn read_to_end(read: ReadHalf<TlsStream<TcpStream>>, answer: oneshot::Sender<()>) -> End {
     let (mut read, mut answer) = (BufReader::with_capacity(WRITE_BYTES, read), Some(answer));
     let (mut end, mut payload) = (End::Closed, Vec::new());

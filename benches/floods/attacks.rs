@@ -1,14 +1,14 @@
-//! The sixteen floods and bombs: what a hostile client with a good certificate sends.
+//! The sixteen floods and bombs of a hostile client with a valid certificate.
 
 use crate::support::raw::{self, frame, headers};
 
-/// What a flood repeats, given the number of the round.
+/// Repeated part of a flood, by the number of the round.
 pub type Round = fn(u32) -> Vec<u8>;
 
-/// A flood, or a way of holding on.
+/// Flood, or a way of holding resources.
 pub struct Attack {
     pub name: &'static str,
-    /// The window that the client gives to streams: 0 leaves answers nowhere to go.
+    /// Window that the client gives to streams. With 0, answers cannot be sent.
     pub window: u32,
     pub what: What,
 }
@@ -16,7 +16,7 @@ pub struct Attack {
 pub enum What {
     /// CONNECT on stream 1, the bytes of the function once, then rounds without a pause.
     Flood(fn() -> Vec<u8>, Round),
-    /// As many CONNECTs as a connection has streams, and then nothing.
+    /// As many CONNECTs as a connection allows streams, and then nothing.
     Leave,
     /// The preface and SETTINGS, and then nothing.
     Silence,
@@ -26,17 +26,17 @@ pub const CONNECT: [(&str, &[u8]); 2] =
     [(":method", b"CONNECT"), (":authority", b"echo.global:80")];
 const REFUSED: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"nothing.here:80")];
 
-/// Streams that are opened and left on each connection: as many as Strait lets a client have.
+/// Number of streams opened and left on each connection: the limit that Strait gives a client.
 pub const STREAMS: u32 = 256;
-/// The window that RFC 9113 gives to streams where nobody says otherwise.
+/// Default window of RFC 9113.
 const WINDOW: u32 = 65_535;
 
-/// The stream of the round: 1 is the open tunnel, the others are new.
+/// Returns the stream of the round: 1 is the open tunnel, the others are new.
 fn stream(round: u32) -> u32 {
     3 + 2 * round
 }
 
-/// All CONNECTs of [`What::Leave`], stream 1 left out.
+/// Returns all CONNECTs of [`What::Leave`], except for stream 1.
 pub fn left_streams() -> Vec<u8> {
     (0..STREAMS - 1)
         .flat_map(|round| headers(stream(round), &CONNECT))
@@ -49,7 +49,7 @@ fn opened_and_reset(round: u32, fields: &[(&str, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// A field that the peer's HPACK table keeps: `x` with 4,000 bytes, of the 4,096 that it has.
+/// Returns a field that stays in the peer's HPACK table: `x` with 4,000 bytes, of its 4,096.
 fn kept_field() -> Vec<u8> {
     // A literal with incremental indexing and a new name (RFC 7541 6.2.1), the length as
     // 127 + 33 + 30 * 128 (5.1).
@@ -57,13 +57,14 @@ fn kept_field() -> Vec<u8> {
     block.resize(block.len() + 4000, b'y');
     let mut request = headers(3, &CONNECT);
     request.extend(block);
-    // headers() makes a whole frame; its length is put right for what came behind it.
+    // headers() makes a whole frame, so the length is corrected for the added bytes.
     let length = u16::try_from(request.len() - 9).expect("a short block");
     request[1..3].copy_from_slice(&length.to_be_bytes());
     request
 }
 
-/// A request that names the kept field 3,000 times, with one byte each: 12 MB when decoded.
+/// Returns a request that refers to the kept field 3,000 times, with one byte each: 12 MB when
+/// decoded.
 fn references(round: u32) -> Vec<u8> {
     let mut request = headers(stream(1 + round), &CONNECT);
     request.extend([0x80 | 62; 3000]);
@@ -141,7 +142,7 @@ pub const ATTACKS: [Attack; 16] = [
     },
 ];
 
-/// How many frames begin in whole frames of ours.
+/// Returns the number of frames in `bytes`, which are whole frames of ours.
 pub fn frames(mut bytes: &[u8]) -> u64 {
     let mut count = 0;
     while let [high, middle, low, rest @ ..] = bytes {

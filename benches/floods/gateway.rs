@@ -1,4 +1,4 @@
-//! The two gateways under attack, each a fresh process with one worker, and the endpoint behind.
+//! The two gateways under attack, each a fresh process with one worker, and their endpoint.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,14 +10,14 @@ use crate::common::process::Process;
 use crate::envoy::Envoy;
 use crate::support::{Endpoint, GATEWAY, Gateway, Net, Settings, identities};
 
-/// More than all streams of all attackers need.
+/// Limit of descriptors, more than all streams of all attackers need.
 const DESCRIPTORS: u32 = 16_384;
 
-/// Which gateway.
+/// Kind of gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     Strait,
-    /// The program, and its version.
+    /// Program and version.
     Envoy(PathBuf, String),
 }
 
@@ -30,7 +30,7 @@ impl Kind {
     }
 }
 
-/// A gateway that runs, with its endpoint. All of it ends when it is dropped.
+/// Running gateway with its endpoint. Both end on drop.
 pub struct Running {
     pub address: SocketAddr,
     pub process: Process,
@@ -68,7 +68,7 @@ impl Running {
                 let leaf = identities().leaf(GATEWAY);
                 let yaml = (include_str!("envoy.yaml"), &names[..]);
                 let envoy = Envoy::start(program, net, 1, &leaf, yaml).await;
-                // Envoy is the only child with such an argument, and there is one at a time.
+                // Envoy is the only child with this argument, and only one runs at a time.
                 (Program::Envoy(envoy), "--disable-hot-restart".to_owned())
             }
         };
@@ -85,8 +85,8 @@ impl Running {
     }
 }
 
-/// A listener for all attackers' streams at once: one that drops a handshake of TCP makes a gateway
-/// wait for a second, and the victim with it.
+/// Listens for all attackers' streams at once. A listener that drops a TCP handshake would make a
+/// gateway wait for a second, and the victim with it.
 fn listen(address: SocketAddr) -> TcpListener {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind(address).expect("a free address");

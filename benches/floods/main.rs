@@ -1,9 +1,9 @@
-//! Sixteen floods and bombs, and a hundred readers that never read, each beside a victim: for
-//! Strait, and for Envoy as the same gateway. `make floods` runs it.
+//! Sixteen floods and bombs, and a hundred readers that never read, each beside a victim, for
+//! Strait and for Envoy with the same configuration. `make floods` runs it.
 //!
-//! Exits with 1 if a row of Strait's misses the bar.
+//! Exits with 1 if a row of Strait misses its limit.
 
-// As in tests/it: cargo builds a bench as a test, and what is marked so may end by `expect`.
+// As in tests/it: cargo builds a bench as a test, and code marked as such may use `expect`.
 #![expect(
     unreachable_pub,
     reason = "a bench exports nothing, and plain `pub` reads better"

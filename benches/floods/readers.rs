@@ -12,22 +12,22 @@ use crate::support::ENDLESS;
 use crate::victim::{Latency, Victim};
 
 pub const READERS: u32 = 100;
-/// The window of each reader's stream.
+/// Window of each reader's stream.
 pub const WINDOW: u32 = 64 * 1024;
-/// The bar, by issue 3: what a reader may hold beyond its tunnel.
+/// Limit of issue 3: memory that a reader may hold beyond its tunnel.
 const HELD_MAX: u64 = 300 * 1024;
 
-/// What the readers cost.
+/// Cost of the readers.
 pub struct Readers {
-    /// Bytes held for each, with its connection and its tunnel, where the endpoint is idle.
+    /// Bytes held for each reader, with its connection and tunnel, if the endpoint is idle.
     pub idle: u64,
-    /// The same where the endpoint always sends.
+    /// The same if the endpoint always sends.
     pub endless: u64,
     pub rest: Latency,
     pub under: Latency,
 }
 
-/// Measures tunnels to an idle endpoint, and then the same to one that always sends.
+/// Measures tunnels to an idle endpoint, and then to one that always sends.
 pub async fn run(kind: &Kind, time: Duration) -> Readers {
     let (idle, _) = held(kind, b'i', time).await;
     let (endless, (rest, under)) = held(kind, ENDLESS, time).await;
@@ -39,7 +39,7 @@ pub async fn run(kind: &Kind, time: Duration) -> Readers {
     }
 }
 
-/// What each reader holds of a fresh gateway's memory at most, and the victim beside them.
+/// Returns the peak of memory for each reader of a fresh gateway, and the latency of the victim.
 async fn held(kind: &Kind, first: u8, time: Duration) -> (u64, (Latency, Latency)) {
     let gateway = Running::start(kind).await;
     let victim = Victim::start(gateway.address).await;
@@ -56,7 +56,7 @@ async fn held(kind: &Kind, first: u8, time: Duration) -> (u64, (Latency, Latency
         reading.abort();
         readers.push(peer);
     }
-    // What is watched begins now: handshakes of neighbours are no stalled readers.
+    // The measurement begins after the handshakes of the other readers.
     let (begun, peak) = (Instant::now(), Peak::of(gateway.process));
     for peer in &mut readers {
         peer.data(&[first]).await.expect("a first byte");
@@ -73,12 +73,12 @@ async fn held(kind: &Kind, first: u8, time: Duration) -> (u64, (Latency, Latency
 }
 
 impl Readers {
-    /// Bytes that each reader holds beyond its tunnel.
+    /// Returns the number of bytes that each reader holds beyond its tunnel.
     pub fn beyond(&self) -> u64 {
         self.endless.saturating_sub(self.idle)
     }
 
-    /// What misses the bar; nothing where all is well.
+    /// Returns the missed limits; empty if there are none.
     pub fn misses(&self) -> Vec<String> {
         let memory = (self.beyond() >= HELD_MAX).then(|| "memory".to_owned());
         memory

@@ -1,4 +1,4 @@
-//! The table, as Markdown that is also read on a terminal.
+//! Table as Markdown that is also readable on a terminal.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::readers::{READERS, Readers, WINDOW};
 use crate::row::Row;
 use crate::victim::Latency;
 
-/// The columns of a flood's row, in the order of [`row`].
+/// Columns of a flood's row, in the order of [`row`].
 const COLUMNS: [&str; 13] = [
     "flood",
     "connections",
@@ -36,7 +36,7 @@ const COLUMNS_OF_READERS: [&str; 7] = [
     "verdict",
 ];
 
-/// What all runs begin with.
+/// Returns the heading of a run.
 pub fn heading(command: &str, commit: &str, where_pinned: &str) -> String {
     format!(
         "# Floods, at {commit}
@@ -57,12 +57,12 @@ stay: they are bounded by number.
     )
 }
 
-/// The head of a gateway's table of floods.
+/// Returns the head of a gateway's table of floods.
 pub fn table(gateway: &str) -> String {
     format!("\n## {gateway}\n\n{}", head(&COLUMNS))
 }
 
-/// A flood that was not measured.
+/// Returns the row of a flood that was not measured.
 pub fn not_measured(name: &str, connections: u32) -> String {
     let mut cells = vec![String::new(); COLUMNS.len()];
     name.clone_into(&mut cells[0]);
@@ -99,7 +99,7 @@ pub fn row(row: &Row) -> String {
     ])
 }
 
-/// The head of the table of readers.
+/// Returns the head of the table of readers.
 pub fn readers_table() -> String {
     let kib = WINDOW / 1024;
     format!(
@@ -135,7 +135,7 @@ fn lost(rest: Latency, under: Latency) -> String {
     format!("{lost} of {all}")
 }
 
-/// How many connections ended how, and when the last one did.
+/// Describes the ends of the connections: their kinds and numbers, and the last end of each kind.
 fn ends(row: &Row) -> String {
     let mut ends: Vec<(End, usize, Duration)> = Vec::new();
     for outcome in &row.outcomes {
@@ -173,7 +173,7 @@ fn times(rest: Option<Duration>, under: Option<Duration>) -> String {
     format!("{} → {} ms", milliseconds(rest), milliseconds(under))
 }
 
-/// A count as a figure to divide: nothing here comes near 2^53.
+/// Converts a count for a division: no count comes near 2^53.
 #[expect(clippy::cast_precision_loss, reason = "a table shows three digits")]
 fn figure(count: u64) -> f64 {
     count as f64

@@ -1,4 +1,4 @@
-//! One row of the table: a gateway, a flood, its connections, and what came of it.
+//! One row of the table: a gateway, a flood, its connections, and the outcome.
 
 use std::time::{Duration, Instant};
 
@@ -11,17 +11,18 @@ use crate::common::process::{Peak, Process};
 use crate::gateway::{Kind, Running};
 use crate::victim::{Latency, Victim};
 
-/// The bar, by issue 3: memory grown is at most so many times the bytes, and so much for each
+/// Limits of issue 3: growth of memory, as a multiple of the bytes sent plus an amount for each
 /// connection; the victim's median grows by at most this factor.
 const MEMORY_TIMES_MAX: u64 = 10;
 const MEMORY_PER_CONNECTION_MAX: u64 = 1 << 20;
 pub const MEDIAN_TIMES_MAX: u32 = 2;
 
-/// The victim's first requests find everything cold, and are not counted.
+/// Warm-up of the victim. Its first requests find cold caches, and are not counted.
 pub const WARM_UP: Duration = Duration::from_millis(300);
-/// How long the victim is watched at rest.
+/// Time in which the victim is measured at rest.
 pub const REST: Duration = Duration::from_secs(2);
-/// How long a silent peer is waited for: the first CONNECT's deadline of 30 s, and some.
+/// Limit of the wait for the end of a silent peer: the first CONNECT's deadline of 30 s, and a
+/// margin.
 const SILENCE: Duration = Duration::from_secs(33);
 
 pub struct Row {
@@ -31,7 +32,7 @@ pub struct Row {
     pub grown: u64,
     pub time: Duration,
     pub cpu: Duration,
-    /// The share of all processors that neither the gateway nor this process had.
+    /// Share of all processors used by neither the gateway nor this process.
     pub others: f64,
     pub rest: Latency,
     pub under: Latency,
@@ -85,13 +86,13 @@ impl Row {
         self.outcomes.iter().map(|outcome| outcome.frames).sum()
     }
 
-    /// How long the attackers were at it: the longest of them.
+    /// Returns the duration of the longest attack.
     pub fn lasted(&self) -> Duration {
         let all = self.outcomes.iter().map(|outcome| outcome.lasted);
         all.max().unwrap_or_default()
     }
 
-    /// What misses the bar; nothing where all is well.
+    /// Returns the missed limits; empty if there are none.
     pub fn misses(&self) -> Vec<String> {
         let mut misses = Vec::new();
         let open = self
@@ -99,7 +100,7 @@ impl Row {
             .iter()
             .filter(|outcome| outcome.end == End::StillOpen);
         let open = open.count();
-        // Streams that are opened and left are bounded in number, and may stay.
+        // Streams that are opened and left are limited in number, and may stay open.
         if open > 0 && !matches!(self.attack.what, What::Leave) {
             misses.push(format!("{open} not ended"));
         }
@@ -116,7 +117,7 @@ impl Row {
     }
 }
 
-/// How the victim was hurt.
+/// Returns the harm to the victim, if it exceeds the limit.
 pub fn hurt(rest: Latency, under: Latency) -> Option<String> {
     if rest.lost + under.lost > 0 {
         return Some("requests lost".to_owned());

@@ -1,4 +1,4 @@
-//! A run of the whole table: what is asked for, what is said meanwhile, and where it is written.
+//! Run of the whole table: options, progress, and output file.
 
 use std::fs;
 use std::process::ExitCode;
@@ -11,13 +11,13 @@ use crate::envoy;
 use crate::gateway::Kind;
 use crate::{readers, report, row};
 
-/// Connections that attack at once.
+/// Numbers of concurrent attacking connections.
 const CONNECTIONS: [u32; 2] = [1, 20];
 
-/// What to measure.
+/// Measurements to make.
 #[derive(Debug, clap::Parser)]
 pub struct Options {
-    /// How long each flood lasts
+    /// Duration of each flood, in seconds
     #[arg(long, default_value_t = 3)]
     seconds: u64,
     /// Also measure silence, which takes half a minute a row
@@ -26,7 +26,7 @@ pub struct Options {
     /// Only floods whose names contain this, or `readers`; nothing is written to a file then
     #[arg(long, value_name = "PART")]
     only: Option<String>,
-    /// Cargo tells every bench that it is one
+    /// Passed by cargo to every bench
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -46,13 +46,13 @@ impl Options {
     }
 }
 
-/// Measures, prints and writes. Rows of Strait's that miss the bar make a failure.
+/// Measures, prints and writes. Fails if a row of Strait misses its limit.
 pub fn run(options: &Options) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime");
-    // Of the beginning: somebody may commit meanwhile.
+    // Read at the beginning, as a commit may follow meanwhile.
     let commit = commit();
     let (report, missed) = runtime.block_on(all(options, &commit));
     say(&report);
@@ -70,7 +70,7 @@ pub fn run(options: &Options) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The report, and how many of Strait's rows miss the bar.
+/// Returns the report, and the number of Strait's rows that miss their limits.
 async fn all(options: &Options, commit: &str) -> (String, usize) {
     let mut kinds = vec![Kind::Strait];
     if let Some(program) = envoy::program("Envoy's table") {
@@ -98,7 +98,7 @@ async fn all(options: &Options, commit: &str) -> (String, usize) {
     (report, missed)
 }
 
-/// A gateway's table of floods, and how many of its rows miss the bar.
+/// Returns a gateway's table of floods, and the number of its rows that miss their limits.
 async fn floods(kind: &Kind, options: &Options) -> (String, usize) {
     let (mut table, mut missed) = (report::table(&kind.name()), 0);
     for attack in &ATTACKS {

@@ -1,5 +1,5 @@
-//! The victim: a good client that sends small requests on a connection of its own, when they are
-//! due and not when the last one is answered.
+//! Victim: a normal client that sends small requests on its own connection, at fixed times rather
+//! than after the previous answer.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -14,47 +14,47 @@ use tokio::time::timeout_at;
 use crate::support::{ECHO, identities};
 
 pub const REQUESTS_PER_SECOND: u32 = 200;
-/// The time for the last requests to be answered.
+/// Time for the last requests to be answered.
 const GRACE: Duration = Duration::from_secs(2);
 const REQUEST: &[u8; 64] = &[b'e'; 64];
 
-/// A running victim.
+/// Running victim.
 pub struct Victim {
     stop: Sender<()>,
     running: JoinHandle<Vec<Request>>,
 }
 
-/// A request of the victim's.
+/// Request of the victim.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     due: Instant,
-    /// From when it was due to its answer; none where there was none.
+    /// Time from its due time to its answer; none without an answer.
     latency: Option<Duration>,
 }
 
-/// All requests that the victim made, in the order of their time.
+/// All requests of the victim, in the order of their due times.
 pub struct Requests(Vec<Request>);
 
-/// The victim's latency in a part of its time.
+/// Latency of the victim in a part of its time.
 #[derive(Clone, Copy, Debug)]
 pub struct Latency {
     pub requests: usize,
     pub lost: usize,
-    /// None where so many requests were lost that there is no such figure.
+    /// None if so many requests were lost that the figure does not exist.
     pub p50: Option<Duration>,
     pub p99: Option<Duration>,
 }
 
 impl Victim {
-    /// Connects and begins. Each request is a tunnel of its own: CONNECT, 64 bytes there and back,
-    /// and a clean end.
+    /// Connects and begins. Each request is a separate tunnel: CONNECT, 64 bytes in both
+    /// directions, and a clean end.
     pub async fn start(address: std::net::SocketAddr) -> Self {
         let tls = identities().client(crate::support::CLIENT, crate::support::GATEWAY);
         let client = Client::connect(address, &tls).await.expect("a victim");
         let (stop, stopped) = channel();
-        // As many as a flood of a minute could hold up.
+        // The number of requests that a flood of a minute could delay.
         let (send, dues) = mpsc::channel(usize::try_from(60 * REQUESTS_PER_SECOND).expect("few"));
-        // A thread's timer is precise; that of the runtime counts in milliseconds.
+        // A thread's timer is precise; the runtime's has a resolution of a millisecond.
         std::thread::spawn(move || {
             let mut due = Instant::now();
             let early = |due: Instant| due.saturating_duration_since(Instant::now());
@@ -69,7 +69,7 @@ impl Victim {
         Self { stop, running }
     }
 
-    /// Stops, and waits a little for the answers that are missing.
+    /// Stops, and waits briefly for missing answers.
     pub async fn finish(self) -> Requests {
         drop(self.stop);
         Requests(self.running.await.expect("a victim"))
@@ -82,7 +82,7 @@ async fn requests(client: Client, mut dues: mpsc::Receiver<Instant>) -> Vec<Requ
     while let Some(due) = dues.recv().await {
         let (client, index) = (Arc::clone(&client), all.len());
         all.push(Request { due, latency: None });
-        // A request that fails is a lost one, whatever the reason.
+        // A request that fails counts as lost, for any reason.
         running.spawn(async move { (index, request(&client, due).await.ok()) });
         while let Some(done) = running.try_join_next() {
             let (index, latency) = done.expect("a request");
@@ -113,13 +113,13 @@ async fn request(client: &Client, due: Instant) -> std::io::Result<Duration> {
 }
 
 impl Requests {
-    /// Of the requests that were due from one time to another.
+    /// Returns the latency of requests that were due in a period.
     pub fn latency(&self, from: Instant, to: Instant) -> Latency {
         let due = self
             .0
             .iter()
             .filter(|request| (from..to).contains(&request.due));
-        // A lost request is slower than any other.
+        // A lost request counts as slower than any other.
         let mut all: Vec<Duration> = due
             .map(|request| request.latency.unwrap_or(Duration::MAX))
             .collect();

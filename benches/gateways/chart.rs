@@ -1,18 +1,18 @@
-//! The chart: a bar for each row, in SVG that is read on a light page and on a dark one.
+//! Chart: a bar for each row, in SVG for light and dark pages.
 
 use std::fmt::Write as _;
 
 use crate::figures::Interval;
 
-/// A bar of the chart: all figures are parts of the peer's cost.
+/// Bar of the chart. All figures are fractions of the peer's cost.
 pub struct Entry {
     pub name: String,
     pub ratio: Interval,
-    /// What Strait may cost, where that is said.
+    /// Limit of Strait's cost, if there is one.
     pub bar: Option<f64>,
 }
 
-/// Columns: the names, the bars (up to this ratio), the figures.
+/// Widths of the columns: the names, the bars (up to this ratio), the figures.
 const NAMES: f64 = 370.0;
 const BARS: f64 = 390.0;
 const FIGURES: f64 = 130.0;
@@ -22,7 +22,7 @@ const HEAD: f64 = 54.0;
 const ROW: f64 = 26.0;
 const FOOT: f64 = 44.0;
 
-/// Colours of both kinds of page: one that shows an image of SVG asks for its own.
+/// Colours of light and dark pages, which an SVG image selects itself.
 const STYLE: &str = "
     text { font: 13px system-ui, sans-serif; fill: #1f2328 }
     .small { font-size: 11px; fill: #59636e }
@@ -37,7 +37,7 @@ const STYLE: &str = "
       .spread { stroke: #e6edf3 } .limit { stroke: #57ab5a }
     }";
 
-/// The whole file.
+/// Returns the whole file.
 pub fn svg(title: &str, entries: &[Entry]) -> String {
     let width = NAMES + BARS + FIGURES;
     let bottom = HEAD + ROW * entries.len() as f64;
@@ -93,7 +93,7 @@ fn row(svg: &mut String, entry: &Entry, top: f64) {
     text(svg, (NAMES + BARS + 8.0, baseline), "", "start", &figures);
 }
 
-/// Where a ratio lies; one beyond the chart lies at its edge.
+/// Returns the position of a ratio. A ratio beyond the chart is at its edge.
 fn at(ratio: f64) -> f64 {
     NAMES + BARS * ratio.clamp(0.0, RATIO_MAX) / RATIO_MAX
 }
@@ -114,7 +114,7 @@ fn text(svg: &mut String, (x, y): (f64, f64), class: &str, anchor: &str, what: &
     );
 }
 
-/// Two digits, or those that a small ratio needs.
+/// Formats a ratio with two digits, or more if it is small.
 pub fn digits(ratio: f64) -> String {
     if ratio < 0.095 {
         format!("{ratio:.3}")
@@ -123,7 +123,7 @@ pub fn digits(ratio: f64) -> String {
     }
 }
 
-/// As text of XML.
+/// Escapes text for XML.
 pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")

@@ -1,31 +1,31 @@
-//! The arithmetic: which rounds count, and what they come to.
+//! Arithmetic of the results: validity of rounds, medians and intervals.
 
 use std::ops::RangeInclusive;
 
-/// A round with more of the machine's time in other hands says nothing.
+/// Limit of the machine's time in use by others. A round above it is void.
 pub const FOREIGN_MAX: f64 = 0.05;
 /// Resamples of the bootstrap: enough for two digits of a quantile of 2.5 %.
 const RESAMPLES: usize = 2000;
 
-/// Samples that follow each other: the costs of Strait and of a peer in their order.
+/// Consecutive samples: the costs of Strait and of a peer, in order.
 #[derive(Clone, Debug)]
 pub struct Turn {
     pub strait: Vec<f64>,
     pub peer: Vec<f64>,
 }
 
-/// What one round has measured.
+/// Results of one round.
 #[derive(Clone, Debug)]
 pub struct Round {
     pub turns: Vec<Turn>,
-    /// The share of the machine's time that neither the gateways nor the load had.
+    /// Share of the machine's time used by neither the gateways nor the load.
     pub foreign: f64,
 }
 
-/// A round that counts, or why it does not.
+/// Valid round, or the reason why it is void.
 pub type Judged = Result<Round, String>;
 
-/// The middle of some figures, and where it lies for 95 of 100.
+/// Median of some figures, and its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     pub median: f64,
@@ -33,10 +33,10 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// What a row has come to.
+/// Results of a row.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// Medians over the turns of all rounds that count; none where no round does.
+    /// Medians over the turns of all valid rounds; none without a valid round.
     pub costs: Option<Costs>,
     pub valid: usize,
     pub rounds: usize,
@@ -46,18 +46,18 @@ pub struct Summary {
 pub struct Costs {
     pub strait: f64,
     pub peer: f64,
-    /// Of the turns' ratios.
+    /// Interval of the turns' ratios.
     pub ratio: Interval,
 }
 
-/// What Strait may cost.
+/// Limit of Strait's cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bar {
-    /// As a part of the peer's cost in the same run.
+    /// Fraction of the peer's cost in the same run.
     Ratio(f64),
-    /// In the row's own unit.
+    /// Cost in the row's own unit.
     Absolute(f64),
-    /// The figure is there to be read.
+    /// No limit; the figure is informative.
     None,
 }
 
@@ -65,24 +65,25 @@ pub enum Bar {
 pub enum Verdict {
     Ok,
     Miss,
-    /// Too few rounds count.
+    /// Too few rounds are valid.
     Void,
 }
 
 impl Turn {
-    /// Strait's cost as a part of the peer's.
+    /// Returns Strait's cost as a fraction of the peer's.
     pub fn ratio(&self) -> f64 {
         mean(&self.strait) / mean(&self.peer)
     }
 }
 
 impl Round {
-    /// Strait's cost as a part of the peer's.
+    /// Returns Strait's cost as a fraction of the peer's.
     pub fn ratio(&self) -> f64 {
         self.middle(|turn| Some(turn.ratio())).unwrap_or(f64::NAN)
     }
 
-    /// Whether it counts: the two samples of each gateway agree, and nobody else was busy.
+    /// Returns the round if it is valid: the two samples of each gateway agree, and the machine was
+    /// otherwise idle.
     pub fn judged(self, peer: &str, control: &RangeInclusive<f64>) -> Judged {
         for (name, pair) in [
             ("Strait", self.middle(|turn| pair(&turn.strait))),
@@ -98,14 +99,14 @@ impl Round {
         Ok(self)
     }
 
-    /// The median of a figure of the turns.
+    /// Returns the median of a figure of the turns.
     fn middle(&self, figure: impl Fn(&Turn) -> Option<f64>) -> Option<f64> {
         let figures: Vec<f64> = self.turns.iter().filter_map(figure).collect();
         (!figures.is_empty()).then(|| median(&figures))
     }
 }
 
-/// The second sample of a turn as a part of the first one; none where there is one alone.
+/// Returns the ratio of the second sample of a turn to the first; none if there is only one.
 fn pair(samples: &[f64]) -> Option<f64> {
     match samples {
         [first, second] => Some(second / first),
@@ -130,7 +131,7 @@ impl Summary {
         }
     }
 
-    /// By the median, where at least half of the rounds count.
+    /// Judges the median, if at least half of the rounds are valid.
     pub fn verdict(&self, bar: Bar) -> Verdict {
         let Some(costs) = self.costs.filter(|_| 2 * self.valid >= self.rounds) else {
             return Verdict::Void;
@@ -143,7 +144,7 @@ impl Summary {
 }
 
 impl Bar {
-    /// Where the bar lies beside the peer's cost, if there is one.
+    /// Returns the limit as a fraction of the peer's cost, if there is a limit.
     pub fn as_ratio(self, costs: &Costs) -> Option<f64> {
         match self {
             Self::Ratio(ratio) => Some(ratio),
@@ -157,7 +158,7 @@ fn mean(figures: &[f64]) -> f64 {
     figures.iter().sum::<f64>() / figures.len() as f64
 }
 
-/// The middle one, or the mean of both.
+/// Returns the middle value, or the mean of the two middle ones.
 pub fn median(figures: &[f64]) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -169,8 +170,8 @@ pub fn median(figures: &[f64]) -> f64 {
     }
 }
 
-/// The median, and its 95 % interval by the bootstrap: the medians of as many figures, drawn again
-/// and again. The seed is fixed, so that the same figures give the same interval.
+/// Returns the median and its 95 % interval by the bootstrap: the medians of repeated samples of
+/// the same size. The seed is fixed, so that the same figures give the same interval.
 pub fn interval(figures: &[f64]) -> Interval {
     let mut random = fastrand::Rng::with_seed(0);
     let mut medians: Vec<f64> = (0..RESAMPLES)

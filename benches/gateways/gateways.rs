@@ -1,4 +1,4 @@
-//! The gateways and the endpoints behind them, each a process.
+//! Gateways and the endpoints behind them, each a process.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,36 +17,36 @@ use crate::support::{GATEWAY, Gateway, Net, Settings, endpoint_port, identities,
 
 /// Names of services.
 const SERVICES: [&str; 4] = ["echo", "many", "sink", "source"];
-/// Services of one endpoint, each with the mode of `strait load serve`, which is its name too, the
-/// last byte of its address, and what stands for that in configurations.
+/// Services of one endpoint: the name, which is also the mode of `strait load serve`, the last byte
+/// of its address, and its placeholder in configurations.
 const ENDPOINTS: [(&str, u8, &str); 3] = [
     ("echo", 11, "@ECHO@"),
     ("sink", 12, "@SINK@"),
     ("source", 13, "@SOURCE@"),
 ];
-/// The last bytes of the addresses of service `many`, which are echoes too. Each tunnel that ends
-/// keeps a port to its endpoint for a minute, and the kernel has 14,000 for one address that it
-/// finds at once: a round of churn needs more, and would measure the search for them.
+/// Last bytes of the addresses of service `many`, which are echoes too. Each tunnel that ends keeps
+/// a port to its endpoint for a minute, and the kernel finds 14,000 ports quickly for one address.
+/// A round of churn needs more, and would measure the search for them.
 const MANY: RangeInclusive<u8> = 21..=28;
-/// More than all idle tunnels need.
+/// Limit of descriptors, more than all idle tunnels need.
 const DESCRIPTORS: u32 = 16_384;
-/// Strait's part beside what every gateway of the tests has: no access log, as its peers have none.
+/// Strait's settings beyond those of the tests' gateways: no access log, as its peers have none.
 const STRAIT: &str = "workers: 1\nlog: {level: warn}\n";
 /// Ports of the listeners.
 const HBONE: u16 = 15008;
 const SNI: u16 = 15443;
-/// The port of endpoints behind TLS that is passed on.
+/// Port of endpoints behind TLS passthrough.
 const AFTER_HELLO: u16 = 9001;
-/// What lets HAProxy splice, by its global section and by its defaults.
+/// Lines that let HAProxy splice, in its global section and its defaults.
 const SPLICE: [&str; 2] = [
     "    tune.pipesize 1048576",
     "    option splice-request\n    option splice-response",
 ];
 
-/// The endpoints, and what is needed to start gateways before them.
+/// Endpoints, and everything needed to start gateways in front of them.
 pub struct World {
     net: Net,
-    /// Another build of Strait, and the addresses that it has.
+    /// Another build of Strait, and its addresses.
     before: Option<(PathBuf, Net)>,
     envoy: PathBuf,
     peers: BTreeMap<Kind, PathBuf>,
@@ -54,7 +54,7 @@ pub struct World {
     processes: Vec<Process>,
 }
 
-/// A gateway that runs. It is killed when it is dropped.
+/// Running gateway, killed on drop.
 pub struct Running {
     pub kind: Kind,
     pub process: Process,
@@ -98,7 +98,7 @@ impl World {
         }
     }
 
-    /// Whether there is such a gateway on this machine.
+    /// Returns true if this machine has such a gateway.
     pub fn has(&self, kind: Kind) -> bool {
         match kind {
             Kind::Strait | Kind::Envoy => true,
@@ -107,12 +107,12 @@ impl World {
         }
     }
 
-    /// Peers that take the place of those of every row.
+    /// Returns peers that replace those of every row.
     pub fn beside(&self) -> Option<&'static [(Kind, Bar)]> {
         self.before.as_ref().map(|_| &BESIDE_BEFORE[..])
     }
 
-    /// `Envoy 1.40.0`, and so on.
+    /// Returns the versions, such as `Envoy 1.40.0`.
     pub async fn versions(&self) -> Vec<String> {
         let mut versions = vec![format!("Envoy {}", envoy::version(&self.envoy).await)];
         for (kind, program) in &self.peers {
@@ -122,12 +122,12 @@ impl World {
         versions
     }
 
-    /// The endpoints' processor time.
+    /// Returns the endpoints' processor time.
     pub fn cpu(&self) -> Duration {
         self.processes.iter().map(|process| process.cpu()).sum()
     }
 
-    /// A configuration with the addresses of the endpoints; `one_of_many` makes a line of each
+    /// Fills the endpoints' addresses into a configuration. `one_of_many` makes a line of each
     /// address of service `many`.
     fn filled(&self, template: &str, one_of_many: impl Fn(IpAddr) -> String) -> String {
         let many: Vec<String> = MANY.map(|host| one_of_many(self.net.ip(host))).collect();
@@ -147,7 +147,7 @@ impl World {
         })
     }
 
-    /// What is left open is Envoy's own address and folder.
+    /// Returns the configuration, in which Envoy's address and folder are left to fill in.
     fn envoy_yaml(&self) -> String {
         let of_port = |port| {
             move |ip| {
@@ -161,7 +161,7 @@ impl World {
         self.filled(&filled.replace("@MANY_SNI@", "@MANY@"), of_port(9001))
     }
 
-    /// What is left open is the folder.
+    /// Returns the configuration, in which the folder is left to fill in.
     fn haproxy_cfg(&self, kind: Kind) -> String {
         let [global, defaults] = match kind {
             Kind::HaproxySplice => SPLICE,
@@ -177,7 +177,7 @@ impl World {
             .replace("@DEFAULTS@\n", &format!("{defaults}\n"))
     }
 
-    /// What is left open is the folder.
+    /// Returns the configuration, in which the folder is left to fill in.
     fn nginx_conf(&self) -> String {
         let filled = self.filled(include_str!("nginx.conf"), |ip| {
             format!("        server {ip}:9001;")
@@ -203,7 +203,7 @@ impl World {
         settings
     }
 
-    /// Starts a fresh gateway. There is one of each kind at a time.
+    /// Starts a fresh gateway. Only one of each kind runs at a time.
     pub async fn gateway(&self, kind: Kind) -> Running {
         let (mut net, host) = (self.net, last_byte(kind));
         let (program, text) = match kind {
@@ -222,7 +222,7 @@ impl World {
                 let yaml = self.envoy_yaml();
                 let leaf = identities().leaf(GATEWAY);
                 let envoy = Envoy::start(&self.envoy, self.net, host, &leaf, (&yaml, &[])).await;
-                // Envoy is the only child with such an argument.
+                // Envoy is the only child with this argument.
                 (
                     Program::Envoy { _process: envoy },
                     "--disable-hot-restart".to_owned(),
@@ -260,7 +260,7 @@ impl World {
     }
 }
 
-/// The last byte of a gateway's address.
+/// Returns the last byte of a gateway's address.
 fn last_byte(kind: Kind) -> u8 {
     match kind {
         Kind::Strait | Kind::Before => 1,
@@ -272,7 +272,7 @@ fn last_byte(kind: Kind) -> u8 {
 }
 
 impl Running {
-    /// The load that gets through it in one way.
+    /// Returns the load for one transport.
     pub fn load(&self, way: Way) -> &Load {
         match way {
             Way::Hbone => &self.hbone,
@@ -280,13 +280,13 @@ impl Running {
         }
     }
 
-    /// Waits until it has so many descriptors open.
+    /// Waits until the process has this many open descriptors.
     pub async fn holds(&self, descriptors: usize) {
         let open = async || self.process.descriptors();
         until("open tunnels", open, |&open| open >= descriptors).await;
     }
 
-    /// Kills it, and waits until its memory and its ports are free.
+    /// Kills the gateway, and waits until its memory and its ports are free.
     pub async fn stop(self) {
         let Self {
             process, program, ..
@@ -295,7 +295,7 @@ impl Running {
         until("its end", async || process.lives(), |&lives| !lives).await;
     }
 
-    /// The configuration that it was started with, without the folder of its own.
+    /// Returns the configuration with which it was started, without its folder.
     pub fn configuration(&self, world: &World) -> String {
         match &self.program {
             Program::Strait(gateway) => {

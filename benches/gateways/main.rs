@@ -1,9 +1,9 @@
-//! Strait and its peers as the same gateway, under the same loads: processor time for each unit of
-//! work, memory of fresh processes, and latency beside busy streams. `make bench` runs it.
+//! Strait and its peers with the same configuration and loads: processor time per unit of work,
+//! memory of fresh processes, and latency beside busy streams. `make bench` runs it.
 //!
-//! Exits with 1 if a row is void or misses its bar. Its arithmetic is tested by tests/bench.
+//! Exits with 1 if a row is void or misses its limit. tests/bench tests the arithmetic.
 
-// As in tests/it: cargo builds a bench as a test, and what is marked so may end by `expect`.
+// As in tests/it: cargo builds a bench as a test, and code marked as such may use `expect`.
 #![expect(
     unreachable_pub,
     reason = "a bench exports nothing, and plain `pub` reads better"

@@ -1,8 +1,8 @@
-//! What `strait load` has reported, as far as a row needs it.
+//! Part of the report of `strait load` that a row needs.
 
 use serde::Deserialize;
 
-/// The key exchange that both gateways are to use: their preferences differ, and so do the costs.
+/// Key exchange of both gateways. They prefer different ones by default, with different costs.
 pub const KEY_EXCHANGE: &str = "X25519";
 
 #[derive(Debug, Deserialize)]
@@ -24,7 +24,7 @@ struct Latency {
     p99: f64,
 }
 
-/// What is counted of a load.
+/// Unit of work of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     GbSent,
@@ -35,8 +35,8 @@ pub enum Unit {
 }
 
 impl Outcome {
-    /// Reads a report, of a load that went well and used the key exchange that it was to use.
-    /// Bare connections have none.
+    /// Reads the report of a load that succeeded and used the required key exchange. Bare
+    /// connections have none.
     pub fn read(report: &serde_json::Value) -> Result<Self, String> {
         let outcome = Self::deserialize(report).map_err(|error| format!("no report: {error}"))?;
         if outcome.interrupted || outcome.failures > 0 {
@@ -49,12 +49,12 @@ impl Outcome {
         }
     }
 
-    /// The cipher suite that TLS has agreed on, where the gateway ends TLS.
+    /// Returns the negotiated cipher suite, if the gateway terminates TLS.
     pub fn cipher_suite(&self) -> Option<&str> {
         self.cipher_suite.as_deref()
     }
 
-    /// How much was done; none where it was nothing.
+    /// Returns the number of units; none if it is zero.
     pub fn units(&self, unit: Unit) -> Option<f64> {
         let count = match unit {
             Unit::GbSent => self.sent_bytes as f64 / 1e9,
@@ -64,14 +64,14 @@ impl Outcome {
         (count > 0.0).then_some(count)
     }
 
-    /// The 99th percentile of the latencies, in milliseconds.
+    /// Returns the 99th percentile of the latencies, in milliseconds.
     pub fn p99_ms(&self) -> Option<f64> {
         Some(self.latency_us.as_ref()?.p99 / 1000.0)
     }
 }
 
 impl Unit {
-    /// Processor time for one unit: its name, and how many of it make a second.
+    /// Returns the unit of processor time per unit of work: its name, and its number per second.
     pub fn cost(self) -> (&'static str, f64) {
         match self {
             Self::GbSent | Self::GbReceived => ("s/GB", 1.0),

@@ -1,4 +1,4 @@
-//! HAProxy and nginx, each a process with a folder of its own.
+//! HAProxy and nginx, each a process with its own folder.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use crate::envoy::say;
 use crate::rows::Kind;
 use crate::support::until;
 
-/// A running peer. It is killed when it is dropped.
+/// Running peer, killed on drop.
 pub struct Peer {
     pub folder: TempDir,
     process: Child,
 }
 
-/// The program of a peer, or a line that says that it is missing and what to type.
+/// Returns the program of a peer, or prints a line with the command that installs it.
 pub fn program(kind: Kind) -> Option<PathBuf> {
     let needed: &[&str] = match kind {
         Kind::Strait | Kind::Before | Kind::Envoy => return None,
@@ -42,11 +42,11 @@ pub fn program(kind: Kind) -> Option<PathBuf> {
     needed.first().map(PathBuf::from)
 }
 
-/// What it calls its own version.
+/// Returns the version that the program prints.
 pub async fn version(program: &Path) -> String {
     let output = Command::new(program).arg("-v").output().await;
     let output = output.expect("a version");
-    // nginx says it on stderr.
+    // nginx prints it on stderr.
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8(text).expect("text");
     let first = text.lines().next().unwrap_or_default();
@@ -57,8 +57,8 @@ pub async fn version(program: &Path) -> String {
 }
 
 impl Peer {
-    /// Starts a program with a configuration, of which the folder alone is left open, and waits
-    /// until it listens at `address`.
+    /// Starts a program with a configuration, in which only the folder is left to fill in, and
+    /// waits until it listens at `address`.
     pub async fn start(
         program: &Path,
         configuration: &str,
@@ -70,7 +70,7 @@ impl Peer {
         let file = folder.path().join("configuration");
         std::fs::write(&file, configuration.replace("@FOLDER@", path)).expect("a file");
         let log = std::fs::File::create(folder.path().join("log")).expect("a log file");
-        // prlimit is of util-linux, which every Linux distribution has.
+        // prlimit is in util-linux, which every Linux distribution has.
         let mut command = Command::new("prlimit");
         command.arg(format!("--nofile={descriptors}:{descriptors}"));
         command.arg(program);

@@ -1,9 +1,9 @@
-//! The README's table, which a run replaces.
+//! Table of the README, which a run replaces.
 
 const BEGIN: &str = "<!-- bench -->";
 const END: &str = "<!-- /bench -->";
 
-/// What stands between the two marks.
+/// Returns the text between the two marks.
 pub fn section(readme: &str) -> Result<&str, String> {
     let missing = || format!("the README has no {BEGIN} … {END}");
     let (_, rest) = readme.split_once(BEGIN).ok_or_else(missing)?;
@@ -11,7 +11,7 @@ pub fn section(readme: &str) -> Result<&str, String> {
     Ok(section.trim())
 }
 
-/// The README with another text there.
+/// Returns the README with another text there.
 pub fn replaced(readme: &str, text: &str) -> Result<String, String> {
     section(readme)?;
     let (before, rest) = readme.split_once(BEGIN).unwrap_or_default();

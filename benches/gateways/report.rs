@@ -1,4 +1,4 @@
-//! The results as Markdown: the table, what it means, and how it was made.
+//! Results as Markdown: the table, its explanation, and the method.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -11,17 +11,17 @@ use crate::rows::{Kind, Row};
 use crate::sample::{SECONDS, SECONDS_OF_LATENCY};
 use crate::session::TURNS;
 
-/// A row beside one peer, with its rounds.
+/// Row beside one peer, with its rounds.
 pub struct Done {
     pub row: &'static Row,
     pub peer: Kind,
     pub bar: Bar,
     pub rounds: Vec<Judged>,
-    /// Each gateway with the cipher suites that it has agreed on.
+    /// Gateways, each with its negotiated cipher suites.
     pub suites: BTreeSet<String>,
 }
 
-/// How a run was made.
+/// Conditions of a run.
 pub struct Heading<'a> {
     pub commit: &'a str,
     pub rounds: u32,
@@ -30,7 +30,7 @@ pub struct Heading<'a> {
     pub minutes: f64,
 }
 
-/// What a gateway was started with.
+/// Configuration of a gateway.
 pub struct Configuration {
     pub name: &'static str,
     pub text: String,
@@ -47,7 +47,7 @@ const COLUMNS: [&str; 8] = [
     "rounds that count",
 ];
 
-/// The whole file.
+/// Returns the whole file.
 pub fn whole(heading: &Heading<'_>, done: &[Done], configurations: &[Configuration]) -> String {
     let mut text = opening(heading, done);
     text += &table(done);
@@ -118,7 +118,7 @@ ztunnel's column was measured elsewhere, in the same way beside Envoy, and is no
     )
 }
 
-/// The processors, the memory and the kernel.
+/// Describes the processors, the memory and the kernel.
 fn machine() -> String {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, name: &str| {
@@ -137,7 +137,7 @@ fn machine() -> String {
     )
 }
 
-/// The table of all rows.
+/// Returns the table of all rows.
 pub fn table(done: &[Done]) -> String {
     done.iter()
         .fold(head(&COLUMNS), |text, done| text + &row(done))
@@ -175,7 +175,7 @@ fn row(done: &Done) -> String {
     ])
 }
 
-/// Three digits.
+/// Formats a cost with three digits.
 fn cost(cost: f64, unit: &str) -> String {
     let decimals = match cost {
         ..1.0 => 3,
@@ -186,7 +186,7 @@ fn cost(cost: f64, unit: &str) -> String {
     format!("{cost:.decimals$} {unit}")
 }
 
-/// The rounds that do not count.
+/// Lists the rounds that are void.
 fn voids(done: &[Done]) -> String {
     let mut text = String::new();
     for done in done {
@@ -202,7 +202,7 @@ fn voids(done: &[Done]) -> String {
     format!("\nVoid rounds:\n\n{text}")
 }
 
-/// What the README shows.
+/// Returns the section for the README.
 pub fn for_readme(commit: &str, rounds: u32, done: &[Done]) -> String {
     format!(
         "![Strait's cost as a part of each peer's](benches/results/gateways.svg)\n\n{}\n\
@@ -212,7 +212,7 @@ pub fn for_readme(commit: &str, rounds: u32, done: &[Done]) -> String {
     )
 }
 
-/// The bars of the chart; void rows have none.
+/// Returns the bars of the chart; void rows have none.
 pub fn entries(done: &[Done]) -> Vec<Entry> {
     let entry = |done: &Done| {
         let (summary, bar) = (done.summary(), done.bar);

@@ -1,16 +1,16 @@
-//! The rows of the table: what is done, what is measured of it, and the bar.
+//! Rows of the table: the work, the measurement, and the limit.
 
 use crate::figures::Bar;
 use crate::outcome::Unit;
 
-/// A gateway.
+/// Kind of gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     Strait,
-    /// Another build, by `--before`.
+    /// Another build, given by `--before`.
     Before,
     Envoy,
-    /// As Debian ships it.
+    /// Defaults of Debian's package.
     Haproxy,
     /// With splice, and pipes of 1 MiB.
     HaproxySplice,
@@ -39,45 +39,45 @@ impl Kind {
     }
 }
 
-/// How a row's bytes get through the gateway.
+/// Transport of a row's bytes through the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Hbone,
-    /// By TLS that is passed on, routed by its server name.
+    /// TLS passthrough, routed by the server name.
     Sni,
 }
 
 pub struct Row {
     pub name: &'static str,
-    /// The service behind the gateway: `sink`, `source`, `echo`, or `many` echoes.
+    /// Service behind the gateway: `sink`, `source`, `echo`, or `many` echoes.
     pub endpoint: &'static str,
     pub way: Way,
     /// Arguments of `strait load`.
     pub load: &'static str,
     pub what: What,
-    /// Whom Strait is compared with, and its bars: by issue 4, for SNI by issue 6.
+    /// Peers, with the limits relative to them: of issue 4, for SNI of issue 6.
     pub beside: &'static [(Kind, Bar)],
-    /// What ztunnel cost beside Envoy, measured elsewhere in the same way.
+    /// Cost of ztunnel relative to Envoy, measured elsewhere in the same way.
     pub ztunnel: &'static str,
 }
 
-/// What is measured.
+/// Kind of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// The gateway's processor time for each unit.
+    /// Processor time of the gateway per unit.
     Cpu(Unit),
     /// The 99th percentile of latencies.
     P99,
-    /// Memory that tunnels add to a fresh process, divided by how much their number differs
-    /// between two loads; or, where there is one load, by the number of its tunnels.
+    /// Memory that tunnels add to a fresh process: the difference between two loads, divided by the
+    /// difference of their numbers of tunnels; for a single load, divided by its number of tunnels.
     Memory(&'static [Held]),
 }
 
-/// Tunnels that are held, evenly over some connections.
+/// Tunnels held open, evenly over some connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     pub connections: u32,
-    /// Of each connection.
+    /// Number of streams of each connection.
     pub streams: u32,
 }
 
@@ -87,7 +87,7 @@ impl Held {
     }
 }
 
-/// As many connections both times, so that they do not count.
+/// The same number of connections in both loads, so that they cancel out.
 const IDLE: [Held; 2] = [
     Held {
         connections: 50,
@@ -98,14 +98,14 @@ const IDLE: [Held; 2] = [
         streams: 90,
     },
 ];
-/// Each reader has a connection to itself, which counts.
+/// Each reader has its own connection, which counts.
 const STALLED: [Held; 1] = [Held {
     connections: 100,
     streams: 1,
 }];
 
-/// Connections that were passed on. Each is one of its own, and holds two descriptors: an address
-/// gets half of Strait's pool at most, which has 16,256 here.
+/// Passthrough connections. Each is separate and holds two descriptors. An address gets at most
+/// half of Strait's pool, which has 16,256 here.
 const PASSED: [Held; 2] = [
     Held {
         connections: 1000,
@@ -117,9 +117,9 @@ const PASSED: [Held; 2] = [
     },
 ];
 
-/// ztunnel's 6.3 ms beside Envoy's 11.3 ms of the same run.
+/// ztunnel's 6.3 ms relative to Envoy's 11.3 ms in the same run.
 const P99_MAX: f64 = 6.3 / 11.3;
-/// ztunnel does not pass TLS on.
+/// ztunnel has no TLS passthrough.
 const NOT_ZTUNNELS: &str = "–";
 
 const fn hbone(
@@ -155,14 +155,14 @@ const fn sni(
     }
 }
 
-/// Bytes that are passed on: near a proxy that splices as well, far from one that copies.
+/// Passthrough bytes: near a proxy that splices too, far below one that copies.
 const SNI_BULK: [(Kind, Bar); 4] = [
     (Kind::Envoy, Bar::Ratio(0.35)),
     (Kind::Haproxy, Bar::None),
     (Kind::HaproxySplice, Bar::Ratio(1.15)),
     (Kind::Nginx, Bar::None),
 ];
-/// A connection costs no more than with the cheapest.
+/// A connection costs no more than with the cheapest peer.
 const SNI_CONNECTION: [(Kind, Bar); 4] = [
     (Kind::Envoy, Bar::Ratio(1.0)),
     (Kind::Haproxy, Bar::Ratio(1.0)),
@@ -176,7 +176,7 @@ const SNI_MEMORY: [(Kind, Bar); 4] = [
     (Kind::Nginx, Bar::None),
 ];
 
-/// Beside another build, in place of a row's own peers: no row may cost 3 % more.
+/// Limit relative to another build, instead of a row's own peers: no row may cost 3 % more.
 pub const BESIDE_BEFORE: [(Kind, Bar); 1] = [(Kind::Before, Bar::Ratio(1.03))];
 
 const BULK: &str = "0.66 to 0.81";
@@ -302,7 +302,7 @@ pub const ROWS: [Row; 17] = [
 ];
 
 impl Row {
-    /// The unit of its costs.
+    /// Returns the unit of its costs.
     pub fn unit(&self) -> &'static str {
         match self.what {
             What::Cpu(unit) => unit.cost().0,

@@ -10,28 +10,28 @@ use crate::gateways::{Running, World};
 use crate::outcome::{Outcome, Unit};
 use crate::rows::{Held, Kind, Row, Way, What};
 
-/// How long a load works for a sample, after everything is open.
+/// Duration of a load for a sample, after everything is open.
 pub const SECONDS: f64 = 0.3;
-/// The same where nothing is counted: the first load meets cold code and small buffers.
+/// Duration of the warm-up, which is not counted: the first load meets cold code and small buffers.
 pub const SECONDS_OF_WARM_UP: f64 = 0.3;
-/// The same for latencies: 600 requests at 200 a second.
+/// Duration of a load for latencies: 600 requests at 200 per second.
 pub const SECONDS_OF_LATENCY: f64 = 3.0;
-/// A gateway that works less than [`QUIET_MAX`] in this time has its tunnels idle and its readers
-/// stalled.
+/// Period in which a gateway that works less than [`QUIET_MAX`] counts as quiet: its tunnels are
+/// idle and its readers stalled.
 const QUIET: Duration = Duration::from_millis(1500);
 const QUIET_MAX: Duration = Duration::from_millis(20);
 
-/// The gateways, up from the first round to the last.
+/// Gateways that run from the first round to the last.
 pub struct Gateways<'a> {
     pub world: &'a World,
     pub all: Vec<Running>,
 }
 
-/// What a sample has come to.
+/// Result of a sample.
 pub struct Sample {
-    /// In the row's unit.
+    /// Cost in the row's unit.
     pub cost: f64,
-    /// None where the gateway ends no TLS.
+    /// None if the gateway terminates no TLS.
     pub cipher_suite: Option<String>,
 }
 
@@ -44,7 +44,7 @@ impl<'a> Gateways<'a> {
         Self { world, all }
     }
 
-    /// Runs the row's load once for each of these, and passes over what comes of it.
+    /// Runs the row's load once for each of these, and ignores the results.
     pub async fn warm_up(&self, row: &Row, kinds: &[Kind]) {
         for &kind in kinds {
             let _ = self.load(row, kind, SECONDS_OF_WARM_UP).await;
@@ -60,7 +60,8 @@ impl<'a> Gateways<'a> {
         self.load(row, kind, seconds).await
     }
 
-    /// The gateway's processor time is that from the start of the load's process to its end.
+    /// Runs a load. The gateway's processor time is measured from the start of the load's process
+    /// to its end.
     async fn load(&self, row: &Row, kind: Kind, seconds: f64) -> Result<Sample, String> {
         let gateway = self.all.iter().find(|one| one.kind == kind);
         let gateway = gateway.expect("a gateway of this kind");
@@ -83,7 +84,7 @@ impl<'a> Gateways<'a> {
         })
     }
 
-    /// Begins to watch who else uses the machine.
+    /// Starts to measure the machine's use by others.
     pub fn watch(&self) -> Watch<'_> {
         Watch {
             gateways: self,
@@ -93,14 +94,14 @@ impl<'a> Gateways<'a> {
         }
     }
 
-    /// Processor time of all that belongs to the bench.
+    /// Returns the processor time of everything that belongs to the bench.
     fn known(&self) -> Duration {
         let gateways: Duration = self.all.iter().map(|one| one.process.cpu()).sum();
         gateways + self.world.cpu() + Process::own().cpu() + children()
     }
 }
 
-/// The machine's time from some moment on.
+/// Measurement of the machine's time since its start.
 pub struct Watch<'a> {
     gateways: &'a Gateways<'a>,
     begun: Instant,
@@ -109,7 +110,7 @@ pub struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// The share that neither the gateways nor the load had.
+    /// Returns the share used by neither the gateways nor the load.
     pub fn foreign(&self) -> f64 {
         let known = self.gateways.known().saturating_sub(self.known);
         let foreign = busy().saturating_sub(self.busy).saturating_sub(known);
@@ -117,7 +118,7 @@ impl Watch<'_> {
     }
 }
 
-/// Memory that the row's tunnels add to a fresh gateway, in KiB for each.
+/// Returns the memory that the row's tunnels add to a fresh gateway, in KiB per tunnel.
 pub async fn memory(world: &World, row: &Row, held: &[Held], kind: Kind) -> f64 {
     let mut grown = Vec::new();
     for held in held {
@@ -128,11 +129,11 @@ pub async fn memory(world: &World, row: &Row, held: &[Held], kind: Kind) -> f64 
             connections,
             streams,
         } = held;
-        // It is killed when it has been looked at.
+        // The load is killed after the measurement.
         let more = format!("--connections {connections} --streams {streams} --seconds 60");
         let load = gateway.load(row.way);
         let mut load = load.start(&authority(row), &arguments(row, &more));
-        // Each tunnel has a socket to its endpoint, beside those of the connections.
+        // Each tunnel has a socket to its endpoint, besides those of the connections.
         let sockets = held.tunnels() + connections;
         gateway.holds(of_its_own + sockets as usize).await;
         quiet(&gateway).await;
@@ -148,7 +149,7 @@ pub async fn memory(world: &World, row: &Row, held: &[Held], kind: Kind) -> f64 
     }
 }
 
-/// Waits until a gateway has nothing to do any more.
+/// Waits until a gateway is quiet.
 async fn quiet(gateway: &Running) {
     loop {
         let before = gateway.process.cpu();
@@ -175,10 +176,10 @@ fn per_second(unit: Unit) -> f64 {
     unit.cost().1
 }
 
-/// Processor time of children that have ended: of the loads, in ticks.
+/// Returns the processor time of the loads, which are children that have ended, in ticks.
 fn children() -> Duration {
     let text = std::fs::read_to_string("/proc/self/stat").expect("our times");
-    // After the name, which may have blanks, `cutime` and `cstime` are the words 14 and 15.
+    // `cutime` and `cstime` are words 14 and 15 of the line; the name before them may have blanks.
     let (_, words) = text.rsplit_once(") ").expect("a name");
     let words = words.split(' ').skip(13).take(2);
     TICK * words.filter_map(|word| word.parse::<u32>().ok()).sum()

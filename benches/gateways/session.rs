@@ -1,4 +1,4 @@
-//! A run: its rounds, what is said meanwhile, and what is written in the end.
+//! Run: its rounds, progress, and output files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,24 +18,25 @@ use crate::rows::{Held, Kind, ROWS, Row, Way, What};
 use crate::sample::{Gateways, Sample, memory};
 use crate::{chart, readme};
 
-/// Turns of a round, for processor time: many short ones, as a virtual machine has fast and slow
-/// phases of seconds, and what is in one phase can be compared.
+/// Number of turns of a round, for processor time. Many short turns, because a virtual machine has
+/// fast and slow phases of seconds, and samples of one phase are comparable.
 pub const TURNS: u32 = 5;
-/// The two samples of a gateway in a turn may differ by so much, in the median of a round's turns.
+/// Limit of the ratio of a gateway's two samples of a turn, for the median of a round's turns.
 const CONTROL: RangeInclusive<f64> = 0.93..=1.07;
-/// Quantiles of latencies vary more than sums do: of 600 requests, six are above the 99th.
+/// The same for quantiles of latencies, which vary more than sums: of 600 requests, six are above
+/// the 99th.
 const CONTROL_OF_LATENCY: RangeInclusive<f64> = 0.5..=2.0;
-/// Fresh processes hold much the same memory each time.
+/// Number of rounds of memory. Fresh processes hold about the same memory each time.
 const ROUNDS_OF_MEMORY: u32 = 3;
-/// So many rounds make a table for the README; fewer only where it has none.
+/// Number of rounds required to replace the README's table; fewer are accepted only if it has none.
 const ROUNDS_OF_README: u32 = 9;
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
 const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
 
-/// What to measure.
+/// Measurements to make.
 #[derive(Debug, clap::Parser)]
 pub struct Options {
-    /// How often each row is measured
+    /// Number of rounds of each row
     #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Only rows whose names contain this, in any case; nothing is written then
@@ -44,14 +45,14 @@ pub struct Options {
     /// Compare with this other build of strait, and with nothing else; nothing is written then
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
-    /// Cargo tells every bench that it is one
+    /// Passed by cargo to every bench
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// Measures, prints and writes. Rows that are void or miss the bar make a failure.
+/// Measures, prints and writes. Fails if a row is void or misses its limit.
 pub fn run(options: &Options) -> ExitCode {
-    // Of the beginning: somebody may commit meanwhile.
+    // Read at the beginning, as a commit may follow meanwhile.
     let commit = commit();
     let Some(program) = envoy::program("the bench: it needs both gateways") else {
         return ExitCode::FAILURE;
@@ -94,10 +95,10 @@ pub fn run(options: &Options) -> ExitCode {
     }
 }
 
-/// A row beside each of its peers, which share Strait's samples.
+/// Row beside each of its peers, which share Strait's samples.
 type Group = Vec<Done>;
 
-/// All rows that are wanted, and the gateways' configurations.
+/// Returns all selected rows, and the gateways' configurations.
 async fn measure(options: &Options, world: World) -> (Vec<Done>, Vec<Configuration>) {
     let part = options.only.as_deref().unwrap_or_default().to_lowercase();
     let wanted = ROWS
@@ -105,7 +106,7 @@ async fn measure(options: &Options, world: World) -> (Vec<Done>, Vec<Configurati
         .filter(|row| row.name.to_lowercase().contains(&part));
     let mut all: Vec<Group> = wanted.map(|row| group(&world, row)).collect();
     all.retain(|group| !group.is_empty());
-    // Memory first: afterwards the gateways stay up.
+    // Memory first, because afterwards the gateways keep running.
     for number in 1..=options.rounds.min(ROUNDS_OF_MEMORY) {
         for group in &mut all {
             let row = group[0].row;
@@ -138,7 +139,7 @@ async fn measure(options: &Options, world: World) -> (Vec<Done>, Vec<Configurati
     (all.into_iter().flatten().collect(), configurations)
 }
 
-/// The row beside those of its peers that this machine has.
+/// Returns the row beside those of its peers that this machine has.
 fn group(world: &World, row: &'static Row) -> Group {
     let beside = world.beside().unwrap_or(row.beside);
     let beside = beside.iter().filter(|&&(peer, _)| world.has(peer));
@@ -153,13 +154,13 @@ fn group(world: &World, row: &'static Row) -> Group {
         .collect()
 }
 
-/// Strait and the peers.
+/// Returns Strait and the peers.
 fn kinds(group: &Group) -> Vec<Kind> {
     let peers = group.iter().map(|done| done.peer);
     std::iter::once(Kind::Strait).chain(peers).collect()
 }
 
-/// The samples of a turn.
+/// Samples of a turn.
 type Samples = BTreeMap<Kind, Vec<f64>>;
 
 async fn round_of_memory(world: &World, row: &Row, held: &[Held], group: &mut Group) {
@@ -194,7 +195,7 @@ async fn round(gateways: &Gateways<'_>, group: &mut Group) {
     judge(group, &turns, watch.foreign(), &control);
 }
 
-/// Each gateway once, and again the other way round: A B B A.
+/// Samples each gateway once, and again in reverse order: A B B A.
 async fn turn(gateways: &Gateways<'_>, group: &mut Group) -> Result<Samples, String> {
     let mut samples = Samples::new();
     let kinds = kinds(group);
@@ -222,7 +223,7 @@ fn judge(group: &mut Group, turns: &[Samples], foreign: f64, control: &RangeIncl
     }
 }
 
-/// Says the samples of a turn.
+/// Prints the samples of a turn.
 fn tell(samples: &Samples, row: &Row) {
     let list = |(kind, costs): (&Kind, &Vec<f64>)| {
         let costs: Vec<String> = costs.iter().map(|cost| format!("{cost:.3}")).collect();
@@ -232,7 +233,7 @@ fn tell(samples: &Samples, row: &Row) {
     progress(&format!("  {} {}", lists.join(", "), row.unit()));
 }
 
-/// Says what a round has come to.
+/// Prints the result of a round.
 fn told(peer: Kind, round: Judged) -> Judged {
     let peer = peer.name();
     match &round {
@@ -242,7 +243,7 @@ fn told(peer: Kind, round: Judged) -> Judged {
     round
 }
 
-/// The results, and in the README the table and the chart if there were rounds enough.
+/// Writes the results, and the README's table and chart if there were enough rounds.
 fn write(options: &Options, commit: &str, done: &[Done], report: &str) {
     fs::create_dir_all(FOLDER).expect("a folder for results");
     let path = format!("{FOLDER}/gateways-{commit}.md");
@@ -261,13 +262,13 @@ fn write(options: &Options, commit: &str, done: &[Done], report: &str) {
     fs::write(format!("{FOLDER}/gateways.svg"), chart).expect("a chart");
 }
 
-/// A line for who waits.
+/// Prints a progress line.
 fn progress(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 impl Done {
-    /// The row's name, and beside whom, where that is not always Envoy.
+    /// Returns the row's name, with its peer unless that is always Envoy.
     pub fn name(&self) -> String {
         match self.row.way {
             Way::Hbone => self.row.name.to_owned(),

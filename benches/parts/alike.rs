@@ -1,5 +1,5 @@
-//! How long refusals take that a peer must not be able to tell from each other: what is unknown,
-//! what is exposed to nobody, and what is exposed to others, by turns.
+//! Durations of rejections that a peer must not be able to distinguish: for unknown services,
+//! services exposed to nobody, and services exposed to others, in turn.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -23,18 +23,18 @@ use crate::gateway::{Running, runtime};
 use crate::handshake::Identities;
 use crate::mesh;
 
-/// Refusals of each kind.
+/// Number of rejections of each kind.
 const EACH: usize = 5_000;
-/// How far apart the medians of one form may be.
+/// Limit of the difference between the medians of one form.
 const BAR: Duration = Duration::from_micros(50);
 
 const UNKNOWN: &str = "nowhere.app";
 const NOT_EXPOSED: &str = "secret.app";
 const NOT_FOR_PEER: &str = "north.app";
-/// A service whose tunnels are routed by the name inside them.
+/// Service whose tunnels are routed by the server name inside them.
 const DOOR: &str = "door.app:80";
 
-/// Prints the table; fails if medians are too far apart.
+/// Prints the table; fails if medians differ too much.
 #[expect(clippy::print_stdout, reason = "this is what it is run for")]
 pub fn print() -> ExitCode {
     let forms = runtime().block_on(forms());
@@ -122,8 +122,8 @@ async fn forms() -> Vec<(&'static str, Times)> {
     ]
 }
 
-/// A client that is another one before the gateway takes it for a flood: what a refusal costs is
-/// not given back by what a tunnel carries.
+/// Client that changes its identity before the gateway treats it as a flood. Tunnels do not refund
+/// the cost of rejections.
 struct Clients {
     address: SocketAddr,
     config: Arc<ClientConfig>,
@@ -131,7 +131,7 @@ struct Clients {
 }
 
 impl Clients {
-    /// Tunnels of one client.
+    /// Number of tunnels of one client.
     const TUNNELS: usize = 500;
 
     fn new(address: SocketAddr, config: Arc<ClientConfig>) -> Self {
@@ -153,7 +153,8 @@ impl Clients {
     }
 }
 
-/// Refuses each kind in turn, beginning with another one each time; the first rounds do not count.
+/// Causes rejections of each kind in turn, starting with another kind each time. The first rounds
+/// do not count.
 async fn by_turns<T>(kinds: &[(&'static str, T)], refuse: impl AsyncFn(&T)) -> Times {
     const WARM: usize = 100;
     let mut times: Times = kinds.iter().map(|(kind, _)| (*kind, Vec::new())).collect();
@@ -170,7 +171,7 @@ async fn by_turns<T>(kinds: &[(&'static str, T)], refuse: impl AsyncFn(&T)) -> T
     times
 }
 
-/// A connection on which this hello is answered by an alert.
+/// Opens a connection on which this ClientHello is answered by an alert.
 async fn alert(gateway: &Running, listener: usize, hello: &[u8]) {
     let stream = TcpStream::connect(gateway.addresses[listener]).await;
     let mut stream = stream.expect("a connection");
@@ -227,7 +228,7 @@ fn change() -> Change {
     }
 }
 
-/// One of HBONE, and both forms of TLS.
+/// Returns one HBONE listener, and both forms of TLS listeners.
 fn listeners() -> Vec<Listener> {
     let tls = |routing| {
         let listener = config::Listener {

@@ -1,4 +1,4 @@
-//! An allocator that counts, for each thread by itself.
+//! Allocator that counts for each thread.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
@@ -8,15 +8,15 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tikv_jemallocator::Jemalloc;
 
-/// The binary's own allocator, with a count of what each thread asks of it.
+/// The binary's own allocator, with a count of each thread's allocations.
 pub struct Counting;
 
-/// What a thread has used so far.
+/// Usage of a thread so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// Allocations; one that was made larger counts once more.
+    /// Number of allocations; a growing reallocation counts again.
     pub count: u64,
-    /// Bytes allocated, whether or not they were given back.
+    /// Bytes allocated, including those freed since.
     pub bytes: u64,
     /// Processor time.
     pub time: Duration,
@@ -27,7 +27,7 @@ thread_local! {
 }
 
 impl Usage {
-    /// Of this thread, until now.
+    /// Returns the usage of this thread so far.
     pub fn of_this_thread() -> Self {
         let (count, bytes) = ASKED.get();
         let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -59,7 +59,7 @@ fn note(bytes: usize) {
     });
 }
 
-// SAFETY: every call goes to jemalloc as it came; counting neither allocates nor panics.
+// SAFETY: every call is forwarded to jemalloc unchanged; counting neither allocates nor panics.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size());

@@ -1,4 +1,4 @@
-//! A whole data path on a thread of its own, which says what it has used so far.
+//! Whole data path on a separate thread, which reports its usage.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::allocations::Usage;
 use crate::mesh;
 
-/// Much more than these tunnels hold.
+/// Limit of buffers in bytes, much more than these tunnels hold.
 const BUFFERS: usize = 64 << 20;
 
 /// A running gateway.
@@ -35,10 +35,10 @@ pub struct Running {
     _publisher: Publisher,
 }
 
-/// A listening socket, and what becomes of its connections.
+/// Listening socket, and the listener that handles its connections.
 type Bound = (TcpListener, Arc<Listener>);
 
-/// An endpoint's ways of answering, each a port of the service.
+/// Behaviour of an endpoint; each kind is a port of the service.
 #[derive(Clone, Copy)]
 pub enum Endpoint {
     Echo,
@@ -124,14 +124,14 @@ impl Running {
         }
     }
 
-    /// What the gateway's thread has used so far.
+    /// Returns the usage of the gateway's thread so far.
     pub async fn usage(&self) -> Usage {
         let (answer, answered) = oneshot::channel();
         self.questions.send(answer).await.expect("a gateway");
         answered.await.expect("a gateway")
     }
 
-    /// Takes another configuration, as a reload of certificates does.
+    /// Replaces the TLS configuration, as a reload of certificates does.
     pub fn reload(&self, tls: Served) {
         self.gateway.tls.replace(tls);
     }
@@ -157,7 +157,7 @@ async fn serve(
     }
 }
 
-/// Endpoints on a thread of their own, as a service of one workload.
+/// Starts endpoints on a separate thread, as a service of one workload.
 fn endpoints() -> Mesh {
     let bound = Endpoint::ALL.map(|kind| {
         let socket = TcpListener::bind("127.0.0.1:0").expect("a port");

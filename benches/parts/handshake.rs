@@ -1,4 +1,4 @@
-//! What a full handshake costs the server, in memory, with a chain that it knows and a new one.
+//! Cost of a full handshake for the server, in memory, with a known chain and a new one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ impl Identities {
         }
     }
 
-    /// A configuration that has seen no peer yet.
+    /// Returns a configuration that has not seen a peer yet.
     pub fn server(&self) -> Served {
         let domain = TrustedDomain {
             name: "west.local".into(),
@@ -68,7 +68,7 @@ pub fn run(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The server's part of one handshake.
+/// Returns the server's time in one handshake.
 fn shake(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Duration {
     let nobody = ServerName::IpAddress(std::net::IpAddr::from([0; 4]).into());
     let mut client = ClientConnection::new(Arc::clone(client), nobody).expect("a client");

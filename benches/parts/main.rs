@@ -1,11 +1,11 @@
-//! What is ours alone, piece by piece: `make parts` runs it.
+//! Costs of the gateway's own code, step by step: `make parts` runs it.
 //!
-//! First a table of what the gateway's thread allocates, and how long it works, for a connection, a
-//! tunnel and a mebibyte; then criterion's benches of each piece. `-- NAME` runs the benches whose
-//! names have NAME in them; `-- allocations` prints the table alone, and `-- alike` how long
-//! refusals take that a peer must not be able to tell from each other.
+//! First a table of allocations and processor time of the gateway's thread, for a connection, a
+//! tunnel and a mebibyte; then criterion's benches of each step. `-- NAME` runs the benches whose
+//! names contain NAME. `-- allocations` prints only the table. `-- alike` prints the durations of
+//! rejections that a peer must not be able to distinguish.
 
-// As in tests/it: cargo builds a bench as a test, and what is marked so may end by `expect`.
+// As in tests/it: cargo builds a bench as a test, and code marked as such may use `expect`.
 #![expect(
     unreachable_pub,
     reason = "a bench exports nothing, and plain `pub` reads better"

@@ -12,21 +12,21 @@ use strait::snapshot::{
 };
 use strait::telemetry::{Source, WorkloadLabels};
 
-/// The cluster and network of the gateway.
+/// Cluster and network of the gateway.
 pub const NETWORK: &str = "east";
 
-/// The hostname of a service.
+/// Returns the hostname of a service.
 pub fn hostname(index: usize) -> String {
     format!("service-{index}.app.svc.cluster.local")
 }
 
-/// `services` services of port 80, each with `each` workloads, and VIPs from 240.0.0.0 on.
+/// Returns `services` services of port 80, each with `each` workloads, and VIPs from 240.0.0.0 on.
 pub fn mesh(services: usize, each: usize) -> Mesh {
     let workloads = (0..services * each).map(|index| workload(index, index / each.max(1)));
     Mesh::new((0..services).map(service), workloads)
 }
 
-/// An address counted from `base`.
+/// Returns an address counted from `base`.
 pub fn address(base: [u8; 4], index: usize) -> IpAddr {
     let index = u32::try_from(index).expect("a small mesh");
     Ipv4Addr::from_bits(Ipv4Addr::from(base).to_bits() + index).into()
@@ -72,12 +72,12 @@ fn workload(index: usize, service: usize) -> Workload {
     }
 }
 
-/// Weights from 1 to 5.
+/// Returns a weight from 1 to 5.
 fn weight(index: usize) -> u32 {
     1 + u32::try_from(index % 5).expect("less than five")
 }
 
-/// The mesh with every service exposed to cluster west, and each under an alias as well.
+/// Returns the mesh with every service exposed to cluster west, and each under an alias too.
 pub fn snapshot(mesh: Mesh) -> Snapshot {
     let mut exposure = ExposureTable::new(false);
     for index in 0..mesh.services.len() {
@@ -95,7 +95,7 @@ pub fn snapshot(mesh: Mesh) -> Snapshot {
     build(&Snapshot::default(), change)
 }
 
-/// Two who are not asked for, and then the one who asks.
+/// Returns an exposure to two other audiences, and then to the requesting one.
 pub fn to_west() -> Exposure {
     let audience = |cluster: &str, namespace: &str| Audience {
         cluster: Some(cluster.into()),
@@ -113,7 +113,7 @@ pub fn to_west() -> Exposure {
     }
 }
 
-/// A peer of cluster west.
+/// Returns a peer of cluster west.
 pub fn source() -> Source {
     Source {
         address: ([192, 0, 2, 1], 40_000).into(),
@@ -126,7 +126,7 @@ pub fn source() -> Source {
     }
 }
 
-/// A set of endpoints with nothing in flight.
+/// Returns a set of endpoints without tunnels in flight.
 pub fn endpoints(count: usize) -> EndpointSet {
     let labels = Arc::new(WorkloadLabels::default());
     let endpoint = |index| {

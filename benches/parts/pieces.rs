@@ -1,4 +1,4 @@
-//! One bench for each piece of a tunnel's way that waits for nobody.
+//! One bench for each step of a tunnel that does not wait.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn authority(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Reading a hello with a post-quantum share, and its server name and protocols.
+/// Reading of a ClientHello with a post-quantum share, and of its server name and protocols.
 fn hello(criterion: &mut Criterion) {
     let mut config = ClientConfig::builder()
         .with_root_certificates(RootCertStore::empty())
@@ -63,7 +63,7 @@ const WEST: Caller<'_> = Caller {
     service_account: "checkout",
 };
 
-/// In a mesh of 10,000 services.
+/// Routing and policy in a mesh of 10,000 services.
 fn route_and_policy(criterion: &mut Criterion) {
     const SERVICES: usize = 10_000;
     let snapshot = mesh::snapshot(mesh::mesh(SERVICES, 1));
@@ -118,7 +118,7 @@ fn pick(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Whether an endpoint may be dialled that has the port of our own listener, on any address.
+/// Check of an endpoint that has the port of our own listener, which is bound to any address.
 fn deny(criterion: &mut Criterion) {
     let own = vec!["[::]:15008".parse().expect("an address")];
     let deny = DenyList::new(Vec::new(), own);
@@ -126,7 +126,7 @@ fn deny(criterion: &mut Criterion) {
     criterion.bench_function("deny", |b| b.iter(|| deny.denies(black_box(endpoint))));
 }
 
-/// What is counted of a tunnel, of an old connection or a new one; the log is off.
+/// Counting of a tunnel, of an old connection or a new one; the log is off.
 fn record(criterion: &mut Criterion) {
     let metrics = Arc::new(Metrics::new());
     let set = mesh::endpoints(1);
@@ -157,7 +157,7 @@ fn record(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The next snapshot, from the last one and a change.
+/// Next snapshot, from the previous one and a change.
 fn update(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("update");
     group

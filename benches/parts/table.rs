@@ -1,7 +1,7 @@
-//! What the gateway's thread allocates for a connection, a tunnel and a mebibyte.
+//! Allocations of the gateway's thread for a connection, a tunnel and a mebibyte.
 //!
-//! TLS and HTTP/2 are in it; the peer, the endpoint and the log are not: the first two have threads
-//! of their own, and the log is off.
+//! They include TLS and HTTP/2. They exclude the peer and the endpoint, which have separate
+//! threads, and the log, which is off.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ type Row = (&'static str, u32, Usage);
 async fn rows() -> Vec<Row> {
     let identities = Identities::new();
     let (gateway, client) = (Running::start(identities.server()), identities.client());
-    // Once unmeasured, so that caches are filled and lazy things made.
+    // One unmeasured pass fills caches and initialises lazy values.
     connections(&gateway, &client, 10, || ()).await;
     let new = || gateway.reload(identities.server());
     let unknown = connections(&gateway, &client, CONNECTIONS, new).await;
@@ -66,7 +66,7 @@ async fn open(connection: &Client, endpoint: Endpoint) -> Tunnel {
     opened.expect("a tunnel")
 }
 
-/// Connections, each with one tunnel and closed after it.
+/// Opens connections, each with one tunnel, and closes them.
 async fn connections(
     gateway: &Running,
     client: &Arc<ClientConfig>,
@@ -78,7 +78,7 @@ async fn connections(
         before();
         let connection = connect(gateway, client).await;
         exchange(&connection).await;
-        // How it ends is no part of this.
+        // The result of the close is not measured.
         drop(connection.close().await);
     }
     gateway.usage().await - begun
@@ -92,7 +92,7 @@ async fn churn(gateway: &Running, connection: &Client, count: u32) -> Usage {
     gateway.usage().await - begun
 }
 
-/// A tunnel with one request and its answer.
+/// Opens a tunnel with one request and its answer.
 async fn exchange(connection: &Client) {
     let mut tunnel = open(connection, Endpoint::Echo).await;
     let mut answer = Vec::new();
@@ -110,7 +110,7 @@ async fn up(gateway: &Running, connection: &Client) -> Usage {
         tunnel.send(part.clone()).await.expect("a tunnel");
     }
     tunnel.shutdown().await.expect("a tunnel");
-    // The sink closes once it has all.
+    // The sink closes once it has received everything.
     let left = tunnel.read_to_end(&mut Vec::new()).await;
     assert_eq!(left.expect("a clean end"), 0);
     gateway.usage().await - begun

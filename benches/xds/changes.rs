@@ -1,5 +1,5 @@
-//! From a message to what the data path reads: the stream's own code, in this process, because no
-//! other one could say when a snapshot is there.
+//! Time from a message to the snapshot. It uses the stream's code in this process, because another
+//! process could not report when a snapshot is published.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,13 +16,13 @@ use crate::mesh::Mesh;
 use crate::support::istiod::{NAME, TOKEN};
 use crate::support::{Net, identities};
 
-/// Changes that come one by one: more apart than snapshots are at least.
+/// Interval of single changes, longer than the minimum interval of snapshots.
 const APART: Duration = Duration::from_millis(8);
-/// How often the snapshot is looked at: what is measured may be this much too long.
+/// Poll interval of the snapshot, and so the largest error of the measurement.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// The time from handing a message to the control plane's gRPC to the snapshot, for each of so many
-/// changes of one workload.
+/// Returns the time from the hand-over of a message to the control plane's gRPC until the snapshot,
+/// for `count` changes of one workload.
 pub fn run(mesh: Mesh, count: usize) -> Vec<Duration> {
     let net = Net::new();
     let control = Control::start(net, mesh);
@@ -87,7 +87,7 @@ fn wait(mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
         assert!(began.elapsed() < Duration::from_secs(60), "no snapshot");
-        // Not a spin: the stream and the control plane have the two cores.
+        // Parks rather than spins: the stream and the control plane need the two cores.
         std::thread::park_timeout(LOOK);
     }
 }

@@ -1,4 +1,4 @@
-//! A real gateway that a control plane programs, and the control plane, on a thread of its own.
+//! Real gateway, and the control plane that programs it, on a separate thread.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,17 +14,17 @@ use crate::mesh::{self, Mesh};
 use crate::support::istiod::{Istiod, NAME, TOKEN};
 use crate::support::{Gateway, Net, Settings, identities};
 
-/// The host of a control plane, and of the one endpoint that answers.
+/// Hosts of the control plane and of the one endpoint that answers.
 const ISTIOD: u8 = 2;
 const ENDPOINT: u8 = 11;
-/// The service that is exposed.
+/// Service that is exposed.
 const HOSTNAME: &str = "echo.app.svc.cluster.local";
 
-/// Changes after which the whole set of clusters is sent again. istiod does so with each push, and
-/// makes one push of the changes of up to ten seconds.
+/// Number of changes after which the whole set of clusters is sent again. istiod does so with each
+/// push, and combines the changes of up to ten seconds into one push.
 const CLUSTERS_EVERY: usize = 250;
 
-/// A control plane that serves until it is dropped.
+/// Control plane that serves until it is dropped.
 pub struct Control {
     pub istiod: Istiod,
     pub address: SocketAddr,
@@ -32,7 +32,7 @@ pub struct Control {
     _stop: oneshot::Sender<()>,
 }
 
-/// Changes of a mesh, one after the other.
+/// Sequence of changes of a mesh.
 #[derive(Clone)]
 pub struct Changes {
     istiod: Istiod,
@@ -43,7 +43,7 @@ pub struct Changes {
 
 impl Changes {
     fn new(istiod: Istiod, mesh: Mesh) -> Self {
-        // istiod tells no version of clusters.
+        // istiod sends no version of clusters.
         let clusters = response(CLUSTER, "", mesh.clusters());
         Self {
             istiod,
@@ -94,7 +94,7 @@ fn put_all(istiod: &Istiod, type_url: &str, resources: &[mesh::Resource]) {
 }
 
 impl Control {
-    /// Serves a mesh, to which one service is added whose endpoint is in `net`.
+    /// Serves a mesh, with one additional service whose endpoint is in `net`.
     pub fn start(net: Net, mesh: Mesh) -> Self {
         let istiod = Istiod::default();
         let mut resources = mesh.resources();
@@ -126,7 +126,7 @@ impl Control {
             runtime.expect("a runtime").block_on(async {
                 let _serving = serving.serve(address, identities()).await;
                 ready.send(()).expect("somebody who waits");
-                // It ends when its sender is dropped.
+                // The wait ends when the sender is dropped.
                 let _ = stopped.await;
             });
         });
@@ -140,15 +140,15 @@ impl Control {
     }
 }
 
-/// What a gateway with a mesh took.
+/// Time and memory of a gateway with a mesh.
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
-    /// From the moment in which the control plane had its first message on the way.
+    /// Time from the control plane's first message.
     pub serving: Duration,
     pub bytes: u64,
 }
 
-/// A gateway that is told a mesh.
+/// Gateway with a control plane that sends a mesh.
 pub struct Running {
     pub gateway: Gateway,
     pub control: Control,
@@ -156,7 +156,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts both, and waits until the gateway is ready. Returns how long that took.
+    /// Starts both, and waits until the gateway is ready. Returns that time.
     pub async fn start(mesh: Mesh, with_cache: bool) -> (Self, Duration) {
         let net = Net::new();
         let control = Control::start(net, mesh);
@@ -186,12 +186,12 @@ impl Running {
         (running, took)
     }
 
-    /// Kills the gateway and the control plane, and starts the gateway again, with its cache alone.
+    /// Kills the gateway and the control plane, and restarts the gateway with only its cache.
     /// Returns the time from the start of the process until it is ready.
     pub async fn restarted(self) -> Duration {
         let Self { mut gateway, .. } = self;
         drop(self.control);
-        // Until it is gone it would answer in the place of the next one.
+        // A process that still runs would answer instead of the new one.
         gateway.signal(rustix::process::Signal::KILL);
         gateway.exited().await;
         let Gateway { folder, .. } = gateway;
@@ -205,24 +205,24 @@ impl Running {
         began.elapsed()
     }
 
-    /// Where the one endpoint listens.
+    /// Returns the address of the one endpoint.
     pub fn endpoint(&self) -> SocketAddr {
         self.net.address(ENDPOINT, 15008)
     }
 
-    /// Memory once the first state has been worked off: changes go on meanwhile, as they do.
+    /// Returns the memory after the first state was processed, while changes continue.
     pub async fn memory(&self, settle: Duration) -> u64 {
         let ends = Instant::now() + settle;
         while Instant::now() <= ends {
             self.control.changes.make();
-            // deadline: changes come at this pace, and jemalloc gives back with time.
+            // deadline: changes come at this pace, and jemalloc returns memory over time.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         self.gateway.private_dirty()
     }
 }
 
-/// Waits until a gateway is ready. Returns how long that took.
+/// Waits until a gateway is ready. Returns that time.
 async fn ready(gateway: &Gateway) -> Duration {
     let began = Instant::now();
     while gateway.readiness().await.0 != 200 {
@@ -231,7 +231,7 @@ async fn ready(gateway: &Gateway) -> Duration {
             "{}",
             gateway.log()
         );
-        // deadline: another process can only be asked again and again, and has work to do.
+        // deadline: another process can only be polled, and has work to do.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     began.elapsed()

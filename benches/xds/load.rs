@@ -1,4 +1,4 @@
-//! The data path's latency while the mesh changes, and while it does not.
+//! Latency of the data path while the mesh changes, and while it does not.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -10,11 +10,11 @@ use tokio::net::TcpListener;
 use crate::gateway::Running;
 use crate::support::{ECHO, Endpoint, identities};
 
-/// Tunnels that each have one request under way.
+/// Number of tunnels with one request under way each.
 const TUNNELS: usize = 8;
 /// Bytes of a request and of its answer.
 const BYTES: usize = 128;
-/// From one change to the next.
+/// Interval of changes.
 const APART: Duration = Duration::from_millis(1);
 
 /// The 99th percentile at rest and under 1,000 changes a second.
@@ -30,7 +30,7 @@ impl Pair {
     }
 }
 
-/// Measures so many pairs, their order turned each time.
+/// Measures `pairs` pairs, in alternating order.
 pub async fn run(running: &Running, pairs: usize, each: Duration) -> Vec<Pair> {
     let listener = TcpListener::bind(running.endpoint())
         .await
@@ -94,7 +94,7 @@ async fn p99(running: &Running, each: Duration) -> Duration {
     percentile(&mut all, 99)
 }
 
-/// A percentile of what was measured.
+/// Returns a percentile of the durations.
 pub fn percentile(all: &mut [Duration], percent: usize) -> Duration {
     all.sort_unstable();
     all[(all.len() * percent / 100).min(all.len() - 1)]

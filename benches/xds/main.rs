@@ -1,9 +1,9 @@
-//! What a mesh of up to 100,000 workloads costs that a control plane tells of: time, memory, and
-//! the data path's latency while it changes. `make bench-xds` runs it.
+//! Cost of a mesh of up to 100,000 workloads from a control plane: time, memory, and the data
+//! path's latency while the mesh changes. `make bench-xds` runs it.
 //!
-//! Exits with 1 if a bar is missed.
+//! Exits with 1 if a limit is missed.
 
-// As in tests/it: cargo builds a bench as a test, and what is marked so may end by `expect`.
+// As in tests/it: cargo builds a bench as a test, and code marked as such may use `expect`.
 #![expect(
     unreachable_pub,
     reason = "a bench exports nothing, and plain `pub` reads better"

@@ -6,15 +6,15 @@ use strait::grpc::workload::{
     Workload, WorkloadType, address, gateway_address,
 };
 
-/// Services of the largest mesh.
+/// Number of services of the largest mesh.
 const SERVICES_MAX: usize = 10_000;
-/// Workloads of a service, where there are fewer services.
+/// Number of workloads of a service, in smaller meshes.
 const WORKLOADS_EACH: usize = 10;
-/// Nodes that they run on.
+/// Number of nodes that they run on.
 const NODES: usize = 1_000;
 /// Clusters whose east-west gateways have a split-horizon record of each service.
 const REMOTE: [&str; 3] = ["west", "north", "south"];
-/// One of so many services is exported.
+/// Interval of the services that are exported.
 const EXPORTED_EACH: usize = 10;
 /// Clusters that istiod sends to each east-west gateway besides those of services.
 const STATIC: [&str; 4] = [
@@ -23,13 +23,13 @@ const STATIC: [&str; 4] = [
     "forward_inner_connect",
     "BlackHoleCluster",
 ];
-/// Bytes of a cluster, beside its name.
+/// Size of a cluster in bytes, without its name.
 const CLUSTER_BYTES: usize = 2_500;
 
 /// Kind of mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Shape {
-    /// uids of 60 bytes, names of 30, at most 10,000 services. A change is one of a weight.
+    /// uids of 60 bytes, names of 30, at most 10,000 services. A change alters a weight.
     Short,
     /// As istiod sends it: names of 120 bytes, labels, SANs, clusters of the exported services, and
     /// split-horizon records of three remote clusters among the workloads.
@@ -50,25 +50,25 @@ impl Shape {
     }
 }
 
-/// A mesh by its shape and its number of workloads.
+/// Mesh, by its shape and its number of workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
     pub shape: Shape,
     pub workloads: usize,
 }
 
-/// A resource by its name, and its body.
+/// Resource: name and body.
 pub type Resource = (String, Vec<u8>);
 
-/// A change of one workload.
+/// Change of one workload.
 pub struct Change {
     pub put: Resource,
-    /// Name of a resource that it takes away.
+    /// Name of the resource that it removes.
     pub removed: Option<String>,
 }
 
 impl Mesh {
-    /// How many services it has.
+    /// Returns the number of services.
     pub fn services(self) -> usize {
         match self.shape {
             Shape::Rolling => 1,
@@ -91,7 +91,7 @@ impl Mesh {
         self.workloads - self.remotes()
     }
 
-    /// All services and workloads.
+    /// Returns all services and workloads.
     pub fn resources(self) -> Vec<Resource> {
         let services = (0..self.services()).map(|index| self.service(index));
         let pods = (0..self.pods()).map(|index| self.pod(index, 1));
@@ -99,7 +99,7 @@ impl Mesh {
         services.chain(pods).chain(remotes).collect()
     }
 
-    /// All clusters, as istiod sends them with each push.
+    /// Returns all clusters, as istiod sends them with each push.
     pub fn clusters(self) -> Vec<Resource> {
         if self.shape == Shape::Short {
             return Vec::new();
@@ -114,7 +114,7 @@ impl Mesh {
         names.map(body).collect()
     }
 
-    /// One of a row of changes, each of which differs from what it finds.
+    /// Returns one of a series of changes, each of which differs from the previous state.
     pub fn change(self, index: usize) -> Change {
         match self.shape {
             Shape::Rolling => Change {
@@ -166,7 +166,7 @@ impl Mesh {
         )
     }
 
-    /// A record that stands for the endpoints of a service in a remote cluster.
+    /// Returns the record for the endpoints of a service in a remote cluster.
     fn remote(self, index: usize) -> Resource {
         let (of, cluster) = (index / REMOTE.len(), REMOTE[index % REMOTE.len()]);
         let service = format!("app/{}", self.hostname(of));
@@ -203,7 +203,7 @@ impl Mesh {
     fn hostname(self, index: usize) -> String {
         match self.shape {
             Shape::Short => format!("service-{index:05}.app.svc.cluster.local"),
-            // Labels of DNS have at most 63 bytes.
+            // A DNS label has at most 63 bytes.
             Shape::Istiod | Shape::Rolling => {
                 format!("service-{index:055}.{:a<34}.svc.cluster.local", "app")
             }
@@ -211,7 +211,7 @@ impl Mesh {
     }
 }
 
-/// A workload of a service, without an address.
+/// Returns a workload of a service, without an address.
 pub fn workload(uid: String, service: &str) -> Workload {
     let ports = PortList {
         ports: vec![port()],
@@ -236,7 +236,7 @@ pub fn workload(uid: String, service: &str) -> Workload {
     }
 }
 
-/// A service without an address.
+/// Returns a service without an address.
 pub fn service(name: &str, hostname: &str) -> Service {
     Service {
         name: name.into(),
@@ -247,7 +247,7 @@ pub fn service(name: &str, hostname: &str) -> Service {
     }
 }
 
-/// A virtual address.
+/// Returns a virtual address.
 pub fn vip(network: &str, address: Vec<u8>) -> NetworkAddress {
     NetworkAddress {
         network: network.into(),
@@ -264,7 +264,7 @@ fn port() -> Port {
     }
 }
 
-/// A resource as it is sent.
+/// Encodes a resource.
 pub fn encoded(of: address::Type) -> Vec<u8> {
     Address { r#type: Some(of) }.encode_to_vec()
 }

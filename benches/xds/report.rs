@@ -1,4 +1,4 @@
-//! The table, and what misses the bars.
+//! Table of results, and missed limits.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use crate::gateway::Taken;
 use crate::load::Pair;
 use crate::mesh::Mesh;
 
-/// The bars of the largest mesh; memory without a cache.
+/// Limits for the largest mesh; memory without a cache.
 const SERVING_MAX: Duration = Duration::from_millis(600);
 const CHANGE_P99_MAX: Duration = Duration::from_millis(1);
-/// From the start of the process, with a cache and no control plane.
+/// Time from the start of the process, with a cache and no control plane.
 const RESTART_MAX: Duration = Duration::from_millis(500);
 const BYTES_MAX: f64 = 1000.0;
 const RATIO_MAX: f64 = 1.3;
@@ -30,7 +30,7 @@ const COLUMNS: [&str; 11] = [
     "ratio",
 ];
 
-/// What was measured of a mesh.
+/// Results for one mesh.
 pub struct Row {
     pub mesh: Mesh,
     pub taken: Taken,
@@ -38,7 +38,7 @@ pub struct Row {
     pub restart: Duration,
     /// Median and 99th percentile.
     pub change: (Duration, Duration),
-    /// The pair with the median ratio.
+    /// Pair with the median ratio.
     pub pair: Pair,
 }
 
@@ -64,7 +64,7 @@ impl Row {
         ]
     }
 
-    /// The bars that it misses.
+    /// Returns the limits that the row misses.
     pub fn missed(&self) -> Vec<String> {
         let bytes = self.per_workload(self.taken.bytes);
         let bars = [
@@ -99,7 +99,7 @@ impl Row {
     }
 }
 
-/// The whole report.
+/// Returns the whole report.
 pub fn report(command: &str, commit: &str, rows: &[Row], missed: &[String]) -> String {
     let mut text = format!(
         "# A mesh from a control plane, at {commit}

@@ -1,4 +1,4 @@
-//! A run: what is asked for, what is measured in which order, and where it is written.
+//! Run: options, order of the measurements, and output file.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const MESHES: [(Shape, usize); 5] = [
     (Shape::Rolling, 10_000),
 ];
 
-/// What to measure.
+/// Measurements to make.
 #[derive(Debug, clap::Parser)]
 pub struct Options {
     /// Four minutes: fewer changes and pairs, and nothing is written to a file
@@ -31,13 +31,13 @@ pub struct Options {
     /// Only meshes of this kind; nothing is written to a file then
     #[arg(long, value_name = "KIND")]
     mesh: Option<Shape>,
-    /// Cargo tells every bench that it is one
+    /// Passed by cargo to every bench
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 impl Options {
-    /// What was typed.
+    /// Returns the command line.
     fn command(&self) -> String {
         let only = self.only.map(|only| format!("--only {only}"));
         let short = self.short.then(|| "--short".to_owned());
@@ -49,7 +49,7 @@ impl Options {
         }
     }
 
-    /// The meshes that are asked for: of a size of its own, one of each kind.
+    /// Returns the selected meshes; for a size that is not in the table, one of each kind.
     fn meshes(&self) -> Vec<Mesh> {
         let of_kind = |(shape, _): &(Shape, usize)| self.mesh.is_none_or(|only| only == *shape);
         let meshes = MESHES.into_iter().filter(of_kind);
@@ -64,7 +64,7 @@ impl Options {
     }
 }
 
-/// How much is measured.
+/// Number of measurements.
 struct Extent {
     changes: usize,
     pairs: usize,
@@ -72,7 +72,7 @@ struct Extent {
     settle: Duration,
 }
 
-/// Measures, prints and writes. A bar that one of the largest meshes misses makes a failure.
+/// Measures, prints and writes. Fails if one of the largest meshes misses a limit.
 pub fn run(options: &Options) -> ExitCode {
     let extent = match options.short {
         true => Extent {
@@ -88,7 +88,7 @@ pub fn run(options: &Options) -> ExitCode {
             settle: Duration::from_secs(12),
         },
     };
-    // Of the beginning: somebody may commit meanwhile.
+    // Read at the beginning, as a commit may follow meanwhile.
     let commit = commit();
     let meshes = options.meshes();
     let largest = meshes.iter().map(|mesh| mesh.workloads).max();

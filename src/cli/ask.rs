@@ -1,4 +1,4 @@
-//! `strait status`, `strait dump` and `strait explain`: what the running gateway's admin port says.
+//! Client of the running gateway's admin port, with the commands `strait status` and `strait dump`.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
@@ -14,16 +14,16 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 
-/// The time for the gateway to begin its answer, and for each piece of it.
+/// Deadline for the head of an answer, and for each piece of its body.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Where a gateway's admin port is unless its configuration says otherwise.
+/// Default of `admin.bind`.
 const DEFAULT: &str = "127.0.0.1:15000";
-/// More than this is no answer that anybody could use whole: about a million endpoints.
+/// Limit of an answer that is held in memory: the size of about a million endpoints.
 const WHOLE_BYTES_MAX: usize = 256 << 20;
 
 #[derive(Debug, Args)]
 pub(super) struct Admin {
-    /// The admin port of the gateway, `admin.bind` in its configuration.
+    /// Address of the gateway's admin port, `admin.bind` in its configuration.
     #[arg(
         long,
         value_name = "ADDR",
@@ -36,8 +36,8 @@ pub(super) struct Admin {
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
-    /// Only this service, with its endpoints: a name or a hostname, alone or behind NAMESPACE/, or
-    /// another name of it; with or without a port.
+    /// Service to show with its endpoints: a name or a hostname, alone or after NAMESPACE/, or
+    /// another of its names; with or without a port.
     service: Option<String>,
     /// All services, or all endpoints of the service; without it the first 50.
     #[arg(long)]
@@ -55,7 +55,7 @@ pub(super) struct DumpArgs {
     admin: Admin,
 }
 
-/// Prints the status page, and exits by what the readiness probe says.
+/// Prints the status page. The exit code is the result of the readiness probe.
 pub(super) fn status(args: &StatusArgs) -> ExitCode {
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let mut query = Vec::new();
@@ -70,7 +70,7 @@ pub(super) fn status(args: &StatusArgs) -> ExitCode {
     let path = format!("/status?{}", query.join("&"));
     answered(async {
         let page = args.admin.ask(Method::GET, &path).await?;
-        // Ours says which service it does not have.
+        // The body of a 404 names the missing service; a 404 without a body is not from strait.
         if page.status == StatusCode::NOT_FOUND && args.service.is_some() {
             return page.refused().await;
         }
@@ -83,7 +83,6 @@ pub(super) fn status(args: &StatusArgs) -> ExitCode {
     })
 }
 
-/// Prints the dump.
 pub(super) fn dump(args: &DumpArgs) -> ExitCode {
     answered(async {
         let dump = args.admin.ask(Method::GET, "/config_dump").await?;
@@ -92,7 +91,8 @@ pub(super) fn dump(args: &DumpArgs) -> ExitCode {
     })
 }
 
-/// Asks by GET for an answer that is wanted whole, or that refuses the question.
+/// Requests `path` by GET and passes the result to `done`: the whole body for status 200, the
+/// gateway's error message for 400.
 pub(super) fn whole(
     admin: &Admin,
     path: &str,
@@ -112,7 +112,7 @@ pub(super) fn whole(
     })
 }
 
-/// Runs it; that nobody answers, or not as a gateway does, is 2 and an error for people.
+/// Runs `asking` to its exit code. An error, such as no answer, is printed and exits 2.
 pub(super) fn answered(asking: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -126,19 +126,20 @@ pub(super) fn answered(asking: impl Future<Output = anyhow::Result<ExitCode>>) -
     })
 }
 
-/// An answer that is still coming.
+/// Answer with a body that is still arriving.
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     body: BodyDataStream,
 }
 
 impl Admin {
-    /// Asks the gateway.
+    /// Sends a request and returns as soon as the head of the answer has arrived.
     pub(super) async fn ask(&self, method: Method, path: &str) -> anyhow::Result<Answer> {
         let admin = self.admin.as_str();
         let asking = async {
             let stream = TcpStream::connect(admin).await?;
-            // The port answers to addresses and to nobody who only knows a name for one.
+            // Against DNS rebinding, the admin port accepts only IP addresses and `localhost` in
+            // `host`.
             let host = stream.peer_addr()?.to_string();
             let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
             tokio::spawn(connection);
@@ -173,7 +174,7 @@ fn stranger(status: StatusCode) -> anyhow::Error {
 }
 
 impl Answer {
-    /// Prints a good answer to stdout.
+    /// Prints the body of a successful answer to stdout.
     pub(super) async fn printed(self) -> anyhow::Result<()> {
         match self.status {
             StatusCode::OK => self.print(&mut std::io::stdout()).await,
@@ -181,8 +182,8 @@ impl Answer {
         }
     }
 
-    /// Prints to stderr what the gateway refuses and why: the exit code is 1. What says nothing
-    /// is another port's.
+    /// Prints the gateway's refusal to stderr; the exit code is 1. An answer without a body is not
+    /// from strait, and is an error.
     pub(super) async fn refused(mut self) -> anyhow::Result<ExitCode> {
         let Some(piece) = self.piece().await? else {
             return self.printed().await.map(|()| ExitCode::FAILURE);
@@ -192,7 +193,7 @@ impl Answer {
         Ok(ExitCode::FAILURE)
     }
 
-    /// All of the answer.
+    /// Reads the whole body, up to [`WHOLE_BYTES_MAX`].
     async fn read(mut self) -> anyhow::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         while let Some(piece) = self.piece().await? {
@@ -204,7 +205,7 @@ impl Answer {
         Ok(bytes)
     }
 
-    /// Writes the answer as it comes. A reader that has seen enough is no error.
+    /// Writes the body as it arrives. A reader that closes the pipe is not an error.
     async fn print(mut self, to: &mut impl Write) -> anyhow::Result<()> {
         while let Some(piece) = self.piece().await? {
             match to.write_all(&piece).and_then(|()| to.flush()) {
@@ -223,7 +224,7 @@ impl Answer {
     }
 }
 
-/// As a part of a query: what is no plain character of a name is escaped.
+/// Percent-encodes `text` for a query string.
 pub(super) fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

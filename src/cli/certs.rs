@@ -1,6 +1,7 @@
-//! `strait certs`: a development root and the certificates that the examples use, as files.
+//! `strait certs`: development root and the certificates of the examples, as files.
 //!
-//! All of it is made in memory first, so a run that fails leaves no half of a set behind.
+//! The set is made in memory before the first file is written, so that invalid arguments do not
+//! leave a partial set.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -17,10 +18,10 @@ use crate::tls::dev::{Authority, Leaf};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Folder to write to; it is made if it is missing
+    /// Folder to write to; created if it is missing
     dir: PathBuf,
 
-    /// A cluster, once for each: the first one gets a gateway and an endpoint, the others a client
+    /// Name of a cluster; repeatable. The first gets a gateway and an endpoint, the others a client
     #[arg(
         long = "cluster",
         value_name = "NAME",
@@ -28,12 +29,12 @@ pub struct Args {
     )]
     clusters: Vec<String>,
 
-    /// Replace files of an earlier run; what the old root signed is then trusted no longer
+    /// Replace the files of an earlier run; certificates of the old root are no longer trusted
     #[arg(long)]
     force: bool,
 }
 
-/// Makes the certificates, writes them, and says on standard output what it wrote.
+/// Makes the certificates, writes them, and lists the files on standard output.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     write_set(args, &mut io::stdout().lock())
 }
@@ -49,14 +50,14 @@ fn write_set(args: &Args, out: &mut impl Write) -> anyhow::Result<()> {
         let path = args.dir.join(&file.name);
         write_file(&args.dir, file).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    // Only now: whoever reads this may stop reading, and half a set fits nobody.
+    // Print after writing: a reader that closes the pipe must not cause a partial set.
     match say(args, &files, out) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         said => Ok(said?),
     }
 }
 
-/// Says what was written, and what to do with it.
+/// Prints the files and the next steps.
 fn say(args: &Args, files: &[File], out: &mut impl Write) -> io::Result<()> {
     for file in files {
         writeln!(
@@ -66,7 +67,8 @@ fn say(args: &Args, files: &[File], out: &mut impl Write) -> io::Result<()> {
             file.about
         )?;
     }
-    // The gateway takes a relative path from the folder of its strait.yaml, wherever that is.
+    // The gateway resolves relative paths from the folder of its strait.yaml, which is unknown
+    // here.
     let dir = fs::canonicalize(&args.dir)?;
     let dir = dir.display();
     writeln!(out, "\nnext, give them to a gateway, in its strait.yaml:")?;
@@ -82,7 +84,7 @@ fn say(args: &Args, files: &[File], out: &mut impl Write) -> io::Result<()> {
     )
 }
 
-/// One file of the set, before it is written.
+/// File of the set, before it is written.
 struct File {
     name: String,
     content: String,
@@ -119,7 +121,7 @@ fn files(clusters: &[String]) -> anyhow::Result<Vec<File>> {
     Ok(files)
 }
 
-/// A cluster's name becomes part of identities and of file names, so it has to fit both.
+/// Checks that the name of a cluster fits identities and file names, of which it becomes a part.
 fn check_cluster(cluster: &str) -> anyhow::Result<()> {
     let domain = format!("{cluster}.local");
     let fits = TrustDomain::new(&domain).is_ok_and(|parsed| parsed.as_str() == domain);
@@ -131,10 +133,10 @@ fn check_cluster(cluster: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// File names without extension, each with its identity.
+/// File names without extension, each with its SPIFFE ID.
 type Leaves = Vec<(String, String)>;
 
-/// Per cluster, what its intermediate signs.
+/// Returns the leaves of each cluster's intermediate.
 fn leaves(clusters: &[String]) -> anyhow::Result<Vec<(String, Leaves)>> {
     let mut seen = BTreeSet::new();
     let mut set = Vec::new();
@@ -152,7 +154,7 @@ fn leaves(clusters: &[String]) -> anyhow::Result<Vec<(String, Leaves)>> {
             leaves.push(leaf("gateway", "ns/istio-system/sa/eastwest"));
             leaves.push(leaf("endpoint", "ns/app/sa/echo"));
         }
-        // A single cluster has a client too, or there would be nothing to try it with.
+        // A single cluster gets a client too, so that its gateway can be tried.
         match index {
             0 if clusters.len() > 1 => {}
             0 | 1 => leaves.push(leaf("client", CLIENT)),
@@ -181,8 +183,8 @@ fn refuse_to_overwrite(dir: &Path, files: &[File]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes beside the target and renames, so that a gateway that watches never reads half a file
-/// and a key is never open to others, not even for a moment.
+/// Writes a temporary file beside the target and renames it. A gateway that watches the folder
+/// never reads a partial file, and others can never read a key.
 fn write_file(dir: &Path, file: &File) -> io::Result<()> {
     let mut temporary = tempfile::Builder::new()
         .permissions(Permissions::from_mode(file.mode))
@@ -345,7 +347,7 @@ mod tests {
                 .unwrap();
             let key = PrivateKeyDer::from_pem_file(path.with_extension("key")).unwrap();
             let provider = rustls::crypto::aws_lc_rs::default_provider();
-            // This checks that the key is the certificate's.
+            // Building the configuration checks that the key matches the certificate.
             rustls::ClientConfig::builder_with_provider(provider.into())
                 .with_safe_default_protocol_versions()
                 .unwrap()

@@ -1,4 +1,4 @@
-//! `strait check`: everything that `strait run` would trip over, before it does.
+//! `strait check`: validation of the configuration and of every file that it names.
 
 use std::collections::HashSet;
 use std::process::ExitCode;
@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use crate::app::{self, Inputs, Report};
 use crate::config::{Discovery, Source};
 
-/// Reads the configuration and every file that it names; prints what is wrong with any of them.
+/// Validates the configuration and its files, and prints every mistake.
 pub(super) fn run(source: &Source) -> ExitCode {
     printed(source, &app::check(source))
 }
 
-/// Prints what was found, and exits by it.
+/// Prints the report and returns the exit code for it.
 pub(super) fn printed(source: &Source, report: &Report) -> ExitCode {
     let label = source.label();
     for line in &report.warnings {
@@ -52,7 +52,8 @@ pub(super) fn printed(source: &Source, report: &Report) -> ExitCode {
     }
 }
 
-/// How many services objects export, where there are files of them. Each has several hostnames.
+/// Describes the number of services that objects export; empty without object files. Each service
+/// has several hostnames, which share their first two labels.
 fn by_objects(Inputs { config, scope, .. }: &Inputs) -> String {
     if config.exposure.files.is_empty() {
         return String::new();

@@ -1,4 +1,4 @@
-//! `strait drain region`: an order of an operator to the running gateway.
+//! `strait drain region`: evacuation of a region, through the running gateway's admin port.
 
 use std::process::ExitCode;
 
@@ -10,14 +10,14 @@ use crate::wire::RegionPattern;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Evacuates a region: new tunnels go to endpoints elsewhere, open ones go on.
+    /// Evacuates a region: new tunnels go to endpoints elsewhere, and open tunnels stay.
     ///
-    /// The evacuation holds until --undo or a restart, `strait status` shows it, and it is for
-    /// this gateway alone; for good write weight 0 in `traffic[].regions`. A region in which the
-    /// mesh has no workload is an error that lists the known ones. Where services would be left
-    /// without endpoints, they are named and nothing is changed, unless --force is given.
+    /// The evacuation affects only this gateway, until --undo or a restart, and `strait status`
+    /// shows it; set weight 0 in `traffic[].regions` to make it permanent. A region in which the
+    /// mesh has no workload is an error that lists the known ones. If services would be left
+    /// without endpoints, the command lists them and changes nothing, unless --force is given.
     ///
-    /// Exits 1 if the gateway refuses, or would refuse (--dry-run), 2 if nobody answers.
+    /// Exits 1 if the gateway refuses, or would refuse (--dry-run), 2 if it does not answer.
     #[command(
         after_help = "Examples:\n  strait drain region us-east-2 --dry-run\n  \
                             strait drain region us-east-2\n  \
@@ -29,16 +29,16 @@ pub(super) enum Command {
 
 #[derive(Debug, Args)]
 pub(super) struct Region {
-    /// A region, REGION/ZONE or REGION/ZONE/SUBZONE, as the mesh names them.
+    /// A region, REGION/ZONE or REGION/ZONE/SUBZONE, as named in the mesh.
     #[arg(value_parser = region)]
     region: RegionPattern,
-    /// Puts it back.
+    /// Ends the evacuation.
     #[arg(long, conflicts_with = "force")]
     undo: bool,
-    /// Evacuates it also where services are left without endpoints: their tunnels are refused.
+    /// Evacuates even if services are left without endpoints: their tunnels are rejected.
     #[arg(long)]
     force: bool,
-    /// Says what the order would do, and changes nothing.
+    /// Prints the effect of the command, and changes nothing.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -50,7 +50,7 @@ fn region(text: &str) -> Result<RegionPattern, String> {
     region.ok_or_else(|| "write a region, REGION/ZONE or REGION/ZONE/SUBZONE".to_owned())
 }
 
-/// Gives the order, and prints what came of it.
+/// Sends the command to the gateway and prints the result.
 pub(super) fn run(command: &Command) -> ExitCode {
     let Command::Region(of) = command;
     let more = match (of.undo, of.force) {
@@ -60,14 +60,14 @@ pub(super) fn run(command: &Command) -> ExitCode {
     };
     let region = encoded(&of.region.to_string());
     let path = format!("/drain/region?region={region}{more}");
-    // A gateway that does not know of dry runs refuses the method, and changes nothing.
+    // A gateway without support for dry runs rejects GET, and changes nothing.
     let method = match of.dry_run {
         true => Method::GET,
         false => Method::POST,
     };
     answered(async {
         let answer = of.admin.ask(method, &path).await?;
-        // Ours says why it refuses; what says nothing is another port's.
+        // The body of a refusal has its reason; a refusal without a body is not from strait.
         match answer.status {
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => answer.refused().await,
             _ => answer.printed().await.map(|()| ExitCode::SUCCESS),

@@ -1,7 +1,7 @@
-//! The command line: one file per command.
+//! Command line of `strait`: argument parsing and dispatch, one file per command.
 //!
-//! Exit codes: 0 all is well, 1 it is not (the message says what), 2 the arguments are wrong or,
-//! where a running gateway is asked, nobody answers.
+//! Exit codes: 0 success; 1 failure, with a message; 2 wrong arguments, or no answer from the
+//! running gateway.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -51,52 +51,53 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serves as the gateway until SIGTERM.
+    /// Runs the gateway until SIGTERM.
     ///
-    /// SIGTERM drains: readiness fails, new connections are taken for `drain.lag`, clients are
-    /// told to go elsewhere, and open tunnels have until `drain.deadline`. A second SIGTERM ends
-    /// it now. Changes of the files are applied while it runs.
+    /// SIGTERM drains: readiness fails, new connections are accepted for `drain.lag`, clients
+    /// receive GOAWAY, and open tunnels have until `drain.deadline`. A second SIGTERM ends the
+    /// process at once. Changes of the files are applied while it runs.
     #[command(after_help = "Examples:\n  strait run -c strait.yaml\n  \
                             STRAIT_CONFIG=/etc/strait/strait.yaml strait run")]
     Run(ConfigArgs),
-    /// Serves as a gateway of Istio's, started by the arguments of its proxies.
+    /// Runs as an Istio gateway, with the command line that Istio gives its proxies.
     Proxy(proxy::Args),
+    /// Checks strait.yaml and the files that it names, and lists every mistake with its line.
     /// Checks strait.yaml and the files that it names, and lists every mistake with its line.
     ///
     /// Certificates, keys and tokens need not exist where the gateway does not run, as on a laptop
-    /// or in CI: one warning names the missing files, and all else is checked. A machine that has
-    /// the gateway's certificate, its key or a token is one where it runs: there each file that is
-    /// missing is an error, such as a key beside its certificate.
+    /// or in CI: one warning names the missing files, and everything else is checked. If the
+    /// gateway's certificate, its key or a token exists, every other missing file is an error.
     ///
-    /// Exits 0 if all is well (warnings are shown), 1 with errors, 2 if the command line is wrong.
+    /// Exits 0 on success (warnings are shown), 1 with errors, 2 if the command line is wrong.
     #[command(after_help = "Examples:\n  strait check -c strait.yaml\n  \
                             strait check -c deploy/local/strait.yaml")]
     Check(ConfigArgs),
-    /// Shows the gateway at work: two clusters, double HBONE, a killed endpoint, two refusals.
+    /// Demonstrates the gateway: two clusters, double HBONE, a killed endpoint, two rejections.
     Demo(demo::Args),
-    /// Shows where the running gateway stands: its sources, what is rejected and why,
-    /// certificates, and services; of one service each endpoint, and why one is not used.
+    /// Shows the state of the running gateway: sources, rejected resources with reasons,
+    /// certificates, and services; for one service each endpoint, and the reason if it is not used.
     ///
-    /// Exits 0 if the gateway is ready, 1 if not or if there is no such service, 2 if nobody
-    /// answers.
+    /// Exits 0 if the gateway is ready, 1 if it is not or has no such service, 2 if it does not
+    /// answer.
     #[command(after_help = "Examples:\n  strait status\n  strait status --all\n  \
                             strait status echo.app.svc.cluster.local:80\n  \
                             strait status app/echo --json | jq .services.list\n  \
                             kubectl exec -n istio-system deploy/eastwest -- /strait status")]
     Status(ask::StatusArgs),
-    /// Prints all that the running gateway knows, as a file that `istioctl ztunnel-config` reads.
+    /// Prints the whole state of the running gateway, as a file that `istioctl ztunnel-config`
+    /// reads.
     ///
-    /// Exits 2 if nobody answers.
+    /// Exits 2 if the gateway does not answer.
     #[command(after_help = "Examples:\n  \
                             strait dump > dump.json; \
                             istioctl ztunnel-config workload --file dump.json\n  \
                             strait dump | jq .strait")]
     Dump(ask::DumpArgs),
-    /// Takes a part of the mesh out of the running gateway, until it is put back or a restart.
+    /// Evacuates a part of the mesh from the running gateway, until `--undo` or a restart.
     #[command(subcommand)]
     Drain(drain::Command),
     Explain(explain::Args),
-    /// Shows what is known of those who sign the certificates of peers.
+    /// Shows the issuers of the peers' certificates.
     #[command(subcommand)]
     Trust(trust::Command),
     /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
@@ -106,7 +107,7 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct ConfigArgs {
-    /// The configuration file.
+    /// Path of the configuration file.
     #[arg(
         short,
         long,
@@ -115,7 +116,7 @@ struct ConfigArgs {
         env = "STRAIT_CONFIG"
     )]
     config: PathBuf,
-    /// The file without its option, as people write it: an error that says how.
+    /// Positional file, a common mistake. Its parser returns an error that names `-c`.
     #[arg(hide = true, value_parser = without_option)]
     misplaced: Option<String>,
 }
@@ -130,7 +131,7 @@ impl ConfigArgs {
     }
 }
 
-/// Runs the command that was asked for.
+/// Runs the parsed command and returns its exit code.
 pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
         Command::Run(args) => app::run(&args.source(), None),

@@ -1,8 +1,8 @@
 //! `strait proxy`: the command line that Istio gives the containers of its gateways.
 //!
-//! Istio's arguments grow with its versions, and a gateway must not fail to start over one that
-//! it has no use for: what we do not know is named in the log and passed over. So they are read
-//! here and not by clap, which knows no such thing.
+//! Newer versions of Istio add arguments, and the gateway must start in spite of them. Unknown
+//! arguments are therefore logged and ignored. clap does not support that, so this module parses
+//! them.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -15,15 +15,15 @@ use crate::app;
 use crate::config::Source;
 use crate::config::pod::{Environment, Flags, truth};
 
-/// The file that lies over the pod's defaults, where there is one.
+/// Default path of the file that is merged over the pod's defaults, if it exists.
 const USUAL: &str = "/etc/strait/strait.yaml";
 
-/// Flags of Istio's that have no value.
+/// Flags of Istio that take no value.
 const SWITCHES: [&str; 2] = ["--log_as_json", "--profiling"];
 
-/// Our own options. Istio has none whose name is near to one of these.
+/// Options of strait. No option of Istio is spelled similarly.
 const OWN: [&str; 3] = ["--print-config", "--config", "--help"];
-/// What was mistyped differs in so many letters at most.
+/// Limit of the edit distance at which an unknown argument is reported as a misspelled option.
 const SLIPS_MAX: usize = 2;
 
 const HELP: &str = "\
@@ -42,12 +42,12 @@ Examples:
   strait proxy waypoint --print-config
   kubectl exec -n istio-system deploy/eastwest -- /strait proxy waypoint --print-config";
 
-/// Serves as a gateway of Istio's: everything is taken from the environment and the files that
-/// Istio gives its proxies. No configuration is needed.
+/// Runs as an Istio gateway: all settings come from the environment and the files that Istio gives
+/// its proxies. No configuration is needed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(super) struct Args {
-    /// What Istio starts the container as: waypoint, router or ztunnel; it makes no difference.
+    /// Role in which Istio starts the container: waypoint, router or ztunnel; it has no effect.
     #[arg(allow_hyphen_values = true, value_parser = role)]
     role: Role,
     /// Istio's arguments, and the options below.
@@ -66,7 +66,7 @@ enum Role {
     Ztunnel,
 }
 
-/// The role, and what to do where an option stands in its place.
+/// Parses the role. If an option precedes it, the error shows the correct order.
 fn role(text: &str) -> Result<Role, String> {
     if text.starts_with('-') {
         return Err(format!(
@@ -77,10 +77,10 @@ fn role(text: &str) -> Result<Role, String> {
         .map_err(|_| "write one of waypoint, router and ztunnel; they make no difference".into())
 }
 
-/// Whether one word is the other with a few slips: letters left out, put in or changed.
+/// Returns true if the edit distance of the words is at most [`SLIPS_MAX`].
 fn is_near(word: &str, wanted: &str) -> bool {
     let mut row: Vec<usize> = (0..=wanted.len()).collect();
-    // Nobody mistypes a word at its triple length.
+    // Bounds the cost. A prefix of triple length already exceeds the distance.
     for (index, byte) in word.bytes().take(3 * wanted.len()).enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], index + 1);
         for (column, other) in wanted.bytes().enumerate() {
@@ -92,7 +92,7 @@ fn is_near(word: &str, wanted: &str) -> bool {
     row.last().is_some_and(|slips| *slips <= SLIPS_MAX)
 }
 
-/// What the arguments say.
+/// Parsed arguments.
 #[derive(Debug, Default)]
 struct Arguments {
     config: Option<PathBuf>,
@@ -102,7 +102,7 @@ struct Arguments {
     ignored: Vec<String>,
 }
 
-/// Serves, or prints what it would serve by.
+/// Runs the gateway, or prints its configuration with `--print-config`.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Arguments {
         config,
@@ -136,7 +136,7 @@ fn print(source: &Source) -> ExitCode {
         Ok(text) => print!("{text}"),
         Err(_) => println!("# nothing: the file cannot be read"),
     }
-    // It is asked in the pod: what is missing there is missing for `run` too.
+    // `--print-config` runs in the pod, so files that are missing there are missing for `run` too.
     super::check::printed(source, &app::check_as_run(source))
 }
 
@@ -191,7 +191,7 @@ impl Arguments {
     }
 }
 
-/// The level that `--log_output_level` has for everything, as in `default:info,ads:debug`.
+/// Returns the level of `--log_output_level` for all scopes, as in `default:info,ads:debug`.
 fn agent_level(text: &str) -> Option<String> {
     let levels = text.split(',').map(str::trim);
     let level = levels
@@ -209,8 +209,9 @@ fn agent_level(text: &str) -> Option<String> {
     Some(level.to_owned())
 }
 
-/// `--proxyLogLevel` is Envoy's level, `warning` by default, and its access log does not heed it,
-/// as ours would: it only counts where somebody wants to see more.
+/// Returns the level of `--proxyLogLevel` if it is `debug` or `trace`. The flag sets Envoy's level,
+/// by default `warning`, which does not silence Envoy's access log. It would silence ours, so other
+/// levels are ignored.
 fn proxy_level(text: &str) -> Option<String> {
     matches!(text, "debug" | "trace").then(|| text.to_owned())
 }

@@ -1,17 +1,17 @@
-//! Signals that ask a command to end.
+//! Signals that end a command.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Ctrl-C and SIGTERM.
+/// Handlers of SIGINT (Ctrl-C) and SIGTERM.
 pub(super) struct Stop {
     interrupt: Signal,
     terminate: Signal,
-    /// Whether one has come.
+    /// True if a signal has arrived.
     pub(super) was_asked: bool,
 }
 
 impl Stop {
-    /// From now on these signals are ours to answer.
+    /// Installs the handlers. From then on, the signals no longer end the process by themselves.
     pub(super) fn new() -> std::io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -20,7 +20,7 @@ impl Stop {
         })
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub(super) async fn asked(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

@@ -1,5 +1,4 @@
-//! `strait trust issuers`: lines for the configuration, by the issuers that a running gateway has
-//! seen.
+//! `strait trust issuers`: configuration lines for the issuers that a running gateway has seen.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,13 +15,13 @@ use crate::wire::UNKNOWN_CLUSTER;
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Prints `trust.clusters` with the issuers of the peers that have connected, to be completed
-    /// by the names of their clusters.
+    /// with the names of their clusters.
     ///
-    /// An issuer is the intermediate that signed the peers' certificates, or the root where there
-    /// is none. Which cluster one belongs to is for you to say: compare the subject, or the hash
-    /// with that of the cluster's own CA certificate.
+    /// An issuer is the intermediate that signed the peers' certificates, or the root if there is
+    /// none. To find the cluster of an issuer, compare its subject, or its hash with that of the
+    /// cluster's own CA certificate.
     ///
-    /// Exits 0 if there is one, 1 if none has been seen, 2 if nobody answers.
+    /// Exits 0 if there is an issuer, 1 if none has been seen, 2 if the gateway does not answer.
     #[command(after_help = "Examples:\n  strait trust issuers\n  \
                             kubectl exec -n istio-system deploy/eastwest -- \
                             /strait trust issuers\n  \
@@ -37,13 +36,13 @@ pub(super) struct Issuers {
     admin: Admin,
 }
 
-/// The part of the status page that is needed.
+/// Part of the JSON status page that this command reads.
 #[derive(Deserialize)]
 struct Page {
     issuers: Vec<IssuerRow>,
 }
 
-/// Asks the gateway, and prints.
+/// Requests the issuers and prints them.
 pub(super) fn run(command: &Command) -> ExitCode {
     let Command::Issuers(of) = command;
     ask::whole(&of.admin, "/status?format=json", |answer| {
@@ -59,8 +58,8 @@ pub(super) fn run(command: &Command) -> ExitCode {
     })
 }
 
-/// Returns the section, with the issuers of each cluster together. Those without one get a name
-/// each that has to be replaced.
+/// Returns the section, with issuers grouped by cluster. Each issuer without a cluster gets a
+/// placeholder name of its own.
 fn lines(issuers: &[IssuerRow]) -> String {
     let mut clusters: BTreeMap<String, Vec<&IssuerRow>> = BTreeMap::new();
     let mut nameless = 0;

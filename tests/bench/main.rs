@@ -1,4 +1,5 @@
-//! The arithmetic of benches/gateways: what it makes of samples, before hours are spent on them.
+//! Tests of the arithmetic of benches/gateways, which would otherwise only fail after hours of
+//! samples.
 
 #![expect(
     unreachable_pub,

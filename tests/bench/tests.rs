@@ -1,4 +1,4 @@
-//! One test for each rule.
+//! One test for each rule of the arithmetic.
 
 use std::collections::BTreeSet;
 
@@ -65,7 +65,7 @@ fn a_round_counts_if_its_control_pairs_agree_and_nobody_else_was_busy() {
         ..good.clone()
     };
     assert_eq!(why(busy), "foreign CPU: 6 %");
-    // One turn in a slow phase of the machine's makes no difference.
+    // One turn in a slow phase of the machine has no effect.
     let turns = [&good, &round(&[1.0, 1.9], &[2.0, 2.0]), &good].map(|one| one.turns[0].clone());
     let three = Round {
         turns: turns.to_vec(),

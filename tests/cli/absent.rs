@@ -1,4 +1,4 @@
-//! Machines without the gateway's certificates: what `check` and `explain -c` do there.
+//! `check` and `explain -c` on machines without the gateway's certificates.
 
 use std::fs;
 use std::path::Path;
@@ -67,12 +67,12 @@ fn review_19_explain_answers_without_certificates_with_one_warning() {
         assert!(answer.stderr.starts_with(&place), "{answer:?}");
         assert_eq!(answer.stderr.lines().count(), 1, "{answer:?}");
         assert!(names_all_three(&answer.stderr), "{answer:?}");
-        // Nothing of it goes by a key, though a certificate is there and the key is not.
+        // The key is not needed, though a certificate exists and the key does not.
         fs::create_dir(folder.path().join("certs")).expect("a folder");
         write(folder.path(), "certs/gateway.crt", "");
         let answer = done(folder.path(), &asked).await;
         assert_eq!(answer.code, Some(0), "{answer:?}");
-        // Other mistakes are still told.
+        // Other mistakes are still reported.
         replaced(folder.path(), "mesh.yaml", "services:", "servcies:");
         let answer = done(folder.path(), &asked).await;
         assert_eq!(answer.code, Some(2), "{answer:?}");
@@ -159,7 +159,7 @@ discovery: {kind: istio, address: \"istiod.istio-system.svc:15012\", roots: /no/
         for file in ["/no/root.pem", "/no/token", "/no/west.pem"] {
             assert!(checked.stderr.contains(file), "{checked:?}");
         }
-        // A token makes it a machine where the gateway runs.
+        // A token marks the machine as one on which the gateway runs.
         let with_token = text.replacen("/no/token", "strait.yaml", 1);
         write(folder.path(), "strait.yaml", &with_token);
         let checked = done(folder.path(), &["check", "-c", "strait.yaml"]).await;

@@ -1,11 +1,11 @@
-//! From an empty folder to a gateway that serves, by the commands that deploy/local names.
+//! From an empty folder to a running gateway, by the commands in deploy/local.
 
 use std::path::Path;
 use std::process::Stdio;
 
 use crate::support::{done, folder_with_certificates, get, interrupt, run, strait, until};
 
-/// deploy/local in a folder of its own, at the same depth below `certs/` as in the checkout.
+/// Copies deploy/local to a separate folder, at the same depth below `certs/` as in the checkout.
 fn copy_of_the_example(folder: &Path, address: &str) {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/local");
     let to = folder.join("deploy/local");
@@ -18,7 +18,7 @@ fn copy_of_the_example(folder: &Path, address: &str) {
     }
 }
 
-/// A loopback address that nobody else is likely to have, as a gateway's ports are fixed.
+/// Returns a loopback address that is probably unused, because a gateway's ports are fixed.
 fn own_address() -> String {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     format!("127.{}.{low}.77", 200 + high % 50)
@@ -75,7 +75,7 @@ fn a_gateway_with_the_example_becomes_ready_and_stops() {
         );
         let (status, dump) = get(&format!("http://{address}:15000/config_dump")).await;
         assert!(status == 200 && dump.contains("echo.global:80"), "{dump}");
-        // The second one ends the lag of 5 s that load balancers need and nobody here does.
+        // The second one ends the lag of 5 s, which only load balancers need.
         interrupt(&gateway);
         let lag = async || get(&ready).await;
         until("the drain", lag, |(status, _)| *status == 500).await;

@@ -45,10 +45,10 @@ workloads:
       app/echo.app.svc.cluster.local: {80: 8080}
 ";
 
-/// A line of a file is replaced by another.
+/// Replacement of a line of a file.
 type Plant = (usize, &'static str, &'static str);
 
-/// The text with mistakes planted: each line number with what stood there and what does now.
+/// Returns the text with mistakes: each line number with the old and the new text.
 fn planted(text: &str, plants: &[Plant]) -> String {
     let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
     for (number, old, new) in plants {
@@ -59,7 +59,7 @@ fn planted(text: &str, plants: &[Plant]) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The places that `strait check` names, as `FILE:LINE`, sorted.
+/// Returns the places that `strait check` names, as `FILE:LINE`, sorted.
 fn places(checked: &Done) -> Vec<String> {
     let mut places: Vec<_> = checked
         .stderr
@@ -237,7 +237,7 @@ fn an_entry_that_another_name_of_its_service_hides_is_warned_of() {
         let wanted = "warning: echo.app.global is the service echo.app.svc.cluster.local, which \
                       has entries of its own that count alone";
         assert!(checked.stderr.contains(wanted), "{}", checked.stderr);
-        // By another name of its family alone it is exposed, and nothing is to be said.
+        // Only another name of its family is exposed, which is correct.
         let alone = GOOD.replace("echo.app.svc.cluster.local:80", "echo.app.global:80");
         write(folder.path(), "strait.yaml", &alone);
         assert_eq!(check(folder.path()).await.stderr, "");
@@ -252,7 +252,7 @@ fn a_certificate_that_will_be_issued_is_not_asked_for() {
         let files = "  kind: files\n  chain: certs/gateway.crt\n  key: certs/gateway.key\n  \
                      roots: certs/root.crt\n";
         assert!(GOOD.contains(files));
-        // Nobody is there.
+        // Nothing listens there.
         let authority = "  kind: istio-ca\n  address: \"127.0.0.1:1\"\n  roots: certs/root.crt\n  \
                          namespace: istio-system\n  service_account: eastwest\n  \
                          trust_domain: east.local\n";

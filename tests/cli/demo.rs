@@ -1,4 +1,4 @@
-//! `strait demo`: what it says is what the gateway counted and logged.
+//! `strait demo`: its output matches the gateway's counters and log.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::support::{done, get, interrupt, run, strait, until};
 
 const STEPS: [&str; 6] = ["start", "requests", "kill", "stranger", "unexposed", "look"];
 
-/// A demo that has shown everything and was left running.
+/// Demo that has completed its steps and was left running.
 struct Kept {
     process: Child,
     report: Value,
@@ -43,7 +43,7 @@ impl Kept {
         self.figures(step)[key].as_u64().expect("a number")
     }
 
-    /// What the demo's client counted: answered requests per endpoint, over all its phases.
+    /// Returns the counts of the demo's client: answered requests per endpoint, over all its steps.
     fn answered_by_endpoint(&self) -> BTreeMap<String, u64> {
         let mut all = BTreeMap::new();
         for (step, key) in [
@@ -111,7 +111,7 @@ fn the_figures_of_the_demo_are_those_of_the_gateway() {
             + kept.number("kill", "answered_after");
         assert!(answered > 0 && kept.answered_by_endpoint().values().sum::<u64>() == answered);
 
-        // The log is written by a thread of its own, a moment after the count.
+        // The log is written in a separate thread, a moment after the count.
         let lines = async || count(&kept.log(), &["connection complete"]);
         until("a line for each tunnel", lines, |&lines| lines >= answered).await;
         let (log, metrics) = (kept.log(), kept.metrics().await);
@@ -131,7 +131,7 @@ fn the_figures_of_the_demo_are_those_of_the_gateway() {
     });
 }
 
-/// Each refusal that the demo shows is counted once, and nothing else was refused.
+/// Asserts that each rejection of the demo is counted once, and no other.
 fn refusals(kept: &Kept, log: &[String], metrics: &Metrics) {
     assert_eq!(kept.figures("stranger")["refused"], true);
     let refused = "strait_handshakes_refused_total";
@@ -158,7 +158,7 @@ fn refusals(kept: &Kept, log: &[String], metrics: &Metrics) {
     assert_eq!(metrics.sum("istio_tcp_connections_failed_total", ""), 2);
 }
 
-/// Ctrl-C ends a demo that held, and leaves neither a process nor a folder behind.
+/// Asserts that Ctrl-C ends a successful demo, and leaves neither a process nor a folder.
 async fn stops(kept: &mut Kept) {
     let folder = kept.text("start", "folder").to_owned();
     assert!(Path::new(&folder).is_dir());

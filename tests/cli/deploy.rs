@@ -1,5 +1,5 @@
-//! The manifests of `deploy/kubernetes` beside what they start: the pod's arguments, variables and
-//! paths are those that `strait proxy` understands.
+//! The manifests of `deploy/kubernetes` match the program: `strait proxy` accepts the pod's
+//! arguments, variables and paths.
 
 use std::path::Path;
 
@@ -26,7 +26,8 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
         .unwrap_or_else(|| panic!("{key} of {value} is text"))
 }
 
-/// The variables of a container. What Kubernetes takes from the pod is named after its field.
+/// Returns the variables of a container. Values that Kubernetes takes from the pod are named after
+/// their fields.
 fn variables(container: &Value) -> Vec<(String, String)> {
     let list = container["env"].as_array().expect("a list");
     let value = |of: &Value| match of["value"].as_str() {
@@ -38,8 +39,8 @@ fn variables(container: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// A folder that stands for the pod's root: something at each path that is mounted, and the files
-/// that Kubernetes puts there.
+/// Creates a folder as the pod's root: something at each mounted path, and the files that
+/// Kubernetes puts there.
 async fn root(container: &Value) -> tempfile::TempDir {
     let folder = folder_with_certificates().await;
     for mount in container["volumeMounts"].as_array().expect("a list") {
@@ -66,7 +67,7 @@ async fn printed(folder: &Path, arguments: &[&str], variables: &[(String, String
     done.await
 }
 
-/// Whether a line says `said` by `by`.
+/// Returns true if a line has the value `said` with the origin `by`.
 fn says(done: &Done, said: &str, by: &str) -> bool {
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     done.stdout

@@ -174,7 +174,7 @@ const PLACEHOLDERS: [&str; 6] = [
     "THIS_CLUSTER",
 ];
 
-/// The peer (trust domain, namespace, account) and what it asks for, with the remedy.
+/// Peer (trust domain, namespace, account) and its request, with the remedy.
 const REMEDIES: &[(&str, &str, &str)] = &[
     (
         "west shop cart",
@@ -250,7 +250,7 @@ const REMEDIES: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Hellos of a client to TLS listeners, as arguments, each with its remedy.
+/// ClientHellos to TLS listeners, as arguments, each with its remedy.
 const TLS_REMEDIES: &[(&str, &str)] = &[
     (
         "--listener sidecars --sni echo.app.svc.cluster.local",

@@ -1,4 +1,4 @@
-//! `trust.clusters` and `trust.domains[].issuers`, as `strait check` judges their files.
+//! Validation of `trust.clusters` and `trust.domains[].issuers` by `strait check`.
 
 use tempfile::TempDir;
 

@@ -1,4 +1,4 @@
-//! The command line as people and scripts meet it: its output, its exit codes, its files.
+//! End-to-end tests of the command line: its output, its exit codes, its files.
 
 #![expect(
     unreachable_pub,

@@ -1,4 +1,4 @@
-//! `strait proxy`: what it prints, and what it makes of mistakes.
+//! `strait proxy`: its output, and its handling of mistakes.
 
 use std::path::Path;
 

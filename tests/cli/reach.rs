@@ -1,4 +1,4 @@
-//! `strait check`: names that do not lead their consumers to a service that these may reach.
+//! `strait check`: names that do not lead their consumers to a reachable service.
 
 use std::path::Path;
 
@@ -64,7 +64,7 @@ names:
             let found = checked(folder.path(), discovery, &format!("{exposure}{north}")).await;
             assert_eq!(found.stderr, want, "{discovery}");
         }
-        // A service without an entry is exposed to nobody, unless a control plane exports it.
+        // A service without an entry is not exposed, unless a control plane exports it.
         let shop = "    - {name: \"b.global:80\", to: [\"shop.app.svc.cluster.local:80\"]}\n";
         let want = "strait.yaml:13: warning: the alias b.global leads to \
                     shop.app.svc.cluster.local:80, which no peer may reach; add an entry for \
@@ -73,7 +73,7 @@ names:
         assert!(found.stderr.starts_with(want), "{found:?}");
         let found = checked(folder.path(), ISTIO, &format!("{exposure}{shop}")).await;
         assert_eq!(found.stderr, "");
-        // A link is missing too, and of what is well nothing is said.
+        // A link is missing too. Correct entries are not reported.
         let west = format!("    - {{name: \"a.global:80\", {target}, consumers: [west]}}\n");
         let found = checked(folder.path(), FILE, &format!("{exposure}{west}")).await;
         assert_eq!(found.stderr, "");

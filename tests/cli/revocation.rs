@@ -1,4 +1,4 @@
-//! `strait check` of revocation lists for which peers would be refused.
+//! `strait check` of revocation lists that would cause refusals of peers.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -32,7 +32,7 @@ fn world() -> (TempDir, Authority, Issuer) {
     (folder, authority, west)
 }
 
-/// Checks with these lists in `crl.pem` and `trust.crl` with these keys; returns what it says.
+/// Checks with these lists in `crl.pem` and `trust.crl` with these keys. Returns the output.
 async fn checked(folder: &Path, lists: &str, more: &str) -> String {
     std::fs::write(folder.join("crl.pem"), lists).expect("lists");
     let crl = format!("trust:\n  crl: {{files: [crl.pem]{more}}}\n");

@@ -1,4 +1,4 @@
-//! `strait check`: routes of TLS listeners that open more than they should, or lead in a circle.
+//! `strait check`: routes of TLS listeners that expose too much, or form a loop.
 
 use crate::check::{GOOD, GOOD_MESH, check};
 use crate::support::{folder_with_certificates, run, write};

@@ -1,4 +1,4 @@
-//! `strait status` and `strait dump` where nobody answers, or somebody else does.
+//! `strait status` and `strait dump` without an answer, or with an answer of another program.
 
 use std::net::TcpListener;
 

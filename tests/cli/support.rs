@@ -1,4 +1,4 @@
-//! What the tests share: the command, the files that it reads, and a look at what it serves.
+//! Shared support of the tests: the command, its input files, and requests to its ports.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-/// No test waits longer than this for anything: a hang is a failure with a name.
+/// Limit of every wait of a test, so that a hang is a named failure.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Runs a test's future under [`DEADLINE`].
@@ -27,7 +27,7 @@ pub fn run<T>(test: impl Future<Output = T>) -> T {
         })
 }
 
-/// Asks until the answer is as wanted; fails with the last answer when the deadline comes.
+/// Polls until the answer is as wanted. Fails with the last answer at the deadline.
 pub async fn until<T: Debug>(
     what: &str,
     mut ask: impl AsyncFnMut() -> T,
@@ -43,12 +43,12 @@ pub async fn until<T: Debug>(
             tokio::time::Instant::now() < deadline,
             "{what}: last seen {answer:?}"
         );
-        // deadline: the state of another process can only be asked for again and again.
+        // deadline: the state of another process can only be polled.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// The command, with nothing of this process's environment that it listens to.
+/// Returns the command, without the variables of this process's environment that it reads.
 pub fn strait() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_strait"));
     command
@@ -60,7 +60,7 @@ pub fn strait() -> Command {
     command
 }
 
-/// How a command ended.
+/// Outcome of a command.
 #[derive(Debug)]
 pub struct Done {
     pub code: Option<i32>,
@@ -73,7 +73,7 @@ pub async fn done(folder: &Path, args: &[&str]) -> Done {
     done_with(folder, args, |_| {}).await
 }
 
-/// Runs the command in `folder` to its end, with what `configure` adds, such as an environment.
+/// Runs the command in `folder` to its end. `configure` adds settings, such as an environment.
 pub async fn done_with(folder: &Path, args: &[&str], configure: impl FnOnce(&mut Command)) -> Done {
     let mut command = strait();
     command.args(args).current_dir(folder);
@@ -94,7 +94,8 @@ pub fn interrupt(child: &Child) {
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("a signal");
 }
 
-/// Asks an `http://ADDRESS/PATH`: status and body; status 0 if nobody listens.
+/// Sends a GET request to `http://ADDRESS/PATH`. Returns status and body; status 0 if nothing
+/// listens.
 pub async fn get(url: &str) -> (u16, String) {
     let rest = url.strip_prefix("http://").expect("an http URL");
     let (address, path) = rest.split_once('/').expect("a path");
@@ -112,7 +113,7 @@ pub async fn get(url: &str) -> (u16, String) {
     (status.unwrap_or(0), body.to_owned())
 }
 
-/// A folder with what `strait certs` writes, in `certs/`.
+/// Creates a folder with the output of `strait certs` in `certs/`.
 pub async fn folder_with_certificates() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let made = done(folder.path(), &["certs", "certs"]).await;

@@ -1,4 +1,4 @@
-//! `strait check` of objects of several tenants: claims that conflict, each at its line.
+//! `strait check` of objects of several tenants: conflicting claims, each at its line.
 
 use crate::check::{GOOD, GOOD_MESH, check};
 use crate::support::{Done, done, folder_with_certificates, run, write};

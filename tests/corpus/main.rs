@@ -1,6 +1,8 @@
-//! The corpus of the fuzz targets, and a few thousand mutations of it, on every run of the tests.
+//! Replay of the corpus of the fuzz targets, and of a few thousand mutations of it, in every test
+//! run.
 //!
-//! `make fuzz` looks for more. What it finds is added to the corpus under a telling name.
+//! `make fuzz` searches for more inputs. Its findings are added to the corpus with descriptive
+//! names.
 
 #![expect(
     unreachable_pub,
@@ -22,7 +24,7 @@ mod replay {
     use crate::targets;
 
     thread_local! {
-        /// Panics of this thread. A task of tokio's keeps its own to itself.
+        /// Panics of this thread. tokio catches panics of its tasks.
         static PANICS: Cell<u32> = const { Cell::new(0) };
     }
 
@@ -66,7 +68,7 @@ mod replay {
     fn run(body: fn(&[u8]), input: &[u8], path: &Path, seed: u64) {
         let ended = catch_unwind(|| body(input));
         let panics = PANICS.take();
-        // What panicked has been printed by then.
+        // Each panic has been printed before.
         assert!(
             panics == 0 && ended.is_ok(),
             "{} by seed {seed}: {}",
@@ -75,8 +77,8 @@ mod replay {
         );
     }
 
-    /// A few changes of the kinds that find most: other bytes, pieces moved, doubled and lost, and
-    /// pieces of another input.
+    /// Returns the input with a few changes of the kinds that find most: other bytes, pieces moved,
+    /// doubled and removed, and pieces of another input.
     fn mutated(input: &[u8], other: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
         let mut bytes = input.to_vec();
         for _ in 0..random.usize(1..5) {

@@ -1,4 +1,4 @@
-//! `strait load` against Envoy as the gateway: what it counts is what Envoy counted.
+//! `strait load` against Envoy as the gateway: its counts match those of Envoy.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use crate::command::{Load, Serve};
 use crate::process::{self, Envoy};
 use crate::support::{ECHO, GATEWAY, Net, endpoint_port, identities, run};
 
-/// Envoy as the floods meet it.
+/// Starts Envoy with the configuration of the floods.
 async fn gateway(program: &PathBuf, net: Net) -> Envoy {
     let names = [
         ("AUTHORITY", ECHO.to_owned()),

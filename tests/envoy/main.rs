@@ -1,5 +1,5 @@
-//! The gateway between two real Envoys: one as double-HBONE client, one as the endpoint that ends
-//! the inner tunnel. And Envoy as the gateway, for our load.
+//! The gateway between two real Envoys: one as double-HBONE client, one as the endpoint that
+//! terminates the inner tunnel. Also Envoy as the gateway, for `strait load`.
 
 #![expect(
     unreachable_pub,

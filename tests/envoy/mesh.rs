@@ -10,35 +10,37 @@ use crate::process::{self, Envoy};
 use crate::support::{CLIENT, ECHO, ENDPOINT, GATEWAY, Gateway, Net, Settings, identities, until};
 use crate::traffic;
 
-/// How the client Envoy ends a tunnel when its inner connection has carried its one stream.
+/// Way in which the client Envoy ends a tunnel after its inner connection has carried its one
+/// stream.
 ///
-/// Envoy then closes that connection by close_notify and at once. Since 1.40 its user-space sockets
-/// show this to their other end as a reset (`enable_send_rst_on_user_space_socket`), and so the
-/// outer stream carries the close_notify and then RST_STREAM INTERNAL_ERROR, where older ones send
-/// END_STREAM. Even then a few end by the same reset, because Envoy answers so to the endpoint's
-/// own close_notify if that comes in a frame before END_STREAM: the inner connection is gone.
-/// Nothing is lost by either: the gateway sees a close_notify and counts `completed`.
+/// Envoy then closes that connection at once by close_notify. Since 1.40 its user-space sockets
+/// pass this to their other end as a reset (`enable_send_rst_on_user_space_socket`). The outer
+/// stream therefore carries the close_notify and then RST_STREAM INTERNAL_ERROR, where older
+/// versions send END_STREAM. Even with END_STREAM a few tunnels end by the same reset. Envoy
+/// answers in this way to the endpoint's own close_notify if that arrives in a frame before
+/// END_STREAM, because the inner connection has gone. Neither case loses bytes: the gateway sees a
+/// close_notify and counts `completed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
-    /// By RST_STREAM, as Envoy does if nobody tells it otherwise.
+    /// By RST_STREAM, which is Envoy's default.
     ByReset,
     /// By END_STREAM.
     Cleanly,
 }
 
-/// Everything that stands between a client and the application, running.
+/// Running processes between a client and the application, and the application.
 pub struct Mesh {
     pub gateway: Gateway,
     pub client: Envoy,
     pub endpoint: Envoy,
     version: String,
     pub net: Net,
-    /// Ends the application when it is dropped.
+    /// Ends the application on drop.
     _application: JoinSet<()>,
 }
 
 impl Mesh {
-    /// Starts all of it; none where Envoy is missing.
+    /// Starts everything; none if Envoy is missing.
     pub async fn start(test: &str, ends: Ends) -> Option<Self> {
         let program = process::program(test)?;
         let net = Net::new();
@@ -71,23 +73,23 @@ impl Mesh {
         })
     }
 
-    /// Where the client Envoy takes plain TCP.
+    /// Returns the address at which the client Envoy accepts plain TCP.
     pub fn address(&self) -> SocketAddr {
         self.net.address(21, 19001)
     }
 
-    /// The gateway's own count: waits until so many tunnels have ended.
+    /// Waits until the gateway has counted this many ended tunnels, and returns its counts.
     pub async fn ended(&self, tunnels: u64) -> Ended {
         ended(&self.gateway, tunnels).await
     }
 
-    /// Prints a result, with Envoy's version before it.
+    /// Prints a result, prefixed with Envoy's version.
     pub fn say(&self, result: &str) {
         process::say(&format!("envoy {}: {result}", self.version));
     }
 }
 
-/// A gateway's own count: waits until so many tunnels have ended.
+/// Waits until a gateway has counted this many ended tunnels, and returns its counts.
 pub async fn ended(gateway: &Gateway, tunnels: u64) -> Ended {
     let counts = async || {
         let whole = |count: f64| count.to_string().parse().expect("a whole number");
@@ -97,7 +99,7 @@ pub async fn ended(gateway: &Gateway, tunnels: u64) -> Ended {
     until("ended tunnels", counts, |ended| ended.tunnels() >= tunnels).await
 }
 
-/// How many tunnels ended for which reason, by the gateway's own count.
+/// Number of ended tunnels by reason, as counted by the gateway.
 #[derive(Debug)]
 pub struct Ended(BTreeMap<String, u64>);
 
@@ -110,7 +112,7 @@ impl Ended {
         self.0.get(reason).copied().unwrap_or(0)
     }
 
-    /// Tunnels that ended in another way than Envoy ends those that have done their work.
+    /// Returns the number of tunnels that ended in another way than Envoy's normal ones.
     pub fn failed(&self) -> u64 {
         self.tunnels() - self.count("completed") - self.count("downstream_reset")
     }

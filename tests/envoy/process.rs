@@ -1,4 +1,4 @@
-//! An Envoy process, with a folder of its own.
+//! Envoy process with its own folder.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -14,12 +14,12 @@ use tokio::process::{Child, Command};
 
 use crate::support::{Net, identities, until};
 
-/// Says something that shows although the test passes: cargo hides only what macros print.
+/// Prints a line that shows although the test passes: cargo captures only the output of macros.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Envoy's program. Where there is none, says that the test is skipped; under `STRAIT_CI=1` that
+/// Returns Envoy's program. Without one, prints that the test is skipped; under `STRAIT_CI=1` that
 /// is a failure.
 pub fn program(test: &str) -> Option<PathBuf> {
     let installed = || concat!(env!("CARGO_MANIFEST_DIR"), "/.envoy/bin/envoy").into();
@@ -28,7 +28,7 @@ pub fn program(test: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    // A line of its own, even where the harness has begun one.
+    // Starts a new line, even if the harness has begun one.
     say(&format!(
         "\nSKIPPED {test}: there is no Envoy at {}; type `make envoy`",
         path.display()
@@ -40,7 +40,7 @@ pub fn program(test: &str) -> Option<PathBuf> {
     None
 }
 
-/// `1.40.0`.
+/// Returns the version, such as `1.40.0`.
 pub async fn version(program: &PathBuf) -> String {
     let output = Command::new(program).arg("--version").output().await;
     let output = String::from_utf8(output.expect("a version").stdout).expect("text");
@@ -49,7 +49,7 @@ pub async fn version(program: &PathBuf) -> String {
     version.split('/').nth(1).expect("a version").to_owned()
 }
 
-/// A running Envoy. It is killed when it is dropped.
+/// Running Envoy, killed on drop.
 pub struct Envoy {
     folder: TempDir,
     admin: SocketAddr,
@@ -57,8 +57,8 @@ pub struct Envoy {
 }
 
 impl Envoy {
-    /// Starts Envoy at `host`, as `leaf`, with a configuration of which the names between two `@`
-    /// are filled in, and waits until it is ready.
+    /// Starts Envoy at `host`, as `leaf`, with a configuration in which names between two `@` are
+    /// filled in, and waits until it is ready.
     pub async fn start(
         program: &PathBuf,
         net: Net,
@@ -119,7 +119,7 @@ impl Envoy {
         .await;
     }
 
-    /// A counter or gauge of Envoy's.
+    /// Returns a counter or gauge of Envoy.
     pub async fn stat(&self, name: &str) -> u64 {
         let path = format!("/stats?filter=^{name}$");
         let answer = ask(self.admin, &path).await.expect("statistics");
@@ -130,8 +130,8 @@ impl Envoy {
         value.parse().expect("a number")
     }
 
-    /// Kills it while it has bytes of a connection to `address` unread: then, and only then, its
-    /// kernel ends the connection by RST alone. With nothing unread it would send FIN first.
+    /// Kills the process while bytes of a connection to `address` are unread. Only then does its
+    /// kernel end the connection by RST alone; otherwise it would send FIN first.
     pub async fn kill_in_the_middle(&mut self, address: SocketAddr) {
         let id = self.process.id().expect("a running Envoy");
         let pid = Pid::from_raw(id.try_into().expect("a pid")).expect("a pid");
@@ -145,13 +145,14 @@ impl Envoy {
     }
 }
 
-/// Bytes that wait in the kernel for who listens at `address`, over all connections.
+/// Returns the number of bytes that wait in the kernel for the listener at `address`, over all
+/// connections.
 fn unread(address: SocketAddr) -> u64 {
     let SocketAddr::V4(v4) = address else {
         panic!("{address} is not IPv4");
     };
-    // As proc(5) has it: `sl local_address rem_address st tx_queue:rx_queue …`, all in hex, and
-    // addresses in the order of this host.
+    // Format of proc(5): `sl local_address rem_address st tx_queue:rx_queue …`, all in hex, and
+    // addresses in the byte order of this host.
     let ip = u32::from_ne_bytes(v4.ip().octets());
     let local = format!("{ip:08X}:{:04X}", v4.port());
     let table = std::fs::read_to_string("/proc/net/tcp").expect("the table of connections");
@@ -165,7 +166,7 @@ fn unread(address: SocketAddr) -> u64 {
         .sum()
 }
 
-/// Asks an admin port: the whole answer, chunks and all.
+/// Sends a request to an admin port. Returns the whole answer, with its chunk headers.
 async fn ask(admin: SocketAddr, path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(admin).await?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: envoy\r\nconnection: close\r\n\r\n");

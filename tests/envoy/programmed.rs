@@ -1,5 +1,5 @@
-//! A pod that istiod programs, between real Envoys, while everything that can change changes: its
-//! certificate, services, export set and policies come from the control plane alone.
+//! Pod that istiod programs, between real Envoys, while everything that can change changes. Its
+//! certificate, services, export set and policies come only from the control plane.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +17,9 @@ use crate::support::wds::{SERVICE, bytes, changed, policy, service};
 use crate::support::{CLIENT, ECHO, ENDPOINT, GATEWAY, Net, identities, pod, run};
 use crate::traffic::{self, Moved, Order, start};
 
-/// The hosts of the two endpoints.
+/// Hosts of the two endpoints.
 const HOSTS: [u8; 2] = [11, 12];
-/// How often one of them changes, and how long after one another.
+/// Number of changes of an endpoint, and their interval.
 const CHANGES: usize = 100;
 const BETWEEN: Duration = Duration::from_millis(50);
 const TUNNELS_AT_ONCE: usize = 16;
@@ -35,12 +35,12 @@ fn uid(host: u8) -> String {
     format!("east//Pod/app/echo-{host}")
 }
 
-/// Changes one endpoint at a time, while the other one is as it should be.
+/// Changes one endpoint at a time, while the other one is healthy.
 async fn change(istiod: &Istiod, net: Net) {
     let good = |host| workload(net, host, 1, WorkloadStatus::Healthy);
     let mut random = fastrand::Rng::with_seed(5);
     for turn in 0..CHANGES {
-        // Before the roles change, the one that was changed is good again.
+        // Before the roles change, the changed endpoint is restored.
         let host = HOSTS[turn / 10 % 2];
         let other = HOSTS[1 - turn / 10 % 2];
         istiod.put(ADDRESS, &uid(other), &good(other));
@@ -60,12 +60,12 @@ async fn change(istiod: &Istiod, net: Net) {
             }
             _ => istiod.put(ADDRESS, &uid(host), &good(host)),
         }
-        // deadline: tunnels are to meet each of the states.
+        // deadline: tunnels have to meet each of the states.
         tokio::time::sleep(BETWEEN).await;
     }
 }
 
-/// Opens tunnel after tunnel until it is told to stop. Each is to bring the right answer.
+/// Opens one tunnel after the other until signalled. Each has to return the correct answer.
 async fn load(client: std::net::SocketAddr, stop: Arc<AtomicBool>) -> u64 {
     let mut running = JoinSet::new();
     let mut count = 0;
@@ -77,7 +77,7 @@ async fn load(client: std::net::SocketAddr, stop: Arc<AtomicBool>) -> u64 {
         let order = Order {
             seed: count,
             up_bytes: 7 * count,
-            // Every tenth lives longer than the state of its endpoint.
+            // Every tenth outlives the state of its endpoint.
             down_bytes: if count % 10 == 0 { 2 << 20 } else { 13 * count },
             client_ends_first: count % 2 == 0,
         };
@@ -136,9 +136,9 @@ fn endpoints_come_go_sicken_and_change_weight_and_no_tunnel_fails() {
         let stop = Arc::<AtomicBool>::default();
         let loading = tokio::spawn(load(net.address(21, 19001), Arc::clone(&stop)));
         change(&istiod, net).await;
-        // For the rest of the load there is no control plane.
+        // The rest of the load runs without a control plane.
         serving.stop().await;
-        // deadline: tunnels are to meet that, too.
+        // deadline: tunnels have to meet that state too.
         tokio::time::sleep(20 * BETWEEN).await;
         stop.store(true, Ordering::Relaxed);
         let tunnels = loading.await.expect("every answer");

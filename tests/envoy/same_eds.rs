@@ -1,7 +1,7 @@
-//! The same CDS and EDS drive the gateway and a real Envoy: both share their connections alike.
+//! The same CDS and EDS for the gateway and a real Envoy: both distribute their connections alike.
 //!
-//! Each scenario is a cluster with endpoints of its own, a port of one service to the gateway and a
-//! listener of Envoy's. The bounds are five standard deviations of what independent draws give.
+//! Each scenario is a cluster with separate endpoints, a port of one service of the gateway, and a
+//! listener of Envoy. The bounds are five standard deviations of independent draws.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -25,10 +25,10 @@ use crate::support::{CLIENT, Gateway};
 use crate::support::{Endpoint, Net, Settings, identities, run};
 
 const HOST: &str = "echo.app.svc.cluster.local";
-/// Connections of each scenario through each of the two.
+/// Number of connections of each scenario through each of the two.
 const CONNECTIONS: u32 = 2_000;
-/// How many of them are open at once. The gateway looks at what is open: with as many as these it
-/// shares by the weights, with one it would rather take another endpoint.
+/// Number of them that are open at once. The gateway considers open connections: with this number
+/// it distributes by the weights, and with a single one it would prefer another endpoint.
 const OPEN: usize = 16;
 
 /// Zone, its weight, its priority, and the weight, state and share of each of its endpoints.
@@ -137,10 +137,10 @@ const SCENARIOS: [Scenario; 6] = [
     },
 ];
 
-/// A scenario with its endpoints, running.
+/// Running scenario with its endpoints.
 struct Running {
     scenario: &'static Scenario,
-    /// The port of the service, and of Envoy's listener.
+    /// Port of the service, and of Envoy's listener.
     port: u16,
     cluster: String,
     endpoints: Vec<Endpoint>,
@@ -191,7 +191,7 @@ impl Running {
         (running, assignment)
     }
 
-    /// The cluster in the words of Envoy's own messages.
+    /// Returns the cluster in Envoy's own messages.
     fn message(&self) -> cds::Cluster {
         use cds::cluster::common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig};
         let ads = core::config_source::ConfigSourceSpecifier::Ads(Default::default());
@@ -218,8 +218,8 @@ impl Running {
         }
     }
 
-    /// The share of each endpoint, and of what was refused, of connections that `connect` makes
-    /// one by one. Each is closed when some others are open.
+    /// Returns the share of each endpoint, and of rejections, of connections that `connect` opens
+    /// one by one. Each is closed after some others were opened.
     async fn shares<T>(&self, mut connect: impl AsyncFnMut() -> Option<T>) -> Vec<f64> {
         let before: Vec<_> = self.endpoints.iter().map(Endpoint::accepted).collect();
         let mut refused = 0;
@@ -249,7 +249,7 @@ impl Running {
     }
 }
 
-/// Sends a byte and waits for it to come back.
+/// Sends a byte and waits for its echo.
 async fn asks<S: AsyncReadExt + AsyncWriteExt + Unpin>(mut stream: S) -> Option<S> {
     stream.write_all(b"x").await.ok()?;
     (stream.read_u8().await.ok()? == b'x').then_some(stream)
@@ -259,7 +259,7 @@ async fn by_envoy(at: SocketAddr) -> Option<TcpStream> {
     asks(TcpStream::connect(at).await.expect("Envoy's listener")).await
 }
 
-/// The same by HTTP CONNECT: Envoy's router drops overloads, its TCP proxy does not.
+/// Connects by HTTP CONNECT: Envoy's router drops overloads, its TCP proxy does not.
 async fn by_connect(at: SocketAddr) -> Option<TcpStream> {
     let mut stream = TcpStream::connect(at).await.expect("Envoy's listener");
     let request = format!("CONNECT {HOST}:80 HTTP/1.1\r\nhost: {HOST}:80\r\n\r\n");
@@ -283,7 +283,7 @@ async fn by_gateway(client: &Client, authority: &str) -> Option<strait::hbone::T
     asks(client.tunnel(authority).await.ok()?).await
 }
 
-/// Compares what two samples say of a share with each other and with what it should be.
+/// Compares the shares of two samples with each other and with the expected share.
 fn compare(what: &str, wanted: f64, gateway: f64, envoy: f64) {
     let deviation = (wanted * (1.0 - wanted) / f64::from(CONNECTIONS)).sqrt();
     for (who, got) in [("the gateway", gateway), ("Envoy", envoy)] {
@@ -300,7 +300,7 @@ fn compare(what: &str, wanted: f64, gateway: f64, envoy: f64) {
     );
 }
 
-/// A listener of Envoy's at host 21 for a cluster.
+/// Returns a listener of Envoy at host 21 for a cluster.
 fn listener(net: Net, running: &Running) -> String {
     let Running { port, cluster, .. } = running;
     let ip = net.ip(21);
@@ -319,7 +319,7 @@ fn listener(net: Net, running: &Running) -> String {
     )
 }
 
-/// What a listener for CONNECT has besides its name.
+/// Returns the settings of a listener for CONNECT, without its name.
 fn by_http(cluster: &str) -> String {
     let router = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router";
     let connect = "upgrade_configs: [{upgrade_type: CONNECT, connect_config: {}}]";

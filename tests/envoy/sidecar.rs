@@ -1,5 +1,5 @@
-//! TLS listeners between two real Envoys that are sidecars to each other: client → Envoy → the
-//! gateway, which passes their mTLS on → Envoy → application.
+//! TLS listeners between two real Envoys, which are each other's sidecars: client → Envoy → the
+//! gateway, with TLS passthrough of their mTLS → Envoy → application.
 
 use tokio::task::JoinSet;
 

@@ -1,4 +1,4 @@
-//! What passes through, how much of it, and how it ends.
+//! Forwarded bytes between real Envoys, their volume, and the ends of tunnels.
 
 use std::io::ErrorKind;
 use std::time::Instant;
@@ -13,12 +13,12 @@ const REQUESTS: u64 = 1000;
 const REQUESTS_AT_ONCE: usize = 16;
 const TUNNELS: u64 = 100;
 const BODY_BYTES: u64 = 200_000_000;
-/// More than all buffers on the way hold together.
+/// More bytes than all buffers on the path hold together.
 const MIDDLE_BYTES: u64 = 64 << 20;
 const ENDLESS_BYTES: u64 = 1 << 40;
 
-/// What holds for every tunnel here: none failed, none was dialled twice, and the gateway itself
-/// reset none. Prints what was done.
+/// Asserts that no tunnel failed, none was dialled twice, and the gateway itself reset none. Prints
+/// a summary.
 async fn assert_clean(mesh: &Mesh, tunnels: u64, done: &str) -> Ended {
     let ended = mesh.ended(tunnels).await;
     mesh.say(&format!("{done}, {ended}"));
@@ -35,7 +35,8 @@ async fn assert_clean(mesh: &Mesh, tunnels: u64, done: &str) -> Ended {
     ended
 }
 
-/// Requests and answers of growing size. Every other tunnel ends at the application's side first.
+/// Runs requests and answers of growing size. Every other tunnel ends at the application's side
+/// first.
 async fn requests(mesh: &Mesh) {
     let address = mesh.address();
     let mut running = JoinSet::new();
@@ -140,10 +141,11 @@ fn a_hundred_tunnels_at_once_share_one_outer_connection() {
     });
 }
 
-/// The gateway resets the outer stream by CONNECT_ERROR, and Envoy takes that for what it is: its
-/// inner connection breaks under a request. But its inner tcp_proxy then tells the plain client by
-/// FIN, not by RST: to it, a stream whose connection has gone (`ConnectionTermination`) may as
-/// well have been ended here, and so no RST is passed on. The plain client sees too few bytes.
+/// The gateway resets the outer stream by CONNECT_ERROR, and Envoy handles it as a reset: its inner
+/// connection breaks during a request. However, its inner tcp_proxy ends the plain client's
+/// connection by FIN, not by RST. It cannot distinguish a stream whose connection has gone
+/// (`ConnectionTermination`) from one that ended locally, and so sends no RST. The plain client
+/// sees too few bytes.
 #[test]
 fn an_endpoint_killed_in_the_middle_is_a_reset_to_envoy_and_never_an_end() {
     run(async {

@@ -1,9 +1,9 @@
-//! The application behind the endpoint and the plain client before Envoy: both know nothing of
-//! HBONE, and both check every byte.
+//! Application behind the endpoint, and plain client before Envoy. Neither uses HBONE, and both
+//! check every byte.
 //!
-//! The client sends an [`Order`] and then the bytes of its upload; the application sends the order
-//! back at once and then the bytes that it asks for, while the upload is still running. When it has
-//! the whole upload, it ends its answer with the SHA-256 of it.
+//! The client sends an [`Order`] and then the bytes of its upload. The application returns the
+//! order at once and then the bytes that it requests, while the upload is still running. After the
+//! whole upload, it ends its answer with the upload's SHA-256.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,19 +14,20 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// What is held of a body at once.
+/// Bytes of a body held at once.
 const CHUNK_BYTES: usize = 64 * 1024;
 const ORDER_BYTES: usize = 25;
 
-/// What one connection carries.
+/// Payload of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Two connections of different seeds have nothing in common, nor have both directions of one.
+    /// Seed of both directions. Connections of different seeds have nothing in common, and neither
+    /// have both directions of one.
     pub seed: u64,
     pub up_bytes: u64,
     pub down_bytes: u64,
-    /// Whether the client ends its direction right after its upload, and the application waits for
-    /// that, or the application ends first.
+    /// True if the client ends its direction right after its upload, and the application waits for
+    /// that; false if the application ends first.
     pub client_ends_first: bool,
 }
 
@@ -62,10 +63,10 @@ impl Order {
     }
 }
 
-/// Bytes moved so far, in either direction.
+/// Number of bytes moved so far, in either direction.
 pub type Moved = watch::Sender<u64>;
 
-/// Sends bytes that follow from the seed, and gives back their digest.
+/// Sends bytes that are derived from the seed. Returns their digest.
 async fn send(
     to: &mut (impl AsyncWrite + Unpin),
     seed: u64,
@@ -85,7 +86,7 @@ async fn send(
     Ok(hash.finalize().to_vec())
 }
 
-/// Receives so many bytes, and gives back their digest.
+/// Receives this many bytes. Returns their digest.
 async fn receive(
     from: &mut (impl AsyncRead + Unpin),
     mut left: u64,
@@ -106,7 +107,7 @@ async fn receive(
     Ok(hash.finalize().to_vec())
 }
 
-/// Nothing but the end of the stream may come now.
+/// Asserts that only the end of the stream follows.
 async fn end(from: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
     match from.read(&mut [0]).await? {
         0 => Ok(()),
@@ -114,11 +115,11 @@ async fn end(from: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
     }
 }
 
-/// The application: serves until it is dropped.
+/// Serves as the application until dropped.
 pub async fn application(listener: TcpListener) {
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
-        // What goes wrong shows at the client, which gets no digest.
+        // A failure is detected at the client, which gets no digest.
         connections.spawn(serve(stream));
         while connections.try_join_next().is_some() {}
     }
@@ -148,13 +149,13 @@ async fn serve(mut stream: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// A connection of the client's on which the application has taken the order.
+/// Connection of the client on which the application has accepted the order.
 pub struct Started {
     stream: TcpStream,
     order: Order,
 }
 
-/// Places an order, and waits until the application has it: from here on the tunnel is open.
+/// Sends an order, and waits until the application has it: from here on the tunnel is open.
 pub async fn start(client: SocketAddr, order: Order) -> io::Result<Started> {
     let mut stream = TcpStream::connect(client).await?;
     stream.set_nodelay(true)?;
@@ -166,8 +167,8 @@ pub async fn start(client: SocketAddr, order: Order) -> io::Result<Started> {
 }
 
 impl Started {
-    /// Moves all bytes, both ways at once, and checks them: the application's digest of what we
-    /// sent, ours of what it sent, and a clean end after that.
+    /// Moves all bytes in both directions concurrently and checks them: the application's digest of
+    /// the upload, the client's digest of the answer, and a clean end after that.
     pub async fn finish(self, moved: &Moved) -> io::Result<()> {
         let Self { mut stream, order } = self;
         let (mut read, mut write) = stream.split();

@@ -20,7 +20,7 @@ const NAME: &str = "app/way.app.svc.cluster.local";
 const IDENTITY: &str = "spiffe://east.local/ns/app/sa/way";
 const TUNNELS: u64 = 20;
 
-/// The hosts of the service's own endpoint, where nobody listens, and of the waypoint.
+/// Hosts of the service's own endpoint, where nothing listens, and of the waypoint.
 const OWN: u8 = 11;
 const WAYPOINT: u8 = 12;
 

@@ -1,7 +1,7 @@
-//! The same table against a real Envoy, and where the two differ.
+//! The same table against a real Envoy, with the differences.
 //!
-//! `make compare-identity` prints it. What the gateway makes of each case is pinned by
-//! [`crate::table`], so here only Envoy is asked.
+//! `make compare-identity` prints it. [`crate::table`] tests the gateway's result for each case, so
+//! only Envoy runs here.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::pki::Pki;
 use crate::process::{self, Envoy};
 use crate::support::{CLIENT, GATEWAY, Identities, Net, run};
 
-/// What the gateway lets in although Envoy does not, and why that is right.
+/// Cases that the gateway admits although Envoy does not, with the reason why that is correct.
 const EXPLAINED: &[(&str, &str)] = &[
     ("a P-521 leaf", "Envoy offers no scheme for it"),
     ("an Ed25519 leaf", "Envoy offers no scheme for it"),
@@ -25,7 +25,7 @@ const EXPLAINED: &[(&str, &str)] = &[
     ),
 ];
 
-/// Whether Envoy lets a peer in: the alert if it does not.
+/// Returns none for each peer that Envoy admits, and the alert for others.
 async fn ask(pki: &Pki, cases: &[Case], program: &std::path::PathBuf) -> Vec<Option<String>> {
     let net = Net::new();
     let mut identities = Identities::new();

@@ -1,17 +1,17 @@
-//! Certificates taken apart and put together again, for what no library would write.
+//! Decomposition and composition of certificates, for encodings that no library writes.
 
 use rustls::pki_types::CertificateDer;
 
 pub const SEQUENCE: u8 = 0x30;
 const BIT_STRING: u8 = 3;
 
-/// Where things stand in a TBSCertificate (RFC 5280 section 4.1).
+/// Positions of fields in a TBSCertificate (RFC 5280 section 4.1).
 pub const VERSION: usize = 0;
 pub const SIGNATURE_ALGORITHM: usize = 2;
 pub const SUBJECT_PUBLIC_KEY: usize = 6;
 pub const EXTENSIONS: usize = 7;
 
-/// An element: its tag, its length in the shortest form, and its content.
+/// Returns an element: its tag, its length in the shortest form, and its content.
 pub fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     let length = content.len().to_be_bytes();
     let length = match content.len() {
@@ -22,7 +22,7 @@ pub fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     [&[tag], length, content].concat()
 }
 
-/// Length of the head of the element that `der` begins with, and of its content.
+/// Returns the length of the head of the first element in `der`, and of its content.
 fn lengths(der: &[u8]) -> (usize, usize) {
     match der[1] {
         0x82 => (4, usize::from(der[2]) << 8 | usize::from(der[3])),
@@ -31,13 +31,13 @@ fn lengths(der: &[u8]) -> (usize, usize) {
     }
 }
 
-/// The content of an element.
+/// Returns the content of an element.
 pub fn content(der: &[u8]) -> &[u8] {
     let (head, length) = lengths(der);
     &der[head..head + length]
 }
 
-/// The elements that stand in a row, each with its head.
+/// Returns consecutive elements, each with its head.
 pub fn elements(mut row: &[u8]) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     while !row.is_empty() {
@@ -49,19 +49,19 @@ pub fn elements(mut row: &[u8]) -> Vec<Vec<u8>> {
     found
 }
 
-/// The parts of a certificate: what is signed, the algorithm, and the signature.
+/// Returns the parts of a certificate: the signed part, the algorithm, and the signature.
 pub fn parts(certificate: &CertificateDer<'_>) -> [Vec<u8>; 3] {
     elements(content(certificate))
         .try_into()
         .expect("three parts")
 }
 
-/// A certificate of these parts.
+/// Returns a certificate of these parts.
 pub fn certificate(parts: &[Vec<u8>; 3]) -> CertificateDer<'static> {
     element(SEQUENCE, &parts.concat()).into()
 }
 
-/// The certificate with another content, signed anew.
+/// Returns the certificate with another content, signed again.
 pub fn rewritten(
     old: &CertificateDer<'_>,
     change: impl FnOnce(&mut Vec<Vec<u8>>),
@@ -70,7 +70,7 @@ pub fn rewritten(
     let [tbs, ..] = parts(old);
     let mut fields = elements(content(&tbs));
     change(&mut fields);
-    // Version 1 is told by a version that is left out.
+    // Version 1 has no version field.
     let versionless = usize::from(fields[VERSION][0] != 0xa0);
     let algorithm = fields[SIGNATURE_ALGORITHM - versionless].clone();
     let tbs = element(SEQUENCE, &fields.concat());
@@ -78,7 +78,7 @@ pub fn rewritten(
     certificate(&[tbs, algorithm, signature])
 }
 
-/// A name of a SAN extension: its type, and its bytes as they are.
+/// Name of a SAN extension: its type, and its raw bytes.
 pub type Name<'a> = (u8, &'a [u8]);
 
 /// Types of names (RFC 5280 section 4.2.1.6).
@@ -88,7 +88,7 @@ pub const DNS: u8 = 0x82;
 pub const URI: u8 = 0x86;
 pub const IP: u8 = 0x87;
 
-/// The content of a SAN extension.
+/// Returns the content of a SAN extension.
 pub fn names(names: &[Name<'_>]) -> Vec<u8> {
     let names: Vec<_> = names
         .iter()

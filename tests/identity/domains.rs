@@ -1,4 +1,4 @@
-//! Roots of a trust domain's own.
+//! Separate roots of a trust domain.
 
 use crate::cases::ADMITTED;
 use crate::der::URI;

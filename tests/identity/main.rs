@@ -1,7 +1,7 @@
-//! Every kind of certificate that a peer may show: who gets in, and by which reason others do not.
+//! Every kind of client certificate: admitted peers, and the reasons for the rejection of others.
 //!
 //! The cases run over the real listener of the gateway's process, and then against a real Envoy
-//! that guards the same door the way Istio has it.
+//! with Istio's configuration.
 
 #![expect(
     unreachable_pub,

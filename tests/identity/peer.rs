@@ -1,4 +1,4 @@
-//! A peer in a hurry: with its certificate it sends all that a good peer would send later.
+//! Peer that sends its request together with its certificate, without waiting for the server.
 
 use std::sync::Arc;
 
@@ -14,18 +14,18 @@ use tokio_rustls::client::TlsStream;
 use crate::pki::Shown;
 use crate::support::ECHO;
 
-/// How a peer is received.
+/// Result of a connection.
 #[derive(Debug)]
 pub enum Received {
-    /// It read a byte of HTTP/2.
+    /// The peer read a byte of HTTP/2.
     Admitted(#[expect(dead_code, reason = "kept open")] Box<TlsStream<TcpStream>>),
-    /// It read an alert and nothing before that.
+    /// The peer read an alert and nothing before that.
     Alert(AlertDescription),
-    /// It read neither.
+    /// The peer read neither.
     Closed(String),
 }
 
-/// Shows a certificate, whatever it is asked for.
+/// Resolver that returns the same certificate for every request.
 #[derive(Debug)]
 struct Resolver(Option<Arc<CertifiedKey>>);
 
@@ -39,8 +39,8 @@ impl ResolvesClientCert for Resolver {
     }
 }
 
-/// Connects to `address` as `shown` and asks for a tunnel at once, without waiting for the
-/// server's judgement: with TLS 1.3 a client is done before it.
+/// Connects to `address` as `shown` and sends a CONNECT at once, before the server has verified the
+/// certificate. With TLS 1.3, the client completes its handshake first.
 pub async fn connect(
     address: std::net::SocketAddr,
     usual: &Arc<ClientConfig>,
@@ -56,7 +56,7 @@ pub async fn connect(
         Ok(stream) => stream,
         Err(error) => return refused(&error),
     };
-    // The server may have closed already: then reading says why.
+    // The server may have closed already. The read then returns the reason.
     let _ = stream.write_all(&request()).await;
     let _ = stream.flush().await;
     match stream.read_u8().await {
@@ -73,7 +73,8 @@ fn refused(error: &std::io::Error) -> Received {
     }
 }
 
-/// The preface, empty SETTINGS, and a CONNECT to the service (RFC 9113, RFC 7541 section 6.2.2).
+/// Returns the preface, empty SETTINGS, and a CONNECT to the service (RFC 9113, RFC 7541 section
+/// 6.2.2).
 fn request() -> Vec<u8> {
     let mut block = Vec::new();
     for text in [":method", "CONNECT", ":authority", ECHO] {

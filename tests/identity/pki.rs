@@ -1,4 +1,5 @@
-//! The authorities of these tests, whose keys are at hand for what real ones would not sign.
+//! Authorities of these tests. Their keys are available for certificates that real authorities
+//! would not sign.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,11 +15,11 @@ use time::{Duration, OffsetDateTime};
 use crate::der::{self, Name, URI};
 use crate::support::CLIENT;
 
-/// What a peer shows in its handshake.
+/// Certificate chain and key of a peer in its handshake.
 #[derive(Clone, Debug)]
 pub struct Shown {
     pub chain: Vec<CertificateDer<'static>>,
-    /// None: the peer has no certificate at all.
+    /// None if the peer has no certificate at all.
     pub key: Option<Arc<dyn rustls::sign::SigningKey>>,
 }
 
@@ -35,7 +36,7 @@ impl Shown {
         Some(Arc::new(CertifiedKey::new(self.chain.clone(), key)))
     }
 
-    /// The same key with another chain.
+    /// Returns the same key with another chain.
     pub fn chain(self, chain: impl IntoIterator<Item = CertificateDer<'static>>) -> Self {
         Self {
             chain: chain.into_iter().collect(),
@@ -43,14 +44,14 @@ impl Shown {
         }
     }
 
-    /// More certificates at the end of the chain.
+    /// Adds certificates at the end of the chain.
     pub fn and<'a>(mut self, more: impl IntoIterator<Item = &'a Authority>) -> Self {
         self.chain
             .extend(more.into_iter().map(|authority| authority.der.clone()));
         self
     }
 
-    /// Another leaf.
+    /// Replaces the leaf.
     pub fn leaf(mut self, change: impl FnOnce(&[u8]) -> Vec<u8>) -> Self {
         self.chain[0] = change(&self.chain[0]).into();
         self
@@ -64,7 +65,7 @@ impl Shown {
     }
 }
 
-/// An authority's key: one of rcgen's, or one by hand.
+/// Key of an authority: one of rcgen, or a hand-made one.
 #[derive(Clone)]
 pub struct Key(Arc<dyn SigningKey + Send + Sync>);
 
@@ -94,7 +95,7 @@ impl SigningKey for Key {
     }
 }
 
-/// An authority. Its certificate may be replaced by another of the same key.
+/// Authority. Its certificate may be replaced by another of the same key.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, Key>,
     key: Key,
@@ -113,7 +114,7 @@ impl Authority {
         Self::certified(key, issuer)
     }
 
-    /// An authority below this one.
+    /// Returns an authority below this one.
     pub fn below(&self, name: &str) -> Self {
         self.below_with(name, Key::fresh(), |_| ())
     }
@@ -133,7 +134,7 @@ impl Authority {
         Self::certified(key, issuer.expect("an authority"))
     }
 
-    /// A certificate of another authority's name and key, signed by this one.
+    /// Returns a certificate of another authority's name and key, signed by this one.
     pub fn cross_signs(&self, name: &str, other: &Self) -> Self {
         self.below_with(name, other.key.clone(), |_| ())
     }
@@ -142,17 +143,17 @@ impl Authority {
         self.issuer.pem()
     }
 
-    /// What a good client shows.
+    /// Returns the certificate of a valid client.
     pub fn client(&self) -> Shown {
         self.client_but(|_| ())
     }
 
-    /// What a good client shows, changed by `change`.
+    /// Returns the certificate of a valid client, changed by `change`.
     pub fn client_but(&self, change: impl FnOnce(&mut CertificateParams)) -> Shown {
         self.named_but(&[(URI, CLIENT.as_bytes())], change)
     }
 
-    /// A leaf with these names.
+    /// Returns a leaf with these names.
     pub fn named(&self, names: &[Name<'_>]) -> Shown {
         self.named_but(names, |_| ())
     }
@@ -165,7 +166,7 @@ impl Authority {
         self.keyed(KeyPair::generate().expect("a key"), names, change)
     }
 
-    /// A leaf for a key of rcgen's.
+    /// Returns a leaf for a key of rcgen.
     pub fn keyed(
         &self,
         key: KeyPair,
@@ -178,7 +179,7 @@ impl Authority {
         }
     }
 
-    /// The certificate of a leaf with any public key, and this authority's after it.
+    /// Returns the certificate of a leaf with any public key, followed by that of this authority.
     pub fn chain_of(
         &self,
         key: &impl PublicKeyData,
@@ -191,7 +192,7 @@ impl Authority {
         vec![leaf.der().clone(), self.der.clone()]
     }
 
-    /// The leaf with other fields, signed anew by this authority.
+    /// Returns the leaf with other fields, signed again by this authority.
     pub fn rewrites(&self, shown: Shown, change: impl FnOnce(&mut Vec<Vec<u8>>)) -> Shown {
         let mut chain = shown.chain.clone();
         chain[0] = der::rewritten(&chain[0], change, |tbs| self.signs(tbs));
@@ -209,14 +210,14 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// A SAN extension: critical, because the subject is empty.
+/// Returns a SAN extension, which is critical because the subject is empty.
 pub fn san(names: &[Name<'_>]) -> CustomExtension {
     let mut extension = CustomExtension::from_oid_content(&[2, 5, 29, 17], der::names(names));
     extension.set_criticality(true);
     extension
 }
 
-/// What shows a good id and is signed by its own key.
+/// Returns a certificate with a valid ID that is signed by its own key.
 pub fn self_signed() -> Shown {
     let key = KeyPair::generate().expect("a key");
     let certificate = leaf(&[(URI, CLIENT.as_bytes())]).self_signed(&key);
@@ -226,7 +227,7 @@ pub fn self_signed() -> Shown {
     }
 }
 
-/// The key as rustls signs with it.
+/// Returns the key as rustls uses it for signatures.
 fn signing(key: &KeyPair) -> Arc<dyn rustls::sign::SigningKey> {
     let private = PrivateKeyDer::Pkcs8(key.serialize_der().into());
     rustls::crypto::aws_lc_rs::sign::any_supported_type(&private).expect("a signing key")
@@ -265,7 +266,7 @@ fn authority(name: &str, change: impl FnOnce(&mut CertificateParams)) -> Certifi
     params
 }
 
-/// The authorities that most cases need.
+/// Authorities of most cases.
 pub struct Pki {
     /// Trusted by the gateway.
     pub root: Authority,
@@ -273,7 +274,7 @@ pub struct Pki {
     pub west: Authority,
     /// Trusted too, although its certificate has expired.
     pub expired: Authority,
-    /// Trusted by nobody.
+    /// Not trusted.
     pub stranger: Authority,
 }
 
@@ -291,7 +292,7 @@ impl Pki {
         }
     }
 
-    /// The roots that the gateway trusts.
+    /// Returns the roots that the gateway trusts.
     pub fn trusted(&self) -> String {
         self.root.pem() + &self.expired.pem()
     }

@@ -11,7 +11,7 @@ use crate::peer::{Received, connect};
 use crate::pki::{Pki, Shown};
 use crate::support::{CLIENT, Endpoint, GATEWAY, Gateway, Identities, Net, Settings, run, until};
 
-/// A gateway, its endpoint as a trap, and what both must have counted by now.
+/// Gateway, its endpoint, which detects admitted tunnels, and the expected counts of both.
 pub struct Bench {
     pub gateway: Gateway,
     trap: Endpoint,
@@ -36,12 +36,13 @@ impl Bench {
         }
     }
 
-    /// Shows the gateway a certificate: the one reason that moved, by one, or the trap.
+    /// Connects with a certificate. Returns the one reason whose count changed, by one, or the
+    /// endpoint's.
     ///
-    /// Whatever moves later is seen with the next certificate, and is wrong there.
+    /// A later change is detected at the next certificate, where it is an error.
     pub async fn show(&mut self, shown: &Shown) -> Result<String, String> {
         let received = connect(self.gateway.address, &self.usual, shown).await;
-        // While the connection is open: its tunnel is dialled only for as long.
+        // While the connection is open, because its tunnel is dialled only for as long.
         let movements = async || self.movements().await;
         let moved = until("a movement", movements, |moved| !moved.is_empty()).await;
         for what in &moved {
@@ -57,7 +58,8 @@ impl Bench {
         }
     }
 
-    /// Each reason as often as it has moved since the last time, and so the trap.
+    /// Returns each reason as often as its count has changed since the last call, and likewise the
+    /// endpoint.
     async fn movements(&self) -> Vec<String> {
         let mut moved = Vec::new();
         for (reason, count) in refused(&self.gateway).await {
@@ -70,7 +72,7 @@ impl Bench {
     }
 }
 
-/// What the gateway has counted, by reason.
+/// Returns the gateway's counts, by reason.
 async fn refused(gateway: &Gateway) -> BTreeMap<String, u64> {
     let text = gateway.scrape().await;
     let count = |line: &str| {
@@ -89,14 +91,15 @@ fn every_certificate_gets_its_one_reason_and_nothing_is_dialled_for_a_bad_one() 
         let good = pki.west.client();
         let cases = cases(&pki);
         let mut wrong = String::new();
-        // Twice: a chain that was verified is known the second time, and nothing else may be.
+        // Twice: a verified chain is cached at the second pass, and nothing else may be.
         for case in cases.iter().chain(&cases) {
             assert_ne!(case.expected, "other", "{}: no reason at all", case.name);
             let seen = bench.show(&case.shown).await;
             if seen.as_deref() != Ok(case.expected) {
                 let _ = writeln!(wrong, "{}: {seen:?}, not {}", case.name, case.expected);
             }
-            // A good one moves the trap: the gateway is alive, and the trap is one.
+            // A valid peer reaches the endpoint, so the gateway works and the endpoint detects
+            // tunnels.
             let seen = bench.show(&good).await;
             if seen.as_deref() != Ok(ADMITTED) {
                 let _ = writeln!(wrong, "a good one after {}: {seen:?}", case.name);
@@ -109,8 +112,8 @@ fn every_certificate_gets_its_one_reason_and_nothing_is_dialled_for_a_bad_one() 
     });
 }
 
-/// rustls reads no handshake message beyond 64 KiB and sends no alert for one, so that nobody knows
-/// what was in it: `other`, and the peer sees the end of the connection.
+/// rustls reads no handshake message beyond 64 KiB and sends no alert for one. Its content is
+/// unknown, so the reason is `other`, and the peer sees the end of the connection.
 #[test]
 fn a_chain_of_more_than_64_kib_is_dropped_unread() {
     run(async {

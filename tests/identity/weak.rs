@@ -1,4 +1,4 @@
-//! Keys and signatures that are too weak, made by hand: no library here makes them any more.
+//! Hand-made weak keys and signatures, which no library here produces any more.
 
 use std::fmt;
 
@@ -12,8 +12,8 @@ use crate::der::{SEQUENCE, element};
 
 const INTEGER: u8 = 2;
 
-/// An RSA key of any size whose modulus is one prime that everybody knows, so that it needs no
-/// search for primes and keeps no secret. Its signatures verify like any other's.
+/// RSA key of any size whose modulus is a single known prime, so that it needs no search for primes
+/// and has no secret. Its signatures verify like any other's.
 #[derive(Clone)]
 pub struct RsaKey {
     modulus: BigUint,
@@ -22,7 +22,7 @@ pub struct RsaKey {
     public: Vec<u8>,
 }
 
-/// Which hash a PKCS#1 v1.5 signature is made with.
+/// Hash of a PKCS#1 v1.5 signature.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Hash {
     Sha1,
@@ -30,12 +30,12 @@ pub enum Hash {
 }
 
 impl RsaKey {
-    /// 2^1024 - 105.
+    /// Returns a key with the modulus 2^1024 - 105.
     pub fn bits_1024() -> Self {
         Self::new(1024, 105)
     }
 
-    /// 2^2048 - 1942289.
+    /// Returns a key with the modulus 2^2048 - 1942289.
     pub fn bits_2048() -> Self {
         Self::new(2048, 1_942_289)
     }
@@ -43,7 +43,7 @@ impl RsaKey {
     fn new(bits: usize, below: u32) -> Self {
         let exponent = BigUint::from(65537_u32);
         let modulus = (BigUint::from(1_u8) << bits) - below;
-        // The order of the group of a prime modulus is one less than that.
+        // The order of the group of a prime modulus is the modulus minus one.
         let order = &modulus - 1_u8;
         let private = exponent.modinv(&order).expect("no common factor");
         let public = [integer(&modulus), integer(&exponent)].concat();
@@ -93,7 +93,7 @@ impl RsaKey {
         for (byte, mask) in block.iter_mut().zip(mask) {
             *byte ^= mask;
         }
-        // One bit less than the modulus has.
+        // One bit less than the modulus.
         block[0] &= 0x7f;
         block.extend(hash);
         block.push(0xbc);
@@ -123,7 +123,7 @@ impl fmt::Debug for RsaKey {
     }
 }
 
-/// A peer's key that signs its handshake by one scheme, whatever it was asked for.
+/// Key of a peer that signs its handshake by one scheme, regardless of the offered ones.
 #[derive(Clone, Debug)]
 pub struct Stubborn(pub RsaKey, pub SignatureScheme);
 
@@ -151,7 +151,7 @@ impl Signer for Stubborn {
     }
 }
 
-/// The P-224 key whose private number is 1: its public point is the generator itself.
+/// P-224 key with the private number 1: its public point is the generator itself.
 #[derive(Clone, Debug)]
 pub struct P224Key;
 
@@ -160,7 +160,7 @@ const P224_Y: &str = "bd376388b5f723fb4c22dfe6cd4375a05a07476444d5819985007e34";
 const P224_ORDER: &str = "ffffffffffffffffffffffffffff16a2e0b8f03e13dd29455c5c2a3d";
 
 impl P224Key {
-    /// Its SubjectPublicKeyInfo: rcgen knows no such curve.
+    /// Returns its SubjectPublicKeyInfo, because rcgen does not support the curve.
     pub fn spki() -> Vec<u8> {
         let algorithm = hex("301006072a8648ce3d020106052b81040021", &[]);
         let point = hex(&format!("0004{P224_X}{P224_Y}"), &[]);
@@ -170,7 +170,7 @@ impl P224Key {
 
 impl PublicKeyData for P224Key {
     fn der_bytes(&self) -> &[u8] {
-        // Replaced by `spki` before anybody sees it.
+        // Replaced by `spki` before use.
         &[4; 65]
     }
 
@@ -197,7 +197,7 @@ fn integer(number: &BigUint) -> Vec<u8> {
     element(INTEGER, &[sign, &bytes].concat())
 }
 
-/// Bytes written in hex, and more after them.
+/// Decodes hex, and appends `more`.
 fn hex(text: &str, more: &[u8]) -> Vec<u8> {
     let digits = text.as_bytes().chunks(2);
     let digits = digits.map(|pair| std::str::from_utf8(pair).expect("ASCII"));

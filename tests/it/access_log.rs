@@ -60,7 +60,7 @@ fn review_11_a_flood_of_rejected_connects_writes_few_lines_and_the_count_of_the_
         rejected(&gateway.client_as(identities(), OTHER).await).await;
         gateway.logged(OTHER).await;
 
-        // The last count is told without another line of the same peer.
+        // The last count is logged without another line of the same peer.
         let all = async || {
             let log = gateway.log();
             lines(&log, &["connection failed", "sa/checkout"]) + suppressed(&log)
@@ -68,7 +68,7 @@ fn review_11_a_flood_of_rejected_connects_writes_few_lines_and_the_count_of_the_
         until("each rejection", all, |&all| all == REJECTED).await;
         let log = gateway.log();
         let written = lines(&log, &["connection failed", "sa/checkout"]);
-        // One limit for each second that the flood touched.
+        // One limit for each second of the flood, including partial ones.
         assert!(written <= 10 * (seconds + 2), "{written} in {seconds} s");
         assert_eq!(lines(&log, &["lines suppressed", "sa/checkout"]), 1);
         let counted = gateway.metric("strait_access_log_suppressed_total").await;

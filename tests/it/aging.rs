@@ -1,5 +1,5 @@
-//! A control plane that ends its connections by age, as gRPC servers do: GOAWAY, and a while later
-//! the end of the connection under an open stream; and one whose GOAWAY has an error code.
+//! Control plane that ends its connections by age, as gRPC servers do: GOAWAY, and later the end of
+//! the connection under an open stream; and one whose GOAWAY has an error code.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
@@ -15,7 +15,7 @@ use tonic::transport::Server;
 use crate::support::istiod::{Istiod, programmed};
 use crate::support::{Net, Settings, identities, run, until};
 
-/// The life of a connection until GOAWAY, and the time from there to its end.
+/// Lifetime of a connection until GOAWAY, and the time from there to its end.
 const AGE: Duration = Duration::from_millis(700);
 const GRACE: Duration = Duration::from_millis(100);
 
@@ -24,14 +24,14 @@ const CALM: [u8; 17] = [
     0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 11,
 ];
 
-/// Ends of connections.
+/// Kind of end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ends {
     ByAge,
     Calmed,
 }
 
-/// Serves in plaintext connections that end so. Ends when it is dropped.
+/// Serves connections in plaintext that end in this way. Ends on drop.
 async fn serve(istiod: &Istiod, address: SocketAddr, ends: Ends) -> JoinSet<()> {
     let listener = TcpListener::bind(address).await.expect("a listener");
     let (istiod, mut tasks) = (istiod.clone(), JoinSet::new());
@@ -48,11 +48,11 @@ async fn serve(istiod: &Istiod, address: SocketAddr, ends: Ends) -> JoinSet<()> 
             let serving = server.add_service(discovery).serve_with_incoming(incoming);
             connections.spawn(async move {
                 tokio::spawn(serving);
-                // deadline: a connection ends when its time is over.
+                // deadline: a connection ends by age.
                 sleep(AGE).await;
                 let socket = Socket::from(socket);
                 if ends == Ends::Calmed {
-                    // All was told long ago: no frame of the server is cut.
+                    // The server has sent everything long ago, so no frame is cut.
                     socket.send(&CALM).expect("a frame");
                 }
                 // deadline: the gateway reads GOAWAY before the end.
@@ -69,10 +69,10 @@ fn istiod_8_a_connection_that_ends_by_age_is_one_line_and_no_warning() {
     run(async {
         let net = Net::new();
         let istiod = Istiod::default();
-        // From here on it serves whoever asks; nobody asks here.
+        // From here on the server requires no token; this address is not used.
         let _elsewhere = istiod.serve_plainly(net.address(3, 15010)).await;
         let _serving = serve(&istiod, net.address(2, 15012), Ends::ByAge).await;
-        // Plaintext is for this kind alone; the stream is the same for both.
+        // Only this kind allows plaintext; the stream is the same for both.
         let settings = Settings::new(net, identities());
         let mut gateway = programmed(&settings, "envoy", "tls: off", |_| ());
         gateway.ready().await;
@@ -108,7 +108,7 @@ fn istiod_8_goaway_with_an_error_code_is_a_failure_that_is_backed_off_from() {
         let calmed = async || count("by GOAWAY with ENHANCE_YOUR_CALM");
         until("three such ends", calmed, |&count| count >= 3).await;
         assert_eq!(count("connecting to the control plane again"), 0);
-        // The wait begins anew by a `Reconnect`, and doubles by an `Error`.
+        // A `Reconnect` restarts the backoff, and an `Error` doubles it.
         let ends = "istio_xds_connection_terminations_total";
         let again = gateway
             .metric(&format!("{ends}{{reason=\"Reconnect\"}}"))

@@ -1,5 +1,5 @@
-//! Refusals that a peer may not tell apart: of services that are unknown, not exposed, exposed to
-//! others, and without endpoints. The operator sees a reason for each.
+//! Rejections that a peer must not be able to distinguish: of services that are unknown, not
+//! exposed, exposed to others, and without endpoints. The operator sees a reason for each.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -13,10 +13,10 @@ type Frame = (u8, u8, Vec<u8>);
 
 const ISTIO: u16 = 15443;
 const ROUTES: u16 = 15012;
-/// A service whose tunnels are routed by the name inside them.
+/// Service whose tunnels are routed by the server name inside them.
 const DOOR: &str = "door.app.svc.cluster.local:80";
 
-/// The services that are asked for, and the reason that the operator sees.
+/// Requested services, with the reason that the operator sees.
 const KINDS: [(&str, &str); 5] = [
     ("nowhere.app.svc.cluster.local", "unknown_service"),
     ("secret.app.svc.cluster.local", "not_exposed"),
@@ -52,8 +52,8 @@ async fn gateway(net: Net) -> Gateway {
     Gateway::start(&settings).await
 }
 
-/// All frames of the first stream, on a connection of its own: the encoder of the headers begins
-/// anew. What came after the first one is there once a PING was answered.
+/// Returns all frames of the first stream, on a new connection, so that the encoder of headers is
+/// in its initial state. The answer to a PING follows all of them.
 async fn frames(gateway: &Gateway, authority: &str, inside: Option<&str>) -> Vec<Frame> {
     let mut peer = RawPeer::connect(gateway).await;
     let fields: [(&str, &[u8]); 2] = [
@@ -75,7 +75,7 @@ async fn frames(gateway: &Gateway, authority: &str, inside: Option<&str>) -> Vec
                 pinged = true;
                 peer.write(&frame(PING, 0, 0, b"are done")).await;
             }
-            // As clients do: a hello that came before 200 would have its reset overtake it.
+            // Like real clients: the reset of a ClientHello sent before 200 would overtake the 200.
             if let (HEADERS, Some(name)) = (next.kind, inside) {
                 peer.write(&frame(DATA, 0, 1, &hello(name, &["h2"]))).await;
             }
@@ -86,7 +86,7 @@ async fn frames(gateway: &Gateway, authority: &str, inside: Option<&str>) -> Vec
     }
 }
 
-/// All that a TLS listener answers, to its clean end.
+/// Returns the whole answer of a TLS listener, to its clean end.
 async fn answer(net: Net, port: u16, hello: &[u8]) -> Vec<u8> {
     let stream = TcpStream::connect(net.address(1, port)).await;
     let mut stream = stream.expect("a connection");
@@ -124,7 +124,7 @@ fn review_23_unknown_unexposed_and_without_endpoint_are_the_same_bytes_and_other
             by_istio.iter().all(|one| *one == by_istio[0]),
             "{by_istio:?}"
         );
-        // A route that leads nowhere is as none.
+        // A route to a missing service is like no route.
         let none = answer(net, ROUTES, &hello("nowhere.example", &[])).await;
         let lost = answer(net, ROUTES, &hello("gone.example", &[])).await;
         assert_eq!((&none, &lost), (&by_istio[0], &by_istio[0]));

@@ -1,4 +1,4 @@
-//! Each authority with its answer, over real sockets.
+//! Authorities with their answers, over real sockets.
 
 use http::{Method, Request, StatusCode};
 use strait::hbone::ConnectError;
@@ -51,7 +51,7 @@ fn each_authority_has_the_answer_of_the_contract() {
             ("user@echo.app.svc.cluster.local:80", "400"),
             ("0177.0.0.1:80", "400"),
             ("[fe80::1%25eth0]:80", "400"),
-            // The `http` crate lets a comma pass; our own parser does not.
+            // The `http` crate accepts a comma; our own parser does not.
             ("echo.app,other:80", "400"),
             (":80", "400"),
             (&long, "400"),

@@ -1,4 +1,4 @@
-//! Which endpoint is dialled when some of them cannot be.
+//! Selection of endpoints if some of them cannot be dialled.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -55,8 +55,8 @@ fn an_endpoint_that_resets_every_tunnel_before_a_byte_is_ejected() {
     });
 }
 
-/// Fifty tunnels over a good endpoint and one that leaves early as `leave` does, where the peer
-/// sends a byte, or only its end: the endpoint still has its share.
+/// Opens fifty tunnels over a good endpoint and one that closes early by `leave`. The peer sends a
+/// byte, or only its end. The endpoint still gets its share.
 fn stays<H>(leave: fn(TcpStream) -> H, byte: Option<u8>)
 where
     H: Future<Output = ()> + Send + 'static,

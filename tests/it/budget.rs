@@ -1,4 +1,4 @@
-//! What tunnels may hold for slow readers, all together.
+//! Limit of memory that tunnels hold for slow readers.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const CONNECT: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"e
 const KIB: u64 = 1024;
 const STREAMS: u32 = 200;
 
-/// The widest window.
+/// Widest window of HTTP/2.
 pub const WIDEST: u32 = 0x7fff_ffff;
 
 /// A peer that asks for bytes on [`STREAMS`] streams with the widest windows, and reads none.
@@ -24,9 +24,9 @@ async fn never_reads(gateway: &Gateway) -> RawPeer {
     peer
 }
 
-/// Asks for bytes on [`STREAMS`] streams.
+/// Requests bytes on [`STREAMS`] streams.
 pub async fn ask_for_more(peer: &mut RawPeer) {
-    // The connection's window has 65,535 already.
+    // The connection's window already has 65,535.
     let more = (WIDEST - 0xffff).to_be_bytes();
     let mut hello = raw::frame(raw::WINDOW_UPDATE, 0, 0, &more);
     for stream in (0..STREAMS).map(|index| 1 + 2 * index) {
@@ -75,7 +75,8 @@ fn past_the_budget_the_fattest_stalled_tunnels_go_and_a_neighbour_notices_nothin
     });
 }
 
-/// A listener whose queue is full, so that a dial gets no answer, and what fills it.
+/// Returns a listener with a full queue, so that a dial gets no answer, and the connections that
+/// fill it.
 async fn unanswering(net: Net) -> (TcpListener, Vec<TcpStream>) {
     let address = net.address(11, 9000);
     let socket = TcpSocket::new_v4().expect("a socket");
@@ -96,7 +97,8 @@ fn what_comes_before_the_answer_is_delivered_up_to_64_kib_and_reset_beyond() {
         let gateway = Gateway::start(&settings).await;
         let (listener, queue) = unanswering(net).await;
         let mut peer = RawPeer::connect(&gateway).await;
-        // Once it has acknowledged our SETTINGS, its window is larger than what may come early.
+        // After it has acknowledged our SETTINGS, its window is larger than the limit of early
+        // bytes.
         let unknown: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"unknown:80")];
         peer.headers(1, &unknown).await;
         assert_eq!(peer.ending(1).await, Ending::Answered);
@@ -115,7 +117,7 @@ fn what_comes_before_the_answer_is_delivered_up_to_64_kib_and_reset_beyond() {
         for _ in &queue {
             drop(listener.accept().await.expect("what fills the queue"));
         }
-        // The system tries the dial again after a second.
+        // The system retries the dial after a second.
         let (mut dialled, _) = listener.accept().await.expect("the gateway's dial");
         assert_eq!(peer.ending(3).await, Ending::Answered);
         bytes::expect(&mut dialled, 1, 0, 64 * KIB)

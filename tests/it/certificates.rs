@@ -1,4 +1,4 @@
-//! Certificates that are issued while the gateway runs: by Istio's authority, and by a SPIFFE
+//! Certificates that are issued while the gateway runs, by Istio's authority and by a SPIFFE
 //! Workload API.
 
 use std::path::Path;
@@ -20,9 +20,9 @@ use crate::support::{
     replace, run, until,
 };
 
-/// Half of this life is over a second from now.
+/// Past and remaining life. Half of this life is over a second from now.
 const SHORT: (Duration, Duration) = (Duration::from_secs(9), Duration::from_secs(11));
-/// Half of this one is over two seconds from now, and in all it is left six.
+/// Half of this one is over two seconds from now, and six remain in all.
 const ENDING: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(6));
 
 /// A gateway whose identity comes from the control plane at host 2 of its net.
@@ -70,7 +70,7 @@ async fn asks_as(
     Ok(())
 }
 
-/// The leaf that the gateway shows to a new connection.
+/// Returns the leaf of the gateway in a new handshake.
 async fn shown(gateway: &Gateway) -> Vec<u8> {
     let stream = TcpStream::connect(gateway.address).await.expect("TCP");
     let connector = TlsConnector::from(identities().client(CLIENT, GATEWAY));
@@ -217,8 +217,8 @@ fn a_short_lived_certificate_is_replaced_under_open_tunnels() {
         assert_eq!(gateway.readiness().await.0, 200);
         assert!((fetches(&gateway, "error").await).abs() < 0.5);
 
-        // A certificate that comes after a change of trust is served with the new domains, and
-        // the change is served with the certificate in force.
+        // A certificate that arrives after a change of trust is served with the new domains. The
+        // change is served with the certificate in force.
         let file = gateway.file("strait.yaml");
         let text = std::fs::read_to_string(&file).expect("a configuration");
         let west = "    - {name: west.local, cluster: west}\n";
@@ -290,7 +290,7 @@ fn a_certificate_that_ends_takes_readiness_with_it_until_there_is_a_new_one() {
         assert!(dump(&gateway).await.contains("Unavailable: "));
         istiod.ca.lives(SHORT.0, SHORT.1);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
-        // Four or five failures before have made it wait up to 20 s.
+        // Four or five earlier failures have extended the backoff to up to 20 s.
         gateway.ready_within(Duration::from_secs(30)).await;
     });
 }
@@ -379,14 +379,14 @@ fn a_federated_bundle_lets_its_domain_in_and_its_removal_refuses_it() {
     });
 }
 
-/// Puts a pipe in a file's place and waits until the gateway reads it: a mount that hangs. It goes
-/// on hanging while what is returned lives.
+/// Replaces a file by a pipe and waits until the gateway reads it, like a mount that hangs. It
+/// hangs until the returned file is dropped.
 async fn hangs(file: &Path) -> std::fs::File {
     let pipe = file.with_extension("pipe");
     let made = Command::new("mkfifo").arg(&pipe).status();
     assert!(made.expect("mkfifo").success());
     std::fs::rename(&pipe, file).expect("a pipe in its place");
-    // It can be opened for writing once somebody reads.
+    // It can be opened for writing once it has a reader.
     let file = file.to_owned();
     let open = move || std::fs::OpenOptions::new().write(true).open(file);
     let opened = timeout(Duration::from_secs(20), tokio::task::spawn_blocking(open)).await;
@@ -424,7 +424,7 @@ fn a_file_that_hangs_holds_up_neither_renewal_nor_the_end_of_a_certificate() {
         let failed = gateway.metric("strait_reload_total{what=\"mesh\",result=\"error\"}");
         assert!(failed.await.abs() < 0.5, "it still hangs");
 
-        // An empty mesh comes out of it, which is none.
+        // The pipe yields an empty mesh, which is not valid.
         drop(hanging);
         gateway.logged("a changed file cannot be used").await;
     });

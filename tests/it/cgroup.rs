@@ -1,4 +1,4 @@
-//! A gateway whose memory is limited by a real cgroup: no peer has it killed.
+//! Gateway whose memory is limited by a real cgroup. No peer can get it killed.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::support::{
     until,
 };
 
-/// In bytes, as metrics have it.
+/// Limit in bytes, in the type of metrics.
 const LIMIT: f64 = 128.0 * 1024.0 * 1024.0;
 /// Tunnels of a connection: under the gateway's 256, so that none waits for another.
 const TUNNELS: usize = 250;
 
-/// A gateway that is killed may leave its clients without an answer.
+/// Timeout, because a gateway that is killed may leave its clients without an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 async fn start(net: Net, cgroup: &Cgroup) -> Gateway {
@@ -110,7 +110,7 @@ fn review_14_peers_that_read_nothing_are_reset_before_memory_ends() {
             gateway.tunnels("buffers_full").await
         };
         until("the fattest are reset", reset, |&count| count > 100.0).await;
-        // deadline: what grows too far does so within some rounds of a second.
+        // deadline: unlimited growth shows within some rounds of a second.
         tokio::time::sleep(Duration::from_secs(5)).await;
         survives(&mut gateway, &cgroup).await;
     });
@@ -129,7 +129,7 @@ fn review_14_a_limit_that_changes_while_the_gateway_runs_counts() {
         assert!((1.0..=LIMIT).contains(&limit), "{limit}");
         let client = connect(&gateway, 0).await.expect("a connection");
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
-        // The kernel first has to take page cache back, and may say that it is busy.
+        // The kernel first has to reclaim page cache, and may report that it is busy.
         let lowered = async || {
             let used = gateway.metric("strait_memory_used_bytes").await;
             cgroup.set(used * 1.25)

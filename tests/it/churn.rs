@@ -1,4 +1,4 @@
-//! Endpoints that come and go all the time, under tunnels that must not notice.
+//! Endpoints that come and go continually, under tunnels that must not notice.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,16 +13,17 @@ use crate::support::istiod::{Istiod, NAME, programmed};
 use crate::support::oracle::{self, Oracle, Plan};
 use crate::support::{ECHO, Net, Settings, endpoint_port, identities, run, until};
 
-/// A hundred changes a second, for two and a half: each takes an endpoint and brings another one.
+/// A hundred changes per second, for two and a half: each replaces an endpoint.
 const PERIOD: Duration = Duration::from_millis(10);
 const CHANGES: u8 = 250;
-/// The hosts that have an endpoint, of which so many are told at a time.
+/// Hosts with an endpoint, and the number of them in each assignment.
 const HOSTS: u8 = 8;
 const TOLD: u8 = 3;
 const FIRST_HOST: u8 = 11;
 
 const LONG_TUNNELS: u64 = 20;
-/// Long tunnels move 16 KiB each way and rest: 5 s at the least, longer than the changes take.
+/// Rest of long tunnels, which move 16 KiB each way and rest: 5 s at least, longer than the
+/// changes.
 const LONG_REST: Duration = Duration::from_millis(100);
 const LONG_BYTES: u64 = 50 * 16 * 1024;
 
@@ -33,7 +34,7 @@ fn tell(control: &Istiod, net: Net, turn: u8) {
     control.put(ENDPOINT, CLUSTER_NAME, &assignment(CLUSTER_NAME, zones));
 }
 
-/// How many assignments the gateway has taken.
+/// Returns the number of assignments that the gateway has accepted.
 fn taken(control: &Istiod) -> usize {
     let requests = control.requests().into_iter();
     let answers = requests.filter(|one| one.type_url == ENDPOINT);
@@ -71,7 +72,7 @@ fn acceptance_9_endpoint_churn_at_100_a_second_drops_no_tunnel() {
         let start = Instant::now();
         let changes = async {
             for turn in 1..=CHANGES {
-                // deadline: what is tested is a rate of changes.
+                // deadline: the rate of changes is what is tested.
                 sleep_until(start + PERIOD * u32::from(turn)).await;
                 tell(&control, net, turn);
             }

@@ -1,4 +1,4 @@
-//! Many peer clusters at once, each with a trust domain and an intermediate of its own.
+//! Many peer clusters at once, each with its own trust domain and intermediate.
 
 use std::fmt::Write as _;
 
@@ -10,17 +10,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::support::{ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings};
 use crate::support::{broken, replace, run, until};
 
-/// Peer clusters, of which the last is exposed nothing.
+/// Number of peer clusters. Nothing is exposed to the last one.
 const CLUSTERS: usize = 200;
-/// What a connection with a tunnel may cost the gateway, TLS, HTTP/2 and metrics included.
+/// Limit of the gateway's memory for a connection with a tunnel, including TLS, HTTP/2 and metrics.
 const BYTES_MAX: u64 = 96 * 1024;
 
-/// Who calls from a cluster.
+/// Returns the identity of a client of a cluster.
 fn caller(cluster: usize) -> String {
     format!("spiffe://c{cluster}.local/ns/shop/sa/checkout")
 }
 
-/// A client of a cluster, by a certificate of that cluster's intermediate.
+/// Returns a client of a cluster, with a certificate of that cluster's intermediate.
 async fn client(
     gateway: &Gateway,
     authority: &Authority,
@@ -44,7 +44,7 @@ async fn echoes(tunnel: &mut Tunnel, cluster: usize) {
     assert_eq!(answer, said.as_bytes());
 }
 
-/// A client whose trust domain is not in the set learns of it with the first thing that it reads.
+/// Asserts that a client of an unlisted trust domain is refused, at the latest by its first read.
 async fn is_refused(gateway: &Gateway, client: Result<Client, String>, count: f64) {
     if let Ok(client) = client {
         client.tunnel(ECHO).await.expect_err("a refused handshake");
@@ -53,7 +53,7 @@ async fn is_refused(gateway: &Gateway, client: Result<Client, String>, count: f6
     until("the count", refused, |&now| (now - count).abs() < 0.5).await;
 }
 
-/// How many of the clusters have one closed tunnel.
+/// Returns the number of clusters with one closed tunnel.
 async fn closed(gateway: &Gateway) -> usize {
     let text = gateway.scrape().await;
     let closed = text.lines();
@@ -111,7 +111,7 @@ fn two_hundred_clusters_are_told_apart() {
         let each = gateway.private_dirty().saturating_sub(before) / CLUSTERS as u64;
         assert!(each < BYTES_MAX, "{each} bytes for each cluster");
 
-        // One cluster leaves the set, and takes nobody with it.
+        // One cluster leaves the set, which does not affect the others.
         let file = gateway.file("strait.yaml");
         let text = std::fs::read_to_string(&file).expect("a configuration");
         let without = text.replace("    - {name: c7.local, cluster: c7}\n", "");

@@ -1,4 +1,4 @@
-//! Tenants of one cluster: hostnames, VIPs and visibility of services that a control plane tells.
+//! Tenants of one cluster: hostnames, VIPs and visibility of services from a control plane.
 
 use strait::grpc::workload::{
     Address, NetworkAddress, PortList, Service, Visibility, Workload, address,
@@ -14,14 +14,14 @@ use crate::support::{Endpoint, Gateway, Net, Settings, broken, identities, repla
 
 /// A hostname that belongs to no namespace.
 const API: &str = "api.example";
-/// The VIP of the service that is meant.
+/// VIP of the service that is meant.
 const VIP: [u8; 4] = [240, 0, 0, 9];
 
-/// The hosts of the endpoints of the service that is meant, and of another tenant's.
+/// Hosts of the endpoints of the intended service, and of another tenant's.
 const OWN: u8 = 11;
 const OTHER: u8 = 12;
 
-/// A service `NAMESPACE/HOSTNAME` with the VIP.
+/// Returns a service `NAMESPACE/HOSTNAME` with the VIP.
 fn service(name: &str, change: impl FnOnce(&mut Service)) -> Address {
     let (namespace, hostname) = name.split_once('/').expect("a namespace");
     let mut service = Service {
@@ -42,7 +42,7 @@ fn service(name: &str, change: impl FnOnce(&mut Service)) -> Address {
     }
 }
 
-/// A gateway, its control plane, and an endpoint each of two tenants, which says its own host.
+/// Gateway, its control plane, and an endpoint of each of two tenants, which sends its own host.
 struct World {
     gateway: Gateway,
     istiod: Istiod,
@@ -52,7 +52,7 @@ struct World {
 }
 
 impl World {
-    /// The first message has these services, each with the host of its endpoint.
+    /// Starts with these services in the first message, each with the host of its endpoint.
     async fn start(default: &str, exposure: &str, more: &str, told: &[(&str, u8)]) -> Self {
         let net = Net::new();
         let endpoint = async |host| {
@@ -90,7 +90,7 @@ impl World {
         world
     }
 
-    /// Tells of a service and of its one workload, in one message if there is no stream yet.
+    /// Sends a service and its one workload, in one message if there is no stream yet.
     fn tell(&self, name: &str, host: u8, change: impl FnOnce(&mut Service)) {
         let (namespace, _) = name.split_once('/').expect("a namespace");
         let uid = format!("pod-of-{name}");
@@ -105,7 +105,7 @@ impl World {
         self.istiod.put(ADDRESS, name, &service(name, change));
     }
 
-    /// Waits until the gateway knows a service.
+    /// Waits until the gateway has a service.
     async fn knows(&self, name: &str) {
         let (namespace, host) = name.split_once('/').expect("a namespace");
         let told = async || {
@@ -130,7 +130,7 @@ impl World {
         Ok((host, tunnel))
     }
 
-    /// The endpoint that answers.
+    /// Returns the endpoint that answers.
     async fn asks(&self, authority: &str) -> Result<u8, String> {
         self.tunnel(authority).await.map(|(host, _)| host)
     }
@@ -160,7 +160,7 @@ fn review_3_a_later_claim_displaces_the_first_one_neither_by_hostname_nor_by_vip
         world.knows("team-b/api.example").await;
         assert_eq!(world.asks("api.example:80").await, Ok(OWN));
         assert_eq!(world.asks("240.0.0.9:80").await, Ok(OWN));
-        // Both are first by the alphabet.
+        // Both are first in alphabetical order.
         let others = ["a/api.example", "a/a.a.svc.cluster.local"];
         for name in others {
             world.tell(name, OTHER, |_| {});

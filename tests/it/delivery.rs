@@ -1,4 +1,4 @@
-//! Tunnels whose peer has gone, until their endpoint has what was promised.
+//! Tunnels whose peer has gone, until their endpoint has received the sent bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +29,8 @@ async fn narrow(net: Net) -> TcpListener {
     listener
 }
 
-/// An endpoint that reads nothing until it is told, and how many bytes it has read to a clean end.
+/// Starts an endpoint that reads nothing until signalled, and counts the bytes that it has read to
+/// a clean end.
 async fn late(net: Net) -> (Endpoint, watch::Sender<bool>, Arc<AtomicUsize>) {
     let (tell, told) = watch::channel(false);
     let count = Arc::new(AtomicUsize::new(0));
@@ -47,7 +48,7 @@ async fn late(net: Net) -> (Endpoint, watch::Sender<bool>, Arc<AtomicUsize>) {
     (endpoint, tell, count)
 }
 
-/// DATA with END_STREAM, and a reset behind it.
+/// Returns DATA with END_STREAM, followed by a reset.
 fn said_and_gone(stream: u32, data: &[u8]) -> Vec<u8> {
     let mut frames = raw::frame(raw::DATA, raw::END_STREAM, stream, data);
     let code = u32::from(Reason::INTERNAL_ERROR).to_be_bytes();
@@ -55,19 +56,19 @@ fn said_and_gone(stream: u32, data: &[u8]) -> Vec<u8> {
     frames
 }
 
-/// A CONNECT.
+/// Returns a CONNECT.
 fn asked(stream: u32) -> Vec<u8> {
     let fields: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", ECHO.as_bytes())];
     raw::headers(stream, &fields)
 }
 
-/// Sends these frames; says whether the CONNECT among them is answered 200.
+/// Sends these frames. Returns true if the CONNECT among them is answered 200.
 async fn opens(peer: &mut RawPeer, stream: u32, frames: &[u8]) -> bool {
     peer.write(frames).await;
     loop {
         let frame = peer.next().await.expect("an open connection");
         assert_ne!(frame.kind, raw::GOAWAY, "{frame:?}");
-        // Streams before may still be reset.
+        // Earlier streams may still be reset.
         if frame.stream == stream {
             assert_ne!(frame.kind, raw::RST_STREAM, "{frame:?}");
             // :status 200 is field 8 of HPACK's static table (RFC 7541 appendix A).
@@ -93,14 +94,14 @@ fn review_8_tunnels_that_still_deliver_keep_their_places_and_their_gauge() {
             let frames = said_and_gone(stream(index), &[7; CHUNK]);
             peer.write(&frames).await;
         }
-        // They are reset, and none of them is over.
+        // They are reset, and none of them has ended.
         let more = stream(STREAMS_MAX);
         assert!(!opens(&mut peer, more, &asked(more)).await);
         gateway.holds(1, STREAMS_MAX).await;
         assert_eq!(endpoint.accepted(), STREAMS_MAX as usize);
         assert_eq!(gateway.tunnels("overloaded").await, 1.0);
         assert_eq!(gateway.tunnels("downstream_reset").await, 0.0);
-        // Another connection has places of its own.
+        // Another connection has its own limit.
         let mut other = RawPeer::connect(&gateway).await;
         assert!(opens(&mut other, 1, &asked(1)).await);
 
@@ -151,7 +152,7 @@ fn review_8_an_endpoint_that_sends_without_end_is_left_though_its_tunnel_was_pro
             let (counts, tell) = (Arc::clone(&counts), tell.clone());
             async move {
                 while let Ok(bytes) = stream.write(&[0; CHUNK]).await {
-                    // A limit, so that the test ends also if the writes go on for ever.
+                    // A limit, so that the test ends even if the writes never stop.
                     if counts.fetch_add(bytes, Ordering::SeqCst) >= 2 * BYTES_MAX {
                         break;
                     }
@@ -204,7 +205,7 @@ fn review_8_a_tls_connection_that_still_delivers_is_open_though_its_client_has_g
         let all = said.len() as f64;
         until("the upload", upload, |&count| count == Some(all)).await;
         crate::support::reset(client);
-        // deadline: nothing happens, which only time can show; before, it was gone at once.
+        // deadline: only time can show that nothing happens; earlier versions closed it at once.
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         gateway.holds(1, 1).await;
         assert_eq!(endpoint.accepted(), 1);

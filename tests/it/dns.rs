@@ -1,4 +1,4 @@
-//! Endpoints that are known by a hostname: looked up while the gateway runs.
+//! Endpoints with hostnames that are resolved while the gateway runs.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use crate::support::dns::{DnsServer, NXDOMAIN, SERVFAIL, Says};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
 
-/// The longest time from new addresses to tunnels that reach them.
+/// Limit of the time from new addresses to tunnels that reach them.
 const RECOVERY: Duration = Duration::from_secs(5);
 
 fn settings(net: Net) -> Settings<'static> {
@@ -30,7 +30,7 @@ fn says(net: Net, hosts: &[u8], ttl: u32) -> Says {
     Says::Addresses(hosts.iter().map(|host| net.ip(*host)).collect(), ttl)
 }
 
-/// Endpoints that say who they are.
+/// Starts endpoints that send their own host.
 async fn endpoints(net: Net, hosts: [u8; 2]) -> [Endpoint; 2] {
     let endpoint = async |host: u8| {
         Endpoint::new(net.listen(host, 9000).await, move |mut stream| async move {
@@ -41,7 +41,7 @@ async fn endpoints(net: Net, hosts: [u8; 2]) -> [Endpoint; 2] {
     [endpoint(hosts[0]).await, endpoint(hosts[1]).await]
 }
 
-/// Who answers a tunnel, if it is one.
+/// Returns the host that answers a tunnel, if the tunnel opens.
 async fn answered(client: &Client) -> Option<u8> {
     let mut tunnel = client.tunnel(ECHO).await.ok()?;
     let host = tunnel.read_u8().await.ok();
@@ -49,7 +49,7 @@ async fn answered(client: &Client) -> Option<u8> {
     host
 }
 
-/// Opens tunnels until both of these hosts have answered, and says how long that took.
+/// Opens tunnels until both of these hosts have answered. Returns that time.
 async fn reached(client: &Client, hosts: [u8; 2]) -> Duration {
     let start = Instant::now();
     let mut left: Vec<_> = hosts.into();
@@ -61,7 +61,7 @@ async fn reached(client: &Client, hosts: [u8; 2]) -> Duration {
         if let Some(host) = answered(client).await {
             left.retain(|one| *one != host);
         } else {
-            // deadline: a client that is refused tries again.
+            // deadline: a rejected client retries.
             sleep(Duration::from_millis(20)).await;
         }
     }
@@ -108,7 +108,7 @@ fn addresses_that_do_not_answer_are_looked_up_again_before_their_ttl() {
         let client = gateway.client(identities()).await;
         reached(&client, [11, 12]).await;
         assert_eq!(server.queries(), 2, "one of each family");
-        // All of them go at once, and others take their place.
+        // All of them are replaced at once.
         server.say(says(net, &[13, 14], 300));
         drop(old);
         let _new = endpoints(net, [13, 14]).await;
@@ -162,7 +162,7 @@ fn without_any_answer_there_is_no_endpoint_and_nothing_else_fails() {
         let _endpoints = endpoints(net, [11, 12]).await;
         server.say(says(net, &[11, 12], 1));
         reached(&client, [11, 12]).await;
-        // A change of the mesh while it runs: the name goes, and so does what is known of it.
+        // A change of the mesh at run time removes the name, and the state for it.
         let path = gateway.file("mesh.yaml");
         let text = std::fs::read_to_string(&path).expect("a file");
         let by_address = format!("workloadIps: [\"{}\"]", net.ip(12));

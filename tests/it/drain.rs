@@ -1,4 +1,4 @@
-//! Stopping under load.
+//! Shutdown under load.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn finish(mut tunnel: Tunnel, id: u64, from: u64) {
     bytes::expect_end(&mut tunnel).await;
 }
 
-/// Goes on until the tunnel breaks; the code by which it did.
+/// Continues until the tunnel breaks. Returns the code of the reset.
 async fn go_on(mut tunnel: Tunnel, id: u64, from: u64) -> Option<Reason> {
     let mut at = from;
     while echo(&mut tunnel, id, at, at + 1024).await.is_ok() {
@@ -81,7 +81,7 @@ fn sigterm_loses_no_byte_of_what_ends_in_time_and_resets_the_rest() {
         }
         let signalled = Instant::now();
         gateway.signal(Signal::TERM);
-        // A third goes on through the drain and never ends by itself.
+        // A third continues through the drain and never ends by itself.
         let mut late_tasks = JoinSet::new();
         for (id, tunnel) in late {
             late_tasks.spawn(go_on(tunnel, id, SIZE / 2));
@@ -92,7 +92,7 @@ fn sigterm_loses_no_byte_of_what_ends_in_time_and_resets_the_rest() {
             |(status, text)| *status == 500 && text.contains("draining"),
         )
         .await;
-        // While load balancers notice, everything goes on.
+        // Until load balancers notice, everything continues.
         let client = gateway.client(identities()).await;
         finish(
             client.tunnel(ECHO).await.expect("a tunnel during the lag"),
@@ -100,7 +100,7 @@ fn sigterm_loses_no_byte_of_what_ends_in_time_and_resets_the_rest() {
             0,
         )
         .await;
-        // After it, nobody new gets in; a third ends now, before the deadline.
+        // After it, no new client is admitted; a third ends now, before the deadline.
         let connect = async || TcpStream::connect(gateway.address).await.is_err();
         until("refused connections", connect, |&refused| refused).await;
         assert!(signalled.elapsed() >= LAG, "the lag was cut short");
@@ -130,13 +130,13 @@ fn review_21_a_peer_that_ignores_goaway_opens_no_tunnel_after_a_second() {
         let net = Net::new();
         let gateway = gateway(net).await;
         let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
-        // It acknowledges no PING, so that h2 goes on to take its streams.
+        // It acknowledges no PING, so that h2 continues to accept its streams.
         let mut peer = RawPeer::connect(&gateway).await;
         peer.tunnel(1, ECHO).await;
         gateway.signal(Signal::TERM);
         while peer.next().await.expect("an open connection").kind != GOAWAY {}
         let start = Instant::now();
-        // A CONNECT that was on its way when GOAWAY came is served.
+        // A CONNECT that was under way when GOAWAY arrived is served.
         peer.tunnel(3, ECHO).await;
         let refused = Ending::Reset(7);
         for stream in (5..).step_by(2) {
@@ -161,7 +161,7 @@ fn a_gateway_without_tunnels_stops_as_soon_as_the_lag_is_over() {
         let client = gateway.client(identities()).await;
         let start = Instant::now();
         gateway.signal(Signal::TERM);
-        // The client may still be saying goodbye when the gateway has gone.
+        // The client may still be closing when the gateway has exited.
         let _ = client.closed().await;
         assert!(gateway.exited().await.success());
         assert!(

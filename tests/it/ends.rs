@@ -1,4 +1,4 @@
-//! How tunnels end: FIN and END_STREAM each by itself, and no break that looks like an end.
+//! Ends of tunnels: FIN and END_STREAM separately, and no break that looks like an end.
 
 use h2::Reason;
 use strait::hbone::Tunnel;
@@ -104,7 +104,7 @@ fn a_reset_endpoint_is_connect_error_and_never_an_end() {
                 .fetch_add(1, std::sync::atomic::Ordering::SeqCst)
                 .is_multiple_of(2);
             async move {
-                // Only once the tunnel is open: an endpoint that resets at once is a failed dial.
+                // Only after the tunnel is open: an endpoint that resets at once is a failed dial.
                 let _ = bytes::expect(&mut stream, UP, 0, 1024).await;
                 if sends {
                     let _ = bytes::send(&mut stream, DOWN, 0, SIZE / 4).await;
@@ -117,7 +117,7 @@ fn a_reset_endpoint_is_connect_error_and_never_an_end() {
         let client = gateway.client(identities()).await;
         for round in 0..20 {
             let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
-            // What the endpoint does not read is lost with it; that is what the reset says.
+            // Bytes that the endpoint does not read are lost with it, as the reset indicates.
             let _ = bytes::send(&mut tunnel, UP, 0, SIZE / 2).await;
             assert_eq!(
                 broken(&mut tunnel).await,
@@ -146,7 +146,7 @@ fn an_endpoint_reset_after_the_clients_end_is_no_end_either() {
     });
 }
 
-/// An endpoint that tells how each of its connections ended.
+/// Starts an endpoint that reports the end of each of its connections.
 async fn witness(
     net: Net,
 ) -> (
@@ -220,17 +220,17 @@ fn istiod_8_a_reset_once_the_inner_connection_has_closed_is_a_normal_end() {
             tunnel.reset(code);
         }
         ended(&gateway, "completed", 2.0).await;
-        // As Envoy does, behind the close_notify of the inner connection.
+        // As Envoy does, after the close_notify of the inner connection.
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
         exchanges(&mut tunnel).await;
         tunnel.write_all(&alert()).await.expect("an alert");
-        // Once its echo is here the alert has been sent, which a reset would take back.
+        // Once its echo is here, the alert has been sent. A reset would discard it.
         tunnel.read_exact(&mut alert()).await.expect("its echo");
         tunnel.reset(Reason::INTERNAL_ERROR);
         ended(&gateway, "completed", 3.0).await;
         assert_eq!(gateway.ends().await.len(), 1);
 
-        // A reset before, or without a close_notify, is none.
+        // A reset before a close_notify, or without one, is not a clean end.
         let mut early = client.tunnel(ECHO).await.expect("a tunnel");
         early.write_all(&alert()).await.expect("an alert");
         early.read_exact(&mut alert()).await.expect("its echo");
@@ -334,7 +334,7 @@ fn what_a_client_sent_before_its_end_is_delivered_though_it_resets_after_it() {
         let net = Net::new();
         let gateway = gateway(net).await;
         let (tell, mut told) = tokio::sync::mpsc::channel(1);
-        // The endpoint has bytes of its own on the way, and reads only when it is told.
+        // The endpoint has bytes of its own under way, and reads only when signalled.
         let (go, goes) = tokio::sync::watch::channel(false);
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
             let (tell, mut goes) = (tell.clone(), goes.clone());

@@ -1,4 +1,4 @@
-//! A gateway that an Envoy control plane programs, by CDS and EDS.
+//! Gateway that an Envoy control plane programs, by CDS and EDS.
 
 use prost::Message as _;
 use strait::grpc::cluster::Cluster;
@@ -15,7 +15,7 @@ use crate::support::eds::{
 use crate::support::istiod::{Istiod, NAME, programmed};
 use crate::support::{Endpoint, Gateway, Net, Settings, endpoint_port, identities, run, until};
 
-/// How the gateway speaks to its control plane, which is at host 2 of its net.
+/// Returns the settings of the gateway for its control plane, which is at host 2 of its net.
 fn keys() -> String {
     format!("roots: root.crt, token: token, san: {NAME}")
 }
@@ -25,7 +25,7 @@ fn gateway(net: Net, more: &str) -> Gateway {
     programmed(&settings, "envoy", &format!("{}{more}", keys()), |_| {})
 }
 
-/// Says that these hosts are the endpoints.
+/// Sends these hosts as the endpoints.
 fn tell(control: &Istiod, net: Net, name: &str, hosts: &[u8]) {
     let at = |host: &u8| endpoint(net.address(*host, endpoint_port()));
     let endpoints = hosts.iter().map(at).collect();
@@ -87,8 +87,8 @@ fn endpoints_come_and_go_as_eds_says_and_stay_until_it_says_so() {
 
         tell(&control, net, "echo-endpoints", &[12]);
         reaches(&gateway, &second).await;
-        // That nobody knows the name any more says nothing of endpoints, and a cluster that takes
-        // them from elsewhere has them until others are told.
+        // The removal of a name says nothing about its endpoints. A cluster that gets its endpoints
+        // from another name keeps the old ones until new ones arrive.
         control.remove(ENDPOINT, "echo-endpoints");
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, "others"));
         let asked = async || {
@@ -125,7 +125,7 @@ fn a_cluster_that_is_removed_takes_its_service_and_no_other() {
         let endpoint = Endpoint::echo(net.listen(11, endpoint_port()).await);
         let own = Endpoint::echo(net.listen(12, endpoint_port()).await);
         let control = Istiod::of_envoys();
-        // What the configuration names goes before what is named like the service.
+        // A cluster named in the configuration takes precedence over one named like the service.
         let static_one = Cluster {
             name: "legacy".to_owned(),
             cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::Static.into())),
@@ -217,7 +217,7 @@ fn what_was_told_stays_in_force_while_the_control_plane_is_away() {
 
         let (sent, asked) = (control.sent(), control.requests().len());
         let _serving = control.serve(net.address(2, 15012), identities()).await;
-        // Two first requests and the answers to what they are told.
+        // Two initial requests and the acknowledgements of two responses.
         let answers = async || control.requests().len();
         until("its return", answers, |&now| now >= asked + 4).await;
         assert_eq!(control.sent(), sent, "nothing is sent again");
@@ -325,7 +325,7 @@ fn floods_of_changes_end_in_the_last_one() {
     });
 }
 
-/// How many of `count` tunnels each of the endpoints gets.
+/// Returns the number of tunnels that each of the endpoints gets, of `count`.
 async fn shared(gateway: &Gateway, endpoints: &[&Endpoint], count: usize) -> Vec<usize> {
     let before: Vec<_> = endpoints.iter().map(|one| one.accepted()).collect();
     for _ in 0..count {
@@ -380,7 +380,8 @@ fn priorities_are_left_gradually_and_weights_of_places_and_endpoints_count() {
         until("the change", shown, |dump| !there(dump)).await;
         assert_eq!(shared(&gateway, &[&near, &far], 20).await, [0, 20]);
 
-        // One priority, places of 1 and 3, and in the second one endpoint of two has all weight.
+        // One priority, localities of weight 1 and 3. In the second, one endpoint of two has all
+        // weight.
         let places = vec![
             zone("a", Some(1), 0, vec![endpoint(at(11))]),
             zone(
@@ -442,7 +443,7 @@ fn a_part_of_the_tunnels_is_refused_where_the_control_plane_wants_that() {
                 }
             }
         }
-        // 60 with five standard deviations.
+        // 60 is expected; the bounds are five standard deviations.
         assert!((28..=92).contains(&refused), "{refused} of 200");
         let counted = gateway.tunnels("drop_overload").await;
         assert!((counted - f64::from(refused)).abs() < 0.5, "{counted}");

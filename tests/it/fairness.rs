@@ -1,4 +1,4 @@
-//! What tunnels of one connection may not do to each other.
+//! Isolation of the tunnels of one connection from each other.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use crate::support::{
 };
 
 const MIB: u64 = 1 << 20;
-/// What each of the moving tunnels moves.
+/// Bytes that each of the moving tunnels moves.
 const SIZE: u64 = 4 * MIB;
 const MOVING: u64 = 92;
 const STALLED: u64 = 8;
-/// Noise of a busy machine, on top of the bound that the test is about.
+/// Noise of a busy machine, added to the bound that the test is about.
 const NOISE: Duration = Duration::from_millis(500);
 
 async fn gateway(net: Net) -> Gateway {
@@ -41,7 +41,7 @@ async fn client(gateway: &Gateway, stream: u32, connection: u32) -> Client {
         .expect("HTTP/2")
 }
 
-/// Serves by the first bytes of a connection: `u` takes [`SIZE`] bytes and answers `k`, `d` sends
+/// Serves by the first bytes of a connection: `u` reads [`SIZE`] bytes and answers `k`, `d` sends
 /// [`SIZE`] bytes, `i` sends one byte and `s` none, and both never read again.
 fn server(stream: TcpStream) -> impl Future<Output = ()> + Send + 'static {
     let mut stream = stream;
@@ -77,7 +77,7 @@ async fn open(client: &Client, kind: u8, id: u64) -> Tunnel {
     tunnel
 }
 
-/// The time in which [`MOVING`] tunnels move their bytes, all at once.
+/// Returns the time in which [`MOVING`] tunnels concurrently move their bytes.
 async fn moving(client: &Client, kind: u8) -> Duration {
     let mut tunnels = Vec::new();
     for id in 0..MOVING {
@@ -109,7 +109,7 @@ async fn moving(client: &Client, kind: u8) -> Duration {
     start.elapsed()
 }
 
-/// How many bytes of an upload fit before its endpoint, which never reads, stalls it.
+/// Returns the number of bytes of an upload before its endpoint, which never reads, stalls it.
 async fn stall(tunnel: &mut Tunnel) -> u64 {
     let mut sent = 0;
     let chunk = vec![0; 64 * 1024];
@@ -128,7 +128,7 @@ fn eight_tunnels_that_nobody_reads_do_not_slow_ninety_two_others() {
         let net = Net::new();
         let gateway = gateway(net).await;
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, server);
-        // Windows as a client needs them that lets eight of its own tunnels lie: 8 × 1 MiB of 16.
+        // Windows of a client that may leave eight of its own tunnels unread: 8 × 1 MiB of 16.
         let client = client(&gateway, 1 << 20, 16 << 20).await;
         moving(&client, b'u').await;
         let unloaded = (moving(&client, b'u').await, moving(&client, b'd').await);
@@ -178,7 +178,7 @@ fn a_burst_of_tunnels_that_stall_after_the_window_has_grown_leaves_room_for_one_
                 .expect("all bytes up");
             assert_eq!(tunnel.read_u8().await.expect("an answer"), b'k');
         };
-        // One tunnel alone that keeps up makes the window of all streams grow.
+        // A single tunnel that keeps up makes the window of all streams grow.
         for id in 0..8 {
             upload(id).await;
         }

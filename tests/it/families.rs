@@ -17,7 +17,7 @@ use crate::support::{
 
 const LOCALHOST: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-/// An endpoint that says a byte.
+/// An endpoint that sends a byte.
 fn says(listener: TcpListener, byte: u8) -> Endpoint {
     Endpoint::new(listener, move |mut stream| async move {
         let _ = stream.write_u8(byte).await;
@@ -31,7 +31,7 @@ fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-/// The byte that answers a tunnel.
+/// Returns the byte that answers a tunnel.
 async fn answered(client: &Client, authority: &str) -> Option<u8> {
     let mut tunnel = client.tunnel(authority).await.ok()?;
     let byte = tunnel.read_u8().await.ok();
@@ -62,7 +62,7 @@ fn istiod_11_every_address_of_a_dual_stack_workload_is_an_endpoint() {
             let answer = async || answered(&client, ECHO).await;
             until("an answer", answer, |answer| *answer == Some(byte)).await;
         }
-        // One family that cannot be reached leaves the other.
+        // If one family cannot be reached, the other remains.
         drop(v4);
         for _ in 0..8 {
             assert_eq!(answered(&client, ECHO).await, Some(6));

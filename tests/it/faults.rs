@@ -1,4 +1,4 @@
-//! Networks that slice, delay, slow and cut: every byte is compared, and no break looks clean.
+//! Networks that slice, delay, slow and cut. Every byte is compared, and no break looks clean.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ async fn gateway(net: Net) -> Gateway {
     Gateway::start(&Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")])).await
 }
 
-/// A client that is connected by way of a link.
+/// Connects a client through a link.
 async fn client(address: SocketAddr) -> Client {
     let tls = identities().client(CLIENT, GATEWAY);
     Client::connect(address, &tls).await.expect("a connection")
@@ -38,7 +38,7 @@ async fn start(client: &Client, plans: &[Plan]) -> JoinSet<(Plan, Side)> {
     tunnels
 }
 
-/// So many tunnels of so many bytes each way.
+/// Returns plans of tunnels with this many bytes in each direction.
 fn plans(ids: std::ops::Range<u64>, bytes: u64) -> Vec<Plan> {
     ids.map(|id| Plan::both(id, bytes)).collect()
 }
@@ -136,7 +136,7 @@ fn an_endpoint_that_is_cut_off_is_connect_error_and_its_neighbours_go_on() {
         let (toxics, far) = (rounds.clone(), net.address(12, 9000));
         let _link = Link::new(net.listen(11, 9000).await, far, move |number| {
             let mut toxic = [Toxic::default(); 2];
-            // Every other connection is good.
+            // Every other connection is without faults.
             if number.is_multiple_of(2) {
                 let (after, way) = toxics[number / 8];
                 toxic[way] = Toxic::cut(after, Cut::Reset);
@@ -151,7 +151,7 @@ fn an_endpoint_that_is_cut_off_is_connect_error_and_its_neighbours_go_on() {
                     let code = Some(Reason::CONNECT_ERROR);
                     let what = format!("after {after}, way {way}");
                     assert_eq!(side.end, End::Broken(code), "{what}");
-                    // A head that was cut leaves no name.
+                    // A head that was cut has no name.
                     if way == 1 || after >= 20_000 {
                         let endpoint = oracle.side(plan.id).await;
                         assert!(fits(side, endpoint), "{what}: {side:?}, {endpoint:?}");

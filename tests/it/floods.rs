@@ -1,5 +1,5 @@
-//! Peers that flood: each is told to calm down after a bounded number of frames, and a victim on
-//! a connection of its own loses nothing meanwhile.
+//! Peers that flood. Each receives ENHANCE_YOUR_CALM after a bounded number of frames, and a victim
+//! on its own connection is not affected.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use tokio::time::timeout;
 use crate::support::raw::{self, RawPeer};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
 
-/// What a flood repeats, given the number of the round.
+/// Repeated part of a flood, by the number of the round.
 type Round = fn(u32) -> Vec<u8>;
 
 const CONNECT: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"echo.global:80")];
 const REFUSED: [(&str, &[u8]); 2] = [(":method", b"CONNECT"), (":authority", b"nothing.here:80")];
 
-/// The stream of the round: 1 is the open tunnel, the others are new.
+/// Returns the stream of the round: 1 is the open tunnel, the others are new.
 fn stream(round: u32) -> u32 {
     3 + 2 * round
 }
@@ -78,10 +78,10 @@ const FLOODS: [(&str, Round); 14] = [
     }),
 ];
 
-/// Rounds after which a flood that nobody ended fails the test.
+/// Number of rounds after which a flood that was not ended fails the test.
 const ROUNDS_MAX: u32 = 1_000_000;
 
-/// Floods until the connection ends; the bytes that it took, and the GOAWAY's code if one came.
+/// Floods until the connection ends. Returns the bytes sent, and the GOAWAY's code if one came.
 async fn flood(gateway: &Gateway, round: Round) -> (usize, Option<u8>) {
     let mut peer = RawPeer::connect(gateway).await;
     peer.write(&raw::headers(1, &CONNECT)).await;
@@ -108,7 +108,7 @@ async fn flood(gateway: &Gateway, round: Round) -> (usize, Option<u8>) {
     unreachable!("the last round has failed")
 }
 
-/// Small requests on an open tunnel, until told to stop and one more has been answered.
+/// Sends small requests on an open tunnel until signalled, and one more after that.
 async fn victim(client: Client, stop: tokio::sync::watch::Receiver<bool>) {
     let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
     let mut last = false;
@@ -140,7 +140,7 @@ fn each_flood_is_ended_and_a_victim_loses_no_request() {
                 .await
                 .unwrap_or_else(|error| panic!("{name}: {error}"));
             assert!(sent < 4 << 20, "{name}: {sent} bytes before it was ended");
-            // h2 finds the flood of CONTINUATION itself, and calls it a protocol error.
+            // h2 itself detects the flood of CONTINUATION, and reports a protocol error.
             let calm = [Some(11), name.starts_with("CONTINUATION").then_some(1)];
             assert!(
                 code.is_some() && calm.contains(&code),

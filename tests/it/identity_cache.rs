@@ -22,7 +22,7 @@ fn istiod(net: Net) -> Istiod {
     istiod
 }
 
-/// A ready pod that has kept all that it needs for a restart.
+/// Starts a pod and waits until it has stored everything that a restart needs.
 async fn kept(net: Net) -> Gateway {
     let mut gateway = pod::spawn(net, "");
     gateway.ready().await;
@@ -119,7 +119,7 @@ fn istiod_7_a_pod_without_a_certificate_asks_again_as_soon_as_discovery_is_back(
         let deadline = tokio::time::Instant::now() + Duration::from_secs(40);
         while failures().await < 5 {
             assert!(tokio::time::Instant::now() < deadline, "{}", gateway.log());
-            // deadline: the log of another process can only be read again and again.
+            // deadline: the log of another process can only be polled.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         istiod.ca.set(Mode::Signs);

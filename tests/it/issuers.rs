@@ -19,7 +19,7 @@ const README: &str = include_str!("../../README.md");
 /// The first lines of the examples in the README.
 const ONE_DOMAIN: &str = "# One trust domain for all clusters";
 const DOMAIN_EACH: &str = "# A trust domain for each cluster";
-/// The section that the harness writes.
+/// Section that the harness writes.
 const USUAL: &str = "trust:
   domains:
     - {name: east.local, cluster: east}
@@ -35,7 +35,7 @@ const LENIENT: &str = "trust:
     - {name: west, issuers: [west-ca.pem]}
 ";
 
-/// Two clusters below one root, and a third that nobody has named.
+/// Two clusters below one root, and a third that is not configured.
 struct World {
     identities: Identities,
     north: Issuer,
@@ -94,7 +94,7 @@ impl World {
     }
 }
 
-/// The example of the README that begins so.
+/// Returns the example of the README that begins with `first`.
 fn example(first: &str) -> &'static str {
     let (_, rest) = README.split_once(first).expect("the example");
     let (_, rest) = rest.split_once('\n').expect("more lines");
@@ -146,7 +146,7 @@ async fn is_503(gateway: &Gateway, tls: &Arc<ClientConfig>) {
     assert!(refused.contains("503"), "{refused}");
 }
 
-/// The peer reads an alert, and the gateway counts why.
+/// Asserts that the peer reads an alert, and that the gateway counts the reason.
 async fn is_untrusted(gateway: &Gateway, tls: &Arc<ClientConfig>) {
     let before = gateway.refused("untrusted_issuer").await;
     assert!(opened(gateway, tls).await.is_err(), "an alert");
@@ -165,7 +165,7 @@ fn istiod_5_one_trust_domain_with_an_issuer_per_cluster_tells_the_clusters_apart
         used(&gateway, &west).await;
         is_503(&gateway, &east).await;
         is_untrusted(&gateway, &north).await;
-        // Certificates beside the chain do not move a peer, though they come first.
+        // Certificates beside the chain do not change a peer's cluster, even if they come first.
         let mut beside = world.north.leaf(CHECKOUT).expect("a leaf");
         let issuer = beside.chain_pem.rfind("-----BEGIN").expect("an issuer");
         let west_pem = world.identities.west.pem();
@@ -280,14 +280,14 @@ fn istiod_5_a_changed_issuer_file_moves_open_connections_and_ends_what_loses_its
         finished(&mut first).await;
         completed(&gateway, "west", 1.0).await;
 
-        // The cluster has another name: the connection goes on under it.
+        // The cluster gets another name, and the connection continues under it.
         edit(&gateway, "name: west,", "name: south,");
         gateway.logged("what=\"config\"").await;
         let mut second = client.tunnel(ECHO).await.expect("a tunnel");
         finished(&mut second).await;
         completed(&gateway, "south", 1.0).await;
 
-        // A file that holds another issuer moves the peers of both.
+        // A file with another issuer changes the cluster of the peers of both.
         edit(&gateway, "{anyone: true}", "{cluster: south}");
         let of_north = async || opened(&gateway, &north).await.is_ok();
         until("the exposure", of_north, |&is_open| !is_open).await;
@@ -298,7 +298,7 @@ fn istiod_5_a_changed_issuer_file_moves_open_connections_and_ends_what_loses_its
         used(&gateway, &north).await;
         is_503(&gateway, &west).await;
 
-        // A file that is no issuer changes nothing.
+        // A file without an issuer changes nothing.
         let leaf = world.identities.leaf(CHECKOUT).chain_pem;
         replace(&gateway.file("west-ca.pem"), &leaf);
         gateway
@@ -316,7 +316,7 @@ fn istiod_5_a_changed_issuer_file_ends_tunnels_past_a_waypoint_of_another_cluste
     run(async {
         let world = World::new();
         let (gateway, _endpoint) = world.gateway(LENIENT, "{anyone: true}", "").await;
-        // The service is its own waypoint, so that its workload's identity is believed.
+        // The service is its own waypoint, so that its workload's identity is trusted.
         let file = gateway.file("mesh.yaml");
         let mesh = std::fs::read_to_string(&file).expect("a mesh");
         let own = "destination: app/echo.app.svc.cluster.local";
@@ -400,7 +400,7 @@ fn istiod_5_with_a_trust_domain_per_cluster_an_issuer_signs_for_its_own_alone() 
             .await;
         completed(&gateway, "west", 1.0).await;
 
-        // Open connections are judged again by a changed file.
+        // A changed file causes a new evaluation of open connections.
         let lost = opened(&gateway, &world.client(west, &of_west)).await;
         let (_client, mut lost) = lost.expect("a tunnel");
         echoes(&mut lost).await;

@@ -1,4 +1,4 @@
-//! A gateway that a control plane programs.
+//! Gateway that a control plane programs.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::support::istiod::{BUILT_IN, Istiod, NAME, programmed};
 use crate::support::wds::{HOSTNAME, SERVICE, bytes, ports, service, workload};
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, broken, identities, run, until};
 
-/// A gateway of cluster east whose control plane is at host 2 of its net, by this name.
+/// Starts a gateway of cluster east whose control plane is at host 2 of its net, by this name.
 pub fn gateway(net: Net, name: &str) -> Gateway {
     spawn(&Settings::new(net, identities()), name)
 }
@@ -67,7 +67,7 @@ fn endpoints_come_and_go_as_the_control_plane_says() {
         asks(&gateway).await.expect("a tunnel");
         assert_eq!((first.accepted(), second.accepted()), (1, 0));
 
-        // In this order whoever meets the second one can meet the first one no more.
+        // In this order, a gateway with the second change also has the first.
         istiod.remove(ADDRESS, "a");
         istiod.put(ADDRESS, "b", &workload("b", bytes(net.ip(12))));
         let _ = until(
@@ -111,7 +111,7 @@ fn what_is_rejected_is_named_and_the_rest_of_the_push_is_live() {
             rejections[0].contains("bad: ") && rejections[0].contains("address"),
             "{rejections:?}"
         );
-        // The answer leaves first, and messages that follow at once make one snapshot.
+        // The answer is sent first, and consecutive messages make one snapshot.
         let live = until(
             "the good ones",
             async || asks(&gateway).await,
@@ -181,7 +181,7 @@ fn what_was_told_stays_in_force_while_the_control_plane_is_away() {
 
         let (sent, asked) = (istiod.sent(), istiod.requests().len());
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
-        // Three first requests and the answers to what they are told.
+        // Three initial requests and the acknowledgements of three responses.
         until(
             "its return",
             async || istiod.requests().len(),

@@ -1,4 +1,5 @@
-//! A control plane that misbehaves. What is wrong with it is said, and what it told before holds.
+//! Control plane that misbehaves. The gateway reports each fault, and the earlier state stays in
+//! force.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::support::link::{Cut, Link, Toxic};
 use crate::support::wds::{HOSTNAME, SERVICE, bytes, changed, service, workload};
 use crate::support::{Endpoint, Gateway, Net, identities, run, until};
 
-/// A control plane with one service and one workload of it, at host 11.
+/// A control plane with one service and its one workload, at host 11.
 fn istiod(net: Net) -> Istiod {
     let istiod = Istiod::default();
     istiod.put(ADDRESS, SERVICE, &service());
@@ -52,8 +53,8 @@ fn response(type_url: &str, resources: Vec<Resource>) -> DeltaDiscoveryResponse 
     }
 }
 
-/// What a control plane should not send, each with what the NACK says of it; an empty text is an
-/// ACK. No row may change anything that is in force.
+/// Returns invalid responses, each with a part of the NACK's message; an empty text is an ACK. No
+/// row may change the state in force.
 fn astray() -> Vec<(DeltaDiscoveryResponse, &'static str)> {
     let good = || workload("a", vec![127, 0, 0, 9]).encode_to_vec();
     let a = |body_type, body| response(ADDRESS, vec![resource("a", body_type, body)]);
@@ -148,8 +149,8 @@ fn a_response_that_cannot_be_answered_ends_its_stream_only() {
         let istiod = istiod(net);
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
-        // The first has a nonce that is no word, the second passes the limit of a message, and the
-        // third would be small, but for what its entries take when they are decoded.
+        // The first has a nonce of 1 MiB, and the second exceeds the limit of a message. The third is
+        // small, but its entries are large when decoded.
         let nonce = DeltaDiscoveryResponse {
             nonce: "n".repeat(1 << 20),
             ..response(ADDRESS, Vec::new())
@@ -185,7 +186,7 @@ fn a_stream_that_is_cut_anywhere_is_made_again_until_all_is_told() {
             let istiod = istiod(net);
             let serving = istiod.serve(net.address(3, 15012), identities()).await;
             let toxics = move |number: usize| match number {
-                // The cuts of one gateway lie among those of the others.
+                // The cuts of one gateway lie between those of the others.
                 0..CUTS => {
                     let after = STEP * (4 * number + of) as u64;
                     let how = [Cut::Reset, Cut::End][number % 2];
@@ -224,8 +225,8 @@ fn a_slow_control_plane_in_pieces_of_one_byte_is_understood() {
     });
 }
 
-/// Waits for the log's word about a stream that does not come about, and sees that everything but
-/// the tunnels goes on.
+/// Waits for the log line about a failed stream, and checks that everything continues but the
+/// tunnels.
 async fn waits(gateway: &Gateway, why: &str) {
     gateway.logged("no stream to the control plane").await;
     gateway.logged(why).await;
@@ -309,7 +310,8 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
     }
 }
 
-/// Twelve hours without control plane, by the stream alone: no process has a clock to pause.
+/// Twelve hours without a control plane, in this process, because the clock of another process
+/// cannot be paused.
 #[test]
 fn twelve_hours_without_a_control_plane_change_nothing() {
     let runtime = tokio::runtime::Builder::new_current_thread();
@@ -333,7 +335,7 @@ fn twelve_hours_without_a_control_plane_change_nothing() {
         );
         serving.stop().await;
 
-        // Something that is no control plane has its address, and counts who asks.
+        // A server that is no control plane has its address, and counts the connections.
         let asked = Arc::<AtomicUsize>::default();
         let counted = Arc::clone(&asked);
         let bind = async || TcpListener::bind(net.address(2, 15012)).await;

@@ -1,4 +1,4 @@
-//! Records that istiod sends and ztunnel accepts, whether they can be dialled or not.
+//! Records that istiod sends and ztunnel accepts, even if they cannot be dialled.
 
 use strait::grpc::security::{Action, Authorization, Clause, Match, Rule, Scope};
 use strait::grpc::workload::{ApplicationTunnel, Port, TunnelProtocol, address};

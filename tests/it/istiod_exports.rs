@@ -1,4 +1,4 @@
-//! The export set as istiod tells it: all clusters in each push, and none removed.
+//! The export set as istiod sends it: all clusters in each push, and none removed.
 
 use std::time::{Duration, Instant};
 
@@ -52,7 +52,7 @@ struct World {
 }
 
 impl World {
-    /// A gateway that exposes what istiod exports and nothing else.
+    /// Starts a gateway that exposes only istiod's exports.
     async fn start() -> Self {
         let net = Net::new();
         let mut settings = Settings::new(net, identities());
@@ -128,7 +128,7 @@ fn istiod_3_a_service_that_a_whole_push_leaves_out_is_refused_and_its_tunnels_en
         let world = World::start().await;
         let own = format!("inbound-vip|80|tcp|{HOSTNAME}");
         let other = "inbound-vip|80|tcp|other.app.svc.cluster.local";
-        // The last one that is exported leaves the static clusters alone.
+        // The removal of the last export does not affect the static clusters.
         for rest in [&[other][..], &[]] {
             let turn = rest.len().to_string();
             let exported = [&[&*own], rest].concat();
@@ -154,7 +154,7 @@ fn istiod_3_a_service_that_a_whole_push_leaves_out_is_refused_and_its_tunnels_en
 fn istiod_3_a_partial_push_removes_nothing_by_absence() {
     run(async {
         let world = World::start().await;
-        // Before the first push: with each change of an address the control plane sends its own
+        // Before the first push: with each change of an address, the control plane sends its own
         // set of clusters.
         let others = world.serve_too(&["second", "third"]);
         let own = format!("inbound-vip|80|tcp|{HOSTNAME}");

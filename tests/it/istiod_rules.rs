@@ -1,4 +1,4 @@
-//! The rules by which istiod sends resources, as the control plane of these tests has them.
+//! Rules by which istiod sends resources, in the control plane of these tests.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::support::{Net, run};
 
 const WAYPOINT: &str = "app/way.app.svc.cluster.local";
 
-/// A stream of a client that answers nothing.
+/// Stream of a client that acknowledges nothing.
 struct Client {
     requests: mpsc::Sender<DeltaDiscoveryRequest>,
     responses: Streaming<DeltaDiscoveryResponse>,
@@ -54,7 +54,7 @@ impl Client {
         self.requests.send(request).await.expect("a stream");
     }
 
-    /// The type of the next response, and the names that it sends and removes.
+    /// Returns the type of the next response, and the names that it sends and removes.
     async fn told(&mut self) -> (String, BTreeSet<String>, BTreeSet<String>) {
         let response = self.responses.message().await.expect("a stream");
         let response = response.expect("a response");
@@ -83,11 +83,11 @@ fn istiod_9_a_push_has_names_that_changed_and_are_subscribed_to_and_no_other() {
         let mut client = Client::start(&istiod).await;
         client.asks(ADDRESS, &[SERVICE], &[]).await;
         client.expects(ADDRESS, &[SERVICE, "a"], &[]).await;
-        // A pod that joins a service is a name that nobody subscribed to.
+        // A pod that joins a service has a name without a subscription.
         pod("b");
         pod("a");
         client.expects(ADDRESS, &["a"], &[]).await;
-        // A subscription that changes nothing has no answer; one anew has the workloads.
+        // A request that changes no subscription has no answer; a new one has the workloads.
         client.asks(ADDRESS, &[SERVICE], &[]).await;
         client.asks(ADDRESS, &["app/other"], &[SERVICE]).await;
         client.expects(ADDRESS, &[], &["app/other"]).await;
@@ -102,7 +102,7 @@ fn istiod_9_a_push_has_names_that_changed_and_are_subscribed_to_and_no_other() {
     });
 }
 
-/// The service with a port for DNS, behind a waypoint.
+/// Returns the service with a port for DNS, behind a waypoint.
 fn behind_waypoint() -> Address {
     let mut message = service();
     if let Some(address::Type::Service(service)) = &mut message.r#type {

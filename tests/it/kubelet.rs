@@ -1,4 +1,4 @@
-//! Every manifest of `deploy/kubernetes`, started as a kubelet would start its pods.
+//! Every manifest of `deploy/kubernetes`, started as a kubelet starts its pods.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::support::{CLIENT, ECHO, GATEWAY, RESTART_MAX, identities, run, say, u
 
 /// The dialects, each a folder of manifests.
 const DIALECTS: [&str; 2] = ["istio", "solo"];
-/// The manifests that stand beside those folders.
+/// Manifests beside those folders.
 const SHARED: [&str; 3] = ["workload.yaml", "overlay.yaml", "network-policy.yaml"];
 /// The manifests of a dialect.
 const GATEWAYS: [&str; 3] = ["managed.yaml", "manual.yaml", "remote.yaml"];
@@ -46,7 +46,8 @@ fn of_kind(documents: &[Value], kind: &str) -> Value {
     found.unwrap_or_else(|| panic!("a {kind}")).clone()
 }
 
-/// A strategic merge, as far as the patches need it: maps by key, lists of named things by name.
+/// Applies a strategic merge patch, as far as these need it: maps by key, lists of named things by
+/// name.
 fn patched(base: &Value, patch: &Value) -> Value {
     let name = |value: &Value| value.get("name").cloned();
     match (base, patch) {
@@ -74,7 +75,7 @@ fn patched(base: &Value, patch: &Value) -> Value {
     }
 }
 
-/// The Deployment of a managed Gateway: istiod's, with the patch that the Gateway names.
+/// Returns the Deployment of a managed Gateway: istiod's, with the patch that the Gateway names.
 fn managed(gateway: &Value) -> Value {
     let overlay = of_kind(&manifest("overlay.yaml"), "ConfigMap");
     let parameters = "/spec/infrastructure/parametersRef/name";
@@ -89,7 +90,7 @@ fn managed(gateway: &Value) -> Value {
     patched(&rendered, &serde_saphyr::from_str(patch).expect("YAML"))
 }
 
-/// The Deployment of a Gateway whose pods are ours.
+/// Returns the Deployment of a Gateway with pods of our own.
 fn manual(gateway: &Value) -> Value {
     let workload = manifest("workload.yaml");
     let (deployment, service) = (
@@ -157,7 +158,7 @@ fn istiod_7_manual_pods_start_as_written_and_restart_without_istiod() {
     );
 }
 
-/// istiod with a service, and with its record of the pod.
+/// Returns an istiod with a service, and with its record of the pod.
 fn istiod() -> Istiod {
     let istiod = Istiod::default();
     istiod.put(ADDRESS, SERVICE, &service());
@@ -175,7 +176,7 @@ fn istiod() -> Istiod {
     istiod
 }
 
-/// Starts a pod of a Deployment, uses it as others do, and restarts its container without istiod.
+/// Starts a pod of a Deployment, uses it, and restarts its container without istiod.
 async fn starts(deployment: Value, gateway: &Value) {
     let istiod = istiod();
     let serving = istiod.serve(ISTIOD, identities()).await;
@@ -206,7 +207,7 @@ async fn starts(deployment: Value, gateway: &Value) {
     say(&format!("ready without istiod after {took:?}"));
     assert!(took < RESTART_MAX, "{took:?}: {}", pod.log());
     is_reached(&pod, &deployment, gateway).await;
-    // The second one ends the wait of the first.
+    // The second signal ends the wait of the first.
     pod.signal(Signal::TERM);
     let stopping = async || pod.log().matches("stopping").count();
     until("the first signal", stopping, |count| *count > 0).await;
@@ -214,7 +215,7 @@ async fn starts(deployment: Value, gateway: &Value) {
     assert!(pod.ended().await, "{}", pod.log());
 }
 
-/// User, capabilities and root file system are those of the security context.
+/// Asserts that user, capabilities and root file system match the security context.
 fn is_confined(pod: &Pod) {
     assert_eq!(pod.proc_status("Uid:"), "1337 1337 1337 1337");
     assert_eq!(pod.proc_status("Gid:"), "1337 1337 1337 1337");
@@ -230,8 +231,8 @@ fn is_confined(pod: &Pod) {
     }
 }
 
-/// Declared ports listen, metrics are where the annotations and the policy say, and the Gateway's
-/// listener answers as the Gateway's service account.
+/// Asserts that declared ports listen, metrics are at the port of the annotations and the policy,
+/// and the Gateway's listener answers as the Gateway's service account.
 async fn is_reached(pod: &Pod, deployment: &Value, gateway: &Value) {
     let template = &deployment["spec"]["template"];
     let ports = list(template, "/spec/containers/0/ports").iter();

@@ -1,4 +1,4 @@
-//! The toxic link's own tests: each toxic does what it says, and no more.
+//! Tests of the relay: each fault has its effect, and no other.
 
 use std::io;
 use std::pin::Pin;
@@ -14,10 +14,10 @@ use crate::support::{DEADLINE, Endpoint, Net, bytes, reset, run};
 
 const ID: u64 = 1;
 const SIZE: u64 = 100_000;
-/// How long nothing comes after a cut that nobody is told of.
+/// Time without bytes after a silent cut.
 const SILENCE: Duration = Duration::from_millis(100);
 
-/// Keeps every write, and when it came.
+/// Records every write, with its time.
 #[derive(Default)]
 struct Writes(Vec<(Instant, Vec<u8>)>);
 
@@ -40,7 +40,7 @@ impl AsyncWrite for Writes {
     }
 }
 
-/// What becomes of `all` that is written at once.
+/// Returns the writes that result from a single write of `all`.
 async fn writes(all: &[u8], toxic: Toxic) -> Vec<(Instant, Vec<u8>)> {
     let mut writes = Writes::default();
     direction(all, &mut writes, toxic).await.expect("an end");
@@ -83,7 +83,7 @@ async fn a_delay_holds_up_each_chunk_but_not_the_next() {
     };
     let (ended, ()) = tokio::join!(direction(far, &mut writes, toxic), send);
     ended.expect("an end");
-    // The end is delayed as well.
+    // The end is delayed too.
     assert_eq!(start.elapsed(), DELAY + Duration::from_millis(100));
     let times: Vec<_> = writes
         .0
@@ -113,7 +113,7 @@ async fn a_limit_is_bytes_a_second() {
     );
 }
 
-/// What comes through a link whose way there is cut, and how it ends.
+/// Returns the bytes through a link with a cut direction to the endpoint, and their end.
 async fn through(toxic: Toxic) -> (u64, io::Result<usize>) {
     let net = Net::new();
     let listener = net.listen(2, 0).await;
@@ -126,14 +126,14 @@ async fn through(toxic: Toxic) -> (u64, io::Result<usize>) {
         .expect("a connection");
     let (mut far, _) = listener.accept().await.expect("a connection");
     let send = async {
-        // A link that is cut by a reset takes no more.
+        // A link that was cut by a reset accepts no more.
         let _ = bytes::send(&mut near, ID, 0, SIZE).await;
         let _ = near.shutdown().await;
     };
     let receive = async {
         let mut got = Vec::new();
         let end = loop {
-            // Silence shows only in time, and only after the bytes that do come.
+            // Silence shows only in time, and only after the bytes that do arrive.
             let silent = toxic.cut == Some((got.len() as u64, Cut::Silence));
             let patience = if silent { SILENCE } else { DEADLINE };
             let read = timeout(patience, far.read_buf(&mut got)).await;

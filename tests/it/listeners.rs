@@ -1,4 +1,4 @@
-//! Listeners that change while the gateway runs, and what an operator sees of them.
+//! Listeners that change while the gateway runs, and their state for an operator.
 
 use std::io::ErrorKind;
 
@@ -20,7 +20,7 @@ const EXTRA: u16 = 15010;
 const ROUTES: u16 = 15012;
 /// `drain.deadline` of the usual settings.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// unrecognized_name, fatal.
+/// Alert unrecognized_name, fatal.
 const UNRECOGNIZED: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
 
 /// A listener as an entry of the list.
@@ -42,7 +42,7 @@ async fn gateway(net: Net, listeners: String) -> (Gateway, Endpoint) {
     (gateway, Endpoint::echo(net.listen(11, 9000).await))
 }
 
-/// Replaces a part of `strait.yaml`, and waits until that is read.
+/// Replaces a part of `strait.yaml`, and waits until the gateway has read it.
 async fn edit(gateway: &Gateway, from: &str, to: &str, result: &str) {
     let name = format!("strait_reload_total{{what=\"config\",result=\"{result}\"}}");
     let before = gateway.metric(&name).await;
@@ -60,7 +60,7 @@ async fn connect_at(net: Net, port: u16) -> Client {
     client.expect("a connection")
 }
 
-/// A connection of a TLS listener, after the hello of this name has come back.
+/// Returns a passthrough connection after its ClientHello was echoed.
 async fn passed_on(net: Net, port: u16, name: &str) -> TcpStream {
     let stream = TcpStream::connect(net.address(1, port)).await;
     let mut stream = stream.expect("a connection");
@@ -132,7 +132,7 @@ fn review_21_routes_and_sources_of_a_tls_listener_hold_for_new_and_open_tunnels(
         let (old, new) = ("protocol: tls,", "protocol: tls, sources: [192.0.2.0/24],");
         edit(&gateway, old, new, "ok").await;
         is_reset(&mut kept).await;
-        // The reset may come before the connection is known to be there.
+        // The reset may come before the client has seen the connection.
         if let Ok(mut stranger) = TcpStream::connect(net.address(1, ROUTES)).await {
             is_reset(&mut stranger).await;
         }
@@ -237,7 +237,7 @@ fn review_21_a_peer_that_ignores_goaway_is_gone_soon_after_the_deadline() {
     run(async {
         let net = Net::new();
         let (gateway, _endpoint) = gateway(net, String::new()).await;
-        // It answers no PING, so that it never comes to the second GOAWAY.
+        // It answers no PING, so that the second GOAWAY is never sent.
         let mut peer = RawPeer::connect(&gateway).await;
         peer.tunnel(1, ECHO).await;
         let (old, new) = (net.address(1, 15008), net.address(1, EXTRA));
@@ -249,7 +249,7 @@ fn review_21_a_peer_that_ignores_goaway_is_gone_soon_after_the_deadline() {
         }
         assert!(kinds.contains(&GOAWAY) && kinds.contains(&RST_STREAM));
         let time = start.elapsed();
-        // A peer that answers no PING is given up after 30 s in any case.
+        // A peer that answers no PING is dropped after 30 s in any case.
         assert!((DEADLINE..5 * DEADLINE).contains(&time), "{time:?}");
     });
 }
@@ -263,14 +263,14 @@ fn review_21_a_listener_that_is_moved_or_turned_serves_as_it_now_is() {
         let client = connect_at(net, EXTRA).await;
         let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
 
-        // The same address under another protocol.
+        // The same address with another protocol.
         let turned = listener(net, "extra", EXTRA, &routes("a.example"));
         edit(&gateway, &extra, &turned, "ok").await;
         let mut stream = passed_on(net, EXTRA, "a.example").await;
         echoes(&mut tunnel).await;
         assert_eq!(broken(&mut tunnel).await, Some(Reason::INTERNAL_ERROR));
 
-        // A wildcard over the address, whose own socket has to go first.
+        // A wildcard that covers the address, whose own socket has to be closed first.
         let address = net.address(1, EXTRA);
         let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = free.local_addr().expect("an address").port();
@@ -338,7 +338,7 @@ fn review_21_an_address_in_use_is_a_failed_reload_that_is_tried_again() {
 fn review_21_a_listener_that_was_added_is_never_dialled() {
     run(async {
         let net = Net::new();
-        // The endpoint's address is one that the new listener will have.
+        // The endpoint has an address that the new listener will use.
         let settings = Settings::new(net, identities()).endpoints(&[(1, 1, "TCP")]);
         let gateway = Gateway::start(&settings).await;
         let client = gateway.client(identities()).await;

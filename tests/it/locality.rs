@@ -1,5 +1,5 @@
-//! The locality of a gateway in a pod: istiod's record of the pod, the pod's variables and labels,
-//! and the configuration.
+//! Locality of a gateway in a pod: istiod's record of the pod, the pod's variables and labels, and
+//! the configuration.
 
 use strait::grpc::workload::load_balancing::{Mode, Scope};
 use strait::grpc::workload::{Address, LoadBalancing, Locality, address};
@@ -12,7 +12,7 @@ use crate::support::{Endpoint, Gateway, Net, identities, pod, run, until};
 
 /// The uid that istiod gives the pods of these tests.
 const OWN: &str = "east//Pod/istio-system/eastwest-7d9f";
-/// Tunnels one after the other: by chance all reach one of two endpoints once in a million rows.
+/// Number of sequential tunnels. All reach one of two endpoints by chance once in a million runs.
 const TUNNELS: usize = 20;
 
 fn locality(zone: &str) -> Locality {
@@ -23,7 +23,7 @@ fn locality(zone: &str) -> Locality {
     }
 }
 
-/// istiod with a service that prefers close endpoints, and one in each of two zones.
+/// Returns an istiod with a service that prefers close endpoints, and one in each of two zones.
 fn istiod(net: Net) -> Istiod {
     let istiod = Istiod::default();
     let mut service = service();
@@ -47,7 +47,7 @@ fn istiod(net: Net) -> Istiod {
     istiod
 }
 
-/// The record of the gateway's pod in a zone.
+/// Returns the record of the gateway's pod in a zone.
 fn record(zone: &str) -> Address {
     changed(OWN, vec![10, 0, 0, 9], |workload| {
         workload.services.clear();

@@ -1,4 +1,4 @@
-//! Gateways whose routes lead to each other: one ClientHello goes round a few times and no more.
+//! Gateways whose routes lead to each other. A ClientHello passes through them only a few times.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,10 +11,10 @@ use tokio::time::timeout;
 use crate::passthrough::hello;
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, broken, identities, run, until};
 
-/// The TLS listener stands at the target port of the mesh's service.
+/// Port of the TLS listener, which is the target port of the mesh's service.
 const TLS: u16 = 9000;
 
-/// A gateway with a `*` route to a service whose endpoint is at host 1 of `to`.
+/// Starts a gateway with a `*` route to a service whose endpoint is at host 1 of `to`.
 async fn leading_to(net: Net, to: Net) -> Gateway {
     let mut settings = Settings::new(net, identities()).endpoints(&[(11, 1, "TCP")]);
     let (from, to) = (net.ip(11).to_string(), to.ip(1).to_string());
@@ -27,14 +27,14 @@ async fn leading_to(net: Net, to: Net) -> Gateway {
     Gateway::start(&settings).await
 }
 
-/// Two gateways whose routes point at each other.
+/// Starts two gateways whose routes lead to each other.
 async fn pair() -> [(Net, Gateway); 2] {
     let (here, there) = (Net::new(), Net::new());
     let first = leading_to(here, there).await;
     [(here, first), (there, leading_to(there, here).await)]
 }
 
-/// Waits until the loop was found; connections that each gateway has accepted in all.
+/// Waits until the loop is detected. Returns the number of connections accepted by each gateway.
 async fn found(gateways: &[(Net, Gateway); 2]) -> [f64; 2] {
     let [(_, first), (_, second)] = gateways;
     let loops = async || first.tunnels("loop").await + second.tunnels("loop").await;
@@ -55,7 +55,7 @@ fn review_10_one_hello_takes_at_most_four_connections_of_two_gateways_in_a_loop(
         stream.write_all(&hello).await.expect("a hello");
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer).await;
-        // The refusal of the last gateway comes back through all of them.
+        // The rejection of the last gateway comes back through all of them.
         assert_eq!(answer, [21, 3, 3, 0, 2, 2, 40]);
         drop(stream);
         let connections = found(&gateways).await;
@@ -101,7 +101,7 @@ fn review_10_the_fourth_tunnel_with_one_hello_is_reset_and_a_new_hello_is_not() 
             let (mut goes, counted) = (goes.clone(), Arc::clone(&counted));
             async move {
                 let mut all = vec![0; 64];
-                // The tunnel that is refused sends none.
+                // The rejected tunnel sends none.
                 if stream.read_exact(&mut all).await.is_err() {
                     return;
                 }
@@ -144,7 +144,7 @@ fn review_10_the_fourth_tunnel_with_one_hello_is_reset_and_a_new_hello_is_not() 
         for tunnel in &mut held {
             assert_eq!(tunnel.read_u8().await.expect("an answer"), b'!');
         }
-        // Tunnels whose endpoint has answered are in flight no more.
+        // Tunnels whose endpoint has answered are no longer in flight.
         let mut sixth = client.tunnel(ECHO).await.expect("a tunnel");
         sixth.write_all(&same).await.expect("a hello");
         assert_eq!(sixth.read_u8().await.expect("an answer"), b'!');

@@ -1,4 +1,4 @@
-//! The gateway as its users meet it: its own process, real sockets, real TLS, real HTTP/2.
+//! End-to-end tests of the gateway: its own process, real sockets, TLS and HTTP/2.
 
 #![expect(
     unreachable_pub,

@@ -1,5 +1,5 @@
-//! Names beside hostnames: families of suffixes, aliases of consumers and of regions, VIPs of this
-//! network, and workloads at their addresses.
+//! Names besides hostnames: families of suffixes, aliases by consumer and by region, VIPs of this
+//! network, and workload addresses.
 
 use h2::Reason;
 use strait::hbone::{Client, Tunnel};
@@ -11,14 +11,13 @@ use crate::support::{
     CLIENT, Endpoint, Gateway, Net, Settings, broken, identities, replace, run, until,
 };
 
-/// A consumer of cluster north, whose trust domain is its own.
+/// Client of cluster north, which has its own trust domain.
 const NORTH: &str = "spiffe://north.local/ns/shop/sa/reports";
 const WEST2: &str = "foo.uswest2.svc.cluster.local";
 const EAST2: &str = "foo.useast2.svc.cluster.local";
 
-/// The payments example of Admiral: one service in two regions, in namespaces of different names,
-/// on one network; and a service that nobody asks for by another name, of which another network
-/// has the same VIP and address.
+/// Admiral's payments example: one service in two regions, in namespaces of different names, on one
+/// network. Another service has no further name, and another network has its VIP and address too.
 fn mesh(net: Net) -> String {
     let mut text = format!(
         "services:
@@ -76,7 +75,7 @@ const NAMES: &str = "names:
     - {name: \"hidden.global:80\", to: foo.uswest2.global, consumers: [west]}
 ";
 
-/// A gateway of this mesh, and its endpoints, each of which says its number and then echoes.
+/// Gateway of this mesh, and its endpoints, each of which sends its number and then echoes.
 struct World {
     gateway: Gateway,
     net: Net,
@@ -139,7 +138,7 @@ impl World {
     }
 }
 
-/// Who answers, and the tunnel, or how it is refused.
+/// Returns the endpoint that answers, and the tunnel; or the kind of rejection.
 async fn asked(client: &Client, authority: &str) -> Result<(u8, Tunnel), String> {
     let tunnel = client.tunnel(authority).await;
     let mut tunnel = tunnel.map_err(|error| error.to_string())?;
@@ -147,8 +146,8 @@ async fn asked(client: &Client, authority: &str) -> Result<(u8, Tunnel), String>
     Ok((name, tunnel))
 }
 
-/// Who answers to so many tunnels that none who could is missing: one of two is, at a chance of
-/// 2 in 2^24.
+/// Returns all endpoints that answer. With this many tunnels, one of two is missed with a
+/// probability of 2 in 2^24.
 async fn who(client: &Client, authority: &str) -> Vec<u8> {
     let mut seen = Vec::new();
     for _ in 0..24 {
@@ -194,12 +193,12 @@ fn payments_in_two_regions_have_one_name_and_a_name_for_a_region() {
         let client = world.client(CLIENT).await;
         assert_eq!(who(&client, "foo.global:80").await, [11, 12]);
         assert_eq!(who(&client, "foo-west.global:80").await, [11]);
-        // Each consumer has its own view.
+        // Each consumer gets its own view.
         assert_eq!(who(&client, "orders.global:80").await, [11]);
         let north = world.client(NORTH).await;
         assert_eq!(who(&north, "orders.global:80").await, [12]);
         assert_eq!(who(&north, "foo.global:80").await, [11, 12]);
-        // The service in the log and in metrics is what was asked for, and no hostname.
+        // The service in the log and in metrics is the requested one, and not a hostname.
         world.gateway.logged("foo-west.global:80@us-west-2").await;
     });
 }
@@ -227,7 +226,7 @@ fn acceptance_6_an_alias_visible_to_one_consumer_is_an_unknown_service_to_anothe
 fn server_names_are_looked_up_as_authorities_are_and_see_what_everybody_sees() {
     run(async {
         let world = World::start(NAMES, false, "").await;
-        // Their peers have no identity, and reach what is exposed to anyone.
+        // Their peers have no identity, and reach services that are exposed to anyone.
         world.change(
             "to: [{cluster: west}, {cluster: north}]",
             "to: [{anyone: true}]",
@@ -247,7 +246,7 @@ fn server_names_are_looked_up_as_authorities_are_and_see_what_everybody_sees() {
             ("echo.app.svc.clusterset.local", 13),
             ("foo.uswest2.global", 11),
             ("foo-west.global", 11),
-            // Which consumer it is cannot be known.
+            // The consumer is unknown.
             ("hidden.global", 21),
             ("orders.global", 21),
             ("nothing.global", 21),
@@ -286,13 +285,13 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
             let (who, _) = asked(&west, &at(host, 9000)).await.expect("a tunnel");
             assert_eq!(who, host);
         }
-        // Its policies refuse the same peer as by the name of its service.
+        // Its policies reject the same peer as by the name of its service.
         for name in [&*at(13, 9000), "echo.app.mesh.internal:80"] {
             let refused = asked(&north, name).await.map(|(who, _)| who);
             assert!(refused.expect_err("a refusal").contains("401"), "{name}");
         }
         assert_eq!(world.gateway.tunnels("policy_denied").await, 2.0);
-        // Neither the port of its service nor one that it has besides, nor another host.
+        // Rejected: the port of its service, another port of its own, and another host.
         for name in [at(11, 80), at(11, 15008), at(14, 9000)] {
             assert!(asked(&west, &name).await.is_err(), "{name}");
         }
@@ -339,7 +338,7 @@ fn names_change_while_it_runs_and_a_tunnel_whose_name_leads_elsewhere_ends() {
             tunnel.write_all(b"?").await.expect("an open tunnel");
             assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
         }
-        // Another family, in place of one that there was.
+        // Another family, which replaces the first.
         let suffixes = "names: {suffixes: [svc.cluster.local, mesh.internal, example.net]}\n";
         world.change(&changed, suffixes);
         assert_eq!(broken(&mut family).await, reset);
@@ -355,7 +354,7 @@ fn names_change_while_it_runs_and_a_tunnel_whose_name_leads_elsewhere_ends() {
 fn review_3_an_open_tunnel_by_a_name_that_is_given_to_others_ends() {
     run(async {
         let world = World::start(NAMES, false, "").await;
-        // The owner of no namespace may have this name.
+        // No namespace owner may claim this name.
         let file = world.gateway.file("mesh.yaml");
         let mesh = std::fs::read_to_string(&file).expect("a mesh");
         replace(&file, &mesh.replace(WEST2, "api.example"));

@@ -1,4 +1,4 @@
-//! The byte oracle's own tests: whatever a path can do to a stream is caught.
+//! Tests of the byte oracle, which detects every fault of a path.
 
 use h2::Reason;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -32,11 +32,11 @@ fn a_good_path_is_whole_for_both_sides() {
     });
 }
 
-/// Plays the other side by a script: sends these bytes and ends, whatever it is sent.
+/// Plays the other side by a script: sends these bytes and ends, regardless of the received bytes.
 async fn script(stream: DuplexStream, bytes: &[u8]) {
     let (mut read, mut write) = tokio::io::split(stream);
     let send = async {
-        // A side that has seen enough reads no more.
+        // A side that has detected a fault stops reading.
         if write.write_all(bytes).await.is_ok() {
             let _ = write.shutdown().await;
         }
@@ -46,7 +46,8 @@ async fn script(stream: DuplexStream, bytes: &[u8]) {
     copied.expect("bytes");
 }
 
-/// How an endpoint's side and a client's side see this change of what they receive.
+/// Returns the results of an endpoint's side and a client's side for this change of the received
+/// bytes.
 async fn changed(change: impl Fn(&mut Vec<u8>)) -> [(u64, End); 2] {
     let (near, far) = duplex(1 << 20);
     let mut up = bytes::of(PLAN.id, 0, PLAN.up);
@@ -126,7 +127,7 @@ fn a_path_that_breaks_is_broken_even_after_the_last_byte() {
                     .expect("a connection");
                 let bytes = [PLAN.head(), bytes::of(PLAN.id, 0, sent)].concat();
                 near.write_all(&bytes).await.expect("an open connection");
-                // Some of the way back has come: the other side is there.
+                // Some bytes of the answer have arrived, so the other side is connected.
                 near.read_exact(&mut [0; 100]).await.expect("bytes back");
                 reset(near);
             };

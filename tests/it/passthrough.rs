@@ -1,4 +1,4 @@
-//! TLS listeners: routed by the hello, passed on unread, and ended as TCP ends.
+//! TLS listeners: routed by ClientHello, passed through unread, and ended like TCP.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -20,9 +20,9 @@ const ISTIO: u16 = 15443;
 const ROUTES: u16 = 15012;
 const NARROW: u16 = 15017;
 const ECHO_SNI: &str = "outbound_.80_._.echo.app.svc.cluster.local";
-/// unrecognized_name, fatal.
+/// Alert unrecognized_name, fatal.
 const UNRECOGNIZED: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
-/// handshake_failure, fatal.
+/// Alert handshake_failure, fatal.
 const FAILURE: [u8; 7] = [21, 3, 3, 0, 2, 2, 40];
 const MIB: u64 = 1 << 20;
 
@@ -50,7 +50,7 @@ fn exposure(to: &str) -> String {
     format!("    - {{service: \"echo.app.svc.cluster.local:80\", to: [{to}]}}\n")
 }
 
-/// A hello as rustls sends it; an address as its name leaves the name out.
+/// Returns a ClientHello of rustls. An IP address as `name` leaves the server name out.
 pub fn hello(name: &str, alpn: &[&str]) -> Vec<u8> {
     let mut config = ClientConfig::builder()
         .with_root_certificates(RootCertStore::empty())
@@ -63,7 +63,7 @@ pub fn hello(name: &str, alpn: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// A connection on which this hello was sent.
+/// Opens a connection and sends this ClientHello.
 async fn sent(net: Net, port: u16, hello: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(net.address(1, port))
         .await
@@ -72,7 +72,7 @@ async fn sent(net: Net, port: u16, hello: &[u8]) -> TcpStream {
     stream
 }
 
-/// All that comes back, to a clean end.
+/// Returns the whole answer, to a clean end.
 async fn answer(mut stream: TcpStream) -> Vec<u8> {
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.expect("a clean end");
@@ -88,7 +88,8 @@ async fn ended(gateway: &Gateway, reason: &str, count: f64) {
     .await;
 }
 
-/// An endpoint whose connections are the oracle's after one of these hellos, all of one length.
+/// Starts an endpoint whose connections belong to the oracle, after one of these ClientHellos of
+/// the same length.
 async fn oracle_after(net: Net, host: u8, oracle: &Oracle, hellos: &[Vec<u8>]) -> Endpoint {
     let (oracle, hellos) = (oracle.clone(), hellos.to_vec());
     Endpoint::new(net.listen(host, 9000).await, move |mut stream| {
@@ -194,7 +195,7 @@ fn what_a_stranger_may_not_reach_is_refused_alike() {
             ended(&gateway, reason, before + 1.0).await;
         }
         assert_eq!(endpoint.accepted(), 0);
-        // A change of the exposure opens it while we run.
+        // A change of the exposure opens the service at run time.
         let path = gateway.file("strait.yaml");
         let text = std::fs::read_to_string(&path).expect("a file");
         replace(&path, &text.replace("{cluster: west}", "{anyone: true}"));
@@ -204,7 +205,7 @@ fn what_a_stranger_may_not_reach_is_refused_alike() {
         let mut echoed = vec![0; opened.len()];
         stream.read_exact(&mut echoed).await.expect("an echo");
         assert_eq!(echoed, opened);
-        // And takes the right of what is open away.
+        // The reverse change revokes the permission of open connections.
         replace(&path, &text);
         let error = stream.read(&mut echoed).await.expect_err("a reset");
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
@@ -244,7 +245,7 @@ fn a_listener_with_sources_resets_whoever_comes_from_elsewhere() {
     run(async {
         let net = Net::new();
         let gateway = Gateway::start(&settings(net, &[(11, 1, "TCP")])).await;
-        // The reset may come before the connection is reported.
+        // The reset may come before the client has seen the connection.
         let read = async {
             let mut stream = TcpStream::connect(net.address(1, NARROW)).await?;
             stream.read(&mut [0]).await
@@ -268,7 +269,7 @@ fn a_hello_that_comes_byte_by_byte_has_five_seconds_and_what_is_none_an_alert() 
         let left = loop {
             tokio::select! {
                 left = slow.read_u8() => break left,
-                // deadline: the pace of a peer that is slow on purpose.
+                // deadline: the pace of a peer that is intentionally slow.
                 () = sleep(Duration::from_millis(100)) => {
                     let _ = slow.write_all(&hello[at..=at]).await;
                     at += 1;
@@ -313,7 +314,7 @@ fn every_byte_of_both_directions_and_both_ends_arrive() {
         let net = Net::new();
         let gateway = Gateway::start(&settings(net, &[(11, 1, "TCP")])).await;
         let oracle = Oracle::new();
-        // Those that are open at once have randoms of their own, or they were a loop.
+        // Concurrent ones need distinct randoms, or the gateway would detect a loop.
         let hellos: Vec<_> = (0..41).map(|_| hello(ECHO_SNI, &["istio"])).collect();
         let _endpoint = oracle_after(net, 11, &oracle, &hellos).await;
         let sizes = [
@@ -359,7 +360,7 @@ fn every_byte_of_both_directions_and_both_ends_arrive() {
     });
 }
 
-/// A counter of bytes, over all its label sets.
+/// Returns a counter of bytes, summed over all its label sets.
 async fn counted(gateway: &Gateway, name: &str) -> u64 {
     let metrics = gateway.scrape().await;
     let lines = metrics.lines().filter(|line| line.starts_with(name));
@@ -367,7 +368,7 @@ async fn counted(gateway: &Gateway, name: &str) -> u64 {
     values.sum()
 }
 
-/// How a connection ended that is read to its end.
+/// Reads a connection to its end. Returns the kind of end.
 async fn end_of(stream: &mut TcpStream) -> Result<(), ErrorKind> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
@@ -395,7 +396,8 @@ fn a_reset_of_one_side_is_a_reset_of_the_other_and_never_an_end() {
                 stream.read_exact(&mut word).await.expect("a word");
                 match &word {
                     b"rst" => reset(stream),
-                    // It has ended its own direction, and learns of a reset though nobody writes.
+                    // It has ended its own direction, and detects a reset without reading or
+                    // writing.
                     b"fin" => {
                         stream.shutdown().await.expect("an end");
                         tell.send(end_of(&mut stream).await).await.expect("a test");
@@ -418,7 +420,7 @@ fn a_reset_of_one_side_is_a_reset_of_the_other_and_never_an_end() {
             assert_eq!(end_of(&mut stream).await, Err(ErrorKind::ConnectionReset));
         }
         ended(&gateway, "upstream_reset", 10.0).await;
-        // A client that has ended, and waits, is reset too.
+        // A client that has ended its direction and waits is reset too.
         let mut stream = open().await;
         stream.write_all(b"rst").await.expect("a word");
         stream.shutdown().await.expect("our end");
@@ -469,7 +471,7 @@ fn what_was_sent_before_an_end_is_delivered_though_a_reset_follows() {
         let bytes = vec![7; 256 * 1024];
         stream.write_all(&bytes).await.expect("bytes");
         stream.shutdown().await.expect("our end");
-        // All of it is on its way to the endpoint, which has read none of it.
+        // All of it is on its way to the endpoint, which has read nothing.
         let total = (hello.len() + bytes.len()) as u64;
         let counted = async || counted(&gateway, "istio_tcp_received_bytes_total").await;
         until("all bytes", counted, |&counted| counted == total).await;
@@ -498,13 +500,13 @@ fn a_reader_that_stalls_stops_its_writer_and_little_is_held_for_it() {
         });
         let mut streams = Vec::new();
         for _ in 0..8 {
-            // Each has a random of its own, or they were a loop.
+            // Each needs a distinct random, or the gateway would detect a loop.
             streams.push(sent(net, ISTIO, &hello(ECHO_SNI, &["istio"])).await);
         }
         let mut last = u64::MAX;
         let still = async || {
             let now = sent_bytes.load(std::sync::atomic::Ordering::SeqCst);
-            // deadline: that nothing moves can only be seen over a time.
+            // deadline: only time can show that nothing moves.
             sleep(Duration::from_millis(300)).await;
             now > 0 && now == std::mem::replace(&mut last, now)
         };
@@ -513,7 +515,7 @@ fn a_reader_that_stalls_stops_its_writer_and_little_is_held_for_it() {
         assert!(held <= 8.0 * 256.0 * 1024.0, "{held}");
         // Kernel buffers of both hosts, for eight connections: 4 MiB and 6 MiB at most by default.
         assert!(last < 8 * 24 * MIB, "{last}");
-        // A reader that goes on gets on.
+        // A reader that resumes makes progress.
         let mut stream = streams.pop().expect("one");
         let mut taken = 0;
         let mut buffer = vec![0; 1 << 20];
@@ -541,7 +543,7 @@ fn a_drain_lets_tunnels_end_and_resets_the_rest_at_its_deadline() {
         gateway.signal(Signal::TERM);
         let refused = async || TcpStream::connect(net.address(1, ISTIO)).await.is_err();
         until("nobody accepts", refused, |&refused| refused).await;
-        // The head was sent already: the rest of the plan goes on while it drains.
+        // The head was sent before, so the rest of the plan continues during the drain.
         let side = oracle::resume(in_time, plan).await;
         oracle.whole(plan, side).await;
         assert_eq!(end_of(&mut late).await, Err(ErrorKind::ConnectionReset));

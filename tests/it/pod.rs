@@ -1,4 +1,4 @@
-//! A gateway as Istio starts it.
+//! Gateway started as Istio starts it.
 
 use std::path::Path;
 

@@ -67,7 +67,7 @@ fn istiod_11_the_tls_listeners_of_a_pod_lead_to_sidecars_and_to_istiod() {
         let net = Net::new();
         let istiod = Istiod::default();
         istiod.put(ADDRESS, SERVICE, &service());
-        // A sidecar is dialled at its target port, and speaks no HBONE.
+        // A sidecar is dialled at its target port, and has no HBONE.
         let sidecar = changed("a", bytes(net.ip(11)), |workload| {
             workload.tunnel_protocol = TunnelProtocol::None.into();
         });
@@ -82,7 +82,7 @@ fn istiod_11_the_tls_listeners_of_a_pod_lead_to_sidecars_and_to_istiod() {
         let mut gateway = pod::spawn_file(net, &overlay(net));
         gateway.ready().await;
 
-        // HBONE goes to the workload that speaks it, as without TLS listeners.
+        // HBONE goes to the workload that supports it, as without TLS listeners.
         asks(&gateway).await.expect("a tunnel");
         assert_eq!(captured.accepted(), 1);
 
@@ -96,7 +96,7 @@ fn istiod_11_the_tls_listeners_of_a_pod_lead_to_sidecars_and_to_istiod() {
         read.expect("the sidecar's answer");
         assert_eq!(echoed, hello);
 
-        // The certificate is istiod's own: nobody has ended TLS on the way.
+        // The certificate is istiod's own, so no proxy has terminated TLS.
         let mut roots = RootCertStore::empty();
         let root = CertificateDer::from_pem_slice(identities().root.as_bytes());
         roots.add(root.expect("a root")).expect("a root");

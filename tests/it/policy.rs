@@ -13,9 +13,9 @@ use crate::support::{
     CLIENT, ECHO, Endpoint, Gateway, Net, Settings, broken, echoes, identities, replace, run, until,
 };
 
-/// A client of another namespace than [`CLIENT`].
+/// Client of another namespace than [`CLIENT`].
 const OTHER: &str = "spiffe://west.local/ns/bank/sa/teller";
-/// What a tunnel is told that policies refuse.
+/// Status of a tunnel that policies reject.
 const REFUSED: &str = "401";
 
 fn deny(of: &str) -> Authorization {
@@ -78,7 +78,7 @@ impl Mesh {
         self.tunnel(id).await.map(drop)
     }
 
-    /// Waits until this peer is refused, and says by which answer.
+    /// Waits until this peer is rejected. Returns the answer.
     async fn refuses(&self, id: &str) {
         let asked = until("a refusal", async || self.asks(id).await, Result::is_err).await;
         let why = asked.expect_err("a refusal");
@@ -153,7 +153,7 @@ fn a_dry_run_is_counted_and_refuses_nothing() {
         assert!(mesh.counted("refused").await < 0.5);
         mesh.gateway.logged("outcome=\"dry_run\"").await;
 
-        // Tunnels that are open are judged again with a change, and not counted again.
+        // A change causes a new evaluation of open tunnels, which are not counted again.
         let mut open = mesh.tunnel(CLIENT).await.expect("it only logs");
         let before = mesh.counted("dry_run").await;
         let of_others = policy("q", Scope::Namespace, Action::Deny, "bank");
@@ -226,7 +226,7 @@ fn a_deny_resets_the_open_tunnels_that_it_matches_and_no_others() {
             let code = broken(&mut lost).await;
             assert_eq!(code, Some(h2::Reason::INTERNAL_ERROR), "{name}");
             echoes(&mut kept).await;
-            // For the next turn: nothing is refused, and a policy waits to be named.
+            // For the next step: nothing is rejected, and a policy matches.
             let q = policy("q", Scope::WorkloadSelector, Action::Deny, "shop");
             mesh.istiod.put(AUTHORIZATION, "app/q", &q);
             mesh.istiod.remove(AUTHORIZATION, "app/p");
@@ -279,7 +279,7 @@ fn istiod_11_a_deny_resets_tunnels_of_a_workload_whose_number_of_addresses_chang
     });
 }
 
-/// A policy of the namespace that has a field of tomorrow.
+/// Returns a policy of the namespace with a field of a newer version.
 fn newer() -> Vec<u8> {
     [deny("bank").encode_to_vec(), vec![0x98, 0x06, 0x01]].concat()
 }
@@ -297,7 +297,7 @@ fn a_policy_that_cannot_be_read_refuses_what_it_covers_until_it_is_gone() {
         mesh.istiod.remove(AUTHORIZATION, "app/p");
         mesh.admits(CLIENT).await;
 
-        // Gone while nobody could say so.
+        // Removed while the control plane was disconnected.
         mesh.istiod.put_all(AUTHORIZATION, &[("app/p", newer())]);
         mesh.refuses(CLIENT).await;
         drop(mesh.serving.take());
@@ -308,7 +308,7 @@ fn a_policy_that_cannot_be_read_refuses_what_it_covers_until_it_is_gone() {
         mesh.serving = Some(mesh.istiod.serve(address, identities()).await);
         mesh.admits(CLIENT).await;
 
-        // A version that can be read replaces what stood in for it.
+        // A version that can be read replaces the placeholder that rejects.
         mesh.istiod.put_all(AUTHORIZATION, &[("app/p", newer())]);
         mesh.refuses(CLIENT).await;
         mesh.istiod.put(AUTHORIZATION, "app/p", &deny("bank"));
@@ -324,7 +324,7 @@ fn what_the_gateway_does_not_know_is_left_to_the_destination() {
             from.rules[0].clauses[0].matches[0].destination_ports = vec![port];
             from
         };
-        // Where the tunnel comes from, and where it does not: the source is another one.
+        // With the address of the tunnel, and with another one.
         let with_source = |mut from: Authorization, address: [u8; 4]| {
             let net = security::Address {
                 address: address.to_vec().into(),

@@ -1,4 +1,4 @@
-//! Traffic by region: weights, a reload of them, and what an operator evacuates.
+//! Traffic by region: weights, a reload of them, and evacuation by an operator.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, replace, run, until};
 
-/// An endpoint that says its own name and then echoes.
+/// An endpoint that sends its own name and then echoes.
 fn named(listener: tokio::net::TcpListener, name: u8) -> Endpoint {
     Endpoint::new(listener, move |mut stream| async move {
         let _ = stream.write_u8(name).await;
@@ -31,13 +31,13 @@ fn settings(net: Net, weights: &str) -> Settings<'static> {
     settings
 }
 
-/// A tunnel, and which endpoint it reached.
+/// Opens a tunnel. Returns the endpoint that it reached.
 async fn tunnel(client: &Client) -> (u8, Tunnel) {
     let mut tunnel = client.tunnel(ECHO).await.expect("a tunnel");
     (tunnel.read_u8().await.expect("a name"), tunnel)
 }
 
-/// How many of 200 tunnels, one after the other, reach the first endpoint.
+/// Returns the number of tunnels, of 200 in sequence, that reach the first endpoint.
 async fn to_east(client: &Client) -> usize {
     let mut count = 0;
     for _ in 0..200 {
@@ -65,7 +65,7 @@ fn regions_share_by_weight_and_are_evacuated_by_a_reload_or_a_command() {
         let east = to_east(&client).await;
         assert!((119..=181).contains(&east), "{east} of 200");
 
-        // The last tunnel to the east stays open through all of it.
+        // The last tunnel to the east stays open throughout.
         let mut old = until(
             "a tunnel to the east",
             async || tunnel(&client).await,
@@ -88,7 +88,7 @@ fn regions_share_by_weight_and_are_evacuated_by_a_reload_or_a_command() {
         .await;
         assert_eq!(to_east(&client).await, 0);
 
-        // Nothing is left then, and the operator is told why.
+        // No endpoint remains then, and the operator sees the reason.
         let order = ["drain", "region", "us-west"];
         let forced = [&order[..], &["--force"]].concat();
         let (code, said, _) = gateway.asked(&forced).await;
@@ -103,7 +103,7 @@ fn regions_share_by_weight_and_are_evacuated_by_a_reload_or_a_command() {
             )
             .await;
 
-        // A reload does not undo it, the opposite order does.
+        // A reload does not undo the evacuation, but `--undo` does.
         replace(&path, &text.replace("weight: 3", "weight: 2"));
         until(
             "the east again",
@@ -177,7 +177,7 @@ fn review_22_a_drain_that_leaves_a_service_without_endpoints_names_it_and_needs_
         let gateway = Gateway::start(&settings).await;
         let _west = named(net.listen(12, 9000).await, 12);
         let client = gateway.client(identities()).await;
-        // The services have endpoints in us-west still, and no alias is for us-east.
+        // The services still have endpoints in us-west, and no alias is for us-east.
         let east = ["drain", "region", "us-east"];
         let (code, said, _) = gateway.asked(&[&east[..], &["--dry-run"]].concat()).await;
         assert!(

@@ -1,5 +1,5 @@
-//! Changes while the gateway runs: what is good applies within a second, what is bad changes
-//! nothing, and open tunnels end only if they lost their right.
+//! Changes while the gateway runs. A valid change applies within a second, an invalid one has no
+//! effect, and an open tunnel ends only if it has lost its permission.
 
 use h2::Reason;
 use rustls::pki_types::CertificateDer;
@@ -11,7 +11,7 @@ use crate::support::{
     identities, mounted, raw, replace, run, until,
 };
 
-/// Within which a good file is in force, by the promise of the README: bounds without slack.
+/// Time in which a valid file is in force, as the README promises; a bound without slack.
 const SECOND: Duration = Duration::from_secs(1);
 
 async fn reloads(gateway: &Gateway, what: &str, result: &str, count: f64) {
@@ -25,7 +25,7 @@ async fn reloads(gateway: &Gateway, what: &str, result: &str, count: f64) {
     .await;
 }
 
-/// An endpoint that says its own name and then echoes.
+/// An endpoint that sends its own name and then echoes.
 fn named(listener: tokio::net::TcpListener, name: u8) -> Endpoint {
     Endpoint::new(listener, move |mut stream| async move {
         let _ = stream.write_u8(name).await;
@@ -102,7 +102,7 @@ fn a_tunnel_that_loses_its_right_is_reset_and_its_neighbour_lives() {
         replace(&gateway.file("strait.yaml"), &config.replace(&all, &only));
         let start = Instant::now();
         assert_eq!(broken(&mut lost).await, Some(Reason::INTERNAL_ERROR));
-        // One second to apply the file, one until a tunnel looks, one for a loaded machine.
+        // One second to apply the file, one until a tunnel checks, one for a loaded machine.
         assert!(
             start.elapsed() < 3 * SECOND,
             "reset after {:?}",
@@ -160,7 +160,7 @@ fn a_trust_domain_that_leaves_the_set_is_out_at_once() {
             Err(error) => Err(error),
         };
         assert!(refused.is_err());
-        // It is counted when the refused socket has lingered.
+        // The handshake is counted after its socket has lingered.
         until(
             "untrusted_domain",
             async || gateway.refused("untrusted_domain").await,
@@ -170,7 +170,7 @@ fn a_trust_domain_that_leaves_the_set_is_out_at_once() {
     });
 }
 
-/// The gateway's leaf, as a new handshake sees it.
+/// Returns the gateway's leaf in a new handshake.
 async fn served(gateway: &Gateway) -> CertificateDer<'static> {
     let stream = raw::session(gateway).await;
     let certificates = stream
@@ -345,7 +345,7 @@ fn review_23_a_configured_name_that_a_service_takes_is_a_warning_and_stops_no_re
         let without = settings.mesh.replace("secret", "public");
         replace(&gateway.file("mesh.yaml"), &without);
         reloads(&gateway, "mesh", "ok", 1.0).await;
-        // A tenant makes such a service while the gateway runs.
+        // A tenant creates such a service while the gateway runs.
         replace(&gateway.file("mesh.yaml"), &settings.mesh);
         reloads(&gateway, "mesh", "ok", 2.0).await;
 

@@ -1,5 +1,5 @@
-//! A minute in which everything that can be changed is changed again and again, under tunnels
-//! that are long and tunnels that are new: none of them may notice.
+//! A minute of repeated changes of everything that can change, under long and new tunnels. No
+//! tunnel may be affected.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -19,25 +19,26 @@ use crate::support::{
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// How often what is changed: 60 certificates, 100 mesh files, 12 times `strait.yaml`.
+/// Intervals of the changes: 60 certificates, 100 mesh files, 12 versions of `strait.yaml`.
 const CERTIFICATES: Duration = Duration::from_secs(1);
 const MESHES: Duration = Duration::from_millis(600);
 const CONFIGS: Duration = Duration::from_secs(5);
 const VERSIONS: u8 = 100;
-/// The endpoint of the mesh's first version; each version has another host.
+/// Endpoint of the mesh's first version; each version has another host.
 const FIRST_HOST: u8 = 100;
 
 const LONG_CLIENTS: u64 = 5;
 const LONG_TUNNELS: u64 = 10;
-/// Long tunnels move 16 KiB each way and rest: 65 s at the least, longer than all changes take.
+/// Rest of long tunnels, which move 16 KiB each way and rest: 65 s at least, longer than all
+/// changes.
 const LONG_REST: Duration = Duration::from_millis(500);
 const LONG_BYTES: u64 = 130 * 16 * 1024;
-/// How often there is a new tunnel, and a new connection for those that are due.
+/// Intervals of new tunnels, and of new connections for them.
 const NEW_TUNNELS: Duration = Duration::from_millis(40);
 const NEW_CLIENTS: Duration = Duration::from_millis(100);
 const NEW_BYTES: u64 = 20_000;
 
-/// Judges as a good client does, and keeps the serials that it was shown.
+/// Verifier of a normal client that records the serial numbers it has seen.
 #[derive(Debug)]
 struct Serials {
     judge: Arc<dyn ServerCertVerifier>,
@@ -83,7 +84,7 @@ impl ServerCertVerifier for Serials {
     }
 }
 
-/// A gateway with an endpoint for each version of its mesh, and what its clients see.
+/// Gateway with an endpoint for each version of its mesh, and the results of its clients.
 struct Scene {
     net: Net,
     gateway: Gateway,
@@ -157,7 +158,7 @@ impl Scene {
         let mut opened = 0;
         every(start, NEW_CLIENTS, async |_| {
             let mut plans = Vec::new();
-            // A machine that was late has more to open now.
+            // A machine that was late has to open more now.
             while NEW_TUNNELS * opened <= start.elapsed() {
                 let id = LONG_CLIENTS * LONG_TUNNELS + u64::from(opened);
                 plans.push(Plan::both(id, NEW_BYTES));
@@ -205,7 +206,7 @@ impl Scene {
         .await;
     }
 
-    /// How many reloads there were of this kind.
+    /// Returns the number of reloads of this kind.
     async fn reloads(&self, what: &str, result: &str) -> f64 {
         let name = format!("strait_reload_total{{what=\"{what}\",result=\"{result}\"}}");
         self.gateway.metric(&name).await
@@ -227,11 +228,11 @@ fn exposure(turn: u32) -> String {
     entries.concat()
 }
 
-/// Takes a step at each multiple of `period`, for a minute. One that is late is made up for.
+/// Takes a step at each multiple of `period`, for a minute. Late steps are caught up.
 async fn every(start: Instant, period: Duration, mut step: impl AsyncFnMut(u32)) {
     let mut turn = 0;
     while period * turn < MINUTE {
-        // deadline: what is tested is a rate of changes.
+        // deadline: the rate of changes is what is tested.
         sleep_until(start + period * turn).await;
         step(turn).await;
         turn += 1;

@@ -12,9 +12,9 @@ use crate::support::istiod::Istiod;
 use crate::support::wds::{SERVICE, bytes, changed, service};
 use crate::support::{ECHO, Endpoint, Net, identities, pod, run, until};
 
-/// Last octets of the pods' addresses, before and after.
+/// Last octets of the pods' addresses, before and after the update.
 const PODS: [(u8, u8); 3] = [(11, 21), (12, 22), (13, 23)];
-/// The time from a push to the first tunnel to a new pod.
+/// Limit of the time from a push to the first tunnel to a new pod.
 const REACHED: Duration = Duration::from_secs(2);
 
 /// Sends the record of a pod with this status.
@@ -24,8 +24,8 @@ fn put(istiod: &Istiod, net: Net, host: u8, status: WorkloadStatus) {
     istiod.put(ADDRESS, &uid, &pod);
 }
 
-/// `XDS_ON_DEMAND` is ztunnel's variable. istiod pushes to a subscription on demand no workload
-/// that joins a subscribed service, so that a gateway which obeyed it would end without endpoints.
+/// `XDS_ON_DEMAND` is ztunnel's variable. With it, istiod does not push a workload that joins a
+/// subscribed service, so that a gateway that followed it would lose all endpoints.
 #[test]
 fn istiod_2_a_pod_with_xds_on_demand_follows_a_rolling_update_and_loses_no_tunnel() {
     run(async {

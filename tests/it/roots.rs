@@ -1,5 +1,5 @@
-//! Rotation of the mesh's root, as the control plane's authority does it: the new root joins the
-//! old one in the bundle, then signs, and at last the old one leaves.
+//! Rotation of the mesh's root by the control plane's authority: the new root joins the old one in
+//! the bundle, then signs, and finally the old one leaves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,11 @@ use crate::support::{
     run, until,
 };
 
-/// Half of this life is over a second from now, so that a new certificate is asked for soon.
+/// Past and remaining life. Half of it is over a second from now, so that a new certificate is
+/// requested soon.
 const SHORT: (Duration, Duration) = (Duration::from_secs(9), Duration::from_secs(11));
 
-/// TLS of a client with a certificate of `of`, that trusts all of `roots`.
+/// TLS of a client with a certificate of `of`, which trusts all of `roots`.
 fn client_of(of: &Identities, roots: &str) -> Arc<ClientConfig> {
     let leaf = of.leaf(CLIENT);
     let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, roots);

@@ -1,4 +1,4 @@
-//! What leaves the cluster: services that objects export or keep, and clusters that are linked.
+//! Scope of exposure: services that objects export or keep, and linked clusters.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -14,13 +14,13 @@ use crate::support::{
 
 const EAST: &str = "spiffe://east.local/ns/shop/sa/checkout";
 
-/// The hosts of the endpoint of this cluster, and of two of the other, of which the second is in a
-/// network of its own.
+/// Hosts of the endpoint of this cluster, and of two of the other cluster. The second of those is
+/// in its own network.
 const LOCAL: u8 = 11;
 const REMOTE: u8 = 12;
 const FAR: u8 = 13;
 
-/// An endpoint that says its own name and then echoes.
+/// An endpoint that sends its own name and then echoes.
 pub fn named(listener: TcpListener, name: u8) -> Endpoint {
     Endpoint::new(listener, move |mut stream| async move {
         let _ = stream.write_u8(name).await;
@@ -29,10 +29,10 @@ pub fn named(listener: TcpListener, name: u8) -> Endpoint {
     })
 }
 
-/// The endpoints that answer under a name, or none where it is refused.
+/// Returns the endpoints that answer under a name; empty if it is rejected.
 pub async fn answering(client: &Client, authority: &str) -> Vec<u8> {
     let mut names = Vec::new();
-    // With two of equal weight, none is missed but once in half a million runs.
+    // With two of equal weight, one is missed once in half a million runs.
     for _ in 0..20 {
         let Ok(mut tunnel) = client.tunnel(authority).await else {
             return Vec::new();
@@ -67,7 +67,8 @@ endpoints: [{{addresses: [{address}]}}]
     )
 }
 
-/// Nothing is exposed by `strait.yaml`, but for what objects in the folder `objects` say.
+/// Returns settings that expose nothing in `strait.yaml`, except by objects in the folder
+/// `objects`.
 pub fn settings(net: Net, exposure: &str) -> Settings<'static> {
     let mut settings = Settings::new(net, identities());
     settings.exposure = format!("    []\n  files: [objects]\n{exposure}");
@@ -89,7 +90,7 @@ pub async fn started(settings: &Settings<'_>, objects: &str) -> Gateway {
 #[test]
 fn acceptance_3_s4_six_row_scope_table() {
     const GLOBAL: &str = "solo.io/service-scope: global";
-    // The Service of this cluster, that of the other, and who answers under the global name.
+    // Service of this cluster, Service of the other, and the endpoints under the global name.
     type Row = (Option<&'static str>, Option<&'static str>, &'static [u8]);
     let rows: [Row; 6] = [
         (Some(""), Some(""), &[]),
@@ -129,8 +130,8 @@ fn acceptance_3_s4_six_row_scope_table() {
             let far: Vec<u8> = want.iter().copied().filter(|host| *host == LOCAL).collect();
             assert_eq!(answers("near", "mesh.internal").await, *want, "row {row}");
             assert_eq!(answers("far", "mesh.internal").await, far, "row {row}");
-            // The Service's own name stays that of this cluster's endpoints, and is exported only
-            // where it is. Where there is no such Service, it is another name of the global one.
+            // The Service's own name belongs to this cluster's endpoints, and is exported only if
+            // the Service is. Without such a Service, it is another name of the global one.
             let own: &[u8] = match local {
                 None => want,
                 Some(label) if *label == GLOBAL => &[LOCAL],
@@ -143,7 +144,7 @@ fn acceptance_3_s4_six_row_scope_table() {
             0,
             "another network is never dialled"
         );
-        // It is known nevertheless.
+        // The status shows it anyway.
         let (_, shown, _) = gateway.asked(&["status", "far3.app.mesh.internal"]).await;
         assert!(shown.contains("it is in network west"), "{shown}");
     });
@@ -207,7 +208,7 @@ fn acceptance_4_alpha_reaches_beta_and_beta_is_refused_by_alpha() {
                 .expect("its own cluster needs no link");
         }
 
-        // Links apply live, to open tunnels too.
+        // Changes of links apply to open tunnels too.
         let file = beta.file("strait.yaml");
         let config = std::fs::read_to_string(&file).expect("a configuration");
         let turned = config.replace("{from: alpha, to: beta}", "{from: beta, to: alpha}");

@@ -1,4 +1,5 @@
-//! Scrapes of a gateway with many label sets, by many clients and by mute ones, and what they show.
+//! Scrapes of a gateway with many label sets, by many clients and by silent ones, and their
+//! content.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -13,11 +14,11 @@ use crate::passthrough::hello;
 use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, until};
 
 const SCRAPE: &[u8] = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n";
-/// The label sets of one counter, by its bound.
+/// Number of label sets of one counter, up to its bound.
 const LABEL_SETS: usize = 4096;
 
-/// A gateway that has rejected a CONNECT to each of so many services that are not exposed: a label
-/// set of `istio_tcp_connections_failed_total` for each.
+/// Starts a gateway that has rejected a CONNECT to each of `count` services that are not exposed.
+/// Each has a label set of `istio_tcp_connections_failed_total`.
 async fn with_label_sets(count: usize) -> Gateway {
     let mut settings = Settings::new(Net::new(), identities());
     let mut services = String::new();
@@ -76,7 +77,7 @@ fn review_12_clients_that_never_read_their_scrapes_hold_little_memory_and_keep_n
             mute.push(stream);
         }
         let more = gateway.private_dirty().saturating_sub(before);
-        // Without sharing, 60 × 2 MB; shared, a few pages and what encoding them takes.
+        // Without sharing, 60 × 2 MB; shared, a few pages and the memory to encode them.
         assert!(more < 30 << 20, "{more} bytes more");
         let (status, page) = gateway.http(15020, "GET", "/metrics").await;
         assert_eq!(status, 200);
@@ -160,7 +161,7 @@ fn review_23_tunnels_are_counted_by_the_cluster_of_their_peer() {
         let east = "spiffe://east.local/ns/shop/sa/checkout";
         let client = gateway.client_as(identities(), east).await;
         client.tunnel(ECHO).await.expect_err("a service for west");
-        // A peer of a TLS listener has shown no certificate.
+        // A peer of a TLS listener has no client certificate.
         let stranger = TcpStream::connect(net.address(1, 15443)).await;
         let mut stranger = stranger.expect("a connection");
         let name = "outbound_.80_._.nothing.app.svc.cluster.local";

@@ -1,4 +1,4 @@
-//! Descriptors: whoever holds many leaves room for those who hold few.
+//! Shares of descriptors: a source with many connections leaves descriptors for sources with few.
 //!
 //! `STRAIT_GATEWAY=/path/to/strait cargo test --test it -- --nocapture beside_2000` runs the
 //! scenario of a neighbour against another build and prints its figures.
@@ -40,7 +40,7 @@ async fn start(net: Net, pool: u32) -> Gateway {
     Gateway::start(&settings).await
 }
 
-/// Opens connections and tunnels as one identity until it is refused.
+/// Opens connections and tunnels as one identity until it is rejected.
 async fn fill(gateway: &Gateway, id: &str) -> Vec<(Client, Vec<Tunnel>)> {
     let mut held = Vec::new();
     loop {
@@ -64,7 +64,8 @@ async fn answers(tunnel: &mut Tunnel) {
     assert_eq!(tunnel.read_u8().await.expect("an open tunnel"), b'?');
 }
 
-/// Sends a hello from a host of the test's own net; the connection, if the endpoint echoes it.
+/// Sends a ClientHello from a host of the test's own net. Returns the connection, if the endpoint
+/// echoes it.
 async fn by_tls(net: Net, from: u8) -> Option<TcpStream> {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind(net.address(from, 0)).expect("a free address");
@@ -72,13 +73,13 @@ async fn by_tls(net: Net, from: u8) -> Option<TcpStream> {
     let hello = hello("any.example", &[]);
     stream.write_all(&hello).await.ok()?;
     let mut echo = vec![0; hello.len()];
-    // A listener without room accepts nothing.
+    // A listener at its limit accepts nothing.
     let read = timeout(Duration::from_secs(5), stream.read_exact(&mut echo));
     read.await.ok()?.ok()?;
     (echo == hello).then_some(stream)
 }
 
-/// The same until one is refused.
+/// Opens such connections until one is rejected.
 async fn fill_by_tls(net: Net, from: u8) -> Vec<TcpStream> {
     let mut held = Vec::new();
     while let Some(stream) = by_tls(net, from).await {
@@ -95,7 +96,7 @@ fn review_7_a_quiet_source_connects_while_another_holds_half_of_the_pool() {
         let _endpoint = Endpoint::echo(net.listen(11, 9000).await);
         let held = fill(&gateway, CLIENT).await;
         let tunnels: usize = held.iter().map(|(_, tunnels)| tunnels.len()).sum();
-        // Half of the pool, without what is reserved for the other listener.
+        // Half of the pool, minus the reserve for the other listener.
         assert!((340..=400).contains(&tunnels), "{tunnels} tunnels");
         assert_eq!(gateway.tunnels(OVER_SHARE).await, 1.0);
 
@@ -136,9 +137,10 @@ fn review_7_1200_connections_of_one_address_keep_nobody_out_of_a_tls_listener() 
                 None => refused += 1,
             }
         }
-        // Each takes two, of half of the pool.
+        // Each needs two descriptors, of half of the pool.
         assert!((200..=250).contains(&flood.len()), "{}", flood.len());
-        // By RST before the hello, or by an alert where a connection would fit and its tunnel not.
+        // By RST before the ClientHello, or by an alert if a connection would fit but not its
+        // tunnel.
         let rejected = gateway.metric(SHED).await + gateway.tunnels(OVER_SHARE).await;
         assert!(rejected >= f64::from(refused), "{rejected} of {refused}");
         for from in 30..40 {
@@ -177,7 +179,7 @@ fn review_7_a_tls_tunnel_whose_endpoint_stays_silent_is_reset_after_10_seconds()
     run(async {
         let net = Net::new();
         let gateway = start(net, 400).await;
-        // It answers the first connection by one byte, and no other.
+        // It answers the first connection with one byte, and no other.
         let answers = std::sync::atomic::AtomicBool::new(true);
         let answers = std::sync::Arc::new(answers);
         let _endpoint = Endpoint::new(net.listen(11, 9000).await, move |mut stream| {
@@ -213,8 +215,8 @@ fn review_7_a_tls_tunnel_whose_endpoint_stays_silent_is_reset_after_10_seconds()
     });
 }
 
-/// New connections of a quiet neighbour: the time that each served one took, the shortest first,
-/// and the number of those that were not served.
+/// Results of new connections of a quiet neighbour: the duration of each served one in ascending
+/// order, and the number of those not served.
 struct Noticed {
     served: Vec<Duration>,
     failed: usize,
@@ -227,7 +229,7 @@ impl Noticed {
     }
 }
 
-/// Connects again and again for so long, each time with a handshake, a tunnel and an answer.
+/// Connects repeatedly for `time`, each time with a handshake, a tunnel and an answer.
 async fn neighbour(gateway: &Gateway, time: Duration) -> Noticed {
     let tls = identities().client(SIBLING, GATEWAY);
     let (start, mut served, mut failed) = (Instant::now(), Vec::new(), 0);

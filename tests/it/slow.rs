@@ -1,5 +1,5 @@
-//! Slow peers: each has its deadline or its bound, a neighbour loses nothing beside it, and what
-//! it held is given back when it has left.
+//! Slow peers. Each has a deadline or a limit, does not affect a neighbour, and its resources are
+//! released after it has left.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,16 +16,16 @@ use crate::support::{ECHO, Endpoint, Gateway, Net, Settings, identities, run, un
 
 const SECOND: Duration = Duration::from_secs(1);
 const MIB: u64 = 1 << 20;
-/// First bytes of tunnels that are not the oracle's, whose ids are all below 2^56.
+/// First bytes of tunnels outside of the oracle, whose ids are all below 2^56.
 const ENDLESS: u8 = b'e';
 const SLOW: u8 = b's';
 
-/// A gateway with an endpoint, and a neighbour on a connection of its own.
+/// Gateway with an endpoint, and a neighbour on its own connection.
 struct Scene {
     gateway: Gateway,
     oracle: Oracle,
     neighbour: Client,
-    /// Bytes that the endpoint has sent without end, and that it has read slowly.
+    /// Bytes that the endpoint has sent endlessly, and that it has read slowly.
     sent: Arc<AtomicU64>,
     read: Arc<AtomicU64>,
     _endpoint: Endpoint,
@@ -53,14 +53,15 @@ impl Scene {
         }
     }
 
-    /// The neighbour moves 4 MiB each way, in a tunnel with this name.
+    /// Asserts that the neighbour moves 4 MiB each way, in a tunnel with this name.
     async fn unhurt(&self, id: u64) {
         let plan = Plan::both(id, 4 * MIB);
         let side = oracle::tunnel(&self.neighbour, plan).await;
         self.oracle.whole(plan, side).await;
     }
 
-    /// Nothing is left of whoever was slow, for this reason, and then of the neighbour either.
+    /// Asserts that the slow peer has ended for this reason with all its resources, and then the
+    /// neighbour too.
     async fn left(self, reason: &str, tunnels: f64) {
         self.gateway.holds(1, 0).await;
         assert_eq!(self.gateway.ends().await[reason], tunnels);
@@ -69,7 +70,7 @@ impl Scene {
     }
 }
 
-/// Serves by the first byte of a connection; without one, it waits for it.
+/// Serves by the first byte of a connection; waits until it arrives.
 async fn serve(mut stream: TcpStream, oracle: Oracle, sent: &AtomicU64, read: &AtomicU64) {
     let mut first = [0];
     match stream.peek(&mut first).await {
@@ -82,7 +83,7 @@ async fn serve(mut stream: TcpStream, oracle: Oracle, sent: &AtomicU64, read: &A
             }
         }
         Ok(1) => oracle.answer(stream).await,
-        // It left without a word.
+        // The client left without sending a byte.
         Ok(_) | Err(_) => {}
     }
 }
@@ -95,7 +96,7 @@ async fn endless(stream: &mut (impl AsyncWrite + Unpin), count: &AtomicU64) {
     }
 }
 
-/// Waits until a writer that has written at least so much has been stuck for a while.
+/// Waits until a writer that has written at least `least` bytes has made no progress for a while.
 async fn stalled(count: &AtomicU64, least: u64) {
     let mut last = (0, Instant::now());
     let look = async || {
@@ -131,7 +132,7 @@ fn a_client_hello_or_a_preface_at_a_byte_a_second_has_five_seconds_all_the_same(
         };
         let (hello, preface, ()) = tokio::join!(hello, preface, scene.unhurt(1));
         for lasted in [hello, preface] {
-            // A byte may still be taken in the second after the end, and the machine is busy.
+            // A byte may still be accepted in the second after the end, and the machine is busy.
             assert!(lasted > 4 * SECOND && lasted < 9 * SECOND, "{lasted:?}");
         }
         let refused = async || scene.gateway.refused("timeout").await;
@@ -140,7 +141,7 @@ fn a_client_hello_or_a_preface_at_a_byte_a_second_has_five_seconds_all_the_same(
     });
 }
 
-/// Writes a byte a second until the other side is gone.
+/// Writes a byte per second until the other side has gone.
 async fn trickle(
     stream: &mut (impl tokio::io::AsyncRead + AsyncWrite + Unpin),
     bytes: impl Iterator<Item = u8>,
@@ -169,7 +170,7 @@ async fn trickle(
 fn a_client_that_never_reads_its_socket_holds_up_nobody() {
     run(async {
         let scene = Scene::new().await;
-        // HTTP/2 would let it have two gigabytes: it is TCP's window that closes.
+        // HTTP/2 would allow two gigabytes, so it is TCP's window that closes.
         const MOST: u32 = (1 << 31) - 1;
         let mut peer = RawPeer::with_window(&scene.gateway, MOST).await;
         let more = (MOST - 65_535).to_be_bytes();
@@ -195,7 +196,7 @@ fn a_client_that_never_writes_holds_up_nobody() {
         drop((tunnel, client));
         scene.gateway.holds(1, 0).await;
         let ends = scene.gateway.ends().await;
-        // Whether its reset or its connection's end comes first is the client's affair.
+        // The order of its reset and its connection's end depends on the client.
         assert_eq!(ends.values().sum::<f64>(), 2.0, "{ends:?}");
         scene.left("completed", 1.0).await;
     });
@@ -267,10 +268,10 @@ fn a_hundred_readers_that_never_read_hold_less_than_300_kib_each() {
         for peer in &mut readers {
             peer.write(&raw::frame(raw::DATA, 0, 1, &[ENDLESS])).await;
         }
-        // Each stream has had its window, and the endpoint's socket is full behind it.
+        // Each stream has used its window, and the endpoint's socket is full behind it.
         stalled(&scene.sent, READERS * 65_535).await;
         let mut most = scene.gateway.private_dirty();
-        // What the neighbour costs counts as well.
+        // The cost of the neighbour counts too.
         for id in 1..4 {
             scene.unhurt(id).await;
             most = most.max(scene.gateway.private_dirty());

@@ -1,5 +1,5 @@
-//! The time before the gateway is ready, held by a mesh file that is a pipe: it is loaded when the
-//! test has written it.
+//! Time before the gateway is ready, extended by a mesh file that is a pipe. The mesh is loaded
+//! when the test has written it.
 
 use std::process::Command;
 

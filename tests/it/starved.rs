@@ -1,4 +1,4 @@
-//! A process that is short of descriptors: what is open lives on, and everything comes back.
+//! Process that is short of descriptors: open connections stay, and everything recovers.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn a_thousand_clients_and_256_descriptors_hurt_nobody_who_is_connected() {
 
         let mut strangers = Vec::new();
         for _ in 0..CLIENTS {
-            // What the kernel does not take either is turned away by it.
+            // The kernel rejects connections beyond its own queue.
             let connect = TcpStream::connect(gateway.address);
             if let Ok(Ok(stream)) = timeout(Duration::from_millis(100), connect).await {
                 strangers.push(stream);
@@ -62,7 +62,7 @@ fn a_thousand_clients_and_256_descriptors_hurt_nobody_who_is_connected() {
     });
 }
 
-/// Connects from a host of the test's own net, and says nothing.
+/// Connects from a host of the test's own net, and sends nothing.
 async fn silent(net: Net, from: u8, gateway: &Gateway) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind(net.address(from, 0)).expect("a free address");

@@ -1,4 +1,4 @@
-//! What `strait status` and `strait dump` say of a gateway that a control plane programs.
+//! `strait status` and `strait dump` for a gateway that a control plane programs.
 
 use prost::Message as _;
 use serde_json::Value;
@@ -138,7 +138,7 @@ fn half_of_a_first_push_is_bad_and_the_status_says_what_and_why() {
     });
 }
 
-/// A waypoint or gateway of another network.
+/// Returns a waypoint or gateway of another network.
 fn elsewhere() -> GatewayAddress {
     let address = NetworkAddress {
         network: "west".into(),
@@ -151,7 +151,7 @@ fn elsewhere() -> GatewayAddress {
     }
 }
 
-/// The service, two good endpoints, one that is dead, and one for each reason not to be used.
+/// Sends the service, two good endpoints, one dead, and one for each reason not to be used.
 fn put_all_kinds(istiod: &Istiod, net: Net) {
     let ip = || bytes(net.ip(13));
     let put = |uid: &str, change: fn(&mut Workload)| {
@@ -192,7 +192,7 @@ fn each_endpoint_that_is_not_used_says_why() {
         let _serving = istiod.serve(net.address(2, 15012), identities()).await;
         gateway.ready().await;
         let page = async || {
-            // Nothing listens at the dead one: whoever draws it goes on to the next.
+            // Nothing listens at the dead endpoint: a tunnel that picks it retries with the next.
             asks(&gateway).await.expect("a tunnel");
             gateway.asked(&["status", "echo"]).await.1
         };

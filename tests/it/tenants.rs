@@ -1,5 +1,5 @@
-//! Tenants of one cluster: each writes the objects of a namespace of its own, and those of another
-//! namespace lose nothing by it.
+//! Tenants of one cluster. Each writes the objects of its own namespace, and cannot harm those of
+//! another namespace.
 
 use crate::scope::{answering, named, settings, started, write};
 use crate::support::{Endpoint, Gateway, Net, identities, replace, run, until};
@@ -7,11 +7,11 @@ use crate::support::{Endpoint, Gateway, Net, identities, replace, run, until};
 const EXPORTED: &str = "istio.io/global: \"true\"";
 const KEPT: &str = "istio.io/global: \"false\"";
 
-/// The label of a slice that Kubernetes keeps for a Service with a selector.
+/// Label of a slice that Kubernetes reserves for a Service with a selector.
 const MANAGED: &str = "endpointslice.kubernetes.io/managed-by: endpointslice-controller.k8s.io";
 
-/// The hosts of the endpoint of the victim, `web` in `app`, and of that of the other tenant,
-/// `thief` in `aaa`, which comes first by its name.
+/// Hosts of the endpoint of the victim, `web` in `app`, and of the other tenant's, `thief` in
+/// `aaa`, which is first in alphabetical order.
 const VICTIM: u8 = 11;
 const THIEF: u8 = 12;
 

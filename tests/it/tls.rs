@@ -1,4 +1,4 @@
-//! The outer TLS as peers bring it, and the inner one that the gateway never sees.
+//! Outer TLS of different peers, and the inner one, which the gateway never sees.
 
 use std::sync::Arc;
 
@@ -139,7 +139,7 @@ fn double_hbone_carries_an_inner_session_that_the_gateway_cannot_read() {
             |&now| now == 10.0,
         )
         .await;
-        // An inner client that expects somebody else finds out end to end.
+        // An inner client that expects another identity detects it end to end.
         let tunnel = outer.tunnel(ECHO).await.expect("an outer tunnel");
         let wrong = identities().client(CLIENT, GATEWAY);
         assert!(Client::over(tunnel, &wrong).await.is_err());

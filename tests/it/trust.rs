@@ -1,4 +1,4 @@
-//! Trust that changes under open connections: roots, trust domains, revocation lists, expiry, and
+//! Changes of trust under open connections: roots, trust domains, revocation lists, expiry, and
 //! trust domains that are not validated.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::support::{
     replace, run, until,
 };
 
-/// The promise: within two seconds of a change. One more is for a loaded machine.
+/// Promised limit of two seconds after a change, and one more for a loaded machine.
 const DEADLINE: Duration = Duration::from_secs(3);
 const OTHER: &str = "spiffe://west.local/ns/shop/sa/other";
 const WEST: &str = "    - {name: west.local, cluster: west}\n";
@@ -109,7 +109,7 @@ async fn serves(gateway: &Gateway, tls: &Arc<ClientConfig>) -> bool {
     }
 }
 
-/// Echoes on one tunnel until another one has been reset, and gives the time that took.
+/// Echoes on one tunnel until another one has been reset. Returns that time.
 async fn reset_beside(lost: &mut Tunnel, kept: &mut Tunnel) -> Duration {
     let start = Instant::now();
     let mut lost = std::pin::pin!(broken(lost));
@@ -297,7 +297,7 @@ fn review_16_an_issuer_without_a_list_is_refused_unless_configured_otherwise() {
         edit(&gateway, "[crl.pem]", "[crl.pem], on_missing: accept");
         let served = async || serves(&gateway, &tls).await;
         until("a tunnel", served, |&served| served).await;
-        // A file of which nothing is left is no list either, and one that is absent.
+        // A file without any content is not a list, and neither is a missing file.
         replace(&gateway.file("crl.pem"), "");
         let count = "strait_crls{state=\"fresh\"}";
         let lists = async || gateway.metric(count).await;
@@ -439,7 +439,7 @@ fn review_17_without_validation_the_shared_root_decides_and_names_are_clusters()
             page.contains("peers of any trust domain are accepted"),
             "{page}"
         );
-        // The root still decides.
+        // The root is still verified.
         let stranger = Authority::new().and_then(|other| other.intermediate("north"));
         let stranger = stranger
             .and_then(|other| other.leaf(north))

@@ -1,4 +1,5 @@
-//! SNI inside a tunnel: routed by the hello after 200, or held until it agrees with the authority.
+//! SNI inside a tunnel: routed by the ClientHello after 200, or held until it agrees with the
+//! authority.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +17,11 @@ use crate::support::{
     run, until,
 };
 
-/// A listener that routes by the name inside, beside the usual one.
+/// Listener that routes by the server name inside, beside the default one.
 const BY_NAME: u16 = 15009;
-/// A service that is exposed, and has no endpoint: what only its authority is of use for.
+/// Service that is exposed without an endpoint. Only its authority is used.
 const DOOR: &str = "door.app.svc.cluster.local:80";
-/// A service whose tunnels are checked by the name inside.
+/// Service whose tunnels are checked by the server name inside.
 const STRICT: &str = "strict.app.svc.cluster.local:80";
 const CONNECT_ERROR: Option<h2::Reason> = Some(h2::Reason::CONNECT_ERROR);
 
@@ -61,14 +62,14 @@ async fn ended(gateway: &Gateway, reason: &str, count: f64) {
     .await;
 }
 
-/// A tunnel into which this was sent.
+/// Opens a tunnel and sends these bytes.
 async fn sent(client: &Client, authority: &str, bytes: &[u8]) -> Tunnel {
     let mut tunnel = client.tunnel(authority).await.expect("a tunnel");
     tunnel.write_all(bytes).await.expect("an open tunnel");
     tunnel
 }
 
-/// All that comes back once we have ended.
+/// Returns all echoed bytes after our end.
 async fn echoed(mut tunnel: Tunnel) -> Vec<u8> {
     tunnel.shutdown().await.expect("our end");
     let mut echoed = Vec::new();
@@ -185,7 +186,7 @@ fn what_a_peer_may_not_reach_by_name_is_refused_alike() {
                 "outbound_.80_.v1_.echo.app.svc.cluster.local",
                 "unknown_sni",
             ),
-            // As Istio's clients of double HBONE: without a name.
+            // Like Istio's clients of double HBONE: without a server name.
             ("10.0.0.1", "unknown_sni"),
             // Exposed, and without an endpoint.
             ("door.app.svc.cluster.local", "no_endpoint"),
@@ -196,7 +197,7 @@ fn what_a_peer_may_not_reach_by_name_is_refused_alike() {
             assert_eq!(broken(&mut tunnel).await, CONNECT_ERROR, "{name}");
             ended(&gateway, reason, before + 1.0).await;
         }
-        // The authority itself must be known and exposed, or nothing is answered 200.
+        // The authority itself must be known and exposed, or there is no 200.
         for authority in ["no.app:80", "secret.app.svc.cluster.local:80"] {
             let refused = client.tunnel(authority).await.expect_err("no tunnel");
             assert!(refused.to_string().contains("503"), "{refused}");
@@ -246,7 +247,7 @@ fn what_begins_with_no_hello_is_reset_and_silence_after_five_seconds() {
         let start = Instant::now();
         let mut silent = client.tunnel(DOOR).await.expect("a tunnel");
         let mut slow = sent(&client, STRICT, &hello("echo.global", &[])[..100]).await;
-        // What a reader takes is on the tunnel's account.
+        // Bytes held by a reader are charged to the tunnel.
         let held = async || gateway.metric("strait_buffered_bytes").await;
         until("held", held, |&held| held >= 16.0 * 1024.0).await;
         let mut count = 0.0;
@@ -256,7 +257,7 @@ fn what_begins_with_no_hello_is_reset_and_silence_after_five_seconds() {
             let mut left = client.tunnel(authority).await.expect("a tunnel");
             left.shutdown().await.expect("our end");
             assert_eq!(broken(&mut left).await, CONNECT_ERROR);
-            // A record of 16 KiB that says that it is a hello of as much and more.
+            // A record of 16 KiB that begins a ClientHello of 20 KiB.
             let mut long = vec![22, 3, 1, 0x40, 0, 1, 0, 0x50, 0, 3, 3];
             long.resize(5 + 0x4000, 7);
             let mut long = sent(&client, authority, &long).await;
@@ -300,7 +301,7 @@ fn a_strict_tunnel_waits_for_a_name_of_its_service_and_sends_nothing_before() {
             ("other.name:8080", "strict.app.svc.cluster.local"),
         ];
         for (authority, name) in good {
-            // A trailing dot is nothing that rustls would send.
+            // rustls would not send a trailing dot.
             let hello = hello(name.trim_end_matches('.'), &[]);
             let tunnel = sent(&client, authority, &hello).await;
             assert_eq!(echoed(tunnel).await, hello, "{authority} {name}");
@@ -333,7 +334,7 @@ fn an_open_tunnel_is_judged_anew_by_what_its_name_asked_for() {
         let mut tunnel = sent(&client, DOOR, &hello).await;
         let mut first = vec![0; hello.len()];
         tunnel.read_exact(&mut first).await.expect("an echo");
-        // Another alias of the same service stays: that is not what this tunnel asked for.
+        // Another alias of the same service stays: this tunnel did not request it.
         let path = gateway.file("strait.yaml");
         let text = std::fs::read_to_string(&path).expect("a file");
         replace(

@@ -27,19 +27,19 @@ use crate::support::{
 /// The identity of the workload of the waypoint `one`, and that of `two`.
 const WAYPOINT: &str = "spiffe://east.local/ns/app/sa/one";
 const OTHER: &str = "spiffe://east.local/ns/app/sa/two";
-/// An identity that the service of each waypoint is said to have: a tenant writes it.
+/// Identity that a tenant claims for the service of each waypoint.
 const SAID: &str = "spiffe://west.local/ns/shop/sa/said";
 /// The identity of the waypoint `one` of another cluster.
 const REMOTE: &str = "spiffe://west.local/ns/app/sa/one";
-/// An ingress gateway that only the configuration knows.
+/// Ingress gateway that only the configuration names.
 const INGRESS: &str = "spiffe://west.local/ns/edge/sa/ingress";
 
-/// The host of the service's own endpoint, and those of the waypoints `one` and `two`.
+/// Hosts of the service's own endpoint, and those of the waypoints `one` and `two`.
 const OWN: u8 = 11;
 const ONE: u8 = 12;
 const TWO: u8 = 13;
 
-/// An endpoint that says its own name.
+/// An endpoint that sends its own name.
 fn says(listener: TcpListener, name: u8) -> Endpoint {
     Endpoint::new(listener, move |mut stream| async move {
         let _ = stream.write_u8(name).await;
@@ -104,7 +104,7 @@ fn pod(name: &str, address: Vec<u8>) -> Address {
     message
 }
 
-/// A gateway, its control plane, and an endpoint each of the service and of two waypoints.
+/// Gateway, its control plane, and endpoints of the service and of two waypoints.
 struct Mesh {
     gateway: Gateway,
     istiod: Istiod,
@@ -162,7 +162,7 @@ impl Mesh {
         }
     }
 
-    /// Who answers a peer that says these words of where it comes from.
+    /// Returns the endpoint that answers a peer with these `x-istio-source` values.
     async fn asks(&self, id: &str, words: &[&str]) -> Result<u8, String> {
         let mut tunnel = self.tunnel(id, words).await?;
         Ok(tunnel.read_u8().await.expect("a name"))
@@ -197,7 +197,7 @@ fn istiod_1_a_tunnel_reaches_a_waypoint_that_is_sent_without_hbone() {
         assert_eq!(code, 0, "{text}");
         let is_row = |line: &str| line.contains("one") && line.contains(":15008");
         assert!(text.lines().any(is_row), "{text}");
-        // At its other port it has no endpoint.
+        // Its other port has no endpoint.
         let (_, page, _) = mesh.gateway.asked(&["status", "app/one"]).await;
         let line = page.lines().find(|line| line.contains("15021"));
         assert!(line.is_some(), "{page}");
@@ -281,7 +281,7 @@ fn a_tunnel_goes_by_the_waypoint_unless_one_that_is_believed_has_done_its_work()
         mesh.becomes(INGRESS, &["gateway"], OWN).await;
         assert_eq!(mesh.asks(CLIENT, &["gateway"]).await, Ok(ONE));
 
-        // The service is the one that was asked for, the workload the waypoint's.
+        // The service is the requested one, the workload is the waypoint's.
         let metrics = mesh.gateway.scrape().await;
         let opened = metrics.lines().find(|line| {
             line.starts_with("istio_tcp_connections_opened_total")
@@ -297,7 +297,7 @@ fn a_tunnel_goes_by_the_waypoint_unless_one_that_is_believed_has_done_its_work()
 fn istiod_8_a_waypoint_of_another_cluster_is_believed_only_if_it_is_configured() {
     run(async {
         let mesh = Mesh::start(&[("one", 1)]).await;
-        // Where clusters share a network, istiod sends the waypoints of both.
+        // If clusters share a network, istiod sends the waypoints of both.
         let mut remote = pod("one", vec![127, 255, 0, 1]);
         if let Some(address::Type::Workload(workload)) = &mut remote.r#type {
             workload.uid = "remote".into();
@@ -436,7 +436,7 @@ fn waypoints_share_by_weight_and_without_one_nothing_goes_past() {
         let refused = until("a refusal", asks, Result::is_err).await;
         assert!(refused.expect_err("a refusal").contains("503"));
         assert!(mesh.gateway.tunnels("no_waypoint").await > 0.5);
-        // Without a workload nobody has the identity of one.
+        // Without a workload, no peer has the identity of a waypoint.
         mesh.asks(WAYPOINT, &["waypoint"])
             .await
             .expect_err("there is no such waypoint");
@@ -495,12 +495,12 @@ fn review_5_only_waypoints_of_the_service_that_is_asked_for_are_believed() {
 #[test]
 fn review_6_policies_of_its_namespace_let_everybody_come_to_a_waypoint() {
     run(async {
-        // The waypoint's pod is in the namespace that lets in nobody but the bank.
+        // The waypoint's pod is in the namespace that admits only the bank.
         let allow = policy("allow", Scope::Namespace, Action::Allow, "bank");
         let mesh = Mesh::with(&[("one", 1)], "policy: {istio: enforce}\n", &[allow]).await;
         let mut open = mesh.tunnel(CLIENT, &[]).await.expect("a tunnel");
         assert_eq!(open.read_u8().await.expect("a name"), ONE);
-        // Past the waypoint it is the workload's own policies that count.
+        // After the waypoint, the workload's own policies apply.
         let refused = mesh.asks(WAYPOINT, &["waypoint"]).await;
         assert!(refused.expect_err("a refusal").contains("401"));
         let arguments = ["explain", "--from", CLIENT, "--to", ECHO];
@@ -509,14 +509,14 @@ fn review_6_policies_of_its_namespace_let_everybody_come_to_a_waypoint() {
         let why = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(why.contains("which evaluates those"), "{text}");
 
-        // Open tunnels are judged anew by the same rule.
+        // Open tunnels are evaluated again by the same rule.
         let deny = policy("deny", Scope::Namespace, Action::Deny, "shop");
         mesh.istiod.put(AUTHORIZATION, "app/deny", &deny);
         let told = async || mesh.gateway.http(15000, "GET", "/config_dump").await.1;
         until("the policy", told, |dump| dump.contains("\"deny\"")).await;
         assert_eq!(mesh.asks(CLIENT, &[]).await, Ok(ONE));
         assert!(mesh.gateway.tunnels("revoked").await < 0.5);
-        // Without its waypoint the service is its workloads' again, with their policies.
+        // Without its waypoint, the service has its own workloads again, with their policies.
         mesh.istiod.put(ADDRESS, SERVICE, &behind(&[]));
         let asks = async || mesh.asks(CLIENT, &[]).await;
         let refused = until("a refusal", asks, Result::is_err).await;

@@ -1,4 +1,4 @@
-//! The command as a process: the load, and the endpoints that it is for.
+//! `strait load` as a process: the load, and its endpoints.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -38,11 +38,11 @@ fn strait(folder: &TempDir) -> Command {
     command
 }
 
-/// How a load ended.
+/// Outcome of a load.
 #[derive(Debug)]
 pub struct Loaded {
     pub code: Option<i32>,
-    /// Null where nothing was reported.
+    /// Null without a report.
     pub report: Value,
     pub stderr: String,
 }
@@ -53,7 +53,7 @@ impl Loaded {
         number.unwrap_or_else(|| panic!("no {name} in {self:?}"))
     }
 
-    /// Fails unless all went well.
+    /// Fails unless everything succeeded.
     pub fn clean(self) -> Self {
         assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{self:?}");
         assert_eq!(self.number("failures"), 0, "{self:?}");
@@ -61,7 +61,7 @@ impl Loaded {
     }
 }
 
-/// A load, as a client of cluster west.
+/// Load, as a client of cluster west.
 pub struct Load {
     folder: TempDir,
     to: SocketAddr,
@@ -73,7 +73,7 @@ impl Load {
         Self::of(to, identities())
     }
 
-    /// With another mesh's certificates.
+    /// Uses another mesh's certificates.
     pub fn of(to: SocketAddr, identities: &Identities) -> Self {
         let folder = folder(&identities.leaf(CLIENT), &identities.root);
         Self {
@@ -83,7 +83,7 @@ impl Load {
         }
     }
 
-    /// By bare connections through a TLS listener.
+    /// Uses bare connections through a TLS listener.
     pub fn bare(to: SocketAddr) -> Self {
         Self {
             bare: true,
@@ -91,12 +91,12 @@ impl Load {
         }
     }
 
-    /// Runs `strait load` with these arguments, which blanks separate, to its end.
+    /// Runs `strait load` to its end, with these arguments, separated by blanks.
     pub async fn run(&self, authority: &str, args: &str) -> Loaded {
         ended(self.start(authority, args)).await
     }
 
-    /// Begins such a run.
+    /// Starts such a run.
     pub fn start(&self, authority: &str, args: &str) -> Child {
         let to = self.to.to_string();
         let host = authority
@@ -123,24 +123,24 @@ pub async fn ended(load: Child) -> Loaded {
     }
 }
 
-/// A running endpoint. It is killed when it is dropped.
+/// Running endpoint, killed on drop.
 pub struct Serve {
     process: Child,
     _folder: TempDir,
 }
 
 impl Serve {
-    /// Starts `strait load serve` by plain TCP, and waits until it listens.
+    /// Starts `strait load serve` with plain TCP, and waits until it listens.
     pub async fn plain(at: SocketAddr, mode: &str) -> Self {
         Self::start(at, &["--mode", mode]).await
     }
 
-    /// The same behind TLS that is passed on.
+    /// Starts it behind TLS passthrough.
     pub async fn after_hello(at: SocketAddr, mode: &str) -> Self {
         Self::start(at, &["--mode", mode, "--after-hello"]).await
     }
 
-    /// Starts it by HBONE, as the endpoint of cluster east.
+    /// Starts it with HBONE, as the endpoint of cluster east.
     pub async fn hbone(at: SocketAddr, mode: &str) -> Self {
         let mut args = vec!["--mode", mode, "--hbone"];
         args.extend(FILES);

@@ -1,4 +1,4 @@
-//! What goes wrong is counted by its kind, and exits with 1; what is asked for wrongly with 2.
+//! Failures are counted by kind, with exit code 1; wrong arguments have exit code 2.
 
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ fn a_gateway_that_is_gone_ends_what_was_open() {
         tunnels_open(&gateway, 10.0).await;
         gateway.signal(Signal::KILL);
         let (idle, requests) = tokio::join!(ended(idle), ended(requests));
-        // The last of them may not have heard yet that its tunnel was open.
+        // The last one may not know yet that its tunnel was open.
         for done in [idle, requests] {
             assert_eq!(done.code, Some(1), "{done:?}");
             assert!((1..=50).contains(&done.number("failures")), "{done:?}");
@@ -135,7 +135,7 @@ fn an_interrupt_ends_it_with_the_report_so_far() {
         interrupt(&requests);
         let done = ended(requests).await.clean();
         assert_eq!(done.report["interrupted"], true);
-        // What was under way was brought to its end.
+        // Operations under way were completed.
         let operations = done.number("operations") as f64;
         until("all tunnels", completed, |&count| count == operations).await;
     });

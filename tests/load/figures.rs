@@ -1,9 +1,9 @@
-//! Each kind of work for a moment: its figures beside those of the gateway.
+//! A short run of each kind of work, with its figures compared with those of the gateway.
 
 use crate::command::{Load, Loaded, Serve};
 use crate::support::{ECHO, Gateway, Net, Settings, endpoint_port, identities, run, until};
 
-/// The gateway, with one endpoint behind it.
+/// Gateway with one endpoint behind it.
 struct World {
     gateway: Gateway,
     load: Load,
@@ -31,7 +31,7 @@ impl World {
         self.load.run(ECHO, args).await.clean()
     }
 
-    /// Waits until the gateway has completed so many tunnels, and no more.
+    /// Waits until the gateway has completed exactly this many tunnels.
     async fn completed(&self, tunnels: u64) {
         let completed = async || self.gateway.tunnels("completed").await;
         let wanted = tunnels as f64;
@@ -39,7 +39,7 @@ impl World {
         assert_eq!(self.gateway.tunnels("completed").await, wanted);
     }
 
-    /// Bytes that the gateway forwarded from clients, and to them.
+    /// Returns the bytes that the gateway forwarded from clients, and to them.
     async fn bytes(&self) -> (u64, u64) {
         let text = self.gateway.scrape().await;
         let sum = |name: &str| {
@@ -241,7 +241,7 @@ fn double_hbone_reaches_the_endpoint_through_one_tunnel_a_connection() {
     });
 }
 
-/// The name by which Istio's clients ask for [`ECHO`].
+/// Server name with which Istio's clients request [`ECHO`].
 const ECHO_SNI: &str = "outbound_.80_._.echo.app.svc.cluster.local";
 
 #[test]

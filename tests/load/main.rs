@@ -1,5 +1,5 @@
-//! `strait load` against a gateway: what it counts is what the gateway counted, and what goes
-//! wrong is said and exits with 1.
+//! `strait load` against a gateway: its counts match those of the gateway, and failures are
+//! reported with exit code 1.
 
 #![expect(
     unreachable_pub,

@@ -1,4 +1,4 @@
-//! What is committed is what is generated. `make protos` writes it anew.
+//! The committed code equals the generated code. `make protos` generates it again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,8 +24,8 @@ fn files(folder: &Path) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Our messages as Rust: maps in the order of their keys, so that an encoding is always the same,
-/// and the bytes of Istio's messages as slices of what was received.
+/// Generates our messages as Rust. Maps are ordered by key, so that encodings are deterministic,
+/// and the bytes of Istio's messages are slices of the received ones.
 fn generate(into: &Path) {
     let sources = folder("proto");
     let names = files(&sources).into_keys();

@@ -1,5 +1,5 @@
-//! The messages of the control plane: generated from what stands in `src/grpc/proto`, and encoded
-//! as other people's messages are.
+//! Messages of the control plane: generated from `src/grpc/proto`, and compatible with the encoding
+//! of another implementation.
 
 #[cfg(test)]
 mod generated;

@@ -1,4 +1,5 @@
-//! Our messages beside those of the crate `envoy-types`: encoded there and read here, and back.
+//! Our messages compared with those of the crate `envoy-types`, encoded by either and decoded by
+//! the other.
 
 use std::fmt::Debug;
 
@@ -11,7 +12,7 @@ use envoy_types::pb::google;
 use prost::Message;
 use strait::grpc::{cluster, core, discovery, endpoint, number, rpc};
 
-/// Reads what they wrote as ours, and what we write of that as theirs.
+/// Decodes their encoding as ours, and our encoding of that as theirs.
 fn crosses<T: Message + Default + Debug + PartialEq, O: Message + Default>(their: &T) -> O {
     let ours = O::decode(their.encode_to_vec().as_slice()).expect("we read theirs");
     let back = T::decode(ours.encode_to_vec().as_slice()).expect("they read ours");

@@ -1,11 +1,11 @@
-//! The order of the stages: a stage knows the ones before it, and only two functions know all.
+//! Order of the stages: a stage uses only earlier ones, and only two functions use all.
 
 use std::collections::BTreeSet;
 
 use crate::references::references;
 use crate::tree::{self, Source};
 
-/// The stages in travel order.
+/// Stages in travel order.
 const STAGES: &[&str] = &[
     "accept",
     "handshake",
@@ -20,11 +20,11 @@ const STAGES: &[&str] = &[
     "copy",
 ];
 
-/// These call the stages, so they may use any of them; the folder's own page names them all.
-/// `explain` dials nobody.
+/// Modules that call the stages, and may use any of them. The folder's `mod.rs` names them all.
+/// `explain` does not dial.
 const CALLERS: &[&str] = &["serve", "forward", "explain"];
 
-/// The two ways into `forward`.
+/// Callers of `forward`.
 const CALLERS_OF_FORWARD: &[&str] = &["serve", "connect", "passthrough"];
 
 fn check(source: &Source, helpers: &BTreeSet<String>) -> Vec<String> {
@@ -73,9 +73,9 @@ fn objection(own: &str, target: &str, helpers: &BTreeSet<String>) -> Option<&'st
     }
 }
 
-/// What all stages may use: modules that are neither stages nor callers, such as the seam below
-/// h2, and what the folder's own page defines. A name that this page only passes on, by `use` or
-/// by `type`, would hide the stage that it is from.
+/// Returns the names that all stages may use: modules that are neither stages nor callers, such as
+/// the layer below h2, and definitions of the folder's `mod.rs`. A name that this file only
+/// re-exports, by `use` or by `type`, would hide its stage.
 fn helpers(sources: &[Source]) -> BTreeSet<String> {
     let mut helpers = BTreeSet::new();
     for source in sources {
@@ -130,7 +130,7 @@ fn a_stage_that_uses_a_later_one_is_caught() {
         ),
         ("src/datapath/route.rs", "use super::forward::forward;"),
         ("src/datapath/accept.rs", "use super::serve::serve;"),
-        // Names that the folder exports again would hide which stage they are from.
+        // Names that the folder re-exports would hide their stage.
         ("src/datapath/route.rs", "use super::Outcome;"),
         ("src/datapath/route.rs", "use crate::datapath;"),
         ("src/datapath/route.rs", "use super::*;"),

@@ -1,4 +1,4 @@
-//! What git keeps: no large file, and no private key.
+//! Files in git: no large file, and no private key.
 
 use std::fs;
 use std::path::Path;
@@ -6,16 +6,16 @@ use std::process::Command;
 
 const FILE_BYTES_MAX: usize = 1024 * 1024;
 
-/// In two halves, as is every other literal of it in code that searches for keys.
+/// Split into two halves, like every other literal of it in code that searches for keys.
 const KEY_HEADER: &str = concat!("PRIVATE KEY", "-----");
 
-/// No key is shorter: an Ed25519 key in PKCS#8 is 48 bytes, which are 64 characters.
+/// Lower bound of a key: an Ed25519 key in PKCS#8 is 48 bytes, which are 64 characters.
 const KEY_CHARS_MIN: usize = 40;
 
-/// Path and content of everything that git tracks and that is still in the checkout.
+/// Returns path and content of every file that git tracks and that exists in the checkout.
 fn tracked() -> Vec<(String, Vec<u8>)> {
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
-    // A build container often owns a checkout by another user; we only list names.
+    // In a build container, another user often owns the checkout; this only lists names.
     let listing = Command::new("git")
         .args(["-c", "safe.directory=*", "ls-files", "-z"])
         .current_dir(top)
@@ -38,7 +38,7 @@ fn check_size(path: &str, content: &[u8]) -> Option<String> {
     (bytes > FILE_BYTES_MAX).then(|| format!("{path}: {bytes} bytes are too much to keep in git"))
 }
 
-/// A header alone is what a search for keys contains; a key also has a body.
+/// Checks for a key, which has a header and a body. Code that searches for keys has a header alone.
 fn check_key(path: &str, content: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(content);
     let has_key = text.match_indices(KEY_HEADER).any(|(start, _)| {

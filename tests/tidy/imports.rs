@@ -1,4 +1,4 @@
-//! Who may import whom: the table of ARCHITECTURE.md.
+//! Permitted imports between modules: the table of ARCHITECTURE.md.
 //!
 //! It keeps the graph two arms that meet in one place: `xds → snapshot ← datapath`.
 
@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::references::references;
 use crate::tree::{self, Source};
 
-/// A module, and the modules that it may import besides itself.
+/// Module, and the modules that it may import besides itself.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("reason", &[]),
     ("lifecycle", &[]),
@@ -76,10 +76,10 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// These put everything together, so they may import everything.
+/// Modules that compose everything, and may import everything.
 const MAY_IMPORT_ALL: &[&str] = &["app", "cli"];
 
-/// All that the parsers of `wire` may use beside the standard library.
+/// Crates that the parsers of `wire` may use besides the standard library.
 const CRATES_OF_WIRE: &[&str] = &["bytes", "thiserror"];
 
 fn check_modules(source: &Source) -> Vec<String> {
@@ -134,7 +134,7 @@ fn check_crates_of_wire(source: &Source, dependencies: &[String]) -> Vec<String>
     findings
 }
 
-/// The names, as code writes them, of the crates in a manifest's dependency sections.
+/// Returns the names, as written in code, of the crates in a manifest's dependency sections.
 fn dependencies(manifest: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut inside = false;
@@ -178,7 +178,7 @@ fn an_import_outside_the_table_is_caught() {
         ("src/wire/authority.rs", "use super::super::config::Config;"),
         ("src/reason.rs", "use super::wire::Authority;"),
         ("src/admin/mod.rs", "use crate::app::App;"),
-        // A name put into lib.rs would be a way around the table.
+        // A name in lib.rs would bypass the table.
         ("src/tls/mod.rs", "use crate::Everything;"),
         ("src/tls/mod.rs", "use crate::*;"),
         ("src/newcomer.rs", ""),

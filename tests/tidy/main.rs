@@ -1,7 +1,7 @@
-//! The style of this project, as tests: what a reviewer should not have to look for.
+//! Style rules of this project, as tests, so that reviewers need not check them.
 //!
-//! Every rule is one test over the files of this checkout. Every rule's checker is also fed
-//! something that breaks it, so that a check which cannot fail does not exist.
+//! Every rule is one test over the files of this checkout. Every rule's checker is also tested with
+//! a violation, so that no check passes always.
 
 #[cfg(test)]
 mod datapath;

@@ -1,4 +1,4 @@
-//! Finds what a file refers to: imports, paths in code, and paths inside macros and attributes.
+//! References of a file: imports, paths in code, and paths inside macros and attributes.
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::spanned::Spanned;
@@ -6,16 +6,16 @@ use syn::visit::{self, Visit};
 
 use crate::tree::{Source, is_test_code};
 
-/// A path that a file's production code mentions.
+/// Path that a file's production code mentions.
 #[derive(Debug)]
 pub(crate) struct Reference {
     pub(crate) line: usize,
-    /// Absolute: `["crate", "wire", "authority"]` from whatever form it had, or for other crates
-    /// as it is written: `["std", "io"]`.
+    /// Absolute path, such as `["crate", "wire", "authority"]` for any form in the code; for other
+    /// crates as written, such as `["std", "io"]`.
     pub(crate) path: Vec<String>,
 }
 
-/// All references of a file, but for those in test code.
+/// Returns all references of a file, except for those in test code.
 pub(crate) fn references(source: &Source) -> Vec<Reference> {
     let mut collector = Collector {
         module: source.module(),
@@ -26,7 +26,7 @@ pub(crate) fn references(source: &Source) -> Vec<Reference> {
 }
 
 struct Collector {
-    /// Where the code at hand stands, inline modules included.
+    /// Module of the current code, including inline modules.
     module: Vec<String>,
     found: Vec<Reference>,
 }
@@ -47,7 +47,7 @@ impl Collector {
         }
         let path = match (relative, rest.split_first()) {
             (true, _) => [vec!["crate".to_owned()], module, rest.to_vec()].concat(),
-            // A path with one segment is a local name, and `use` of one a whole crate.
+            // A path with one segment is a local name, and `use` of one is a whole crate.
             (false, Some((first, others))) if first == "crate" || first == "strait" => {
                 [&["crate".to_owned()], others].concat()
             }
@@ -80,7 +80,7 @@ impl Collector {
         self.add(line, &[before, &[name.to_owned()]].concat());
     }
 
-    /// Macros and attributes are tokens to syn, so paths are put together by hand here.
+    /// Collects paths from macros and attributes, which are tokens to syn.
     fn add_tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let (mut line, mut colons) = (0, 0);

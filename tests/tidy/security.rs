@@ -8,10 +8,10 @@ use crate::tree;
 
 /// Rows of the security review whose tests begin with `review_ROW_`.
 const REVIEW_ROWS: std::ops::RangeInclusive<u32> = 1..=23;
-/// Tests whose names have at least as many words; shorter code spans are keys and commands.
+/// Minimum number of words in the name of a test; shorter code spans are keys and commands.
 const WORDS_MIN: usize = 4;
 
-/// Code spans of the text that are names of tests.
+/// Returns the code spans of the text that are names of tests.
 fn named(text: &str) -> impl Iterator<Item = &str> {
     let spans = text.split('`').skip(1).step_by(2);
     spans.filter(|span| {
@@ -35,7 +35,7 @@ fn check_rows(functions: &BTreeSet<String>) -> Vec<String> {
         .collect()
 }
 
-/// Names of all functions in the sources.
+/// Returns the names of all functions in the sources.
 fn functions() -> BTreeSet<String> {
     let sources = tree::read(&["src", "tests"]);
     let lines = sources.iter().flat_map(|source| source.text.lines());

@@ -1,4 +1,4 @@
-//! What fits a screen: functions, files and lines. How files begin and hang together.
+//! Limits of functions, files and lines, and the structure of files.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +32,7 @@ struct Functions {
 }
 
 impl Functions {
-    /// From the line with `fn` to the closing brace, both counted.
+    /// Counts from the line with `fn` to the closing brace, both included.
     fn measure(&mut self, signature: &syn::Signature, block: &syn::Block) {
         let first = signature.span().start().line;
         let lines = block.span().end().line + 1 - first;

@@ -1,4 +1,4 @@
-//! Reads the tree: source files, and how `mod` lines tie them together.
+//! Source files of the tree, and the `mod` lines that connect them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,9 +6,9 @@ use std::path::Path;
 
 use syn::{Attribute, Item, Meta};
 
-/// A source file, or a snippet that stands for one.
+/// Source file, or a snippet in its place.
 pub(crate) struct Source {
-    /// Relative to the top of the checkout, with `/`.
+    /// Path relative to the top of the checkout, with `/`.
     pub(crate) path: String,
     pub(crate) text: String,
 }
@@ -26,7 +26,8 @@ impl Source {
             .unwrap_or_else(|error| panic!("{} does not parse: {error}", self.path))
     }
 
-    /// `src/datapath/copy.rs` is `["datapath", "copy"]`, and a root is `[]`.
+    /// Returns the module of a path: `src/datapath/copy.rs` is `["datapath", "copy"]`, and a root
+    /// is `[]`.
     pub(crate) fn module(&self) -> Vec<String> {
         let path = self.path.strip_prefix("src/").unwrap_or(&self.path);
         let path = path.strip_suffix(".rs").unwrap_or(path);
@@ -41,16 +42,17 @@ impl Source {
     }
 }
 
-/// Nobody writes or reads what is here: `tests/proto` says that it is generated.
+/// Folder of generated code, which is not maintained by hand; `tests/proto` checks that it is
+/// generated.
 const GENERATED: &str = "src/grpc/generated";
 
-/// Every `.rs` file below the given folders, in a stable order, but for generated ones.
+/// Returns every `.rs` file below the given folders, in a stable order, except for generated ones.
 pub(crate) fn read(folders: &[&str]) -> Vec<Source> {
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut sources = Vec::new();
     let mut left: Vec<_> = folders.iter().map(|folder| top.join(folder)).collect();
     while let Some(folder) = left.pop() {
-        // Not every project has benches at every time.
+        // A folder such as benches may be missing.
         let Ok(entries) = fs::read_dir(&folder) else {
             continue;
         };
@@ -72,7 +74,7 @@ pub(crate) fn read(folders: &[&str]) -> Vec<Source> {
     sources
 }
 
-/// The files under `src/` that ship: those that only tests reach are left out.
+/// Returns the files under `src/` that ship, without those that only tests reach.
 pub(crate) fn production() -> Vec<Source> {
     let sources = read(&["src"]);
     let reached = reach(&sources);
@@ -81,14 +83,14 @@ pub(crate) fn production() -> Vec<Source> {
     sources
 }
 
-/// How the compiler comes to a file.
+/// Kind of code that reaches a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
     Production,
     Tests,
 }
 
-/// Follows `mod` lines from the roots. A file that is missing here is never compiled.
+/// Follows `mod` lines from the roots. A file without an entry in the result is never compiled.
 pub(crate) fn reach(sources: &[Source]) -> BTreeMap<String, Reach> {
     let by_path: BTreeMap<&str, &Source> = sources
         .iter()
@@ -103,7 +105,7 @@ pub(crate) fn reach(sources: &[Source]) -> BTreeMap<String, Reach> {
         let Some(source) = by_path.get(path.as_str()) else {
             continue;
         };
-        // Production wins where a file is declared twice.
+        // Production takes precedence if a file is declared twice.
         if reached.get(&path) == Some(&Reach::Production) || reached.get(&path) == Some(&reach) {
             continue;
         }
@@ -133,7 +135,8 @@ fn declared(items: &[Item], module: &[String], reach: Reach, found: &mut Vec<(St
     }
 }
 
-/// Whether an item exists only in tests: `#[test]`, `#[cfg(test)]` or `#[cfg(all(test, …))]`.
+/// Returns true if an item exists only in tests: `#[test]`, `#[cfg(test)]` or `#[cfg(all(test,
+/// …))]`.
 pub(crate) fn is_test_code(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path

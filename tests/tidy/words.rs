@@ -1,8 +1,9 @@
-//! Words that stand for something unfinished, unbounded or unsound.
+//! Words that mark unfinished, unbounded or unsound code.
 
 use crate::tree::{self, Source};
 
-/// Banned everywhere, in comments too. Each is written in two halves, so that this file passes.
+/// Words banned everywhere, in comments too. Each is written in two halves, so that this file
+/// passes.
 const UNFINISHED: &[&str] = &[
     concat!("TO", "DO"),
     concat!("FIX", "ME"),
@@ -12,7 +13,7 @@ const UNFINISHED: &[&str] = &[
     concat!("dbg", "!("),
 ];
 
-/// Banned in code; a comment may say why we do without.
+/// Words banned in code; a comment may explain why they are not used.
 const UNBOUNDED: &[&str] = &[
     concat!("unbounded", "_channel"),
     concat!("thread::", "sleep"),
@@ -84,8 +85,9 @@ fn check_ignore(source: &Source) -> Vec<String> {
 
 const NO_REASON: &str = "say why: #[ignore = \"…\"]";
 
-/// A test that sleeps is slow on a good day and wrong on a bad one: it waits for what it wants to
-/// see, under a deadline. Where time itself is what is tested, a comment says so.
+/// Rejects sleeps in tests. A fixed sleep is too long on an idle machine and too short on a loaded
+/// one, so a test waits for an event under a deadline. If time itself is tested, a comment explains
+/// it.
 fn check_sleep(source: &Source) -> Vec<String> {
     let mut findings = Vec::new();
     let mut above = "";
@@ -105,7 +107,7 @@ fn check_sleep(source: &Source) -> Vec<String> {
     findings
 }
 
-/// The part of a line that is not a comment of its own.
+/// Returns the part of a line that is not a whole-line comment.
 fn code(line: &str) -> &str {
     if line.trim_start().starts_with("//") {
         ""
@@ -114,7 +116,7 @@ fn code(line: &str) -> &str {
     }
 }
 
-/// Whether the word stands in the line by itself, not as a piece of a longer one.
+/// Returns true if the line has the word by itself, not as a part of a longer one.
 fn has_word(line: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(start, _)| {
@@ -190,7 +192,7 @@ fn an_unfinished_piece_is_caught() {
             );
         }
     }
-    // Letters inside of something longer, as base64 has them.
+    // Letters inside of something longer, as in base64.
     let longer = format!("\"a{}b\"", UNFINISHED[2]);
     assert_none(&check_unfinished(&Source::new("src/a.rs", &longer)));
 }

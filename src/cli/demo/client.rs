@@ -1,5 +1,5 @@
-//! The client in cluster west: an outer connection to the gateway, and for each request an inner
-//! one through a tunnel, as a ztunnel does for each connection of its application.
+//! Client in cluster west: an outer connection to the gateway, and for each request an inner
+//! connection through a tunnel, as a ztunnel opens for each connection of its application.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::tls::dev::Leaf;
 
 use super::world::{ECHO, ENDPOINT_ID, GATEWAY_ID, World};
 
-/// Requests that are under way at once. One alone would not show the weights: while the tunnel of
-/// the request before it closes, the other endpoint is the less loaded one.
+/// Number of concurrent requests. A single one would not show the weights: while the previous
+/// tunnel closes, the other endpoint has less load.
 const AT_A_TIME: usize = 8;
 
-/// A client with one identity, connected to the gateway.
+/// Client with one identity, connected to the gateway.
 pub(super) struct Caller {
     outer: Client,
     inner_tls: Arc<ClientConfig>,
 }
 
-/// How a number of requests went.
+/// Outcome of a series of requests.
 #[derive(Default)]
 pub(super) struct Tally {
     pub(super) by_endpoint: BTreeMap<String, usize>,
@@ -57,7 +57,7 @@ impl Caller {
         Ok(Self { outer, inner_tls })
     }
 
-    /// Sends `count` requests, a few at a time; none is tried twice.
+    /// Sends `count` requests, at most [`AT_A_TIME`] concurrently, without retries.
     pub(super) async fn requests(
         self: &Arc<Self>,
         count: usize,
@@ -86,7 +86,7 @@ impl Caller {
         }
     }
 
-    /// One request by double HBONE; returns the name of the endpoint that answered it.
+    /// Sends one request by double HBONE, and returns the name of the endpoint that answered.
     pub(super) async fn request(&self) -> anyhow::Result<String> {
         let tunnel = self.outer.tunnel(ECHO).await.context("outer tunnel")?;
         let inner = Client::over(tunnel, &self.inner_tls)
@@ -109,7 +109,7 @@ impl Caller {
         }
     }
 
-    /// The status by which the gateway answers a CONNECT to `authority`.
+    /// Returns the gateway's status for a CONNECT to `authority`.
     pub(super) async fn status(&self, authority: &str) -> anyhow::Result<StatusCode> {
         match self.outer.tunnel(authority).await {
             Ok(_) => Ok(StatusCode::OK),

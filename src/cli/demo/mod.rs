@@ -1,8 +1,8 @@
-//! `strait demo`: the gateway at work, on real TLS, HTTP/2 and sockets, within a minute.
+//! `strait demo`: the gateway with real TLS, HTTP/2 and sockets, within a minute.
 //!
-//! Two clusters on one machine: east has two endpoints, each of which ends its own inner mTLS,
-//! and the gateway, started as the process that users deploy. West has a client that opens double
-//! HBONE through it. Every step checks what it shows; the demo fails if one does not hold.
+//! Two clusters run on one machine. East has two endpoints, each of which terminates its own inner
+//! mTLS, and the gateway, started as the process that users deploy. West has a client that opens
+//! double HBONE through it. Every step checks its result, and the first failure ends the demo.
 
 mod client;
 mod report;
@@ -34,7 +34,7 @@ pub struct Args {
     /// Leave everything running after the last step, until Ctrl-C.
     #[arg(long)]
     keep: bool,
-    /// How many of the two endpoints are killed in the middle; with 2 the demo has to fail.
+    /// Number of the two endpoints that are killed midway; with 2 the demo has to fail.
     #[arg(
         long,
         value_name = "N",
@@ -44,16 +44,16 @@ pub struct Args {
     kill: u8,
 }
 
-/// Requests whose distribution is compared with the weights.
+/// Number of requests whose distribution is compared with the weights.
 const SHARE_REQUESTS: usize = 400;
-/// Requests before and after the kill.
+/// Number of requests before the kill, and after it.
 const KILL_REQUESTS: usize = 100;
-/// Requests of all steps, each of which is one tunnel.
+/// Number of requests of all steps; each is one tunnel.
 const REQUESTS: usize = SHARE_REQUESTS + 2 * KILL_REQUESTS;
-/// How far the share of an endpoint may be from its weight: five standard deviations of a
+/// Limit of the deviation of an endpoint's share from its weight: five standard deviations of a
 /// binomial share, 5 × √(0.25 × 0.75 / 400).
 const SHARE_TOLERANCE: f64 = 0.11;
-/// The longest that the demo may take; `make demo` promises a minute.
+/// Limit of the demo's duration; `make demo` promises a minute.
 const DEADLINE: Duration = Duration::from_secs(55);
 
 /// Runs the demo.
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        // Without it, a signal would leave the gateway's process and the folder behind.
+        // Without handlers, a signal would leave the gateway's process and the folder behind.
         let mut stop = Stop::new()?;
         let mut report = Report::new(args.json);
         let mut world = None;
@@ -155,7 +155,7 @@ async fn kill(
 ) -> anyhow::Result<()> {
     report.begin("kill", "an endpoint is killed in the middle");
     let before = caller.requests(KILL_REQUESTS, |_| {}).await;
-    // The last tunnels are still closing: killed now, they would count as broken ones.
+    // Tunnels that are still closing would count as broken if their endpoint is killed now.
     world.settled("strait_tunnels_open", is_zero).await?;
     let killed = world.kill(args.kill.into()).await;
     let after = caller

@@ -1,4 +1,4 @@
-//! What the demo prints: text with a progress line for people, one JSON object for programs.
+//! Output of the demo: text with a progress line, or one JSON object.
 
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use super::world::World;
 
-/// The demo's output.
 pub(super) struct Report {
     json: bool,
     steps: Vec<Value>,
@@ -25,7 +24,7 @@ impl Report {
         }
     }
 
-    /// A step begins.
+    /// Begins a step.
     pub(super) fn begin(&mut self, name: &'static str, what: &str) {
         self.current = Some((name, Instant::now()));
         if !self.json {
@@ -33,7 +32,7 @@ impl Report {
         }
     }
 
-    /// A line that is written over, where somebody watches.
+    /// Overwrites the progress line, if stderr is a terminal.
     pub(super) fn progress(&self, done: usize, all: usize) {
         if std::io::stderr().is_terminal() {
             eprint!("\r   {done}/{all} requests ");
@@ -44,7 +43,7 @@ impl Report {
         }
     }
 
-    /// A step has its figures. Whether they are good is judged after they were shown.
+    /// Records the figures of a step and prints them. The caller judges them afterwards.
     pub(super) fn done(&mut self, figures: Value, text: &str) {
         if let Some((name, begun)) = self.current {
             let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -56,7 +55,7 @@ impl Report {
         }
     }
 
-    /// Says in an error which step it ended.
+    /// Adds the name of the current step to its error.
     pub(super) fn name_step(&self, error: anyhow::Error) -> anyhow::Error {
         match self.current {
             Some((name, _)) => error.context(format!("step {name} failed")),
@@ -64,7 +63,7 @@ impl Report {
         }
     }
 
-    /// The demo is over; `error` is what did not hold.
+    /// Ends the output; `error` is the failure of the demo, if any.
     pub(super) fn end(&self, error: Option<&anyhow::Error>) {
         if self.json {
             let failed = error.and(self.current).map(|(name, _)| name);
@@ -81,7 +80,7 @@ impl Report {
         let _ = std::io::stdout().flush();
     }
 
-    /// Says how to poke at what was left running.
+    /// Prints commands to try with the processes that were left running.
     pub(super) fn keep(&self, world: &World) {
         if self.json {
             return;

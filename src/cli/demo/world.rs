@@ -1,4 +1,4 @@
-//! The demo's two clusters on one machine: certificates, endpoints, and the gateway's process.
+//! Two clusters on one machine: certificates, endpoints, and the gateway's process.
 
 use std::fs::{File, Permissions};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,25 +19,26 @@ use crate::hbone::{self, Incoming};
 use crate::tls::dev::{Authority, Leaf};
 use crate::tls::{self, Material, TrustedDomain};
 
-/// The service that is exposed to the client.
+/// Service that is exposed to the client.
 pub(super) const ECHO: &str = "echo.app.svc.cluster.local:80";
-/// A service of the mesh that nobody exposes.
+/// Service of the mesh that is not exposed.
 pub(super) const SECRET: &str = "secret.app.svc.cluster.local:80";
 pub(super) const GATEWAY_ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
 pub(super) const ENDPOINT_ID: &str = "spiffe://east.local/ns/app/sa/echo";
 const CLIENT_ID: &str = "spiffe://west.local/ns/shop/sa/checkout";
 const STRANGER_ID: &str = "spiffe://stranger.example/ns/shop/sa/checkout";
-/// The endpoint of weight 1, and that of weight 3.
+/// Endpoint of weight 1; [`LARGE`] has weight 3.
 pub(super) const SMALL: &str = "echo-1";
 const LARGE: &str = "echo-3";
 
 const HBONE_PORT: u16 = 15008;
 const START_DEADLINE: Duration = Duration::from_secs(10);
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
-/// A count is at most one turn of a worker behind, unless the machine is very busy.
+/// Deadline for a count to reach its value. A count is at most one turn of a worker behind, unless
+/// the machine is very busy.
 const SETTLE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Who is who.
+/// Root and certificates of all participants.
 pub(super) struct Identities {
     pub(super) root: String,
     gateway: Leaf,
@@ -63,7 +64,7 @@ impl Identities {
     }
 }
 
-/// Everything that runs.
+/// Running parts of the demo.
 pub(super) struct World {
     pub(super) identities: Identities,
     pub(super) gateway: SocketAddr,
@@ -126,17 +127,17 @@ impl World {
     /// Kills up to `count` endpoints with all their connections; returns their names.
     pub(super) async fn kill(&mut self, count: usize) -> Vec<&'static str> {
         let mut killed = Vec::new();
-        // The larger one first: its loss is felt more.
+        // Kill the larger one first: its loss has more effect.
         for (name, task) in self.endpoints.iter_mut().rev().take(count) {
             task.abort();
-            // Its sockets are closed once the task is gone.
+            // The sockets are closed once the task has ended.
             let _ = task.await;
             killed.push(*name);
         }
         killed
     }
 
-    /// Whether the gateway's process is gone.
+    /// Returns true if the gateway's process has ended.
     pub(super) fn has_exited(&mut self) -> bool {
         !matches!(self.process.try_wait(), Ok(None))
     }
@@ -172,17 +173,17 @@ impl World {
         self.admin_url() + "/config_dump"
     }
 
-    /// The value of one metric, as the gateway's scrape shows it.
+    /// Returns the value of one metric from the gateway's scrape.
     pub(super) async fn metric(&self, name: &str) -> anyhow::Result<f64> {
-        // The admin port's are of this moment, the metrics port's may be a second old.
+        // Values of the admin port are current; those of the metrics port may be a second old.
         let text = self.get(15000, "/stats/prometheus").await?;
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|value| value.trim().parse().ok())
             .with_context(|| format!("the gateway's metrics have no {name}"))
     }
 
-    /// The value of one metric once it is as `wanted`, or after a while as it is: what a client
-    /// sees of a tunnel's end, it sees a moment before the gateway counts it.
+    /// Returns the value of one metric once it satisfies `wanted`, or its last value at the
+    /// deadline. A client sees the end of a tunnel a moment before the gateway counts it.
     pub(super) async fn settled(
         &self,
         name: &str,
@@ -198,8 +199,8 @@ impl World {
         }
     }
 
-    /// The lines of completed tunnels in the gateway's log once they are `wanted`, or after a
-    /// while as they are: the gateway writes its log by a thread of its own, after it has counted.
+    /// Returns the number of log lines of completed tunnels once it reaches `wanted`, or the last
+    /// number at the deadline. The gateway writes its log in a separate thread, after counting.
     pub(super) async fn completed_lines(&self, wanted: usize) -> anyhow::Result<usize> {
         let deadline = Instant::now() + SETTLE_DEADLINE;
         loop {
@@ -230,7 +231,7 @@ impl World {
     }
 }
 
-/// A part of 127.0.0.0/8 that nobody else uses, held by its first endpoint's listener.
+/// Finds an unused part of 127.0.0.0/8, reserved by the returned listener of its first endpoint.
 async fn free_net() -> anyhow::Result<([u8; 2], TcpListener)> {
     for _ in 0..100 {
         let net = [fastrand::u8(1..=250), fastrand::u8(..)];
@@ -247,7 +248,8 @@ fn host([second, third]: [u8; 2], last: u8) -> IpAddr {
     Ipv4Addr::new(127, second, third, last).into()
 }
 
-/// An endpoint: ends the inner mTLS, and answers a request with its own name and the request.
+/// Starts an endpoint that terminates the inner mTLS and answers a request with its own name and
+/// the request.
 fn endpoint(
     identities: &Identities,
     listener: TcpListener,
@@ -267,7 +269,7 @@ fn endpoint(
         move |incoming: Incoming| async move {
             let mut tunnel = incoming.tunnel;
             let mut question = String::new();
-            // A request that breaks off gets no answer, and its client sees the reset.
+            // A truncated request gets no answer, and its client sees the reset.
             if tunnel.read_to_string(&mut question).await.is_ok() {
                 let answer = format!("{name} {question}");
                 let _ = tunnel.write_all(answer.as_bytes()).await;

@@ -1,4 +1,4 @@
-//! `strait explain`: what would become of a tunnel, and why.
+//! `strait explain`: the outcome of a hypothetical tunnel, with its reasons.
 
 mod text;
 
@@ -25,55 +25,54 @@ Examples:
     jq .outcome
   kubectl exec -n istio-system deploy/eastwest -- /strait explain --from … --to …";
 
-/// Explains what would become of a tunnel: which service is meant and why, the rule that allows or
-/// refuses it and what to write to change that, the tiers of endpoints, the odds of each, and why
-/// the others are out.
+/// Explains the outcome of a hypothetical tunnel: its service, the rule that allows or rejects it
+/// and the change that would alter that, the tiers of endpoints, the probability of each endpoint,
+/// and the reasons why others are not used.
 ///
-/// The running gateway answers, by its loads and ejections of now, as for `strait status`; with -c
-/// the files do, as a gateway that starts with them would be, at rest. Certificates and keys need
-/// not exist then: one warning names those that do not. Nobody is dialled, and nothing is counted
-/// or logged.
+/// The running gateway answers, with its current loads and ejections, as for `strait status`; with
+/// -c the answer comes from the files, as for a gateway that has just started with them.
+/// Certificates and keys need not exist with -c: one warning names those that do not. The command
+/// dials nothing, and nothing is counted or logged.
 ///
-/// Exits 0 if the tunnel would be opened, 1 if it would be refused, 2 if the question is wrong or
-/// nobody answers.
+/// Exits 0 if the tunnel would be opened, 1 if it would be rejected, 2 if the arguments are wrong
+/// or the gateway does not answer.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Who asks: the identity of the peer's certificate. Not for TLS listeners, where the gateway
-    /// sees none.
+    /// Identity in the peer's certificate. Not for TLS listeners, where the gateway sees none.
     #[arg(long, value_name = "spiffe://TD/ns/NS/sa/SA")]
     from: Option<String>,
-    /// The peer's cluster, one of `trust.clusters`, where the issuer of its certificate says it;
-    /// without it an issuer that no cluster has.
+    /// Cluster of the peer, one of `trust.clusters`, if the issuer of its certificate determines
+    /// it; without it an issuer that no cluster has.
     #[arg(long, value_name = "NAME")]
     cluster: Option<String>,
-    /// What the peer asks for: the authority of its CONNECT.
+    /// Authority of the peer's CONNECT.
     #[arg(long, value_name = "HOST:PORT")]
     to: Option<String>,
-    /// The server name of its TLS: on a TLS listener, or inside the tunnel where that is looked
-    /// at. Empty is a hello without one.
+    /// Server name of the peer's TLS: on a TLS listener, or inside the tunnel if the gateway reads
+    /// it. Empty is a ClientHello without one.
     #[arg(long, value_name = "NAME")]
     sni: Option<String>,
-    /// What its TLS offers by ALPN.
+    /// ALPN protocols that the peer's TLS offers.
     #[arg(long, value_name = "PROTOCOL", value_delimiter = ',')]
     alpn: Vec<String>,
-    /// The listener by its name in the configuration; without it the first one of HBONE, or the
-    /// only one of TLS.
+    /// Name of the listener in the configuration; without it the first HBONE listener, or the only
+    /// TLS listener.
     #[arg(long, value_name = "NAME")]
     listener: Option<String>,
-    /// What the peer says by x-istio-source.
+    /// Value of the peer's x-istio-source header.
     #[arg(long, value_name = "WHAT", value_parser = ["waypoint", "gateway"])]
     origin: Option<String>,
-    /// The peer's address, for `sources` of a listener and for policies that ask for it.
+    /// Address of the peer, for `sources` of a listener and for policies that match it.
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
-    /// All endpoints; without it the 50 likeliest.
+    /// All endpoints; without it the 50 most probable.
     #[arg(long)]
     all: bool,
     /// JSON instead of text.
     #[arg(long)]
     json: bool,
-    /// The configuration to look at instead of a running gateway.
+    /// Configuration to use instead of a running gateway.
     #[arg(short, long, value_name = "FILE", conflicts_with = "admin")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -96,7 +95,7 @@ impl Args {
     }
 }
 
-/// Asks, prints the answer, and exits by it.
+/// Requests the explanation, prints it, and returns the exit code for it.
 pub(super) fn run(args: &Args) -> ExitCode {
     let question = args.question();
     if let Some(file) = &args.config {
@@ -142,7 +141,7 @@ fn printed(answer: &Answer, json: bool) -> ExitCode {
         true => serde_json::to_string_pretty(answer).unwrap_or_default() + "\n",
         false => text::page(answer),
     };
-    // A reader that has seen enough is no error.
+    // A reader that closes the pipe is not an error.
     let _ = std::io::stdout().write_all(text.as_bytes());
     match answer.outcome.opened {
         true => ExitCode::SUCCESS,

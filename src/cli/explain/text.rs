@@ -1,12 +1,12 @@
-//! An answer as text for a terminal.
+//! Rendering of an explanation as text for a terminal.
 
 use crate::admin::columns::{self, plain};
 use crate::datapath::explain::{Answer, EndpointRow, EntryRow, GroupRow, Leg};
 
-/// Odds below this are those of an endpoint that serves only when no other is left.
+/// Limit below which odds are printed as 0: the endpoint serves only if no other is left.
 const NONE: f64 = 1e-9;
 
-/// The whole answer.
+/// Renders the whole answer.
 pub(super) fn page(answer: &Answer) -> String {
     let mut page = Page(String::new());
     let (peer, listener) = (&answer.peer, &answer.listener);

@@ -1,16 +1,16 @@
-//! The first bytes that answer a ClientHello: a TLS alert in the clear, as a gateway sends to
-//! refuse it, or the answer of `strait load serve --after-hello`.
+//! First bytes that answer a ClientHello: a TLS alert in the clear, which rejects it, or the answer
+//! of `strait load serve --after-hello`.
 
 use std::fmt;
 
-/// Record header and body of an alert (RFC 8446 sections 5.1 and 6).
+/// Length of an alert's record header and body (RFC 8446 sections 5.1 and 6).
 pub(super) const ALERT_BYTES: usize = 7;
 
 /// The answer of `strait load serve --after-hello` to a ClientHello: a record with the type of a
-/// ServerHello alone. Gateways may take an endpoint that answers nothing for dead.
+/// ServerHello alone. A gateway may treat an endpoint that answers nothing as failed.
 pub(super) const ANSWER: [u8; 6] = [22, 3, 3, 0, 1, 2];
 
-/// An alert by its description code.
+/// Alert, by its description code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Alert(u8);
 
@@ -21,14 +21,14 @@ pub(super) enum Beginning {
     Alert(Alert),
     /// [`ANSWER`], and what follows it.
     Answer,
-    /// Too few bytes to tell.
+    /// Too few bytes to classify.
     Open,
     /// Anything else.
     Payload,
 }
 
 impl Beginning {
-    /// Tells an alert record and an answer from other bytes.
+    /// Classifies the first bytes of a connection.
     pub(super) fn of(bytes: &[u8]) -> Self {
         if bytes.starts_with(&ANSWER) {
             return Self::Answer;
@@ -37,7 +37,7 @@ impl Beginning {
             return Self::Open;
         }
         let fits = |(at, byte): (usize, &u8)| match (at, *byte) {
-            // The type alert, a legacy version, a length of two, a level.
+            // Type alert, a legacy version, a length of two, a level.
             (0, 21) | (1, 3) | (2, 0..=4) | (3, 0) | (4, 2) | (5, 1 | 2) => true,
             (at, _) => at >= 6,
         };

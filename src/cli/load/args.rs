@@ -1,4 +1,4 @@
-//! What can be asked of `strait load`, and the plan that it makes.
+//! Arguments of `strait load`, and the [`Plan`] that results from them.
 
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use rustls::NamedGroup;
 
 use super::units;
 
-/// A kind of work.
+/// Kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Up,
@@ -22,55 +22,55 @@ pub(super) enum Work {
     Mixed,
 }
 
-/// What every kind of work needs.
+/// Arguments of every kind of work.
 #[derive(Clone, Debug, clap::Args)]
 struct Common {
-    /// The gateway.
+    /// Address of the gateway.
     #[arg(long, value_name = "HOST:PORT")]
     to: String,
-    /// What tunnels ask for; of several, each tunnel takes the next one.
+    /// Authority of the tunnels; if repeated, each tunnel takes the next one.
     #[arg(long, value_name = "HOST:PORT", required_unless_present = "sni")]
     authority: Vec<String>,
-    /// Use bare connections in place of tunnels, each with a ClientHello of this name first.
+    /// Use bare connections instead of tunnels, each beginning with a ClientHello of this name.
     ///
-    /// For TLS listeners, to endpoints by `serve --after-hello`. Of several names, each connection
-    /// takes the next one. The ALPN protocol is `istio`.
+    /// For TLS listeners, with endpoints by `serve --after-hello`. If repeated, each connection
+    /// takes the next name. The ALPN protocol is `istio`.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["authority", "double"])]
     sni: Vec<String>,
-    /// Our certificate chain.
+    /// Certificate chain of the client.
     #[arg(long, value_name = "FILE", required_unless_present = "sni")]
     chain: Option<PathBuf>,
-    /// Its key.
+    /// Key of the certificate.
     #[arg(long, value_name = "FILE", required_unless_present = "sni")]
     key: Option<PathBuf>,
-    /// Roots by which the other side is judged; any SPIFFE identity under them will do.
+    /// Roots for the server's certificate; any SPIFFE identity under them is accepted.
     #[arg(long, value_name = "FILE", required_unless_present = "sni")]
     roots: Option<PathBuf>,
     /// Carry the streams in a second mTLS connection, one through each connection's tunnel.
     #[arg(long)]
     double: bool,
-    /// What the inner tunnels ask for, if not the same as the outer one.
+    /// Authority of the inner tunnels, if not that of the outer one.
     #[arg(long, value_name = "HOST:PORT", requires = "double")]
     inner_authority: Vec<String>,
     /// Certificate chain of the inner connections, if not that of the outer ones.
     #[arg(long, value_name = "FILE", requires_all = ["double", "inner_key"])]
     inner_chain: Option<PathBuf>,
-    /// Its key.
+    /// Key of the inner certificate.
     #[arg(long, value_name = "FILE", requires_all = ["double", "inner_chain"])]
     inner_key: Option<PathBuf>,
-    /// Roots by which the inner server is judged, if not the same.
+    /// Roots for the inner server's certificate, if not those of the outer connections.
     #[arg(long, value_name = "FILE", requires = "double")]
     inner_roots: Option<PathBuf>,
-    /// Connections to the gateway.
+    /// Number of connections to the gateway.
     #[arg(long, value_name = "N", default_value = "1")]
     connections: NonZeroUsize,
-    /// For how long, after everything is open.
+    /// Duration, from when everything is open.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::seconds)]
     seconds: Duration,
     /// Window of each HTTP/2 stream [default: 4MiB, stall: 64KiB].
     #[arg(long, value_name = "SIZE", value_parser = units::window)]
     window: Option<NonZeroU32>,
-    /// The one key exchange to offer; else those that peers know, the post-quantum one first.
+    /// The only key exchange to offer; without it all supported ones, the post-quantum one first.
     #[arg(long, value_enum, value_name = "GROUP")]
     key_exchange: Option<KeyExchange>,
     /// Print one JSON object instead of text.
@@ -78,7 +78,7 @@ struct Common {
     json: bool,
 }
 
-/// A key exchange of TLS. Gateways do not agree by themselves on one, and their costs differ.
+/// TLS key exchange. Gateways negotiate different ones by default, and their costs differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum KeyExchange {
     X25519,
@@ -87,7 +87,7 @@ enum KeyExchange {
     X25519MlKem768,
 }
 
-/// A certificate with its key, and the roots that others are judged by, as PEM files.
+/// PEM files: a certificate chain, its key, and the roots that verify the other side.
 #[derive(Clone, Debug)]
 pub(super) struct Files {
     pub(super) chain: PathBuf,
@@ -100,13 +100,13 @@ pub(super) struct Files {
 pub(super) struct Bulk {
     #[command(flatten)]
     common: Common,
-    /// Streams of each connection.
+    /// Number of streams of each connection.
     #[arg(long, value_name = "N", default_value = "1")]
     streams: NonZeroUsize,
     /// Bytes of each tunnel, such as 64KiB; without it, tunnels do not end.
     #[arg(long, value_name = "SIZE", value_parser = units::size)]
     size: Option<NonZeroU64>,
-    /// Tunnels per second, over all streams; without it, each follows the last one.
+    /// Tunnels per second, over all streams; without it, each follows the previous one.
     #[arg(long, value_name = "N", requires = "size")]
     rate: Option<NonZeroU64>,
 }
@@ -116,7 +116,7 @@ pub(super) struct Bulk {
 pub(super) struct Requests {
     #[command(flatten)]
     common: Common,
-    /// Streams of each connection.
+    /// Number of streams of each connection.
     #[arg(long, value_name = "N", default_value = "1")]
     streams: NonZeroUsize,
     #[command(flatten)]
@@ -137,8 +137,8 @@ struct Request {
     /// Bytes of a request, and of its answer, such as 64KiB.
     #[arg(long, value_name = "SIZE", default_value = "128", value_parser = units::request_size)]
     size: NonZeroU64,
-    /// Requests per second, over all streams; latency then counts from when each was due.
-    /// Without it, each request follows the last one's answer.
+    /// Requests per second, over all streams; latency is then measured from when each was due.
+    /// Without it, each request follows the previous answer.
     #[arg(long, value_name = "N")]
     rate: Option<NonZeroU64>,
 }
@@ -148,45 +148,45 @@ struct Request {
 pub(super) struct Idle {
     #[command(flatten)]
     held: Held,
-    /// Send so much through every fourth stream first, and read it back; needs an echo.
+    /// Bytes to send through every fourth stream first, and to read back; needs an echo.
     #[arg(long, value_name = "SIZE", value_parser = units::request_size)]
     burst: Option<NonZeroU64>,
 }
 
-/// Arguments of `stall`, and some of `idle`.
+/// Arguments of `stall`, and some of those of `idle`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Held {
     #[command(flatten)]
     common: Common,
-    /// Streams of each connection.
+    /// Number of streams of each connection.
     #[arg(long, value_name = "N", default_value = "1")]
     streams: NonZeroUsize,
 }
 
-/// Everything that a run is told.
+/// Complete parameters of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) work: Work,
     pub(super) to: String,
     pub(super) authorities: Vec<String>,
-    /// Names for bare connections; empty where there are tunnels.
+    /// Server names for bare connections; empty for tunnels.
     pub(super) server_names: Vec<String>,
-    /// None where there are bare connections.
+    /// None for bare connections.
     pub(super) files: Option<Files>,
-    /// The inner connection's files and authorities, where there is one. No authority of its own
-    /// stands for the outer one.
+    /// Files and authorities of the inner connections, if there are any. An empty list of
+    /// authorities means the outer one.
     pub(super) inner: Option<(Files, Vec<String>)>,
     pub(super) connections: usize,
-    /// Streams of each connection, without the two further ones of `mixed`.
+    /// Number of streams of each connection, without the two extra ones of `mixed`.
     pub(super) streams: usize,
-    /// Bytes of an operation, or of a burst; none where there is neither.
+    /// Bytes of an operation or a burst; none if the work has neither.
     pub(super) size: Option<NonZeroU64>,
-    /// Operations per second, over all streams; none is the closed loop.
+    /// Operations per second, over all streams; none means a closed loop.
     pub(super) rate: Option<NonZeroU64>,
     pub(super) time: Duration,
-    /// Bytes of each stream's window.
+    /// Window of each stream, in bytes, if not the default.
     window: Option<NonZeroU32>,
-    /// The only one to offer.
+    /// The only key exchange to offer.
     pub(super) key_exchange: Option<NamedGroup>,
     pub(super) json: bool,
 }
@@ -237,7 +237,7 @@ impl Common {
     }
 }
 
-/// All three files; none where one of them was not named.
+/// Returns all three files, or none if one of them is missing.
 pub(super) fn files(
     chain: Option<PathBuf>,
     key: Option<PathBuf>,
@@ -283,17 +283,18 @@ impl Held {
     }
 }
 
-/// As ztunnel's client has it.
+/// Default window of a stream, in bytes, as in ztunnel's client.
 const WINDOW: u32 = 4 << 20;
-/// HTTP/2's own default: a reader that never reads needs no more.
+/// Default window of a stream of `stall`, in bytes, about HTTP/2's own default. A stream that is
+/// never read needs no more.
 const STALL_WINDOW: u32 = 64 << 10;
-/// As ztunnel's client has it.
+/// Lower limit of a connection's window, in bytes, as in ztunnel's client.
 const CONNECTION_WINDOW_MIN: u32 = 16 << 20;
-/// The most that HTTP/2 allows, 2^31 - 1.
+/// Upper limit of a window in HTTP/2, 2^31 - 1 (RFC 9113 section 6.9.1).
 const CONNECTION_WINDOW_MAX: u32 = i32::MAX.unsigned_abs();
 
 impl Plan {
-    /// The window of each stream, in bytes.
+    /// Returns the window of each stream, in bytes.
     pub(super) fn stream_window(&self) -> u32 {
         let default = match self.work {
             Work::Stall => STALL_WINDOW,
@@ -302,7 +303,8 @@ impl Plan {
         self.window.map_or(default, NonZeroU32::get)
     }
 
-    /// The window of each connection, in bytes: room for all streams to be full but one.
+    /// Returns the window of each connection, in bytes: the sum of the windows of its streams, with
+    /// the two extra ones of `mixed`, so that full streams do not block the others.
     pub(super) fn connection_window(&self) -> u32 {
         let streams = u32::try_from(self.streams).unwrap_or(u32::MAX);
         let all = self
@@ -327,7 +329,7 @@ impl Work {
     }
 }
 
-/// The example in a command's help.
+/// Returns the example in a command's help.
 pub(super) fn example(command: &str, more: &str) -> String {
     format!(
         "Example:\n  strait load {command} --to 10.0.0.1:15008 --authority echo.global:80 \

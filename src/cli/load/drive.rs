@@ -1,4 +1,4 @@
-//! A run from its first connection to its report.
+//! Run of a plan, from its first connection to its report.
 
 use std::cell::Cell;
 use std::num::NonZeroU64;
@@ -21,28 +21,28 @@ use super::slot::{Job, Run, Slot};
 use super::tally::Tally;
 use super::target::{Line, Target};
 
-/// Connections that are opened at a time: a gateway lets only so many handshakes of one source in.
+/// Number of connections that are opened concurrently: gateways limit the handshakes of one source.
 const OPENING_AT_A_TIME: usize = 32;
-/// Four TLS records, and the most that a tunnel takes at once.
+/// Bytes of a chunk: four TLS records, and the most that a tunnel takes at once.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// How long gateways may take for a goodbye.
+/// Deadline for closing a connection in order.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// What a run took.
+/// Duration and cost of a run.
 pub(super) struct Took {
-    /// From when everything was open until the last operation had ended.
+    /// Time from when everything was open until the last operation ended.
     pub(super) time: Duration,
-    /// Of this process, meanwhile.
+    /// CPU time of this process in that time.
     pub(super) cpu: Duration,
-    /// A signal ended it early.
+    /// True if a signal ended the run early.
     pub(super) interrupted: bool,
 }
 
-/// Does what the plan says.
+/// Runs the plan.
 ///
 /// # Errors
-/// It could not begin: a file cannot be used, a name has no address, or a signal came first. What
-/// goes wrong with the gateway is in the report.
+/// The run could not begin: a file cannot be used, a name has no address, or a signal came first.
+/// Failures of the gateway are in the report.
 pub(super) async fn drive(plan: Plan) -> anyhow::Result<Report> {
     let mut stop = Stop::new()?;
     let run = Rc::new(Run::new(plan).await?);
@@ -53,7 +53,7 @@ pub(super) async fn drive(plan: Plan) -> anyhow::Result<Report> {
         slots = open(&run, &lines) => slots,
         () = stop.asked() => bail!("stopped before everything was open"),
     };
-    // Figures of less than was asked for would mislead.
+    // Figures for a smaller load than requested would mislead.
     let (slots, took) = match run.tally.failures.get() {
         0 => work(&run, slots, &mut stop).await?,
         _ => (slots, Took::nothing()),
@@ -95,15 +95,15 @@ impl Took {
     }
 }
 
-/// Bytes that are always the same and nothing can compress.
+/// Returns incompressible bytes that are the same in every run.
 fn noise(count: usize) -> Bytes {
     let mut bytes = vec![0; count];
     fastrand::Rng::with_seed(0).fill(&mut bytes);
     bytes.into()
 }
 
-/// Opens all connections, and the tunnels that are no part of an operation. What cannot be opened
-/// is a failure.
+/// Opens all connections, and the tunnels that are not part of an operation. Each one that cannot
+/// be opened counts as a failure.
 async fn open(run: &Rc<Run>, lines: &[Rc<Line>]) -> Vec<Slot> {
     let mut slots = Vec::new();
     let mut opening = JoinSet::new();
@@ -124,7 +124,7 @@ async fn open_line(run: Rc<Run>, line: Rc<Line>) -> Vec<Slot> {
     let count = jobs.len();
     let mut waiting = jobs.into_iter().map(|job| Slot::new(&run, &line, job));
     let mut slots = Vec::new();
-    // The first one hears from the server how many there may be. Where it fails, so will all.
+    // The first slot learns the server's limit of streams. If it fails, so would all others.
     if let Some(first) = waiting.next() {
         slots.extend(prepare(Rc::clone(&run), first, count).await);
     }
@@ -141,21 +141,21 @@ async fn open_line(run: Rc<Run>, line: Rc<Line>) -> Vec<Slot> {
     slots
 }
 
-/// Makes a slot ready to work, on a connection with so many; none if that fails.
+/// Prepares a slot on a connection with `streams` streams; returns none if that fails.
 async fn prepare(run: Rc<Run>, mut slot: Slot, streams: usize) -> Option<Slot> {
     let prepared = slot.prepare(streams).await;
     prepared.map_err(|error| run.tally.failed(&error)).ok()?;
     Some(slot)
 }
 
-/// What a task has made; one that panicked is a failure.
+/// Returns the result of a task. A panic counts as a failure.
 fn joined<T>(run: &Run, ended: Option<Result<T, tokio::task::JoinError>>) -> Option<T> {
     ended?
         .map_err(|stopped| run.tally.failed(&stopped.into()))
         .ok()
 }
 
-/// Lets all slots work until the time is over.
+/// Runs every slot until the time is over.
 async fn work(
     run: &Rc<Run>,
     slots: Vec<Slot>,
@@ -189,7 +189,7 @@ async fn work(
         let kind = "due, but no stream was free to begin it; use more --streams or a lower --rate";
         run.tally.failed_often(missed as u64, kind.to_owned());
     }
-    // Those under way have their deadlines; a second signal does not wait for them.
+    // Operations under way have their own deadlines. A second signal does not wait for them.
     tokio::select! {
         () = all(&mut working, &mut slots) => {}
         () = stop.asked() => {}
@@ -204,7 +204,7 @@ async fn work(
     Ok((slots, took))
 }
 
-/// Ends all tunnels and connections in good order, as far as the gateway goes along.
+/// Closes all tunnels and connections in order, as far as the gateway does so within the deadlines.
 async fn part(slots: Vec<Slot>, lines: Vec<Rc<Line>>) {
     let mut parting = JoinSet::new();
     for mut slot in slots {
@@ -219,7 +219,7 @@ async fn part(slots: Vec<Slot>, lines: Vec<Rc<Line>>) {
     while parting.join_next().await.is_some() {}
 }
 
-/// What this process has used of the processor so far.
+/// Returns the CPU time of this process so far.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::try_from(time).unwrap_or_default()

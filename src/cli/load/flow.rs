@@ -13,30 +13,30 @@ use crate::hbone::Tunnel;
 
 use super::alert::{ALERT_BYTES, ANSWER, Beginning};
 
-/// Bytes that one read takes from a bare connection at most.
+/// Limit of one read from a bare connection, in bytes.
 const READ_BYTES: usize = 256 * 1024;
 
-/// A stream of bytes in both directions, each of which ends by itself.
+/// Bidirectional byte stream. Each direction ends by itself.
 pub(super) enum Flow {
     Tunnel(Tunnel),
     Bare(Bare),
 }
 
-/// A bare connection. Of its first bytes a TLS alert is an error, and the endpoint's answer to the
-/// ClientHello is no payload.
+/// Bare connection. A TLS alert in its first bytes is an error, and the endpoint's answer to the
+/// ClientHello is not payload.
 pub(super) struct Bare {
     stream: TcpStream,
-    /// The first bytes, until they are handed out.
+    /// First bytes, until they are returned.
     head: BytesMut,
-    /// Their classification as payload. `false` while they may still be an alert or [`ANSWER`].
+    /// True if the first bytes are payload. False while they may still be an alert or [`ANSWER`].
     is_payload: bool,
 }
 
 impl Flow {
-    /// Sends `bytes` as there is room; ready once none is left.
+    /// Sends `bytes` as the peer takes them; ready once none are left.
     ///
     /// # Errors
-    /// It is broken.
+    /// The stream is broken.
     pub(super) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -48,7 +48,7 @@ impl Flow {
         }
     }
 
-    /// The next bytes as they came; none at the end. One that waits holds no buffer.
+    /// Returns the next bytes as they arrive, or none at the end. A pending stream holds no buffer.
     ///
     /// # Errors
     /// As [`Flow::poll_send`].
@@ -75,7 +75,7 @@ impl Flow {
         poll_fn(|cx| self.poll_chunk(cx)).await
     }
 
-    /// Ends our direction.
+    /// Ends the sending direction.
     ///
     /// # Errors
     /// As [`Flow::poll_send`].
@@ -86,7 +86,7 @@ impl Flow {
         }
     }
 
-    /// Waits until it is broken, while nobody reads.
+    /// Waits until the stream is broken, without reading.
     pub(super) async fn broken(&mut self) -> io::Error {
         match self {
             Self::Tunnel(tunnel) => tunnel.broken().await,
@@ -137,7 +137,7 @@ impl Bare {
         }
     }
 
-    /// Takes some of the first bytes.
+    /// Processes a part of the first bytes.
     ///
     /// # Errors
     /// They are a TLS alert.
@@ -155,7 +155,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Returns the alert that came before a write failed, else the write's own error.
+    /// Returns the alert that arrived before a write failed, else the write's own error.
     fn why(&mut self, error: io::Error) -> io::Error {
         while !self.is_payload {
             let mut bytes = [0; ALERT_BYTES];
@@ -173,7 +173,7 @@ impl Bare {
         error
     }
 
-    /// Waits until it is broken, while nobody reads but the first bytes.
+    /// Waits until the connection is broken, and reads only its first bytes.
     ///
     /// # Errors
     /// They are a TLS alert, or the wait failed.

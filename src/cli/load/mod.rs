@@ -1,9 +1,9 @@
-//! `strait load`: work for a gateway, measured at its client, and the endpoints for it.
+//! `strait load`: load generator for gateways, measured at the client, and its endpoints.
 //!
-//! `args` become a plan. `drive` opens what the plan asks for, lets a `slot` for each stream work
-//! until the time is over, and makes a `report` of what the `tally` counted; `pace` says when an
-//! operation is due; a `flow` is what bytes go through. All of it is one thread, so that what the
-//! load costs stays on one processor.
+//! `args` parses the arguments into a plan. `drive` opens connections and tunnels, runs a `slot`
+//! for each stream until the time is over, and makes a `report` from the `tally`. `pace` schedules
+//! operations. A `flow` carries bytes. Everything runs in one thread, so that the cost of the load
+//! stays on one processor.
 
 mod alert;
 mod args;
@@ -29,13 +29,13 @@ use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
 use args::{Bulk, Handshakes, Held, Idle, Requests, Work};
 
-/// Makes work for an HBONE gateway and measures it, or serves the endpoints for that.
+/// Generates load for an HBONE gateway and measures it, or serves the endpoints for that.
 ///
-/// By --sni it works on bare connections through a TLS listener, one for each stream.
+/// With --sni it uses bare connections through a TLS listener, one for each stream.
 ///
-/// Exits 0 if every operation succeeded, 1 if any failed (the report says how), 2 if the arguments
-/// are wrong. Ctrl-C ends it early, with the report so far and the same exit codes. An operation
-/// has 10 s. A stream that fails ten times in a row gives up.
+/// Exits 0 if every operation succeeded, 1 if any failed (the report lists the failures), 2 if the
+/// arguments are wrong. Ctrl-C ends it early, with the report so far and the same exit codes. An
+/// operation has 10 s. A stream gives up after ten failures in a row.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -45,16 +45,16 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Sends to a sink: bytes that have arrived, per second; needs `serve --mode sink`.
+    /// Sends to a sink and reports the delivered bytes per second; needs `serve --mode sink`.
     ///
     /// Without --size each stream sends until the time is over, ends its direction, and waits until
-    /// the sink has ended too. With --size an operation is one tunnel with so many bytes.
+    /// the sink has ended too. With --size an operation is one tunnel with that many bytes.
     #[command(after_help = args::example("up", "--streams 16"))]
     Up(Bulk),
-    /// Receives from a source: bytes per second; needs `serve --mode source`.
+    /// Receives from a source and reports bytes per second; needs `serve --mode source`.
     ///
     /// Without --size each stream receives until the time is over. With --size an operation is one
-    /// tunnel with so many bytes.
+    /// tunnel with that many bytes.
     #[command(after_help = args::example("down", "--size 1MiB --streams 4"))]
     Down(Bulk),
     /// Sends requests and reads them back, on tunnels that stay open; needs `serve --mode echo`.
@@ -65,8 +65,8 @@ enum What {
     Churn(Requests),
     /// Opens a connection for each request; needs `serve --mode echo`.
     ///
-    /// That is TCP, mTLS without resumption, HTTP/2, and one tunnel. --connections says how many
-    /// are made at a time.
+    /// A connection is TCP, mTLS without resumption, HTTP/2, and one tunnel. --connections limits
+    /// the number that is opened concurrently.
     #[command(after_help = args::example("handshake", "--connections 4"))]
     Handshake(Handshakes),
     /// Opens tunnels and holds them; one that ends is a failure.
@@ -74,13 +74,13 @@ enum What {
     Idle(Idle),
     /// Opens tunnels to a source and never reads; needs `serve --mode source`.
     ///
-    /// The window of a stream is 64 KiB here, unless --window says otherwise.
+    /// The default of --window is 64 KiB here.
     #[command(after_help = args::example("stall", "--streams 100"))]
     Stall(Held),
     /// As rr, beside a bulk and a stalled stream of the same connection; needs `serve --mode echo`.
     ///
-    /// The bulk stream sends and receives as fast as it can; the stalled one sends twice its window
-    /// and never reads, so that the gateway is left with the half that it cannot deliver.
+    /// The bulk stream sends and receives as fast as possible. The stalled stream sends twice its
+    /// window and never reads, so that the gateway holds the half that it cannot deliver.
     #[command(after_help = args::example("mixed", "--streams 8 --rate 200"))]
     Mixed(Requests),
     /// Serves an endpoint for the other commands, until Ctrl-C.
@@ -96,7 +96,7 @@ const EXAMPLES: &str = "Example, with deploy/local and the certificates of `stra
 
 `strait load COMMAND --help` has an example of each.";
 
-/// Runs `strait load`, and tells how it went.
+/// Runs `strait load` and returns its exit code.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     crate::app::raise_descriptor_limit();
     let runtime = runtime()?;

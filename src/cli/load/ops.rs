@@ -1,4 +1,4 @@
-//! Work that consists of operations: each succeeds or fails, and takes some time.
+//! Work that consists of operations: each succeeds or fails, and has a duration.
 
 use std::future::poll_fn;
 use std::io;
@@ -14,7 +14,7 @@ use super::serve;
 use super::slot::{Job, Run};
 use super::target::{Line, Open, add};
 
-/// Whether the job consists of operations.
+/// Returns true if the job consists of operations.
 pub(super) fn is_operation(job: Job, plan: &Plan) -> bool {
     match job {
         Job::Rr | Job::Churn | Job::Handshake => true,
@@ -23,15 +23,16 @@ pub(super) fn is_operation(job: Job, plan: &Plan) -> bool {
     }
 }
 
-/// Whether each operation of the job opens a tunnel.
+/// Returns true if each operation of the job opens a tunnel.
 pub(super) fn opens_tunnels(job: Job, plan: &Plan) -> bool {
     is_operation(job, plan) && job != Job::Rr
 }
 
-/// Does one operation. What it leaves in `open` is for the next one, or to be ended by the caller.
+/// Runs one operation. A tunnel that it leaves in `open` is for the next operation, or for the
+/// caller to end.
 ///
 /// # Errors
-/// How it failed.
+/// The operation failed; the error has the reason.
 pub(super) async fn operate(
     run: &Run,
     line: &Line,
@@ -61,7 +62,7 @@ pub(super) async fn operate(
     }
 }
 
-/// Sends a request and reads it back, both at once: an echo that cannot send stops reading.
+/// Sends a request and reads it back concurrently: an echo that cannot send stops reading.
 pub(super) async fn exchange(run: &Run, tunnel: &mut Flow) -> anyhow::Result<()> {
     let request = &run.request;
     let mut left = request.clone();
@@ -85,7 +86,7 @@ pub(super) async fn exchange(run: &Run, tunnel: &mut Flow) -> anyhow::Result<()>
     .await
 }
 
-/// Ends our direction, and waits until the other side has ended its own.
+/// Ends the sending direction, and waits for the end of the other.
 pub(super) async fn end(tunnel: &mut Flow) -> anyhow::Result<()> {
     tunnel.shutdown().await?;
     while tunnel.chunk().await?.is_some() {}
@@ -97,7 +98,7 @@ async fn up(run: &Run, tunnel: &mut Flow) -> anyhow::Result<()> {
     end(tunnel).await
 }
 
-/// Sends so many bytes.
+/// Sends `left` bytes.
 pub(super) async fn send(run: &Run, tunnel: &mut Flow, mut left: u64) -> io::Result<()> {
     while left > 0 {
         let mut part = run.chunk.clone();
@@ -126,7 +127,7 @@ async fn down(run: &Run, tunnel: &mut Flow) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells a source how many bytes are wanted.
+/// Requests `bytes` bytes from a source.
 pub(super) async fn order(tunnel: &mut Flow, bytes: u64) -> io::Result<()> {
     let order: [u8; serve::ORDER_BYTES] = bytes.to_be_bytes();
     tunnel.send(Bytes::copy_from_slice(&order)).await

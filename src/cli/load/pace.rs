@@ -1,8 +1,8 @@
-//! When the next operation is due: after the last one, or by a schedule.
+//! Schedule of operations: each is due after the previous one (closed loop), or at a fixed rate.
 //!
-//! By a schedule, an operation is due whether or not the gateway keeps up, and whoever measures it
-//! counts from then. Otherwise a gateway that stops for a second would hide the requests that
-//! nobody sent meanwhile (coordinated omission).
+//! At a fixed rate, an operation is due even if the gateway does not keep up, and its latency
+//! counts from then. Otherwise a gateway that stops for a second would hide the requests that were
+//! not sent meanwhile (coordinated omission).
 
 use std::cell::Cell;
 use std::io;
@@ -19,10 +19,11 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How long operations that were due may still begin after the end: a busy moment is no overload.
+/// Time after the end in which operations that were due may still begin. A short delay is not an
+/// overload.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The pace of a run.
+/// Schedule of a run.
 pub(super) struct Pace {
     begun: Cell<Instant>,
     time: Duration,
@@ -33,14 +34,16 @@ pub(super) struct Pace {
 struct Schedule {
     /// Operations per second.
     rate: u64,
-    /// Operations that slots have taken.
+    /// Number of operations that a slot has taken.
     taken: Cell<u64>,
-    /// One permit for each operation that is due and not taken. Fair: who waited longest is next.
+    /// One permit for each operation that is due and not taken. The semaphore is fair: the slot
+    /// that waited longest is next.
     due: Semaphore,
 }
 
 impl Pace {
-    /// Operations for `time`, `rate` of them a second; without a rate, as fast as they go.
+    /// Creates a schedule of `rate` operations per second for `time`, or a closed loop without a
+    /// rate.
     pub(super) fn new(time: Duration, rate: Option<NonZeroU64>) -> Self {
         let schedule = rate.map(|rate| Schedule {
             rate: rate.get(),
@@ -55,7 +58,7 @@ impl Pace {
         }
     }
 
-    /// Waits until an operation is due, and returns when that was; none when the time is over.
+    /// Waits until an operation is due, and returns its due time; none when the time is over.
     pub(super) async fn next(&self) -> Option<Instant> {
         let Some(schedule) = &self.schedule else {
             return (!self.over.is_cancelled()).then(Instant::now);
@@ -71,11 +74,11 @@ impl Pace {
         self.over.cancelled().await;
     }
 
-    /// Begins now, and leads to the end of the time: makes operations due, with `wait` to wait for
-    /// a moment.
+    /// Begins now, and releases operations as they become due, until the time is over. `wait` waits
+    /// until an instant.
     ///
     /// # Errors
-    /// Those of `wait`.
+    /// Errors of `wait`.
     pub(super) async fn lead(
         &self,
         mut wait: impl AsyncFnMut(Instant) -> io::Result<()>,
@@ -108,7 +111,7 @@ impl Pace {
         timeout(GRACE, taken).await.unwrap_or(Ok(()))
     }
 
-    /// Ends the run, and returns how many operations were due and have not begun.
+    /// Ends the run, and returns the number of operations that were due and have not begun.
     pub(super) fn end(&self) -> usize {
         self.over.cancel();
         let Some(schedule) = &self.schedule else {
@@ -122,21 +125,21 @@ impl Pace {
 const SECOND: u128 = 1_000_000_000;
 
 impl Schedule {
-    /// When the operation of this number is due, from the begin on.
+    /// Returns the due time of an operation, relative to the beginning.
     fn after(&self, number: u64) -> Duration {
         let nanos = u128::from(number) * SECOND / u128::from(self.rate);
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// How many operations are due before this moment.
+    /// Returns the number of operations that are due before `time`.
     fn until(&self, time: Duration) -> u64 {
         let due = (time.as_nanos() * u128::from(self.rate)).div_ceil(SECOND);
         u64::try_from(due).unwrap_or(u64::MAX)
     }
 }
 
-/// A timer of the kernel's: tokio's own counts in milliseconds, which is longer than most requests
-/// take.
+/// Timer of the kernel (timerfd). Timers of tokio have a resolution of a millisecond, which is
+/// longer than most requests take.
 pub(super) struct Alarm(AsyncFd<OwnedFd>);
 
 impl Alarm {
@@ -150,14 +153,14 @@ impl Alarm {
         Ok(Self(AsyncFd::new(timer)?))
     }
 
-    /// Waits for a moment, and hardly longer.
+    /// Waits until `moment`, with a delay well below a millisecond.
     pub(super) async fn wait(&self, moment: Instant) -> io::Result<()> {
         let left = moment.saturating_duration_since(Instant::now());
         let Ok(value) = left.try_into() else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         if left.is_zero() {
-            // What is due is done by others, who need their turn.
+            // Yields to the tasks of the run, which do the operations that are due.
             tokio::task::yield_now().await;
             return Ok(());
         }
@@ -165,7 +168,8 @@ impl Alarm {
             it_interval: Timespec::default(),
             it_value: value,
         };
-        // Setting it again also forgets that it has fired, so that nothing has to be read from it.
+        // Setting the timer again also clears its expiration, so that nothing has to be read from
+        // it.
         timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &once)?;
         self.0.readable().await?.clear_ready();
         Ok(())
@@ -193,8 +197,8 @@ mod tests {
         pace.end()
     }
 
-    /// One slot whose operations take 1 ms, but for the tenth, which takes `stall`; returns how
-    /// many operations there were, and how many of them took more than 100 ms.
+    /// Runs one slot with operations of 1 ms, except for the tenth, which takes `stall`. Returns
+    /// the number of operations, and the number of those that took more than 100 ms.
     async fn slot(pace: &Pace, stall: Duration) -> (u64, u64) {
         let tally = Tally::new().unwrap();
         while let Some(due) = pace.next().await {
@@ -248,7 +252,7 @@ mod tests {
         let (missed, (all, slow)) =
             tokio::join!(lead(&pace), slot(&pace, Duration::from_millis(500)));
         assert_eq!((missed, all), (0, 200));
-        // 50 were due in the 500 ms; those of the first 400 ms and some behind them were late.
+        // 50 were due in the 500 ms. Those of the first 400 ms and some after them were late.
         assert!((40..=50).contains(&slow), "{slow}");
     }
 
@@ -265,7 +269,7 @@ mod tests {
         let pace = pace(1_000, Some(5_000));
         let (missed, (all, _)) = tokio::join!(lead(&pace), slot(&pace, Duration::ZERO));
         assert_eq!(missed as u64 + all, 5_000);
-        // A second, and a second of grace, of a millisecond or two each.
+        // One second, and one second of grace, with one or two milliseconds for each.
         assert!((900..=2_010).contains(&all), "{all}");
     }
 

@@ -1,5 +1,5 @@
-//! A line that says how it goes, on stderr: written over each second where somebody watches, and
-//! added every ten seconds where it ends up in a file.
+//! Progress line on stderr: rewritten each second on a terminal, appended every ten seconds
+//! elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::rc::Rc;
@@ -12,10 +12,10 @@ use super::units;
 
 const WATCHED: Duration = Duration::from_secs(1);
 const LOGGED: Duration = Duration::from_secs(10);
-/// Goes to the begin of the line, and clears it.
+/// Escape sequence that returns to the start of the line and clears it.
 const CLEAR: &str = "\r\x1b[K";
 
-/// Shows how it goes until it is dropped.
+/// Shows the progress until the time of the run is over.
 pub(super) async fn show(run: Rc<Run>) {
     let watched = std::io::stderr().is_terminal();
     let every = if watched { WATCHED } else { LOGGED };
@@ -26,14 +26,13 @@ pub(super) async fn show(run: Rc<Run>) {
     loop {
         ticks.tick().await;
         if begun.elapsed() >= run.plan.time {
-            // The report is next.
             return;
         }
         let now = Counts::now(&run);
         let line = line(&run, begun.elapsed(), &last, &now);
         if watched {
             eprint!("{CLEAR}{line}");
-            // A terminal that is gone makes no difference to the run.
+            // A terminal that is gone does not affect the run.
             let _ = std::io::stderr().flush();
         } else {
             eprintln!("{line}");
@@ -42,7 +41,7 @@ pub(super) async fn show(run: Rc<Run>) {
     }
 }
 
-/// Takes the line away, for what is printed next.
+/// Clears the line for further output.
 pub(super) fn clear() {
     if std::io::stderr().is_terminal() {
         eprint!("{CLEAR}");

@@ -1,4 +1,4 @@
-//! The figures of a run: aligned text for people, one JSON object for programs.
+//! Figures of a run: aligned text, or one JSON object.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use super::drive::Took;
 use super::slot::Run;
 use super::units::{bytes, short};
 
-/// What a run has measured. README.md lists its fields; they are stable.
+/// Results of a run. README.md lists the fields; they are stable.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     work: &'static str,
@@ -45,7 +45,7 @@ pub(super) struct Report {
     failures_by_kind: BTreeMap<String, u64>,
 }
 
-/// Quantiles, in microseconds.
+/// Latency quantiles, in microseconds.
 #[derive(Debug, Serialize)]
 struct Latency {
     mean: f64,
@@ -103,7 +103,7 @@ impl Report {
         }
     }
 
-    /// What went wrong most often, for those who look at nothing else; none if all went well.
+    /// Returns a summary with the most frequent failure, or none if nothing failed.
     pub(super) fn complaint(&self) -> Option<String> {
         let (kind, _) = self
             .failures_by_kind
@@ -112,7 +112,7 @@ impl Report {
         Some(format!("{} failed, most often: {kind}", self.failures))
     }
 
-    /// 0 if nothing failed, else 1.
+    /// Returns 0 if nothing failed, else 1.
     pub(super) fn exit_code(&self) -> ExitCode {
         match self.failures {
             0 => ExitCode::SUCCESS,
@@ -120,7 +120,7 @@ impl Report {
         }
     }
 
-    /// Prints it.
+    /// Prints the report.
     ///
     /// # Errors
     /// Standard output cannot be written.
@@ -134,7 +134,7 @@ impl Report {
             self.write(&mut out)
         };
         match printed {
-            // Whoever reads this may have seen enough.
+            // A reader that closes the pipe is not an error.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             printed => printed,
         }
@@ -228,7 +228,7 @@ fn plural(count: u64, what: &str) -> String {
 }
 
 impl Latency {
-    /// None where there were no operations.
+    /// Returns none if there were no operations.
     fn new(run: &Run) -> Option<Self> {
         let nanos = run.tally.latency();
         let us = |nanos: f64| (nanos / 100.0).round() / 10.0;

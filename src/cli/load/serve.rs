@@ -1,7 +1,8 @@
 //! `strait load serve`: the endpoint behind the gateway.
 //!
-//! An echo sends back what it gets, and a sink drops it; both end when their client does. A source
-//! is told by eight bytes, the most significant one first, how many bytes to send, and then ends.
+//! An echo sends the received bytes back, and a sink drops them; both end when their client does. A
+//! source first reads the number of bytes to send, as eight bytes in big-endian order, and ends
+//! after it has sent them.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -33,36 +34,36 @@ use super::target::material;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Where to listen; port 0 takes a free one.
+    /// Address to listen on; port 0 takes a free one.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8080")]
     bind: SocketAddr,
-    /// What to do with a connection, or with a tunnel.
+    /// Handling of a connection, or of a tunnel.
     #[arg(long, value_enum, default_value_t = Mode::Echo)]
     mode: Mode,
-    /// Drop and answer a ClientHello first, as connections by `--sni` begin with one.
+    /// Drop and answer a ClientHello first; connections by `--sni` begin with one.
     #[arg(long, conflicts_with = "hbone")]
     after_hello: bool,
-    /// Speak HBONE, as a workload's ztunnel does, and serve its tunnels; else plain TCP.
+    /// Serve HBONE tunnels, as a workload's ztunnel does; without it plain TCP.
     #[arg(long, requires_all = ["chain", "key", "roots"])]
     hbone: bool,
     /// Certificate chain, with --hbone.
     #[arg(long, value_name = "FILE", requires = "hbone")]
     chain: Option<PathBuf>,
-    /// Its key.
+    /// Key of the certificate.
     #[arg(long, value_name = "FILE", requires = "hbone")]
     key: Option<PathBuf>,
-    /// Roots by which clients are judged; any identity under them will do.
+    /// Roots for the clients' certificates; any identity under them is accepted.
     #[arg(long, value_name = "FILE", requires = "hbone")]
     roots: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Mode {
-    /// Send back what comes: for rr, churn, handshake, mixed and idle.
+    /// Send received bytes back: for rr, churn, handshake, mixed and idle.
     Echo,
-    /// Drop what comes: for up.
+    /// Drop received bytes: for up.
     Sink,
-    /// Send as much as is asked for: for down and stall.
+    /// Send as many bytes as requested: for down and stall.
     Source,
 }
 
@@ -71,29 +72,29 @@ const EXAMPLES: &str = "Examples:
   strait load serve --mode echo --bind 10.0.0.1:15008 --hbone \\
     --chain endpoint.crt --key endpoint.key --roots root.crt";
 
-/// What a source is told first.
+/// Length of the order that a source reads first: the number of bytes to send.
 pub(super) const ORDER_BYTES: usize = size_of::<u64>();
-/// The order for bytes without an end.
+/// Order for an endless stream.
 pub(super) const ENDLESS: u64 = u64::MAX;
 
-/// What is read from a socket, and written to it, at once.
+/// Bytes of one read from a socket, or of one write to it.
 const BUFFER_BYTES: usize = 256 * 1024;
-/// What is handed to a tunnel at once.
+/// Bytes of one write to a tunnel.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// Gateways may dial for all their tunnels at once.
+/// Length of the listen backlog. Gateways may dial for all their tunnels at once.
 const BACKLOG: u32 = 4096;
-/// Until descriptors are free again.
+/// Pause after a failed accept, until descriptors are free again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 thread_local! {
-    /// Where sockets are read into, so that a connection that waits holds no buffer.
+    /// Shared read buffer, so that a waiting connection holds none.
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; BUFFER_BYTES]);
 }
 
-/// Serves until a signal comes.
+/// Serves until a signal arrives.
 ///
 /// # Errors
-/// It cannot listen, or a certificate cannot be used.
+/// The listener failed, or a certificate cannot be used.
 pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
     let mut stop = Stop::new()?;
     let listener = listen(args.bind).with_context(|| format!("cannot listen on {}", args.bind))?;
@@ -106,7 +107,7 @@ pub(super) async fn serve(args: &Args) -> anyhow::Result<()> {
             let chunk = Bytes::from(vec![0; CHUNK_BYTES]);
             let handle = move |Incoming { mut tunnel, .. }: Incoming| {
                 let chunk = chunk.clone();
-                // How a tunnel ends is its client's affair.
+                // The client reports how its tunnel ended.
                 async move { drop(serve_tunnel(mode, &mut tunnel, &chunk).await) }
             };
             Box::pin(hbone::serve(listener, tls, handle))
@@ -164,7 +165,7 @@ async fn serve_plain(mode: Mode, after_hello: bool, listener: TcpListener) {
         };
         let chunk = Arc::clone(&chunk);
         spawn_local(async move {
-            // How a connection ends is its client's affair.
+            // The client reports how its connection ended.
             let _ = serve_stream(mode, after_hello, stream, &chunk).await;
         });
     }
@@ -198,12 +199,13 @@ async fn serve_stream(
         }
     }
     stream.shutdown().await?;
-    // What is unread when a socket is closed would make a reset of its end.
+    // Unread bytes would turn the close of the socket into a reset.
     while read(&mut stream, |_, _| Ok(())).await?.is_some() {}
     Ok(())
 }
 
-/// Reads one TLS record, which is a whole hello: type, version, length, and so many bytes.
+/// Reads one TLS record, which holds the whole ClientHello: type, version, length, and that many
+/// bytes.
 async fn skip_hello(stream: &mut TcpStream) -> io::Result<()> {
     let mut head = [0; 5];
     stream.read_exact(&mut head).await?;
@@ -213,7 +215,7 @@ async fn skip_hello(stream: &mut TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads what has come and gives it to `take`; none at the end.
+/// Reads the available bytes and passes them to `take`; returns none at the end.
 async fn read<T>(
     stream: &mut TcpStream,
     mut take: impl FnMut(&TcpStream, &[u8]) -> io::Result<T>,
@@ -232,7 +234,7 @@ async fn read<T>(
     .await
 }
 
-/// Sends what fits at once, and returns the rest.
+/// Sends as many bytes as the socket takes at once, and returns the rest.
 fn send_back(stream: &TcpStream, bytes: &[u8]) -> io::Result<Vec<u8>> {
     let sent = match stream.try_write(bytes) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => 0,

@@ -1,4 +1,4 @@
-//! A slot: what does one operation after the other, or moves one stream.
+//! Worker that repeats one kind of operation, or moves one stream.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,30 +14,30 @@ use super::target::{Line, Open, Target};
 use super::watchdog::Watchdog;
 use super::{ops, streams};
 
-/// A slot that fails so often without a success between has nobody to talk to.
+/// Limit of failures in a row, after which a slot gives up.
 const FAILURES_IN_A_ROW: u32 = 10;
-/// After a failure, so that a gateway that refuses all is not flooded by it.
+/// Pause after a failure, so that a gateway that rejects everything is not flooded.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long the other side may take to end what we have ended.
+/// Deadline for the other side to end a tunnel that the slot has ended.
 const PARTING: Duration = Duration::from_secs(1);
-/// How long a tunnel that we have reset may take to fall silent.
+/// Time in which bytes of a tunnel still arrive after its reset.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// What all slots of a run share.
+/// State that every slot of a run shares.
 pub(super) struct Run {
     pub(super) plan: Plan,
     pub(super) target: Rc<Target>,
     pub(super) pace: Pace,
     pub(super) tally: Tally,
-    /// A request.
+    /// Bytes of one request.
     pub(super) request: Bytes,
-    /// What streams without an end send again and again.
+    /// Bytes that endless streams send repeatedly.
     pub(super) chunk: Bytes,
-    /// Streams that were left idle so far.
+    /// Number of idle streams that have begun.
     pub(super) idle: Cell<u64>,
 }
 
-/// What a slot does.
+/// Work of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
     Up,
@@ -47,14 +47,14 @@ pub(super) enum Job {
     Handshake,
     Idle,
     Stall,
-    /// Sends to an echo and reads what comes back, as fast as it goes.
+    /// Sends to an echo and reads back, as fast as possible.
     Pump,
     /// Sends two windows to an echo and never reads.
     Clog,
 }
 
 impl Job {
-    /// The jobs of one connection.
+    /// Returns the jobs of one connection.
     pub(super) fn of_connection(plan: &Plan) -> Vec<Self> {
         let each = match plan.work {
             Work::Up => Self::Up,
@@ -73,7 +73,7 @@ impl Job {
     }
 }
 
-/// A job, and the tunnel that it is done in.
+/// Job, with the tunnel that it uses.
 pub(super) struct Slot {
     run: Rc<Run>,
     line: Rc<Line>,
@@ -93,10 +93,10 @@ impl Slot {
         }
     }
 
-    /// Opens what is not part of an operation, on a connection that is to have so many streams.
+    /// Opens everything that is not part of an operation, on a connection for `streams` streams.
     ///
     /// # Errors
-    /// It could not be opened, or the server does not allow so many.
+    /// The connection or tunnel failed, or the server allows fewer streams.
     pub(super) async fn prepare(&mut self, streams: usize) -> anyhow::Result<()> {
         if self.job == Job::Handshake {
             return Ok(());
@@ -159,8 +159,8 @@ impl Slot {
         }
     }
 
-    /// Ends its tunnel as a client does that is done, where the other side will do so too; resets
-    /// it elsewhere. A connection of its own is closed.
+    /// Ends the tunnel in order if the other side will end it too; resets it otherwise. A
+    /// connection that only this slot uses is closed.
     pub(super) async fn part(&mut self) {
         let Some(Open {
             mut tunnel,
@@ -174,7 +174,7 @@ impl Slot {
         }
         drop(tunnel);
         if matches!(self.job, Job::Down | Job::Stall | Job::Clog) {
-            // What is still on its way to us has to be read, or closing would reset the connection.
+            // Bytes under way have to be read, or closing would reset the connection.
             sleep(SETTLE).await;
         }
         if self.job == Job::Handshake

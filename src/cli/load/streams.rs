@@ -1,4 +1,4 @@
-//! Work that consists of streams: they last until the time is over.
+//! Work that consists of streams, which last until the time is over.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -15,16 +15,16 @@ use super::slot::{Job, Run};
 use super::target::add;
 use super::watchdog::Watchdog;
 
-/// A burst goes through each fourth idle stream.
+/// Interval of the idle streams that carry a burst.
 const BURST_EVERY: u64 = 4;
 
-/// What a stream does until something is wrong with it.
+/// Result of a stream that ends only with an error.
 type Endless = anyhow::Result<Infallible>;
 
-/// Moves one stream until the time is over.
+/// Runs one stream until the time is over.
 ///
 /// # Errors
-/// It broke, ended, or made no progress.
+/// The stream broke, ended, or made no progress.
 pub(super) async fn stream(
     run: &Run,
     job: Job,
@@ -49,7 +49,7 @@ pub(super) async fn stream(
     }
     match job {
         Job::Up => {
-            // The sink ends when it has all bytes: from then on they count as delivered.
+            // The sink ends when it has all bytes. Only then they count as delivered.
             watchdog.guard(ops::end(tunnel)).await
         }
         Job::Stall => {
@@ -67,7 +67,7 @@ async fn up(run: &Run, tunnel: &mut Flow, watchdog: &mut Watchdog, left: &mut By
     }
 }
 
-/// Sends what is left of a chunk, or a further one.
+/// Sends the rest of a chunk, or a new one.
 fn send_more(
     run: &Run,
     tunnel: &mut Flow,
@@ -93,11 +93,11 @@ async fn down(run: &Run, tunnel: &mut Flow, watchdog: &mut Watchdog) -> Endless 
     }
 }
 
-/// Progress in either direction is progress.
+/// Moves bytes in both directions. Progress in either one restarts the deadline.
 async fn pump(run: &Run, tunnel: &mut Flow, watchdog: &mut Watchdog, left: &mut Bytes) -> Endless {
     loop {
         let part = poll_fn(|cx| -> Poll<io::Result<_>> {
-            // Reads first: what comes back makes room for what is sent.
+            // Reads first: an echo that cannot send stops reading.
             if let Poll::Ready(chunk) = tunnel.poll_chunk(cx)? {
                 return Poll::Ready(Ok(chunk));
             }
@@ -118,9 +118,9 @@ async fn stall(tunnel: &mut Flow) -> Endless {
     Err(tunnel.broken().await.into())
 }
 
-/// Sends two windows of a stream and never reads: what comes back fills our window, and the other
-/// half is left to the gateway and the endpoint. Sending on until nothing more fits would measure
-/// something else: some gateways let one stream have most of their connection's window.
+/// Sends two windows of a stream and never reads. One half fills our window, and the other half
+/// stays in the gateway and the endpoint. Sending until nothing more fits would measure something
+/// else: some gateways let one stream use most of their connection's window.
 async fn clog(run: &Run, tunnel: &mut Flow) -> Endless {
     ops::send(run, tunnel, 2 * u64::from(run.plan.stream_window())).await?;
     Err(tunnel.broken().await.into())
@@ -138,7 +138,8 @@ async fn idle(run: &Run, tunnel: &mut Flow) -> Endless {
     }
 }
 
-/// The bytes that came and were not read. Nothing else runs meanwhile, so none come anew.
+/// Returns the number of bytes that arrived and were not read. Nothing else runs meanwhile, so no
+/// further bytes arrive.
 fn waiting(tunnel: &mut Flow) -> u64 {
     let mut cx = Context::from_waker(Waker::noop());
     let mut bytes = 0;

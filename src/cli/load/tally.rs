@@ -1,4 +1,4 @@
-//! What is counted while a run goes on.
+//! Counters of a run.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -9,24 +9,23 @@ use hdrhistogram::Histogram;
 
 use super::target::add;
 
-/// Kinds of failures that are told apart; a gateway may answer each operation in other words.
+/// Limit of distinct kinds of failures. A gateway may answer each operation with another message.
 const KINDS_MAX: usize = 20;
 const OTHERS: &str = "others";
-/// Three digits of every latency are kept, from a nanosecond to hours.
+/// Significant digits of each latency, from a nanosecond to hours.
 const DIGITS: u8 = 3;
 
-/// The counts of a run.
 pub(super) struct Tally {
-    /// Operations that succeeded.
+    /// Number of operations that succeeded.
     pub(super) operations: Cell<u64>,
-    /// Bytes that were sent; in the end those of failed tunnels too.
+    /// Number of bytes sent, including those of failed tunnels.
     pub(super) sent: Cell<u64>,
     pub(super) received: Cell<u64>,
-    /// Tunnels that stayed open to the end.
+    /// Number of tunnels that stayed open to the end.
     pub(super) held: Cell<u64>,
     pub(super) failures: Cell<u64>,
     kinds: RefCell<BTreeMap<String, u64>>,
-    /// In nanoseconds.
+    /// Latencies, in nanoseconds.
     latency: RefCell<Histogram<u64>>,
 }
 
@@ -44,20 +43,20 @@ impl Tally {
         })
     }
 
-    /// An operation succeeded, so long after it was due.
+    /// Counts a successful operation; `latency` is the time since it was due.
     pub(super) fn done(&self, latency: Duration) {
         add(&self.operations, 1);
         let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        // The histogram grows as needed, so that this cannot fail.
+        // The histogram resizes itself, so this cannot fail.
         let _ = self.latency.borrow_mut().record(nanos);
     }
 
-    /// An operation or a stream failed.
+    /// Counts a failure of an operation or a stream.
     pub(super) fn failed(&self, error: &anyhow::Error) {
         self.failed_often(1, describe(error));
     }
 
-    /// So many failed, all in the same way.
+    /// Counts `count` failures of one kind.
     pub(super) fn failed_often(&self, count: u64, kind: String) {
         if count == 0 {
             return;
@@ -69,18 +68,18 @@ impl Tally {
         *kinds.entry(kind).or_default() += count;
     }
 
-    /// How often each kind of failure came.
+    /// Returns the number of failures of each kind.
     pub(super) fn kinds(&self) -> BTreeMap<String, u64> {
         self.kinds.borrow().clone()
     }
 
-    /// The latencies, in nanoseconds.
+    /// Returns the latencies, in nanoseconds.
     pub(super) fn latency(&self) -> Histogram<u64> {
         self.latency.borrow().clone()
     }
 }
 
-/// An error with its causes, each told once: many errors tell theirs themselves.
+/// Formats an error with its causes. Many errors include their cause, which is not repeated.
 fn describe(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {

@@ -1,4 +1,4 @@
-//! Whom the work is sent to: connections, single or double, and the tunnels in them; or bare ones.
+//! Gateway under load: connections, single or double, with their tunnels; or bare connections.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -20,26 +20,26 @@ use crate::tls::{self, Material};
 use super::args::{Files, Plan};
 use super::flow::{Bare, Flow};
 
-/// What is read from a socket at once: TLS by itself would ask for 4 KiB at a time.
+/// Bytes of one read from a socket. TLS by itself would read 4 KiB at a time.
 const READ_BYTES: usize = 64 * 1024;
-/// HTTP/2's own default, and the least that h2 works with.
+/// Size of a frame: HTTP/2's default, and the minimum of h2.
 const FRAME_BYTES: u32 = 16 * 1024;
 
-/// The random of a ClientHello: behind the heads of the record and of the message, and the version
-/// (RFC 8446 sections 4, 4.1.2 and 5.1).
+/// Position of the random in a ClientHello: after the headers of the record and of the message, and
+/// the version (RFC 8446 sections 4, 4.1.2 and 5.1).
 const RANDOM: Range<usize> = 11..43;
 
-/// How the gateway is reached, and how often it was.
+/// Address and transport of the gateway, with counts of what was opened.
 pub(super) struct Target {
     address: SocketAddr,
     way: Way,
     pub(super) counts: Counts,
 }
 
-/// How bytes get through the gateway.
+/// Transport through the gateway.
 enum Way {
     Hbone(Hbone),
-    /// By bare connections; these are the hellos that they begin with.
+    /// Bare connections, with the ClientHellos that they begin with.
     Bare(Turns<Bytes>),
 }
 
@@ -52,20 +52,20 @@ struct Hbone {
 
 struct Inner {
     tls: Arc<ClientConfig>,
-    /// None where inner tunnels ask for what the outer one asked for.
+    /// None if inner tunnels use the authority of the outer one.
     authorities: Option<Turns<String>>,
 }
 
-/// What was opened so far.
+/// Counts of connections and tunnels opened so far.
 #[derive(Default)]
 pub(super) struct Counts {
-    /// Connections to the gateway.
+    /// Number of connections to the gateway.
     pub(super) connections: Cell<u64>,
-    /// Tunnels that carry work; those of inner connections, where these exist.
+    /// Number of tunnels that carry work: those of inner connections, if there are any.
     pub(super) tunnels: Cell<u64>,
-    /// Tunnels that carry inner connections.
+    /// Number of tunnels that carry inner connections.
     pub(super) outer_tunnels: Cell<u64>,
-    /// What the last connection to the gateway has agreed on.
+    /// Key exchange and cipher suite of the last connection to the gateway.
     pub(super) agreed: Cell<Option<(NamedGroup, CipherSuite)>>,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn add(count: &Cell<u64>, more: u64) {
     count.set(count.get() + more);
 }
 
-/// Authorities, or hellos, that take turns.
+/// Round-robin list of authorities or ClientHellos.
 struct Turns<T> {
     all: Vec<T>,
     next: Cell<usize>,
@@ -94,14 +94,14 @@ impl<T> Turns<T> {
     }
 }
 
-/// A connection that carries streams. Dropping it ends them all.
+/// Connection that carries streams. Dropping it ends all of them.
 pub(super) struct Connection {
     client: Client,
-    /// The connection below, in one of whose tunnels this one runs, and what that asked for.
+    /// Outer connection, if one of its tunnels carries this one, with the authority of that tunnel.
     outer: Option<(Client, String)>,
 }
 
-/// A tunnel, with the connection that it is in; or a bare connection, which is in none.
+/// Tunnel with its connection, or a bare connection without one.
 pub(super) struct Open {
     pub(super) tunnel: Flow,
     pub(super) connection: Option<Rc<Connection>>,
@@ -131,7 +131,7 @@ impl Target {
         })
     }
 
-    /// The way by tunnels, where it is that.
+    /// Returns the HBONE transport; fails for bare connections.
     fn hbone(&self) -> anyhow::Result<&Hbone> {
         match &self.way {
             Way::Hbone(hbone) => Ok(hbone),
@@ -147,10 +147,10 @@ impl Target {
         Ok(stream)
     }
 
-    /// Opens a connection.
+    /// Opens a connection, and an inner connection through it if the plan has one.
     ///
     /// # Errors
-    /// TCP, TLS or HTTP/2 failed, of either connection of two.
+    /// TCP, TLS or HTTP/2 failed, on either connection.
     pub(super) async fn connect(&self) -> anyhow::Result<Connection> {
         let hbone = self.hbone()?;
         let stream = BufReader::with_capacity(READ_BYTES, self.tcp().await?);
@@ -176,7 +176,7 @@ impl Target {
     /// Opens a tunnel in a connection.
     ///
     /// # Errors
-    /// It was refused, or the connection is gone.
+    /// The tunnel was rejected, or the connection is closed.
     pub(super) async fn tunnel(&self, connection: &Connection) -> anyhow::Result<Tunnel> {
         let hbone = self.hbone()?;
         let turns = match &hbone.inner {
@@ -192,8 +192,8 @@ impl Target {
         Ok(tunnel)
     }
 
-    /// Opens a bare connection and sends its hello, with a random of its own as every client's:
-    /// one that comes again and again is a loop of routes to a gateway.
+    /// Opens a bare connection and sends its ClientHello, with a new random. A gateway would take
+    /// repeated ones for a routing loop.
     async fn bare(&self, hellos: &Turns<Bytes>) -> anyhow::Result<Open> {
         let mut stream = self.tcp().await?;
         let mut hello = hellos.next().to_vec();
@@ -231,7 +231,7 @@ impl Hbone {
     }
 }
 
-/// The hello of a client that wants `name`, by Istio's protocol for the gateways that ask for it.
+/// Returns a ClientHello for `name`, with ALPN `istio` for the gateways that require it.
 fn hello(name: &String) -> anyhow::Result<Bytes> {
     let mut config = ClientConfig::builder()
         .with_root_certificates(RootCertStore::empty())
@@ -254,10 +254,10 @@ impl Open {
 }
 
 impl Connection {
-    /// Fails if the server does not let it have so many tunnels: the last ones would wait forever.
+    /// Fails if the server allows fewer streams, because the last ones would wait forever.
     ///
     /// # Errors
-    /// It says how many there may be.
+    /// The error has the server's limit.
     pub(super) fn has_room(&self, streams: usize) -> anyhow::Result<()> {
         let most = self.client.tunnels_max();
         ensure!(
@@ -268,10 +268,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Says goodbye: GOAWAY and close_notify, of both connections.
+    /// Closes both connections, with GOAWAY and close_notify.
     pub(super) async fn close(self) {
         let Self { client, outer } = self;
-        // How the other side takes it makes no difference any more.
+        // The result no longer matters.
         let _ = client.close().await;
         if let Some((outer, _)) = outer {
             let _ = outer.close().await;
@@ -279,11 +279,11 @@ impl Connection {
     }
 }
 
-/// One connection at a time, opened again when it broke.
+/// Connection that is opened again after it broke.
 pub(super) struct Line {
     target: Rc<Target>,
     connection: RefCell<Option<Rc<Connection>>>,
-    /// Held while it is opened, so that one is for all.
+    /// Held while the connection is opened, so that every slot uses the same one.
     opening: tokio::sync::Mutex<()>,
 }
 
@@ -296,7 +296,7 @@ impl Line {
         }
     }
 
-    /// The connection, which is opened if there is none.
+    /// Returns the connection, which it opens if there is none.
     ///
     /// # Errors
     /// As [`Target::connect`].
@@ -319,7 +319,7 @@ impl Line {
         current.as_ref().filter(alive).map(Rc::clone)
     }
 
-    /// Opens what later tunnels need: nothing where connections are bare.
+    /// Opens the connection for later tunnels; does nothing for bare connections.
     ///
     /// # Errors
     /// As [`Target::connect`].
@@ -333,7 +333,7 @@ impl Line {
     /// Opens a tunnel, or a bare connection.
     ///
     /// # Errors
-    /// It was refused, or there is no connection.
+    /// The tunnel was rejected, or there is no connection.
     pub(super) async fn open(&self) -> anyhow::Result<Open> {
         if let Way::Bare(hellos) = &self.target.way {
             return self.target.bare(hellos).await;
@@ -342,7 +342,7 @@ impl Line {
         match self.target.tunnel(&connection).await {
             Ok(tunnel) => Ok(Open::new(tunnel, connection)),
             Err(error) => {
-                // A connection that drains is not closed, and yet of no use any more.
+                // A draining connection is not closed, but takes no more tunnels.
                 if !matches!(error.downcast_ref(), Some(ConnectError::Refused(_))) {
                     self.give_up(&connection);
                 }
@@ -369,7 +369,7 @@ impl Line {
         current.take_if(|current| Rc::ptr_eq(current, connection));
     }
 
-    /// Closes the connection, if nobody else has a part of it.
+    /// Closes the connection, unless others still use it.
     pub(super) async fn close(&self) {
         let connection = self.connection.take().and_then(Rc::into_inner);
         if let Some(connection) = connection {

@@ -1,4 +1,4 @@
-//! Sizes and times, as people write and read them.
+//! Parsing and formatting of sizes and durations.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
@@ -13,14 +13,14 @@ const SIZES: &[(&str, u64)] = &[
     ("B", 1),
     ("", 1),
 ];
-/// A request is held in memory once, and a stream's whole window may be.
+/// Limit of a request. It is held in memory once, and a stream's whole window may be.
 const REQUEST_BYTES_MAX: u64 = 1 << 30;
-/// The most that HTTP/2 allows.
+/// Limit of a window in HTTP/2 (RFC 9113 section 6.9.1).
 const WINDOW_BYTES_MAX: u64 = (1 << 31) - 1;
-/// A day: beyond it, somebody meant milliseconds.
+/// Limit of a duration, one day. A larger number probably means milliseconds.
 const SECONDS_MAX: f64 = 86_400.0;
 
-/// Reads `128`, `64KiB` or `1.5MB`, without the fraction.
+/// Parses a whole number of bytes, such as `128`, `64KiB` or `1MB`.
 pub(super) fn size(text: &str) -> Result<NonZeroU64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit());
     let (number, unit) = text.split_at(digits.unwrap_or(text.len()));
@@ -31,7 +31,7 @@ pub(super) fn size(text: &str) -> Result<NonZeroU64, String> {
         .ok_or_else(|| "write a whole number of bytes, such as 128, 64KiB or 1MB".to_owned())
 }
 
-/// Reads the size of a request.
+/// Parses the size of a request.
 pub(super) fn request_size(text: &str) -> Result<NonZeroU64, String> {
     let size = size(text)?;
     match size.get() <= REQUEST_BYTES_MAX {
@@ -40,14 +40,14 @@ pub(super) fn request_size(text: &str) -> Result<NonZeroU64, String> {
     }
 }
 
-/// Reads the size of a window.
+/// Parses the size of a window.
 pub(super) fn window(text: &str) -> Result<NonZeroU32, String> {
     let size = Some(size(text)?).filter(|size| size.get() <= WINDOW_BYTES_MAX);
     size.and_then(|size| NonZeroU32::try_from(size).ok())
         .ok_or_else(|| format!("a window has at most {WINDOW_BYTES_MAX} bytes"))
 }
 
-/// Reads `10` or `0.5` seconds.
+/// Parses seconds, such as `10` or `0.5`.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|&seconds| seconds <= SECONDS_MAX);
     seconds
@@ -56,7 +56,7 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "write a number of seconds, such as 10 or 0.5".to_owned())
 }
 
-/// `12.3 MB`, in three digits.
+/// Formats a size in three digits, such as `12.3 MB`.
 pub(super) fn bytes(bytes: f64) -> String {
     let units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
     match units.iter().find(|(size, _)| bytes >= *size) {
@@ -65,7 +65,7 @@ pub(super) fn bytes(bytes: f64) -> String {
     }
 }
 
-/// Three digits, or as many as the whole part has.
+/// Formats a number in three digits, or in as many as its whole part has.
 pub(super) fn short(number: f64) -> String {
     match number {
         number if number >= 100.0 => format!("{number:.0}"),

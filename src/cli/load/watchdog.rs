@@ -1,4 +1,4 @@
-//! The time that an operation has.
+//! Deadline of an operation.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -8,11 +8,11 @@ use std::time::Duration;
 use anyhow::anyhow;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// How long an operation may take, and a stream be without progress.
+/// Limit of an operation's duration, and of a stream's time without progress.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Ends what takes too long. It has one timer for all operations of a slot, and moves it only when
-/// it fires: to set a timer for each costs as much as a small request.
+/// Deadline guard with one timer for all operations of a slot. The timer is reset only when it
+/// fires: setting one for each operation costs as much as a small request.
 pub(super) struct Watchdog(Pin<Box<Sleep>>);
 
 impl Watchdog {
@@ -20,10 +20,10 @@ impl Watchdog {
         Self(Box::pin(sleep(DEADLINE)))
     }
 
-    /// Waits for `work`, for 10 s at most.
+    /// Runs `work` for 10 s at most.
     ///
     /// # Errors
-    /// The error of `work`, or that it took too long.
+    /// The error of `work`, or a timeout.
     pub(super) async fn guard<T, E: Into<anyhow::Error>>(
         &mut self,
         work: impl Future<Output = Result<T, E>>,

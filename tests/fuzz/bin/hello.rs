@@ -1,4 +1,4 @@
-//! libFuzzer's way into `targets::hello`.
+//! libFuzzer entry point of `targets::hello`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| targets::hello(data));

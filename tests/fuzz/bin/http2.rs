@@ -1,4 +1,4 @@
-//! libFuzzer's way into `targets::http2`.
+//! libFuzzer entry point of `targets::http2`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| targets::http2(data));

@@ -1,4 +1,4 @@
-//! libFuzzer's way into `targets::identity`.
+//! libFuzzer entry point of `targets::identity`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| targets::identity(data));

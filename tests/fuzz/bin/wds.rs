@@ -1,4 +1,4 @@
-//! libFuzzer's way into `targets::wds`.
+//! libFuzzer entry point of `targets::wds`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| targets::wds(data));

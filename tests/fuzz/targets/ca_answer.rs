@@ -12,7 +12,7 @@ use strait::tls::{TrustedDomain, dev, server_config};
 
 const ID: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
 
-/// A good answer: the leaf, the intermediate and the root; and the leaf's key.
+/// Valid answer: the leaf, the intermediate and the root; and the leaf's key.
 static GOOD: LazyLock<([String; 3], PrivateKeyDer<'static>)> = LazyLock::new(|| {
     let authority = dev::Authority::new().expect("a root");
     let issuer = authority.intermediate("east").expect("an intermediate");
@@ -26,9 +26,9 @@ static GOOD: LazyLock<([String; 3], PrivateKeyDer<'static>)> = LazyLock::new(|| 
     ([first.into(), second.into(), authority.root_pem()], key)
 });
 
-/// The first byte chooses how the rest is read: 0 as a message, 1 as steps that make an answer of
-/// the parts of a good one. What is accepted is for our key and identity and can be served with;
-/// what is not says why in a line that can be logged.
+/// Reads the mode from the first byte: 0 for a message, 1 for steps that make an answer from the
+/// parts of a valid one. An accepted answer is for our key and identity and can be served. A
+/// rejected one has a reason of one line for the log.
 pub fn ca_answer(data: &[u8]) {
     let Some((mode, rest)) = data.split_first() else {
         return;
@@ -61,7 +61,7 @@ pub fn ca_answer(data: &[u8]) {
     }
 }
 
-/// Steps of three bytes each: which, where, and what.
+/// Applies steps of three bytes each: action, place, and value.
 fn made(steps: &[u8]) -> Vec<String> {
     let mut answer: Vec<Vec<u8>> = Vec::new();
     for step in steps.chunks_exact(3) {

@@ -1,15 +1,15 @@
-//! From a certificate to an identity: raw bytes, and names in a certificate that is well formed.
+//! Identities of certificates: raw bytes, and names in a well-formed certificate.
 
 use rustls::pki_types::CertificateDer;
 use strait::tls::leaf_identity;
 
-/// The types of names that a SAN may hold (RFC 5280 section 4.2.1.6), as they are tagged.
+/// Tags of the types of names in a SAN (RFC 5280 section 4.2.1.6).
 const TAGS: [u8; 6] = [0x86, 0x82, 0x81, 0x87, 0xa0, 0x88];
 const URI: u8 = TAGS[0];
 const ID_BYTES_MAX: usize = 2048;
 
-/// The first byte chooses how the rest is read: 0 as a certificate, 1 as the names of one, 2 as
-/// changes to one, three bytes each: place and new value.
+/// Reads the mode from the first byte: 0 for a certificate, 1 for its names, 2 for changes to one,
+/// of three bytes each: place and new value.
 pub fn identity(data: &[u8]) {
     let Some((mode, rest)) = data.split_first() else {
         return;
@@ -30,7 +30,7 @@ pub fn identity(data: &[u8]) {
     }
 }
 
-/// Whatever is accepted is put together of its parts.
+/// Checks that an accepted identity consists of its parts.
 fn judge(der: &[u8]) -> Option<String> {
     let identity = leaf_identity(&CertificateDer::from(der)).ok()?;
     let whole = format!(
@@ -42,7 +42,7 @@ fn judge(der: &[u8]) -> Option<String> {
     Some(whole)
 }
 
-/// In a certificate that has nothing else wrong with it, the names alone decide.
+/// Checks that only the names decide in an otherwise valid certificate.
 fn judge_names(names: &[(u8, &[u8])]) {
     let got = judge(&certificate(names));
     let uris: Vec<_> = names.iter().filter(|(tag, _)| *tag == URI).collect();
@@ -61,7 +61,7 @@ fn judge_names(names: &[(u8, &[u8])]) {
     }
 }
 
-/// The form of Istio's identities, said another way than in the gateway.
+/// Returns true for the form of Istio's identities, implemented independently of the gateway.
 fn is_plain(uri: &[u8]) -> bool {
     let small = |byte: &u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
     let any = |byte: &u8| small(byte) || byte.is_ascii_uppercase();
@@ -77,7 +77,7 @@ fn is_plain(uri: &[u8]) -> bool {
     uri.len() <= ID_BYTES_MAX && domain && segment(namespace) && segment(account)
 }
 
-/// A byte for the type, one for the length in units of eight or one, then the name.
+/// Parses names: a byte for the type, one for the length in units of eight or one, then the name.
 fn names(mut data: &[u8]) -> Vec<(u8, &[u8])> {
     let mut names = Vec::new();
     while let [kind, length, rest @ ..] = data {

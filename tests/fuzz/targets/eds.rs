@@ -14,11 +14,11 @@ use strait::xds::client::{Resource, Resources};
 use strait::xds::envoy::{Clusters, ENDPOINT};
 use strait::xds::store::CLUSTER;
 
-/// The cluster that an assignment is for.
+/// Cluster of the assignments.
 const OWN: &str = "echo.app:80";
 
-/// The first byte chooses the type, the rest is the message. What is accepted makes a snapshot,
-/// and is gone when its cluster is removed; what is not says why.
+/// Reads the type from the first byte, and the message from the rest. An accepted resource yields a
+/// snapshot, and disappears when its cluster is removed. A rejected one has a reason.
 pub fn eds(data: &[u8]) {
     let Some((kind, body)) = data.split_first() else {
         return;

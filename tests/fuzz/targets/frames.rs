@@ -12,10 +12,10 @@ pub const CONTINUATION: u8 = 9;
 
 pub const END_HEADERS: u8 = 4;
 
-/// What a client sends first, with empty SETTINGS.
+/// Connection preface of a client, with empty SETTINGS.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Authorities with something behind them, and such as there is nothing.
+/// Authorities with a service, and others without one.
 pub const AUTHORITIES: [&[u8]; 8] = [
     b"echo.app:80",
     b"alias.app:80",
@@ -27,7 +27,7 @@ pub const AUTHORITIES: [&[u8]; 8] = [
     b"not an authority",
 ];
 
-/// A frame whose header says the truth.
+/// Returns a frame with a correct header.
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let [_, high, middle, low] = u32::try_from(payload.len()).unwrap_or(0).to_be_bytes();
     let head = [high, middle, low, kind, flags];

@@ -1,10 +1,11 @@
-//! The first bytes of a connection to a TLS listener.
+//! First bytes of a connection to a TLS listener.
 
 use strait::datapath::hello::{HELLO_BYTES_MAX, Hello, HelloReader, NoHello};
 use strait::wire::sni::{self, IstioName};
 
-/// The first byte is the size of the segments that the rest arrives in. However it arrives, it is
-/// read as the same, replayed as it came, and refused at the bound.
+/// Reads the size of segments from the first byte, and the ClientHello from the rest. The result
+/// does not depend on the segments: it is parsed equally, replayed as received, and rejected at the
+/// bound.
 pub fn hello(data: &[u8]) {
     let Some((&size, bytes)) = data.split_first() else {
         return;
@@ -48,7 +49,7 @@ fn arrive(bytes: &[u8], size: usize) -> Option<Result<Hello, NoHello>> {
 
 type Essence<'a> = Option<Option<(Option<&'a str>, bool)>>;
 
-/// What was read, without how much more arrived together with it.
+/// Returns the parsed part, without the number of further bytes that arrived with it.
 fn essence(read: &Option<Result<Hello, NoHello>>) -> Essence<'_> {
     let read = read.as_ref()?.as_ref();
     Some(

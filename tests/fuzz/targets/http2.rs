@@ -1,7 +1,8 @@
-//! A scripted HTTP/2 connection through the real handler, under a clock that only the script moves.
+//! Scripted HTTP/2 connection through the real handler, under a clock that only the script
+//! advances.
 //!
-//! The peer's side is in memory. Behind the gateway stands an echo on a loopback socket, so that
-//! tunnels carry bytes and end in every way.
+//! The peer's side is in memory. The endpoint is an echo on a loopback socket, so that tunnels
+//! carry bytes and end in every way.
 
 use std::net::TcpListener as StdListener;
 use std::path::Path;
@@ -31,25 +32,26 @@ use tokio::time::{advance, timeout};
 use super::frames::PREFACE;
 use super::script::{self, Mode, Step};
 
-/// More than a script can make a gateway hold.
+/// Limit of buffers in bytes, more than a script can make a gateway hold.
 const BUFFERS: usize = 64 << 20;
 
-/// After its last byte no peer answers a PING, so its connection ends within 30 s (10 s to the
-/// PING, 20 s for the answer); a GOAWAY has one second more.
+/// Limit of a connection after the peer's last byte. Without an answer to a PING, it ends within 30
+/// s (10 s to the PING, 20 s for the answer); a GOAWAY has one second more.
 const END: Duration = Duration::from_secs(32);
-/// What a peer sent before it went away is delivered within 30 s; a dial takes at most 10 s.
+/// Limit of tunnels after their peer has gone: its bytes are delivered within 30 s, and a dial
+/// takes at most 10 s.
 const TUNNELS_END: Duration = Duration::from_secs(45);
-/// Each frame of the peer, of nine bytes or more, has at most a few small ones for an answer, and
-/// each byte of a tunnel comes back once.
+/// Limit of the output per input. Each frame of the peer, of nine bytes or more, causes at most a
+/// few small ones, and each byte of a tunnel is echoed once.
 const OUTPUT_PER_INPUT: usize = 16;
-/// Our SETTINGS, PINGs, and GOAWAY.
+/// Output for our SETTINGS, PINGs, and GOAWAY.
 const OUTPUT_BYTES: usize = 16 * 1024;
-/// How long loopback may take, in real time, when everything else is done.
+/// Limit of loopback's delay, in real time, when everything else is done.
 const LOOPBACK: Duration = Duration::from_secs(5);
-/// Turns of the runtime that are enough for a frame to be answered.
+/// Number of turns of the runtime in which a frame is answered.
 const TURNS: usize = 4;
 
-/// The gateway outlives this peer, and is rid of it in bounded time.
+/// Checks that the gateway survives this peer, and releases it in bounded time.
 pub fn http2(data: &[u8]) {
     let (mode, steps) = script::read(data);
     let mut runtime = Builder::new_current_thread();
@@ -89,7 +91,7 @@ async fn run(mode: Mode, steps: &[Step]) {
     echo.abort();
 }
 
-/// Waits for what only loopback can still delay.
+/// Waits for events that only loopback can still delay.
 async fn wait(done: impl Fn() -> bool, what: &str) {
     let begun = Instant::now();
     while !done() {
@@ -109,7 +111,7 @@ fn serve(gateway: &Arc<Gateway>, stream: DuplexStream, has_expired: bool) -> Joi
             load: Load::default().add(),
             descriptor,
         };
-        // A refusal is as good an end as any other.
+        // A rejection is a valid end like any other.
         drop(connect::http2(&gateway, Plain::new(stream), &held, peer).await);
     })
 }
@@ -146,7 +148,7 @@ async fn send(mode: Mode, steps: &[Step], write: &mut WriteHalf<DuplexStream>) -
     sent
 }
 
-/// Lets everybody run, and the sockets be looked at, while the clock stands.
+/// Runs all tasks and polls the sockets, while the clock stands still.
 async fn turn() {
     for _ in 0..TURNS {
         yield_now().await;
@@ -161,8 +163,8 @@ async fn count(mut read: ReadHalf<DuplexStream>) -> usize {
     received
 }
 
-/// A gateway with a service that echoes, one that may not be dialled, one whose endpoint is not
-/// there, and one that is not exposed.
+/// Returns a gateway with a service that echoes, one that may not be dialled, one whose endpoint is
+/// missing, and one that is not exposed.
 fn gateway() -> Arc<Gateway> {
     let publisher = Publisher::new();
     let mut exposure = ExposureTable::new(false);
@@ -264,7 +266,7 @@ fn peer(has_expired: bool, holder: Holder) -> Arc<Peer> {
     })
 }
 
-/// One listener for all executions: ports are few.
+/// One listener for all executions, because ports are scarce.
 fn echo() -> &'static StdListener {
     static ECHO: OnceLock<StdListener> = OnceLock::new();
     ECHO.get_or_init(|| {
@@ -280,7 +282,7 @@ async fn answer(listener: TcpListener) {
     }
 }
 
-/// Echoes, and ends as the number of bytes has it: by FIN, by RST, or by leaving first.
+/// Echoes, and ends depending on the number of bytes: by FIN, by RST, or by leaving first.
 async fn echo_one(mut stream: TcpStream) {
     let (mut total, mut buffer) = (0, vec![0; 4096]);
     while let Ok(bytes @ 1..) = stream.read(&mut buffer).await {

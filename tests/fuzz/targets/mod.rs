@@ -1,4 +1,4 @@
-//! What is fuzzed: one function for each target, which panics where a promise is broken.
+//! Fuzz targets: one function each, which panics if an invariant is broken.
 //!
 //! `make fuzz` runs these under libFuzzer, and the test `corpus` replays the committed corpus.
 
@@ -29,7 +29,7 @@ pub use http2::http2;
 pub use objects::objects;
 pub use wds::wds;
 
-/// An authority that is accepted reads the same when it is printed.
+/// Checks that an accepted authority reads the same after printing.
 pub fn authority(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
@@ -51,7 +51,8 @@ pub fn authority(data: &[u8]) {
     }
 }
 
-/// A mesh file is read as a whole or refused with findings; what is read makes a snapshot.
+/// Checks that a mesh file is read as a whole or rejected with findings, and that the result yields
+/// a snapshot.
 pub fn mesh_file(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
@@ -61,7 +62,7 @@ pub fn mesh_file(data: &[u8]) {
         Err(findings) => return assert_refused(&findings),
     };
     let services = mesh.services.len();
-    // A workload stands once for each of its addresses.
+    // A workload occurs once for each of its addresses.
     let addresses = mesh
         .workloads
         .values()
@@ -81,7 +82,7 @@ pub fn mesh_file(data: &[u8]) {
     assert_eq!(again.generation, snapshot.generation, "nothing has moved");
 }
 
-/// A configuration is read, and can be shown, exactly when no finding is an error.
+/// Checks that a configuration is read, and can be shown, exactly if no finding is an error.
 pub fn strait_yaml(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
@@ -99,7 +100,7 @@ pub fn strait_yaml(data: &[u8]) {
     assert!(shown.contains("listeners"));
 }
 
-/// A refusal says why, on lines that name the file.
+/// Checks that a rejection has a reason, on lines that name the file.
 fn assert_refused(findings: &Findings) {
     let is_error = |severity| severity != Severity::Warning;
     assert!(

@@ -1,4 +1,4 @@
-//! Kubernetes' objects of files.
+//! Kubernetes objects in files.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -12,7 +12,7 @@ use strait::xds::objects;
 
 use super::assert_refused;
 
-/// A gateway in cluster east that exports all that does not opt out.
+/// Gateway in cluster east that exports everything that does not opt out.
 static CONFIG: LazyLock<Config> = LazyLock::new(|| {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("strait.yaml");
     let text = "gateway: {cluster: east}
@@ -26,8 +26,8 @@ exposure: {default: all}
     config.unwrap_or_else(|| panic!("{findings}"))
 });
 
-/// Reads a text of objects, but for those with mistakes, or refuses it with findings. What is read
-/// makes a mesh in which no service is both exported and kept, and nothing is there twice.
+/// Reads a text of objects, except for those with mistakes, or rejects it with findings. The result
+/// is a mesh in which no service is both exported and kept, and nothing occurs twice.
 pub fn objects(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
@@ -46,7 +46,7 @@ pub fn objects(data: &[u8]) {
         let addresses: HashSet<_> = workload.addresses.iter().collect();
         assert_eq!(addresses.len(), workload.addresses.len());
     }
-    // What is joined once more stays what it is.
+    // Joining the result again does not change it.
     let again = objects::join(&joined.mesh, &read, &CONFIG);
     assert_eq!(again.mesh.workloads.len(), joined.mesh.workloads.len());
     assert_eq!(again.mesh.services, joined.mesh.services);

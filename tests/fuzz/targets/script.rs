@@ -1,4 +1,4 @@
-//! What a scripted peer does, read from the bytes of the fuzzer.
+//! Actions of a scripted peer, read from the bytes of the fuzzer.
 
 use std::time::Duration;
 
@@ -7,54 +7,54 @@ use super::frames::{
     RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
 };
 
-/// One thing that the peer does.
+/// Action of the peer.
 #[derive(Debug)]
 pub enum Step {
-    /// It sends.
+    /// Sends bytes.
     Send(Vec<u8>),
-    /// It waits while the clock runs.
+    /// Waits while the clock advances.
     Wait(Duration),
 }
 
-/// How the peer behaves as a whole: the bits of the first byte.
+/// General behaviour of the peer: the bits of the first byte.
 #[derive(Clone, Copy, Debug)]
 pub struct Mode(u8);
 
 impl Mode {
-    /// The rest are steps, and not the bytes themselves.
+    /// Returns true if the rest are steps, rather than raw bytes.
     fn is_structured(self) -> bool {
         self.0 & 1 == 0
     }
 
-    /// It reads what it is sent.
+    /// Returns true if the peer reads.
     pub fn reads(self) -> bool {
         self.0 & 2 == 0
     }
 
-    /// It leaves after its last step, instead of staying silent.
+    /// Returns true if the peer leaves after its last step, rather than staying silent.
     pub fn leaves(self) -> bool {
         self.0 & 4 != 0
     }
 
-    /// Its bytes come one by one.
+    /// Returns true if the peer sends single bytes.
     pub fn trickles(self) -> bool {
         self.0 & 8 != 0
     }
 
-    /// Its certificate has expired.
+    /// Returns true if the peer's certificate has expired.
     pub fn has_expired(self) -> bool {
         self.0 & 16 != 0
     }
 }
 
-/// All that one script may send.
+/// Limit of all bytes that one script may send.
 const BYTES_MAX: usize = 256 * 1024;
-/// All waits of one script.
+/// Limit of all waits of one script.
 const WAITS_MAX: usize = 64;
-/// A unit of waiting; the longest wait, 255 units, is past every deadline of a connection.
+/// Unit of waits. The longest wait, 255 units, exceeds every deadline of a connection.
 const WAIT: Duration = Duration::from_millis(200);
 
-/// The peer that `data` stands for.
+/// Returns the peer that `data` encodes.
 pub fn read(data: &[u8]) -> (Mode, Vec<Step>) {
     let Some((&mode, rest)) = data.split_first() else {
         return (Mode(0), Vec::new());
@@ -84,9 +84,9 @@ pub fn read(data: &[u8]) -> (Mode, Vec<Step>) {
 
 struct Script<'a> {
     rest: &'a [u8],
-    /// Streams that were opened by a CONNECT.
+    /// Number of streams opened by a CONNECT.
     opened: u32,
-    /// The last frame.
+    /// Last frame.
     last: Vec<u8>,
 }
 
@@ -97,7 +97,7 @@ impl<'a> Script<'a> {
         Some(first)
     }
 
-    /// As many bytes as the next one says, or as there are.
+    /// Returns as many bytes as the next byte specifies, or all that are left.
     fn bytes(&mut self) -> Option<&'a [u8]> {
         let length = usize::from(self.byte()?).min(self.rest.len());
         let (bytes, rest) = self.rest.split_at(length);
@@ -105,7 +105,7 @@ impl<'a> Script<'a> {
         Some(bytes)
     }
 
-    /// One of the last streams, one that is yet to come, or the connection.
+    /// Returns one of the last streams, a future one, or the connection.
     fn stream(&mut self) -> Option<u32> {
         let back = u32::from(self.byte()? % 16);
         Some(match back {
@@ -115,7 +115,7 @@ impl<'a> Script<'a> {
         })
     }
 
-    /// A power of two and its neighbours: limits are found there.
+    /// Returns a power of two or a neighbour of one, as limits are there.
     fn number(&mut self) -> Option<u32> {
         let byte = self.byte()?;
         let power = 1_u32 << (byte % 32);
@@ -192,7 +192,7 @@ impl<'a> Script<'a> {
         Some(frame(SETTINGS, choice >> 7, 0, &fields))
     }
 
-    /// A header block of any bytes, on a stream of its own or on one that there is.
+    /// Returns a header block of any bytes, on a new stream or an existing one.
     fn block(&mut self, kind: u8) -> Option<Vec<u8>> {
         let (flags, stream) = (self.byte()?, self.stream()?);
         let block = self.bytes()?;

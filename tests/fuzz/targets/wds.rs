@@ -14,8 +14,8 @@ use strait::snapshot::{Policies, Snapshot};
 use strait::xds::client::{Resource, Resources};
 use strait::xds::store::{ADDRESS, AUTHORIZATION, Store};
 
-/// The first byte chooses the type, the rest is the message. What is accepted makes a snapshot,
-/// and is gone when it is removed; what is not says why.
+/// Reads the type from the first byte, and the message from the rest. An accepted resource yields a
+/// snapshot, and disappears when it is removed. A rejected one has a reason.
 pub fn wds(data: &[u8]) {
     let Some((kind, body)) = data.split_first() else {
         return;
@@ -46,7 +46,7 @@ pub fn wds(data: &[u8]) {
         accepted.is_ok() && !is_policy,
         "{accepted:?}"
     );
-    // Of a policy that cannot be read something stays, and refuses.
+    // A policy that cannot be read is replaced by one that rejects.
     assert_eq!(policies.is_some(), is_policy, "{accepted:?}");
     if let Some(policies) = &policies {
         assert_eq!(policies.iter().any(|one| one.unreadable), accepted.is_err());

@@ -1,4 +1,4 @@
-//! Who signed it, and when.
+//! Issuers and validity periods.
 
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, KeyPair,
@@ -27,7 +27,7 @@ pub fn cases(pki: &Pki) -> Vec<Case> {
     .collect()
 }
 
-/// Below `depth` authorities of `root`, each signed by the one before.
+/// Returns a client below `depth` authorities of `root`, each signed by the previous one.
 fn deep(root: &Authority, depth: usize) -> Shown {
     let mut chain = vec![root.below("level 0")];
     for level in 1..depth {
@@ -68,7 +68,7 @@ fn issuers(pki: &Pki) -> Vec<Case> {
     ]
 }
 
-/// Who signs without the right to.
+/// Returns cases with issuers that may not sign.
 fn rights(pki: &Pki) -> Vec<Case> {
     let signed_by = |change: fn(&mut CertificateParams)| {
         let issuer = pki.root.below_but("an authority of a kind", change);
@@ -141,8 +141,9 @@ fn order(pki: &Pki) -> Vec<Case> {
     ]
 }
 
-/// Authorities each of which could, by the names, have signed all those of the name before its
-/// own, and all of its own name too if there is no other: many ways lead up, and none to a root.
+/// Returns authorities each of which could, by the names, have signed all those of the previous
+/// name. With a single name, each could have signed all others. Many paths lead up, and none to a
+/// root.
 fn maze(stranger: &Authority, names: &[&str]) -> Shown {
     let mut above = stranger.below(names[names.len() - 1]);
     let mut shown = None;
@@ -254,7 +255,7 @@ fn dates(pki: &Pki) -> Vec<Case> {
             "not_yet_valid",
             root.below_but("new", future).client(),
         ),
-        // webpki does not look at the dates of a root: whom to trust is the operator's word.
+        // webpki does not check the dates of a root, because the operator decides about trust.
         case("an expired root", ADMITTED, pki.expired.client()),
     ]
 }

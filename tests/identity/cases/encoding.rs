@@ -1,4 +1,4 @@
-//! Bytes that are not what they should be.
+//! Malformed certificates.
 
 use rcgen::CustomExtension;
 
@@ -8,7 +8,7 @@ use crate::pki::{Pki, Shown};
 
 const BAD: &str = "bad_encoding";
 
-/// The last byte of a certificate, which is its signature's, changed.
+/// Returns the certificate with its last byte, which is part of the signature, changed.
 fn corrupted(certificate: &[u8]) -> Vec<u8> {
     let mut bytes = certificate.to_vec();
     *bytes.last_mut().expect("a byte") ^= 1;

@@ -1,4 +1,4 @@
-//! Keys and what they sign: the chain, and the handshake itself.
+//! Keys and their signatures: of the chain, and of the handshake itself.
 
 use rcgen::{
     KeyPair, PKCS_ECDSA_P384_SHA384, PKCS_ECDSA_P521_SHA512, PKCS_ED25519, PKCS_RSA_SHA256,
@@ -50,7 +50,7 @@ fn leaves(pki: &Pki) -> Vec<Case> {
         case("an Ed25519 leaf", ADMITTED, of(&PKCS_ED25519)),
         case("another private key", BAD, wrong),
         case("a private key of another kind", BAD, other_kind),
-        // Proves the key by hand: what is refused below is refused for its weakness.
+        // Validates the hand-made key, so that the rejections below are due to its weakness.
         case(
             "an RSA-2048 leaf by hand",
             ADMITTED,
@@ -87,7 +87,8 @@ fn authorities(pki: &Pki) -> Vec<Case> {
     ]
 }
 
-/// sha1WithRSAEncryption differs from its kin with SHA-256 in one byte.
+/// Returns a certificate with sha1WithRSAEncryption, which differs from the variant with SHA-256 in
+/// one byte.
 fn with_sha1(issuer: &Authority) -> Shown {
     let shown = issuer.client();
     let change = |fields: &mut Vec<Vec<u8>>| {

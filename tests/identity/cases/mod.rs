@@ -1,4 +1,4 @@
-//! The table: what a peer shows, and the one reason by which it is refused.
+//! Table of cases: the certificate of a peer, and the one reason for its rejection.
 
 mod chains;
 mod encoding;
@@ -8,10 +8,10 @@ mod usage;
 
 use crate::pki::{Pki, Shown};
 
-/// What stands in a reason's place for a peer that gets in.
+/// Value of [`Case::expected`] for a peer that is admitted.
 pub const ADMITTED: &str = "admitted";
 
-/// A peer, by what it shows.
+/// Peer, by its certificate.
 #[derive(Debug)]
 pub struct Case {
     pub name: &'static str,
@@ -28,7 +28,7 @@ fn case(name: &'static str, expected: &'static str, shown: Shown) -> Case {
     }
 }
 
-/// All cases.
+/// Returns all cases.
 pub fn cases(pki: &Pki) -> Vec<Case> {
     let parts = [
         names::cases(pki),

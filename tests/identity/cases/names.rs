@@ -1,4 +1,4 @@
-//! Whom a certificate names.
+//! Names in certificates.
 
 use rcgen::DnType;
 
@@ -14,7 +14,7 @@ const NO_URI: &str = "no_uri_san";
 
 const STRANGER: &str = "spiffe://stranger.example/ns/shop/sa/checkout";
 
-/// One URI, and how it is judged.
+/// Single URIs, with their results.
 const URIS: &[(&str, &str, &str)] = &[
     ("the usual form", ADMITTED, CLIENT),
     (
@@ -266,8 +266,8 @@ const URIS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Several names. A SAN of another type beside the one URI is allowed: X509-SVID section 2 says
-/// that an SVID may hold other SAN types, and must not hold a second URI, SPIFFE id or not.
+/// Several names. A SAN of another type beside the one URI is allowed: by X509-SVID section 2, an
+/// SVID may hold other SAN types, and must not hold a second URI, SPIFFE ID or not.
 const SEVERAL: &[(&str, &str, &[Name<'_>])] = &[
     ("no SAN", NO_URI, &[]),
     ("a DNS name only", NO_URI, &[(DNS, b"checkout.shop.svc")]),

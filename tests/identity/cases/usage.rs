@@ -1,4 +1,4 @@
-//! What a certificate may be used for.
+//! Permitted usages of a certificate.
 
 use rcgen::ExtendedKeyUsagePurpose::{Any, ClientAuth, CodeSigning, ServerAuth};
 use rcgen::KeyUsagePurpose::{
@@ -28,7 +28,7 @@ const USAGES: &[(&str, &str, &[KeyUsagePurpose])] = &[
     ),
 ];
 
-/// ExtendedKeyUsage (X509-SVID section 4.4): where it stands, it holds serverAuth and clientAuth.
+/// ExtendedKeyUsage (X509-SVID section 4.4): if present, it has serverAuth and clientAuth.
 const PURPOSES: &[(&str, &str, &[ExtendedKeyUsagePurpose])] = &[
     ("no ExtendedKeyUsage", ADMITTED, &[]),
     ("serverAuth only", BAD, &[ServerAuth]),

@@ -1,5 +1,5 @@
-//! What `/explain` says of a tunnel, and what then becomes of it: over every way in, for peers and
-//! targets of meshes that a seed draws.
+//! Answers of `/explain`, compared with the outcome of the same tunnels: on every kind of listener,
+//! for peers and targets of random meshes.
 
 mod world;
 
@@ -24,7 +24,7 @@ const OWN: &str = "spiffe://east.local/ns/shop/sa/checkout";
 const UNLINKED: &str = "spiffe://south.local/ns/shop/sa/checkout";
 const STRANGER: &str = "spiffe://north.local/ns/shop/sa/checkout";
 
-/// A tunnel: the listener, by its name and port, and what its peer says.
+/// Tunnel: the listener, by its name and port, and the peer's input.
 #[derive(Clone, Debug)]
 struct Ask {
     listener: (&'static str, u16),
@@ -35,7 +35,7 @@ struct Ask {
     origin: Option<&'static str>,
 }
 
-/// What became of it.
+/// Outcome of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     opened: bool,
@@ -74,7 +74,7 @@ impl Seen {
     }
 }
 
-/// Tunnels that a seed draws, over both kinds of HBONE listeners and all of TLS.
+/// Returns random tunnels, over both kinds of HBONE listeners and all of TLS.
 fn asks(rng: &mut Rng, world: &World) -> Vec<Ask> {
     let mut asks = Vec::new();
     for from in [CLIENT, TELLER, OWN, WAYPOINT, UNLINKED, STRANGER] {
@@ -143,7 +143,7 @@ fn asks(rng: &mut Rng, world: &World) -> Vec<Ask> {
     asks
 }
 
-/// The host of an authority as clients write it for a server name.
+/// Returns the host of an authority, as clients write it for a server name.
 fn name_of(authority: &str) -> String {
     let host = authority.split(':').next().unwrap_or_default();
     host.trim_end_matches('.').to_lowercase()
@@ -169,7 +169,7 @@ async fn explained(world: &World, ask: &Ask) -> Answer {
     serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}"))
 }
 
-/// All ends of tunnels, handshakes and connections by their reasons.
+/// Returns all ends of tunnels, handshakes and connections by their reasons.
 async fn ends(world: &World) -> BTreeMap<String, f64> {
     let mut ends = world.gateway.ends().await;
     let text = world.gateway.scrape().await;
@@ -186,7 +186,7 @@ async fn ends(world: &World) -> BTreeMap<String, f64> {
     ends
 }
 
-/// Makes the tunnel, and looks by what reason it ended.
+/// Opens the tunnel. Returns the reason for which it ended.
 async fn made(world: &World, clients: &BTreeMap<(&str, u16), Client>, ask: &Ask) -> Seen {
     let before = ends(world).await;
     let mut seen = match ask.from {
@@ -208,7 +208,7 @@ async fn made(world: &World, clients: &BTreeMap<(&str, u16), Client>, ask: &Ask)
     seen
 }
 
-/// A peer whose certificate is refused, as it learns by its first tunnel at the latest.
+/// Connects a peer whose certificate is refused, which its first tunnel reports at the latest.
 async fn refused(world: &World, from: &str, ask: &Ask) -> Seen {
     let tls = identities().client(from, GATEWAY);
     let address = world.net.address(1, ask.listener.1);
@@ -260,7 +260,7 @@ async fn passed_on(world: &World, ask: &Ask) -> Seen {
     let address = world.net.address(1, ask.listener.1);
     let mut stream = match TcpStream::connect(address).await {
         Ok(stream) => stream,
-        // Who is not wanted may be told so this early.
+        // A rejected peer may be reset this early.
         Err(error) if error.kind() == ErrorKind::ConnectionReset => return Seen::nothing(),
         Err(error) => panic!("{ask:?}: {error}"),
     };
@@ -292,7 +292,7 @@ async fn passed_on(world: &World, ask: &Ask) -> Seen {
     }
 }
 
-/// The reasons that came, by how often, over the tunnels of one mesh.
+/// Returns the reasons that occurred and their counts, over the tunnels of one mesh.
 async fn compared(seed: u64) -> BTreeMap<String, usize> {
     let mut rng = Rng::with_seed(seed);
     let world = World::start(&mut rng).await;
@@ -325,7 +325,7 @@ async fn compared(seed: u64) -> BTreeMap<String, usize> {
         *reasons.entry(reason).or_default() += 1;
         last = answer;
     }
-    // One that answers the question before is caught: what agrees does not do so by chance.
+    // The check detects answers to the previous question, so an agreement is not by chance.
     assert!(wrong * 3 > count, "{wrong} of {count}");
     assert!(certain * 10 > count * 9, "{certain} of {count} are certain");
     reasons

@@ -1,4 +1,4 @@
-//! A mesh that a seed draws, in which every kind of refusal has a chance, and its gateway.
+//! Random mesh, in which every kind of rejection can occur, and its gateway.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ pub const ROUTES: u16 = 15012;
 pub const NARROW: u16 = 15017;
 pub const BY_NAME: u16 = 15009;
 
-/// The workloads, by host: what they speak, what is wrong with them, and the policy that is theirs.
+/// Workloads, by host: protocol, defect, and own policy.
 const WORKLOADS: [(u8, &str, &str); 8] = [
     (11, "TCP", ""),
     (12, "HBONE", ""),
@@ -37,11 +37,11 @@ pub const AUDIENCES: [&str; 6] = [
     "{service_accounts: [bank/teller]}",
 ];
 
-/// A running gateway of such a mesh, with its endpoints.
+/// Running gateway of such a mesh, with its endpoints.
 pub struct World {
     pub gateway: Gateway,
     pub net: Net,
-    /// Authorities that peers may ask for.
+    /// Authorities that peers may request.
     pub authorities: Vec<String>,
     _endpoints: Vec<Endpoint>,
 }
@@ -153,7 +153,7 @@ fn mesh(rng: &mut Rng, net: Net) -> String {
             hostname(at)
         );
     }
-    // What a service names as its waypoint has to be told, if it is to come.
+    // A waypoint that a service names has to be in the mesh, if it is to be found.
     for name in ["waypoint", "gone"] {
         let _ = writeln!(
             text,
@@ -198,7 +198,7 @@ fn mesh(rng: &mut Rng, net: Net) -> String {
     text
 }
 
-/// The places of a service's workloads: as a rule one that serves, often others, or none.
+/// Returns the indices of a service's workloads: usually one that serves, often others, or none.
 fn endpoints(rng: &mut Rng) -> Vec<usize> {
     match rng.u8(..8) {
         0 => Vec::new(),

@@ -1,11 +1,11 @@
-//! A stream of bytes that tells its own name and offset: whatever is lost, doubled or mixed up
-//! is seen at the first byte that is wrong.
+//! Byte streams that encode their name and offset, so that a lost, doubled or misplaced byte fails
+//! at the first wrong offset.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 const CHUNK: usize = 16 * 1024;
 
-/// Eight bytes of stream `id`: splitmix64, in a sequence of its own for each stream.
+/// Eight bytes of stream `id`: splitmix64, with a separate sequence for each stream.
 fn word(id: u64, number: u64) -> [u8; 8] {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
     let start = mixed(id.wrapping_add(1).wrapping_mul(STEP));
@@ -18,13 +18,13 @@ fn mixed(mut bits: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// The size of the next chunk where `left` bytes are left.
+/// Returns the size of the next chunk if `left` bytes are left.
 fn chunk(left: u64) -> usize {
     usize::try_from(left).map_or(CHUNK, |left| left.min(CHUNK))
 }
 
-/// Writes into `buffer` what stream `id` has from `offset` on. A word at a time: tests are not
-/// optimised, and move gigabytes.
+/// Writes the bytes of stream `id` from `offset` into `buffer`. It works on words, because tests
+/// are not optimised and move gigabytes.
 pub fn fill(id: u64, offset: u64, mut buffer: &mut [u8]) {
     let (mut number, mut skip) = (offset / 8, (offset % 8) as usize);
     while !buffer.is_empty() {
@@ -34,7 +34,7 @@ pub fn fill(id: u64, offset: u64, mut buffer: &mut [u8]) {
     }
 }
 
-/// Bytes `from..to` of stream `id`.
+/// Returns bytes `from..to` of stream `id`.
 pub fn of(id: u64, from: u64, to: u64) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(to - from).expect("short")];
     fill(id, from, &mut bytes);

@@ -1,4 +1,4 @@
-//! The certificate authority of the control plane.
+//! Certificate authority of the control plane.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
@@ -11,7 +11,8 @@ use tonic::{Request, Response, Status};
 use super::identities::{GATEWAY, Identities, identities};
 use super::istiod::check_token;
 
-/// It signs with the key of cluster east that all tests share. It outlives the server.
+/// Authority that signs with the key of cluster east, which all tests share. It outlives the
+/// server.
 #[derive(Clone, Default)]
 pub struct Ca(Arc<Mutex<State>>);
 
@@ -19,11 +20,11 @@ struct State {
     mode: Mode,
     life: (Duration, Duration),
     requests: Vec<(String, i64)>,
-    /// The issuer, if not cluster east of all tests, and the roots of its answers.
+    /// Issuer, if not the shared cluster east, and the roots of the answers.
     rotated: (Option<Arc<Identities>>, Option<String>),
 }
 
-/// What it does when it is asked.
+/// Behaviour towards requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Signs,
@@ -44,22 +45,23 @@ impl Default for State {
 }
 
 impl Ca {
-    /// Changes what it does.
+    /// Sets the behaviour.
     pub fn set(&self, mode: Mode) {
         self.state().mode = mode;
     }
 
-    /// Certificates from now on have been valid for so long, and stay so for so long.
+    /// Sets the time since the start of validity and the time left, for certificates from now on.
     pub fn lives(&self, past: Duration, left: Duration) {
         self.state().life = (past, left);
     }
 
-    /// From now on cluster east of these signs, or that of all tests, and answers have these roots.
+    /// Signs with cluster east of `identities`, or the shared one, and answers with `roots`, from
+    /// now on.
     pub fn rotate(&self, identities: Option<Arc<Identities>>, roots: &str) {
         self.state().rotated = (identities, Some(roots.to_owned()));
     }
 
-    /// Who has asked so far: the cluster, and for how many seconds.
+    /// Returns the requests so far: the cluster, and the requested lifetime in seconds.
     pub fn requests(&self) -> Vec<(String, i64)> {
         self.state().requests.clone()
     }

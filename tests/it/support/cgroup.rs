@@ -3,20 +3,20 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A memory cgroup with a limit; removed on drop, when nobody is in it any more.
+/// Memory cgroup with a limit. Removed on drop, once no process is in it.
 pub struct Cgroup {
     pub path: PathBuf,
     limit: &'static str,
 }
 
-/// Mount points of memory cgroups of both versions, each with the file that has the limit.
+/// Mount points of memory cgroups of both versions, each with the file of the limit.
 const MOUNTS: [(&str, &str); 2] = [
     ("/sys/fs/cgroup", "memory.max"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
 ];
 
 impl Cgroup {
-    /// A new group, or none where this machine lets this user make none.
+    /// Creates a group; none if this user cannot create one on this machine.
     pub fn new(test: &str, limit: f64) -> Option<Self> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -27,12 +27,12 @@ impl Cgroup {
                 limit: file,
             };
             std::fs::create_dir(&group.path).ok()?;
-            // Only a kernel with the controller of this version has made the file.
+            // Only a kernel with the controller of this version creates the file.
             let is_made = group.path.join(file).exists();
             (is_made && group.set(limit)).then_some(group)
         });
         if made.is_none() {
-            // A line of its own, even where the harness has begun one.
+            // Starts a new line, even if the harness has begun one.
             let why = "no memory cgroup can be made here; run it as root";
             super::say(&format!("\nSKIPPED {test}: {why}"));
             assert!(
@@ -43,7 +43,7 @@ impl Cgroup {
         made
     }
 
-    /// Changes the limit, in bytes; says whether the kernel took it.
+    /// Changes the limit, in bytes. Returns true if the kernel accepted it.
     pub fn set(&self, limit: f64) -> bool {
         std::fs::write(self.path.join(self.limit), format!("{limit:.0}")).is_ok()
     }
@@ -60,7 +60,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The kernel takes a moment to remove a process that was killed.
+        // The kernel needs a moment to remove a killed process.
         super::run(async {
             for _ in 0..100 {
                 if std::fs::remove_dir(&self.path).is_ok() {

@@ -1,4 +1,4 @@
-//! A DNS server that answers every name alike.
+//! DNS server that gives the same answer for every name.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 
-/// What the server answers.
+/// Answer of the server.
 #[derive(Clone, Debug)]
 pub enum Says {
-    /// These addresses, for so many seconds.
+    /// These addresses, with a TTL in seconds.
     Addresses(Vec<IpAddr>, u32),
     /// A response code (RFC 1035 section 4.1.1).
     Code(u8),
@@ -21,7 +21,7 @@ pub enum Says {
 pub const SERVFAIL: Says = Says::Code(2);
 pub const NXDOMAIN: Says = Says::Code(3);
 
-/// A running server, gone when it is dropped.
+/// Running server; ends on drop.
 pub struct DnsServer {
     says: Arc<Mutex<(Says, usize)>>,
     _task: JoinSet<()>,
@@ -50,12 +50,12 @@ impl DnsServer {
         Self { says, _task: task }
     }
 
-    /// From now on it answers this.
+    /// Sets the answer from now on.
     pub fn say(&self, says: Says) {
         self.locked().0 = says;
     }
 
-    /// How many queries there were.
+    /// Returns the number of queries so far.
     pub fn queries(&self) -> usize {
         self.locked().1
     }
@@ -66,7 +66,7 @@ impl DnsServer {
 }
 
 fn answer(query: &[u8], says: &Says) -> Option<Vec<u8>> {
-    // The question: labels up to an empty one, the type and the class.
+    // The question: labels up to an empty one, type and class.
     let mut end = 12;
     while query[end] > 0 {
         end += 1 + usize::from(query[end]);
@@ -86,12 +86,13 @@ fn answer(query: &[u8], says: &Says) -> Option<Vec<u8>> {
         })
         .collect();
     let count = u16::try_from(data.len()).expect("few").to_be_bytes();
-    // The id; a response, recursion wanted and available; one question, and the answers.
+    // The id; flags of a response with recursion desired and available; one question, and the
+    // answers.
     let mut answer = query[..2].to_vec();
     answer.extend([0x81, 0x80 | code, 0, 1, count[0], count[1], 0, 0, 0, 0]);
     answer.extend(question);
     for data in data {
-        // The name is the question's; its type, the class of the Internet.
+        // A pointer to the name in the question; its type; class IN.
         answer.extend([0xc0, 12, kind[0], kind[1], 0, 1]);
         answer.extend(ttl.to_be_bytes());
         answer.extend(u16::try_from(data.len()).expect("short").to_be_bytes());

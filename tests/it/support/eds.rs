@@ -19,7 +19,7 @@ use strait::grpc::endpoint::{ClusterLoadAssignment, Endpoint, LbEndpoint, Locali
 /// The cluster of [`ECHO`](super::ECHO), as Istio names it.
 pub const CLUSTER_NAME: &str = "outbound|80||echo.app.svc.cluster.local";
 
-/// A cluster that has its endpoints from EDS, by this name or else by its own.
+/// Returns a cluster with endpoints from EDS, under `service_name` or else its own name.
 pub fn cluster(name: &str, service_name: &str) -> Cluster {
     let ads = ConfigSourceSpecifier::Ads(AggregatedConfigSource {});
     Cluster {
@@ -35,7 +35,7 @@ pub fn cluster(name: &str, service_name: &str) -> Cluster {
     }
 }
 
-/// The same, by the weights of localities.
+/// Adds load balancing by the weights of localities.
 pub fn by_locality(cluster: Cluster) -> Cluster {
     Cluster {
         common_lb_config: Some(CommonLbConfig {
@@ -45,7 +45,7 @@ pub fn by_locality(cluster: Cluster) -> Cluster {
     }
 }
 
-/// An endpoint of weight 1.
+/// Returns an endpoint of weight 1.
 pub fn endpoint(at: SocketAddr) -> LbEndpoint {
     let form = Form::SocketAddress(SocketAddress {
         address: at.ip().to_string(),
@@ -62,7 +62,7 @@ pub fn endpoint(at: SocketAddr) -> LbEndpoint {
     }
 }
 
-/// The same with a weight.
+/// Returns an endpoint of this weight.
 pub fn weighted(at: SocketAddr, weight: u32) -> LbEndpoint {
     LbEndpoint {
         load_balancing_weight: Some(weight),
@@ -70,7 +70,7 @@ pub fn weighted(at: SocketAddr, weight: u32) -> LbEndpoint {
     }
 }
 
-/// The same, unhealthy.
+/// Returns an unhealthy endpoint.
 pub fn unhealthy(at: SocketAddr) -> LbEndpoint {
     LbEndpoint {
         health_status: HealthStatus::Unhealthy.into(),
@@ -78,7 +78,7 @@ pub fn unhealthy(at: SocketAddr) -> LbEndpoint {
     }
 }
 
-/// Endpoints of a zone, with a weight where it has one, at a priority.
+/// Returns the endpoints of a zone, with its weight if it has one, at a priority.
 pub fn zone(
     zone: &str,
     weight: Option<u32>,
@@ -98,7 +98,7 @@ pub fn zone(
     }
 }
 
-/// An assignment.
+/// Returns an assignment.
 pub fn assignment(name: &str, endpoints: Vec<LocalityLbEndpoints>) -> ClusterLoadAssignment {
     ClusterLoadAssignment {
         cluster_name: name.to_owned(),

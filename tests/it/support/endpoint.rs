@@ -8,17 +8,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// The byte that asks [`Endpoint::echo_or_endless`] to send without an end.
+/// Byte with which a client makes [`Endpoint::echo_or_endless`] send endlessly.
 pub const ENDLESS: u8 = b'f';
 
-/// A running endpoint, gone with all its connections when it is dropped.
+/// Running endpoint. It ends on drop, with all its connections.
 pub struct Endpoint {
     accepted: Arc<AtomicUsize>,
     _tasks: JoinSet<()>,
 }
 
 impl Endpoint {
-    /// Gives every connection to `handle`.
+    /// Passes every connection to `handle`.
     pub fn new<F, H>(listener: TcpListener, handle: F) -> Self
     where
         F: Fn(TcpStream) -> H + Send + 'static,
@@ -40,13 +40,13 @@ impl Endpoint {
         }
     }
 
-    /// An endpoint that sends back what it gets, and ends when its client does.
+    /// Starts an endpoint that echoes, and ends when its client does.
     pub fn echo(listener: TcpListener) -> Self {
         Self::new(listener, echo)
     }
 
-    /// As [`Endpoint::echo`], but a connection that begins with [`ENDLESS`] gets bytes without an
-    /// end.
+    /// As [`Endpoint::echo`], but a connection that begins with [`ENDLESS`] receives an endless
+    /// stream.
     pub fn echo_or_endless(listener: TcpListener) -> Self {
         Self::new(listener, |mut stream| async move {
             let mut first = [0];
@@ -59,7 +59,7 @@ impl Endpoint {
         })
     }
 
-    /// Connections so far.
+    /// Returns the number of connections so far.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! The gateway's process, with a folder of its own.
+//! The gateway's process, with its own folder.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,16 +18,16 @@ use super::identities::{CLIENT, GATEWAY, Identities};
 use super::{ECHO, Net, memory, until};
 
 const READY_DEADLINE: Duration = Duration::from_secs(10);
-/// The time for a restarted container to be ready from what it keeps on disk: a second in a release
-/// build on a machine of its own. A debug build beside other tests is slower; a wait for an answer
-/// of istiod is 15 s.
+/// Limit of the time in which a restarted container is ready from its cache on disk: a second in a
+/// release build on an otherwise idle machine. A debug build beside other tests is slower. A wait
+/// for an answer of istiod is 15 s.
 pub const RESTART_MAX: Duration = Duration::from_secs(5);
 
-/// How a test's gateway differs from the usual one.
+/// Settings of a test's gateway that differ from the defaults.
 pub struct Settings<'a> {
     pub net: Net,
     pub identities: &'a Identities,
-    /// `strait.yaml`'s `exposure.services`, as YAML list entries.
+    /// List entries of `exposure.services` in `strait.yaml`.
     pub exposure: String,
     /// More listeners, as YAML list entries.
     pub listeners: String,
@@ -35,11 +35,11 @@ pub struct Settings<'a> {
     pub more: String,
     /// `dial.allow`, as a YAML list.
     pub allow: &'static str,
-    /// The program: this build, or for comparisons another one.
+    /// Program to run: this build, or another one for comparisons.
     pub program: PathBuf,
-    /// How many files the process may open.
+    /// Limit of open files of the process.
     pub descriptors: u32,
-    /// The memory cgroup of the process, if it is not the test's.
+    /// Memory cgroup of the process, if not that of the test.
     pub cgroup: Option<PathBuf>,
     /// The mesh file.
     pub mesh: String,
@@ -108,7 +108,7 @@ policies: []
     text
 }
 
-/// A running gateway. It is killed when it is dropped.
+/// Running gateway, killed on drop.
 pub struct Gateway {
     pub folder: TempDir,
     pub address: SocketAddr,
@@ -142,19 +142,19 @@ impl Gateway {
         })
     }
 
-    /// Starts the process in a folder, by arguments, and perhaps an environment, that
-    /// `configure` adds.
+    /// Starts the process in a folder. `configure` adds arguments, and an environment if needed.
     pub fn spawn_in(
         folder: TempDir,
         settings: &Settings<'_>,
         configure: impl FnOnce(&mut Command),
     ) -> Self {
         let log = std::fs::File::create(folder.path().join("log")).expect("a log file");
-        // prlimit is of util-linux, which every Linux distribution has.
+        // prlimit is in util-linux, which every Linux distribution has.
         let mut command = match &settings.cgroup {
             None => Command::new("prlimit"),
-            // A shell that has entered the cgroup becomes prlimit. It would drop variables whose
-            // names are none of its own, as Istio's XDS_HEADER_x-tenant, so others go without.
+            // A shell enters the cgroup and then executes prlimit. A shell drops variables whose
+            // names it cannot represent, such as Istio's XDS_HEADER_x-tenant, so processes without
+            // a cgroup are started directly.
             Some(cgroup) => {
                 let mut shell = Command::new("sh");
                 let enter = r#"echo $$ > "$0/cgroup.procs" && exec prlimit "$@""#;
@@ -182,12 +182,12 @@ impl Gateway {
         }
     }
 
-    /// Waits until it is ready.
+    /// Waits until the gateway is ready.
     pub async fn ready(&mut self) {
         self.ready_within(READY_DEADLINE).await;
     }
 
-    /// Waits so long at most, where something that it backs off from comes first.
+    /// Waits for `time` at most, for gateways that first back off from a failure.
     pub async fn ready_within(&mut self, time: Duration) {
         let deadline = Instant::now() + time;
         while self.readiness().await.0 != 200 {
@@ -198,17 +198,17 @@ impl Gateway {
                 Instant::now() < deadline,
                 "the gateway is not ready:\n{log}"
             );
-            // deadline: another process can only be asked again and again.
+            // deadline: the state of another process can only be polled.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// A client of cluster west, connected.
+    /// Connects a client of cluster west.
     pub async fn client(&self, identities: &Identities) -> Client {
         self.client_as(identities, CLIENT).await
     }
 
-    /// A client with another identity, connected.
+    /// Connects a client with another identity.
     pub async fn client_as(&self, identities: &Identities, id: &str) -> Client {
         let tls = identities.client(id, GATEWAY);
         Client::connect(self.address, &tls)
@@ -216,24 +216,24 @@ impl Gateway {
             .expect("a connection")
     }
 
-    /// Readiness: the status, and what it says.
+    /// Returns the status and body of the readiness probe.
     pub async fn readiness(&self) -> (u16, String) {
         self.http(15021, "GET", "/healthz/ready").await
     }
 
-    /// Asks one of the gateway's HTTP ports; status 0 if nobody listens.
+    /// Sends a request to one of the gateway's HTTP ports. The status is 0 if nothing listens.
     pub async fn http(&self, port: u16, method: &str, path: &str) -> (u16, String) {
         http(SocketAddr::new(self.address.ip(), port), method, path).await
     }
 
-    /// All metrics of this moment, by the admin port: the metrics port's may be a second old.
+    /// Returns all metrics from the admin port. Those of the metrics port may be a second old.
     pub async fn scrape(&self) -> String {
         let (status, text) = self.http(15000, "GET", "/stats/prometheus").await;
         assert_eq!(status, 200, "{text}");
         text
     }
 
-    /// The value of a metric with exactly these labels; 0 where it does not exist (yet).
+    /// Returns the value of a metric with exactly these labels, or 0 if it does not exist (yet).
     pub async fn metric(&self, name: &str) -> f64 {
         let text = self.scrape().await;
         let line = text
@@ -247,7 +247,7 @@ impl Gateway {
         self.ends().await.get(reason).copied().unwrap_or(0.0)
     }
 
-    /// Returns the number of tunnels that have ended so far for each reason that there was.
+    /// Returns the number of tunnels that have ended so far, by reason.
     pub async fn ends(&self) -> BTreeMap<String, f64> {
         let mut ends = BTreeMap::new();
         for line in self.scrape().await.lines() {
@@ -264,7 +264,7 @@ impl Gateway {
         ends
     }
 
-    /// Waits until so many connections and tunnels are open.
+    /// Waits until this many connections and tunnels are open.
     pub async fn holds(&self, connections: u32, tunnels: u32) {
         let open = async || {
             let connections = self.metric("strait_connections_open").await;
@@ -282,7 +282,7 @@ impl Gateway {
         .await
     }
 
-    /// A file in the gateway's folder.
+    /// Returns the path of a file in the gateway's folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -292,18 +292,18 @@ impl Gateway {
         std::fs::read_to_string(self.file("log")).expect("the log")
     }
 
-    /// Waits until the gateway has logged `text`: it writes its log in a thread of its own.
+    /// Waits until the gateway has logged `text`. The gateway writes its log in a separate thread.
     pub async fn logged(&self, text: &str) {
         until(text, async || self.log(), |log| log.contains(text)).await;
     }
 
-    /// Memory that the process alone has and has written to, in bytes.
+    /// Returns the private dirty memory of the process, in bytes.
     pub fn private_dirty(&self) -> u64 {
         memory::private_dirty(self.process.id().expect("a running gateway"))
     }
 
-    /// Runs a command of ours that asks this gateway's admin port: its exit code, what it printed,
-    /// and what went wrong.
+    /// Runs a command of strait against this gateway's admin port. Returns its exit code, stdout
+    /// and stderr.
     pub async fn asked(&self, args: &[&str]) -> (i32, String, String) {
         let admin = SocketAddr::new(self.address.ip(), 15000).to_string();
         let output = Command::new(env!("CARGO_BIN_EXE_strait"))
@@ -336,13 +336,13 @@ impl Gateway {
     }
 }
 
-/// The gateway's binary: this build's, or the one at `STRAIT_GATEWAY`, to compare with.
+/// Returns the gateway's binary: this build's, or the one at `STRAIT_GATEWAY` for comparisons.
 fn binary() -> PathBuf {
     let other = std::env::var_os("STRAIT_GATEWAY");
     other.map_or_else(|| env!("CARGO_BIN_EXE_strait").into(), Into::into)
 }
 
-/// Lets this process, whose ends of the connections count too, open as many files as it may.
+/// Raises the limit of open files of this process, which holds the other ends of the connections.
 pub fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let files = getrlimit(Resource::Nofile);
@@ -350,14 +350,14 @@ pub fn raise_descriptor_limit() {
     setrlimit(Resource::Nofile, Rlimit { current, ..files }).expect("more descriptors");
 }
 
-/// Writes `text` to `path` by a rename, as tools do that never leave a file half-written.
+/// Writes `text` to `path` by a rename, as tools do that never leave partial files.
 pub fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).expect("a new file");
     std::fs::rename(new, path).expect("a rename");
 }
 
-/// One HTTP request: the status, 0 if nobody listens, and the body.
+/// Sends one HTTP request. Returns the status, 0 if nothing listens, and the body.
 pub async fn http(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
     let ask = async {
         let mut stream = TcpStream::connect(address).await?;
@@ -379,7 +379,7 @@ pub async fn http(address: SocketAddr, method: &str, path: &str) -> (u16, String
     (status.unwrap_or(0), body.to_owned())
 }
 
-/// The configuration of a gateway on host 1 of its net.
+/// Returns the configuration of a gateway on host 1 of its net.
 fn strait_yaml(settings: &Settings<'_>) -> String {
     let ip = settings.net.ip(1);
     let Settings {

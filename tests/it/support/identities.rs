@@ -1,4 +1,4 @@
-//! Certificates in memory: a root, intermediates of two clusters, and who is who.
+//! Certificates in memory: a root, intermediates of two clusters, and leaves for identities.
 
 use std::sync::{Arc, LazyLock};
 
@@ -10,14 +10,14 @@ pub const GATEWAY: &str = "spiffe://east.local/ns/istio-system/sa/eastwest";
 pub const ENDPOINT: &str = "spiffe://east.local/ns/app/sa/echo";
 pub const CLIENT: &str = "spiffe://west.local/ns/shop/sa/checkout";
 
-/// The certificates of a test.
+/// Certificates of a test.
 pub struct Identities {
     pub root: String,
     pub east: Issuer,
     pub west: Issuer,
 }
 
-/// The set that tests share which do not need their own.
+/// Returns the set shared by all tests that do not need their own.
 pub fn identities() -> &'static Identities {
     static SHARED: LazyLock<Identities> = LazyLock::new(Identities::new);
     &SHARED
@@ -38,7 +38,7 @@ impl Identities {
         }
     }
 
-    /// A certificate of the cluster that the identity's trust domain stands for.
+    /// Returns a certificate for `id`, signed by the cluster of its trust domain.
     pub fn leaf(&self, id: &str) -> Leaf {
         let issuer = if id.starts_with("spiffe://east.local/") {
             &self.east
@@ -52,12 +52,12 @@ impl Identities {
         Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &self.root).expect("material")
     }
 
-    /// TLS of a client that is `id` and expects `server`.
+    /// Returns the TLS configuration of a client with identity `id` that expects `server`.
     pub fn client(&self, id: &str, server: &str) -> Arc<ClientConfig> {
         tls::client_config(&self.material(&self.leaf(id)), &[server]).expect("a client")
     }
 
-    /// TLS of an endpoint that lets cluster west in.
+    /// Returns the TLS configuration of an endpoint that admits cluster west.
     pub fn server(&self, id: &str) -> Arc<ServerConfig> {
         let west = TrustedDomain {
             name: "west.local".into(),

@@ -1,8 +1,8 @@
-//! A kubelet for one pod of a Deployment: environment, volumes, root file system and user of its
+//! Kubelet for one pod of a Deployment: environment, volumes, root file system and user of its
 //! first container, and the probes.
 //!
-//! A test runs in namespaces of network and mounts of its own, so that a pod has its ports as its
-//! manifest says, and nothing that is mounted stays.
+//! A test runs in its own network and mount namespaces, so that a pod has the ports of its
+//! manifest, and no mount remains.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -23,20 +23,20 @@ use super::gateway::http;
 use super::istiod::TOKEN;
 use super::{identities, until};
 
-/// The variable that tells a test process that it is in namespaces of its own.
+/// Variable that marks a test process in its own namespaces.
 const INSIDE: &str = "STRAIT_TEST_NAMESPACES";
-/// The name and the addresses that the scheduler, the CNI and the ReplicaSet would give.
+/// Name and addresses that the scheduler, the CNI and the ReplicaSet would assign.
 pub const POD: &str = "eastwest-7d9f5c6b8-x2x4z";
 const POD_IP: &str = "10.244.1.7";
 const NODE: (&str, &str) = ("node-1", "10.0.0.1");
-/// The address that istiod's Service has in these pods' `/etc/hosts`.
+/// Address of istiod's Service in these pods' `/etc/hosts`.
 pub const ISTIOD: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)), 15012);
 /// Files of this machine that a dynamically linked binary needs.
 const LIBRARIES: [&str; 4] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"];
 
-/// Runs a test of this name again, in a process with namespaces of network and mounts of its own.
-/// Skips it where this user may make none.
+/// Runs a test of this name again, in a process with its own network and mount namespaces. Skips it
+/// if this user cannot create them.
 pub fn in_namespaces(name: &str, test: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         raise_loopback();
@@ -80,7 +80,7 @@ pub fn in_namespaces(name: &str, test: impl FnOnce()) {
     );
 }
 
-/// Sets the loopback interface of this network namespace up, by RTM_NEWLINK (rtnetlink(7)).
+/// Brings up the loopback interface of this network namespace, by RTM_NEWLINK (rtnetlink(7)).
 fn raise_loopback() {
     let (newlink, request_ack, loopback, up) = (16_u16, 5_u16, 1_u32, 1_u32);
     let mut message = Vec::new();
@@ -92,7 +92,7 @@ fn raise_loopback() {
     message.extend(loopback.to_ne_bytes());
     message.extend(up.to_ne_bytes());
     message.extend(up.to_ne_bytes());
-    // No protocol is NETLINK_ROUTE.
+    // Protocol none means NETLINK_ROUTE.
     let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
     let socket = socket_with(family, SocketType::RAW, flags, None);
     let socket = socket.expect("a netlink socket");
@@ -102,7 +102,7 @@ fn raise_loopback() {
     assert_eq!(answer[16..20], [0; 4], "the error of the answer");
 }
 
-/// Runs a program of this machine to its end.
+/// Runs a program of this machine until it ends.
 fn do_run(program: &str, args: &[&str]) {
     let done = std::process::Command::new(program).args(args).output();
     let done = done.expect("a program");
@@ -110,28 +110,28 @@ fn do_run(program: &str, args: &[&str]) {
     assert!(done.status.success(), "{program} {args:?}: {error}");
 }
 
-/// A text of a manifest.
+/// Returns a string of a manifest.
 pub fn text<'a>(value: &'a Value, path: &str) -> &'a str {
     let found = value.pointer(path).and_then(Value::as_str);
     found.unwrap_or_else(|| panic!("{path} of {value} is text"))
 }
 
-/// The entries of a list of a manifest; none where there is no list.
+/// Returns the entries of a list of a manifest; empty without a list.
 pub fn list<'a>(value: &'a Value, path: &str) -> &'a [Value] {
     let list = value.pointer(path).and_then(Value::as_array);
     list.map_or(&[], |list| &**list)
 }
 
-/// A pod of a Deployment on this node. Its process is killed when it is dropped.
+/// Pod of a Deployment on this node. Its process is killed on drop.
 pub struct Pod {
-    /// The pod's template, with the name that it got.
+    /// Pod template, with the assigned name.
     pod: Value,
     folder: TempDir,
     process: Option<Child>,
 }
 
 impl Pod {
-    /// Makes volumes and root file system, as for a container that has not started yet.
+    /// Creates volumes and root file system, as for a container that has not started yet.
     pub fn new(deployment: &Value) -> Self {
         let mut pod = deployment["spec"]["template"].clone();
         pod["metadata"]["name"] = POD.into();
@@ -151,7 +151,7 @@ impl Pod {
         &self.pod["spec"]["containers"][0]
     }
 
-    /// A field of the security context: the container's, else the pod's.
+    /// Returns a field of the security context of the container, or else of the pod.
     fn security(&self, key: &str) -> &Value {
         match &self.container()["securityContext"][key] {
             Value::Null => &self.pod["spec"]["securityContext"][key],
@@ -164,7 +164,7 @@ impl Pod {
         Some(id.try_into().expect("an id"))
     }
 
-    /// A path in the root file system.
+    /// Returns a path in the root file system.
     pub fn file(&self, path: &str) -> PathBuf {
         self.folder
             .path()
@@ -173,7 +173,7 @@ impl Pod {
     }
 
     fn make_root(&self) {
-        // Whoever is in it has to be able to pass.
+        // Every user of the container must be able to traverse the folder.
         fs::set_permissions(self.folder.path(), Permissions::from_mode(0o755)).expect("a mode");
         let root = self.file("");
         fs::create_dir(&root).expect("a folder");
@@ -220,7 +220,7 @@ impl Pod {
         }
     }
 
-    /// Makes a volume, as far as the manifests use them.
+    /// Creates a volume, of the kinds that the manifests use.
     fn volume(&self, volume: &Value) -> PathBuf {
         let at = self.folder.path().join(text(volume, "/name"));
         fs::create_dir(&at).expect("a folder of its own");
@@ -247,7 +247,7 @@ impl Pod {
     fn project(&self, source: &Value, at: &Path) {
         if let Some(token) = source.get("serviceAccountToken") {
             let file = put(at, text(token, "/path"), TOKEN);
-            // Readable by the pod's group, if it has one, else by its user alone.
+            // Readable by the pod's group if it has one, else only by its user.
             let (owner, group) = match self.id("fsGroup") {
                 Some(group) => (None, Some(group)),
                 None => (self.id("runAsUser"), None),
@@ -265,7 +265,7 @@ impl Pod {
                 let field = text(item, "/fieldRef/fieldPath").replace('.', "/");
                 let entries = self.pod.pointer(&format!("/{field}"));
                 let entries = entries.and_then(Value::as_object).expect("a map");
-                // A JSON string is quoted as the kubelet quotes.
+                // JSON quotes a string as the kubelet does.
                 let lines = entries.iter().map(|(key, value)| format!("{key}={value}"));
                 put(
                     at,
@@ -278,7 +278,7 @@ impl Pod {
         }
     }
 
-    /// The value of a field of the pod, as the downward API gives it.
+    /// Returns the value of a field of the pod, as in the downward API.
     fn field(&self, path: &str) -> String {
         match path {
             "status.podIP" => POD_IP.to_owned(),
@@ -307,7 +307,7 @@ impl Pod {
         all
     }
 
-    /// Starts the container, again if it has run before.
+    /// Starts the container, or restarts it.
     pub fn start(&mut self) {
         let environment = self.environment();
         let user = self.id("runAsUser").expect("a user");
@@ -345,17 +345,17 @@ impl Pod {
         self.folder.path().join("log")
     }
 
-    /// The log of the container, of all its starts.
+    /// Returns the log of all starts of the container.
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_file()).expect("the log")
     }
 
-    /// Asks a port of the pod.
+    /// Sends a GET request to a port of the pod.
     pub async fn get(&self, port: u16, path: &str) -> (u16, String) {
         http(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), "GET", path).await
     }
 
-    /// Probes as the startup probe says, more often than it does, until the pod is ready.
+    /// Runs the startup probe until the pod is ready, more often than its period.
     pub async fn ready(&self) {
         let probe = &self.container()["startupProbe"];
         let number = |key: &str| probe[key].as_u64().expect("a number");
@@ -373,7 +373,7 @@ impl Pod {
         assert!(ready.is_ok(), "the pod is not ready:\n{}", self.log());
     }
 
-    /// A line of `/proc/PID/status` of the container's process.
+    /// Returns a line of `/proc/PID/status` of the container's process.
     pub fn proc_status(&self, key: &str) -> String {
         let id = self
             .process
@@ -397,14 +397,14 @@ impl Pod {
         rustix::process::kill_process(pid, signal).expect("a signal");
     }
 
-    /// Waits for the container's end; says whether it was a success.
+    /// Waits for the end of the container. Returns true if it succeeded.
     pub async fn ended(&mut self) -> bool {
         let mut process = self.process.take().expect("a process");
         process.wait().await.expect("a status").success()
     }
 }
 
-/// Mounts a file or a folder at another place, too.
+/// Bind-mounts a file or a folder.
 fn bind(from: &Path, at: &Path, is_read_only: bool) {
     let (from, at) = (from.to_string_lossy(), at.to_string_lossy());
     do_run("mount", &["--bind", &from, &at]);
@@ -425,7 +425,7 @@ fn put(folder: &Path, name: &str, text: &str) -> PathBuf {
     data.join(name)
 }
 
-/// A text with `$(NAME)` replaced by the variables before it, as Kubernetes does.
+/// Replaces `$(NAME)` by the preceding variables, as Kubernetes does.
 fn expanded(text: &str, environment: &BTreeMap<String, String>) -> String {
     let replace = |text: String, (name, value): (&String, &String)| {
         text.replace(&format!("$({name})"), value)

@@ -1,4 +1,4 @@
-//! A toxic link: a TCP relay that delays, slices, slows and cuts what goes through it.
+//! TCP relay that delays, slices, slows and cuts its streams.
 
 use std::future::pending;
 use std::io;
@@ -13,37 +13,37 @@ use tokio::time::{Instant, sleep_until};
 
 use super::reset;
 
-/// What is read at once.
+/// Bytes of one read.
 const CHUNK: usize = 16 * 1024;
-/// Chunks on the way.
+/// Limit of chunks in transit.
 const CHUNKS_MAX: usize = 16;
 
-/// What happens to one direction of a connection.
+/// Faults of one direction of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Toxic {
-    /// Everything comes this much later, and nothing waits for what goes before it.
+    /// Delay of every chunk. Chunks do not wait for earlier ones.
     pub delay: Duration,
-    /// The most bytes of one write.
+    /// Limit of one write, in bytes.
     pub slice: Option<usize>,
-    /// Bytes a second.
+    /// Rate limit, in bytes per second.
     pub limit: Option<u32>,
-    /// After how many bytes the direction is cut, and how.
+    /// Number of bytes after which the direction is cut, and the kind of cut.
     pub cut: Option<(u64, Cut)>,
 }
 
-/// How a link is cut.
+/// Kind of cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// RST to both ends.
     Reset,
-    /// FIN to who receives; what is sent after that is taken and lost.
+    /// FIN to the receiver; later bytes are accepted and lost.
     End,
-    /// What is sent after that is taken and lost, and nobody is told.
+    /// Later bytes are accepted and lost, without a signal to either end.
     Silence,
 }
 
 impl Toxic {
-    /// Cuts after so many bytes.
+    /// Cuts the direction after this number of bytes.
     pub fn cut(after: u64, how: Cut) -> Self {
         Self {
             cut: Some((after, how)),
@@ -51,7 +51,7 @@ impl Toxic {
         }
     }
 
-    /// The most bytes of one write: with a limit, those of a twentieth of a second.
+    /// Returns the limit of one write: with a rate limit, the bytes of a twentieth of a second.
     fn write_bytes(&self) -> usize {
         let limited = self.limit.map(|limit| (limit as usize / 20).max(1));
         let sizes = [self.slice, limited].into_iter().flatten();
@@ -59,15 +59,15 @@ impl Toxic {
     }
 }
 
-/// A running link, gone with all its connections when it is dropped.
+/// Running relay. It ends on drop, with all its connections.
 pub struct Link {
     pub address: SocketAddr,
     _tasks: JoinSet<()>,
 }
 
 impl Link {
-    /// Relays every connection to `to`. By its number, `toxics` says what happens to it on the
-    /// way there and on the way back.
+    /// Relays every connection to `to`. `toxics` maps the number of a connection to the faults of
+    /// both directions.
     pub fn new(
         listener: TcpListener,
         to: SocketAddr,
@@ -95,7 +95,7 @@ async fn relay(mut near: TcpStream, to: SocketAddr, [there, back]: [Toxic; 2]) {
         return reset(near);
     };
     for stream in [&near, &far] {
-        // Slices stay what they are, and only a clean end of both directions looks like one.
+        // Slices stay separate segments, and only a clean end of both directions looks clean.
         stream.set_nodelay(true).expect("an open connection");
         set_linger(stream, Some(Duration::ZERO));
     }
@@ -112,17 +112,17 @@ async fn relay(mut near: TcpStream, to: SocketAddr, [there, back]: [Toxic; 2]) {
 }
 
 fn set_linger(stream: &TcpStream, linger: Option<Duration>) {
-    // One that is gone needs none.
+    // A closed connection needs no linger.
     let _ = socket2::SockRef::from(stream).set_linger(linger);
 }
 
-/// What was read and when it is due; no bytes are the end.
+/// Bytes read and the time at which they are due; empty at the end.
 type Chunk = (Instant, io::Result<Vec<u8>>);
 
 /// Relays one direction to its end.
 ///
 /// # Errors
-/// It has broken, or is to be cut by a reset.
+/// The connection broke, or the direction is to be cut by a reset.
 pub async fn direction(
     read: impl AsyncRead + Unpin,
     write: impl AsyncWrite + Unpin,
@@ -132,7 +132,7 @@ pub async fn direction(
     tokio::try_join!(take(read, queue, toxic.delay), give(write, queued, toxic)).map(|_| ())
 }
 
-/// Reads until the end. What nobody waits for any more is lost.
+/// Reads until the end. Bytes without a receiver are lost.
 async fn take(
     mut read: impl AsyncRead + Unpin,
     queue: Sender<Chunk>,
@@ -185,7 +185,7 @@ async fn cut(
     queued: Receiver<Chunk>,
     how: Cut,
 ) -> io::Result<()> {
-    // From here on the reader's bytes are lost.
+    // Further bytes of the reader are lost.
     drop(queued);
     match how {
         Cut::Reset => Err(io::ErrorKind::ConnectionReset.into()),

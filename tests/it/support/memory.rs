@@ -1,6 +1,6 @@
-//! What a process holds.
+//! Memory of a process.
 
-/// Memory that a process alone has and has written to, in bytes; 0 if it is gone.
+/// Returns the private dirty memory of a process, in bytes; 0 if the process has ended.
 pub fn private_dirty(process: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup"));
     let text = text.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the tests share: certificates in memory, addresses of their own, the gateway's process.
+//! Shared support of the tests: certificates in memory, separate addresses, the gateway's process.
 
 pub mod bytes;
 pub mod ca;
@@ -31,10 +31,10 @@ pub use gateway::{Gateway, RESTART_MAX, Settings, raise_descriptor_limit, replac
 pub use identities::{CLIENT, ENDPOINT, GATEWAY, Identities, identities};
 pub use net::{Net, endpoint_port};
 
-/// The service that tests expose unless they say otherwise.
+/// Service that tests expose by default.
 pub const ECHO: &str = "echo.app.svc.cluster.local:80";
 
-/// No test waits longer than this for anything: a hang is a failure with a name.
+/// Limit of every wait of a test, so that a hang is a named failure.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Runs a test's future under [`DEADLINE`].
@@ -50,13 +50,13 @@ pub fn run<T>(test: impl Future<Output = T>) -> T {
         })
 }
 
-/// Prints a line that shows although the test passes: cargo hides only what macros print.
+/// Prints a line that shows although the test passes: cargo captures only the output of macros.
 pub fn say(line: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Asks until the answer is as wanted; fails with the last answer when the deadline comes.
+/// Polls until the answer is as wanted. Fails with the last answer at the deadline.
 pub async fn until<T: std::fmt::Debug>(
     what: &str,
     mut ask: impl AsyncFnMut() -> T,
@@ -72,12 +72,12 @@ pub async fn until<T: std::fmt::Debug>(
             tokio::time::Instant::now() < deadline,
             "{what}: last seen {answer:?}"
         );
-        // deadline: the state of another process can only be asked for again and again.
+        // deadline: the state of another process can only be polled.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// Asserts that a tunnel is open, by bytes that its endpoint echoes.
+/// Asserts that a tunnel is open: its endpoint echoes bytes.
 pub async fn echoes(tunnel: &mut Tunnel) {
     tunnel.write_all(b"hello").await.expect("an open tunnel");
     let mut answer = [0; 5];
@@ -86,7 +86,7 @@ pub async fn echoes(tunnel: &mut Tunnel) {
     assert_eq!(&answer, b"hello");
 }
 
-/// The code of the reset that a tunnel ends with. Bytes before it are passed over.
+/// Returns the code of the reset that ends a tunnel. Bytes before it are ignored.
 pub async fn broken(tunnel: &mut Tunnel) -> Option<h2::Reason> {
     let mut buffer = vec![0; 16 * 1024];
     loop {

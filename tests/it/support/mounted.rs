@@ -9,7 +9,7 @@ use rustls::pki_types::pem::PemObject;
 
 use super::{GATEWAY, Identities};
 
-/// Makes a mount of a gateway's folder, with its certificate as version `..0`.
+/// Turns the gateway's folder into a mount, with its certificate as version `..0`.
 pub fn mount(folder: &Path) {
     std::fs::create_dir(folder.join("..0")).expect("a folder");
     symlink("..0", folder.join("..data")).expect("a link");
@@ -20,7 +20,7 @@ pub fn mount(folder: &Path) {
     }
 }
 
-/// Writes a new certificate of the gateway's into a new folder; its leaf.
+/// Writes a new certificate of the gateway into a new folder. Returns its leaf.
 pub fn write(folder: &Path, identities: &Identities) -> CertificateDer<'static> {
     std::fs::create_dir(folder).expect("a folder");
     let leaf = identities.leaf(GATEWAY);
@@ -29,7 +29,7 @@ pub fn write(folder: &Path, identities: &Identities) -> CertificateDer<'static> 
     CertificateDer::from_pem_slice(leaf.chain_pem.as_bytes()).expect("a leaf")
 }
 
-/// Swaps in a new certificate as `version`; its leaf.
+/// Swaps in a new certificate as `version`. Returns its leaf.
 pub fn swap(folder: &Path, version: &str, identities: &Identities) -> CertificateDer<'static> {
     let leaf = write(&folder.join(version), identities);
     symlink(version, folder.join("..tmp")).expect("a link");

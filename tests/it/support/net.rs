@@ -1,5 +1,5 @@
-//! Addresses: each test has a part of 127.0.0.0/8 to itself, so that all can use the well-known
-//! ports at once.
+//! Addresses: each test has its own part of 127.0.0.0/8, so that all can use the well-known ports
+//! at the same time.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -19,7 +19,7 @@ pub const fn endpoint_port() -> u16 {
 }
 
 impl Net {
-    /// A net that no other test of this or another process uses.
+    /// Returns a net that no other test of this or another process uses.
     pub fn new() -> Self {
         static NEXT: AtomicU16 = AtomicU16::new(0);
         loop {
@@ -43,7 +43,7 @@ impl Net {
         SocketAddr::new(self.ip(last), port)
     }
 
-    /// A listener at host `last`.
+    /// Listens at host `last`.
     pub async fn listen(self, last: u8, port: u16) -> TcpListener {
         TcpListener::bind(self.address(last, port))
             .await

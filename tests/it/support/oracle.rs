@@ -1,9 +1,9 @@
-//! The byte oracle: tunnels whose two sides send and verify at once.
+//! Byte oracle: tunnels of which both sides send and verify at the same time.
 //!
-//! The client's side says first who it is and how much goes either way. Each direction is a stream
-//! of its own, and every byte is compared at its offset. An end is clean only where the other
-//! side's own end came after its last byte: no broken path looks clean, and none goes unnoticed
-//! that loses, doubles, changes or mixes up bytes.
+//! The client first sends its name and the number of bytes in each direction. Each direction is a
+//! separate stream, and every byte is compared at its offset. An end is clean only if the other
+//! side's end follows its last byte. The oracle therefore detects every path that loses, doubles,
+//! changes or mixes up bytes, and no broken path looks clean.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,52 +18,52 @@ use tokio::sync::watch;
 
 use super::{ECHO, Endpoint, bytes};
 
-/// What is sent or compared at once.
+/// Bytes sent or compared at once.
 const CHUNK: usize = 16 * 1024;
-/// The head's four numbers.
+/// Length of the head, which is four numbers.
 const HEAD_BYTES: usize = 4 * 8;
 
-/// What a tunnel carries.
+/// Payload of a tunnel.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Its name. Below 2^56, the first byte of a tunnel is 0.
+    /// Name of the tunnel. Below 2^56, so that the first byte of a tunnel is 0.
     pub id: u64,
     /// Bytes to the endpoint.
     pub up: u64,
     /// Bytes to the client.
     pub down: u64,
-    /// How long both sides rest after each 16 KiB.
+    /// Rest of both sides after each 16 KiB.
     pub rest: Duration,
 }
 
-/// How what a side received has ended.
+/// End of the received stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// By the other side's own end, after its last byte.
+    /// The other side's own end, after its last byte.
     Clean,
-    /// By a reset, with its code where it has one, or by the loss of the connection.
+    /// A reset, with its code if it has one, or the loss of the connection.
     Broken(Option<h2::Reason>),
-    /// By a clean end before the last byte. No good path does that.
+    /// A clean end before the last byte, which is an error of the path.
     Short,
-    /// By a byte after the last one. No good path does that either.
+    /// A byte after the last one, which is an error of the path too.
     Long,
-    /// By a byte that is not the one of this stream at this offset: worst of all.
+    /// A byte other than the one of this stream at this offset, the worst error.
     Wrong,
 }
 
-/// What one side of a tunnel saw.
+/// Result of one side of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Side {
-    /// Right bytes from the other side.
+    /// Number of correct bytes from the other side.
     pub received: u64,
-    /// How they ended.
+    /// End of the received bytes.
     pub end: End,
-    /// Whether all its own bytes were sent, and its end.
+    /// True if this side has sent all its bytes and its end.
     pub finished: bool,
 }
 
 impl Plan {
-    /// As many bytes in both directions, without a rest.
+    /// Plans the same number of bytes in both directions, without a rest.
     pub const fn both(id: u64, bytes: u64) -> Self {
         Self {
             id,
@@ -73,7 +73,7 @@ impl Plan {
         }
     }
 
-    /// What the client's side sends before its bytes.
+    /// Returns the head, which the client sends before its bytes.
     pub fn head(&self) -> Vec<u8> {
         let rest = u64::try_from(self.rest.as_millis()).expect("a short rest");
         [self.id, self.up, self.down, rest]
@@ -94,14 +94,15 @@ impl Plan {
         }
     }
 
-    /// The stream of the way back, which no tunnel has as its way there.
+    /// Returns the name of the stream to the client, which is not the name of any stream to an
+    /// endpoint.
     pub const fn down_stream(&self) -> u64 {
         !self.id
     }
 }
 
 impl Side {
-    /// All that a tunnel's other side had to say, and its end.
+    /// Returns the result of a complete transfer with a clean end.
     pub const fn whole(received: u64) -> Self {
         Self {
             received,
@@ -119,8 +120,8 @@ impl Side {
     }
 }
 
-/// Whether what both sides say of a tunnel, broken or not, can be: a side sees a clean end only
-/// if the other one has made it, and else a break.
+/// Returns true if the results of both sides are consistent. A side sees a clean end only if the
+/// other one has sent it, and a break otherwise.
 pub fn fits(client: Side, endpoint: Side) -> bool {
     [(client, endpoint), (endpoint, client)]
         .iter()
@@ -131,13 +132,13 @@ pub fn fits(client: Side, endpoint: Side) -> bool {
         })
 }
 
-/// The client's side of a new tunnel.
+/// Opens a tunnel and runs the client's side.
 pub async fn tunnel(client: &Client, plan: Plan) -> Side {
     let tunnel = client.tunnel(ECHO).await.expect("a tunnel");
     drive(tunnel, plan).await
 }
 
-/// The client's side of an open tunnel, to its end.
+/// Runs the client's side of an open tunnel to its end.
 pub async fn drive(mut stream: impl AsyncRead + AsyncWrite + Unpin, plan: Plan) -> Side {
     match stream.write_all(&plan.head()).await {
         Ok(()) => resume(stream, plan).await,
@@ -145,13 +146,13 @@ pub async fn drive(mut stream: impl AsyncRead + AsyncWrite + Unpin, plan: Plan) 
     }
 }
 
-/// The same, where the head was sent before.
+/// Runs the client's side after the head was sent.
 pub async fn resume(stream: impl AsyncRead + AsyncWrite + Unpin, plan: Plan) -> Side {
     let (sends, receives) = ((plan.id, plan.up), (plan.down_stream(), plan.down));
     side(stream, sends, receives, plan.rest).await
 }
 
-/// The endpoint's side of a tunnel, to its end, and its plan if that arrived.
+/// Runs the endpoint's side of a tunnel to its end. Returns its plan too, if that arrived.
 pub async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> (Option<Plan>, Side) {
     let mut head = [0; HEAD_BYTES];
     if let Err(error) = stream.read_exact(&mut head).await {
@@ -166,7 +167,7 @@ pub async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> (Option<
     (Some(plan), side(stream, sends, receives, plan.rest).await)
 }
 
-/// Sends a stream of so many bytes, and receives another, to the end of both.
+/// Sends one stream and receives another, until both have ended.
 async fn side(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     sends: (u64, u64),
@@ -186,8 +187,8 @@ async fn side(
         }
     };
     let finished = match (finished, end) {
-        // The kernel tells of a reset once, to whoever comes first: what the reader sees after a
-        // writer that failed is no end.
+        // The kernel reports a reset once, to the first reader or writer. After a failed write, the
+        // end that the reader sees is therefore not clean.
         (Some(false), End::Clean | End::Short) => {
             end = End::Broken(None);
             false
@@ -214,7 +215,7 @@ async fn send(
         bytes::send(&mut stream, id, at, next).await?;
         at = next;
         if !rest.is_zero() {
-            // deadline: the pace of a long tunnel is its own.
+            // deadline: the pace of a long tunnel is intended.
             tokio::time::sleep(rest).await;
         }
     }
@@ -250,22 +251,23 @@ async fn receive(mut stream: impl AsyncRead + Unpin, (id, length): (u64, u64)) -
     }
 }
 
-/// What the endpoints' sides have seen so far.
+/// Results of the endpoints' sides so far.
 #[derive(Clone, Debug)]
 pub struct Oracle(watch::Sender<Told>);
 
 #[derive(Debug, Default)]
 struct Told {
-    /// By the tunnel's name: at which address it arrived, and how it ended there.
+    /// Results by the tunnel's name: the address at which it arrived, and its end there.
     sides: BTreeMap<u64, (SocketAddr, Side)>,
-    /// What went wrong beyond any one tunnel.
+    /// Errors that belong to no tunnel.
     strange: Vec<String>,
 }
 
 impl Told {
     fn add(&mut self, plan: Option<Plan>, ended: (SocketAddr, Side)) {
         let Some(Plan { id, .. }) = plan else {
-            // A head that breaks has no name; one that ends is as wrong as a tunnel that does.
+            // A broken head has no name. A clean end within the head is an error of the path, as in
+            // a tunnel.
             if ended.1.end == End::Short {
                 self.strange.push("an early clean end".to_owned());
             }
@@ -282,7 +284,7 @@ impl Oracle {
         Self(watch::Sender::new(Told::default()))
     }
 
-    /// An endpoint all of whose connections are the oracle's.
+    /// Starts an endpoint whose connections all belong to the oracle.
     pub fn endpoint(&self, listener: TcpListener) -> Endpoint {
         let oracle = self.clone();
         Endpoint::new(listener, move |stream| {
@@ -291,19 +293,19 @@ impl Oracle {
         })
     }
 
-    /// The endpoint's side of one connection.
+    /// Runs the endpoint's side of one connection.
     pub async fn answer(&self, stream: TcpStream) {
         let address = stream.local_addr().expect("an open connection");
         let (plan, side) = answer(stream).await;
         self.0.send_modify(|told| told.add(plan, (address, side)));
     }
 
-    /// The endpoint's side of a tunnel, once it has ended.
+    /// Returns the endpoint's side of a tunnel, once it has ended.
     pub async fn side(&self, id: u64) -> Side {
         self.ended(id).await.1
     }
 
-    /// The address at which a tunnel arrived, and the endpoint's side of it, once it has ended.
+    /// Returns the address at which a tunnel arrived, and the endpoint's side, once it has ended.
     pub async fn ended(&self, id: u64) -> (SocketAddr, Side) {
         let mut told = self.0.subscribe();
         let told = told.wait_for(|told| !told.strange.is_empty() || told.sides.contains_key(&id));
@@ -312,7 +314,7 @@ impl Oracle {
         told.sides[&id]
     }
 
-    /// Asserts that a tunnel was whole: every byte of both directions, and two clean ends.
+    /// Asserts that a tunnel was complete: every byte of both directions, and two clean ends.
     pub async fn whole(&self, plan: Plan, client: Side) {
         assert_eq!(
             client,

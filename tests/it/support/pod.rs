@@ -1,12 +1,12 @@
-//! A pod as Istio makes it: a cleared environment, and nothing but the variables, arguments and
-//! files that its gateways get.
+//! Pod as Istio creates it: a cleared environment, with only the variables, arguments and files of
+//! Istio's gateways.
 
 use tempfile::TempDir;
 
 use super::istiod::{NAME, TOKEN};
 use super::{Gateway, Net, Settings, identities};
 
-/// As the template of istiod's east-west gateways has them, in its order.
+/// Arguments in the template of istiod's east-west gateways, in its order.
 const ARGUMENTS: &[&str] = &[
     "proxy",
     "waypoint",
@@ -22,7 +22,7 @@ const ARGUMENTS: &[&str] = &[
     "default:info",
 ];
 
-/// The files of a pod, in a folder that stands for its root.
+/// Creates the files of a pod, in a folder that is used as its root.
 fn root() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for (file, text) in [
@@ -43,7 +43,8 @@ fn root() -> TempDir {
     folder
 }
 
-/// What no pod has to say, and a test does: the pods of a machine share its ports.
+/// Returns addresses that no real pod configures. Tests need them because their pods share the
+/// ports of one machine.
 pub fn addresses(net: Net) -> String {
     let ip = net.ip(1);
     format!(
@@ -55,8 +56,8 @@ pub fn addresses(net: Net) -> String {
     )
 }
 
-/// A gateway at host 1 that istiod programs from host 2. `more` is what its `strait.yaml` says
-/// besides [`addresses`].
+/// Starts a gateway at host 1 that istiod programs from host 2. `more` is added to [`addresses`] in
+/// its `strait.yaml`.
 pub fn spawn(net: Net, more: &str) -> Gateway {
     spawn_with(net, more, &[])
 }
@@ -77,7 +78,7 @@ fn spawn_over(net: Net, overlay: &str, variables: &[(&str, &str)]) -> Gateway {
     start(folder, net, variables)
 }
 
-/// The same pod after its container has ended and was started again.
+/// Restarts the pod's container after it has ended.
 pub async fn restarted(mut gateway: Gateway, net: Net) -> Gateway {
     gateway.signal(rustix::process::Signal::KILL);
     gateway.exited().await;

@@ -1,4 +1,4 @@
-//! HTTP/2 by hand, for what no client library would send.
+//! Hand-written HTTP/2, for frames that no client library sends.
 
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
@@ -19,7 +19,7 @@ pub const GOAWAY: u8 = 7;
 pub const WINDOW_UPDATE: u8 = 8;
 pub const CONTINUATION: u8 = 9;
 
-/// What a client sends first.
+/// Connection preface of a client (RFC 9113 section 3.4).
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Flags of SETTINGS and of HEADERS.
@@ -27,7 +27,7 @@ const ACK: u8 = 1;
 pub const END_STREAM: u8 = 1;
 pub const END_HEADERS: u8 = 4;
 
-/// The bytes of a frame.
+/// Returns the bytes of a frame.
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let [_, high, middle, low] = u32::try_from(payload.len()).expect("short").to_be_bytes();
     let mut frame = vec![high, middle, low, kind, flags];
@@ -36,7 +36,8 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A whole header list, each field as a literal without indexing (RFC 7541 6.2.2).
+/// Returns HEADERS with the whole field block, each field as a literal without indexing (RFC 7541
+/// 6.2.2).
 pub fn headers(stream: u32, fields: &[(&str, &[u8])]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
@@ -51,7 +52,7 @@ pub fn headers(stream: u32, fields: &[(&str, &[u8])]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &block)
 }
 
-/// A frame, as it stands on the wire.
+/// Frame as received.
 #[derive(Debug)]
 pub struct Frame {
     pub kind: u8,
@@ -60,21 +61,21 @@ pub struct Frame {
     pub payload: Vec<u8>,
 }
 
-/// A peer with a good certificate, past its TLS handshake, preface and SETTINGS.
+/// Peer with a valid certificate, after its TLS handshake, preface and SETTINGS.
 pub struct RawPeer<S = TlsStream<TcpStream>> {
     stream: S,
-    /// Whether SETTINGS are acknowledged, as a good peer does.
+    /// True if the peer acknowledges SETTINGS, as RFC 9113 requires.
     acknowledges: bool,
 }
 
-/// A TLS session with a good certificate, before the first byte of HTTP/2.
+/// Opens a TLS session with a valid certificate, before the first byte of HTTP/2.
 pub async fn session(gateway: &Gateway) -> TlsStream<TcpStream> {
     let tls = TlsConnector::from(identities().client(CLIENT, GATEWAY));
     let tcp = TcpStream::connect(gateway.address)
         .await
         .expect("a connection");
-    // Room for all that a flood is answered: the gateway's last words must not wait for the test's
-    // turn to read, as a reset would overtake them.
+    // The receive buffer holds all answers to a flood. Otherwise the gateway's last frames would
+    // wait until the test reads, and a reset could overtake them.
     let socket = socket2::SockRef::from(&tcp);
     socket.set_recv_buffer_size(1 << 20).expect("a buffer");
     let nobody = std::net::IpAddr::from([0; 4]);
@@ -87,7 +88,7 @@ impl RawPeer {
         Self::with_settings(gateway, &[]).await
     }
 
-    /// A peer whose SETTINGS have this payload.
+    /// Connects a peer with this SETTINGS payload.
     pub async fn with_settings(gateway: &Gateway, settings: &[u8]) -> Self {
         let mut peer = Self {
             stream: session(gateway).await,
@@ -98,7 +99,7 @@ impl RawPeer {
         peer
     }
 
-    /// A peer whose streams have this window at first.
+    /// Connects a peer with this initial window of its streams.
     pub async fn with_window(gateway: &Gateway, bytes: u32) -> Self {
         let [a, b, c, d] = bytes.to_be_bytes();
         // SETTINGS_INITIAL_WINDOW_SIZE is setting 4.
@@ -115,7 +116,7 @@ impl RawPeer {
         assert_eq!(self.ending(stream).await, Ending::Answered);
     }
 
-    /// Parts the peer into one that reads frames and a plain writer.
+    /// Splits the peer into one that reads frames and a plain writer.
     pub fn split(
         self,
     ) -> (
@@ -132,8 +133,8 @@ impl RawPeer {
         )
     }
 
-    /// Ends the connection by FIN, without close_notify. A socket that is closed with something
-    /// unread would end by RST, and its kernel would take back what it has not sent.
+    /// Ends the connection by FIN, without close_notify. A socket that is closed with unread bytes
+    /// would end by RST, and the kernel would drop unsent bytes.
     pub async fn leave(mut self) {
         let socket = socket2::SockRef::from(self.stream.get_ref().0);
         socket
@@ -154,7 +155,7 @@ impl RawPeer {
         self.write(&headers(stream, fields)).await;
     }
 
-    /// How the gateway ends `stream`: the code of its reset, or an answer.
+    /// Returns the end of `stream`: the code of the gateway's reset, or an answer.
     pub async fn ending(&mut self, stream: u32) -> Ending {
         loop {
             let frame = self.next().await.expect("an open connection");
@@ -175,7 +176,7 @@ impl RawPeer {
 }
 
 impl<S: AsyncRead + Unpin> RawPeer<S> {
-    /// The next frame; none once the connection has ended.
+    /// Returns the next frame; none after the end of the connection.
     pub async fn next(&mut self) -> Option<Frame> {
         let mut head = [0; 9];
         self.stream.read_exact(&mut head).await.ok()?;
@@ -191,7 +192,7 @@ impl<S: AsyncRead + Unpin> RawPeer<S> {
     }
 }
 
-/// How a stream was ended.
+/// End of a stream.
 #[derive(Debug, PartialEq)]
 pub enum Ending {
     Reset(u8),

@@ -1,4 +1,4 @@
-//! Messages of a control plane about one service, its workloads and who may reach them.
+//! Messages of a control plane about one service, its workloads and its policies.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ use super::endpoint_port;
 pub const HOSTNAME: &str = "echo.app.svc.cluster.local";
 pub const SERVICE: &str = "app/echo.app.svc.cluster.local";
 
-/// An address as messages have it.
+/// Returns an address as encoded in messages.
 pub fn bytes(ip: IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(ip) => ip.octets().into(),
@@ -23,7 +23,7 @@ pub fn bytes(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Port 80 at the target port that plain endpoints of tests have.
+/// Returns port 80 with the target port of the tests' plain endpoints.
 pub fn ports() -> Vec<Port> {
     vec![Port {
         service_port: 80,
@@ -32,7 +32,7 @@ pub fn ports() -> Vec<Port> {
     }]
 }
 
-/// The ports of the Service that istiod makes for a waypoint: those of status and HBONE.
+/// Returns the ports of the Service that istiod creates for a waypoint: those of status and HBONE.
 pub fn waypoint_ports() -> Vec<Port> {
     let same = |port| Port {
         service_port: port,
@@ -42,7 +42,7 @@ pub fn waypoint_ports() -> Vec<Port> {
     vec![same(15021), same(15008)]
 }
 
-/// The service of [`ECHO`](super::ECHO).
+/// Returns the service of [`ECHO`](super::ECHO).
 pub fn service() -> Address {
     let service = Service {
         name: "echo".into(),
@@ -61,7 +61,7 @@ pub fn service() -> Address {
     }
 }
 
-/// A healthy workload that serves it by HBONE.
+/// Returns a healthy workload that serves it by HBONE.
 pub fn workload(uid: &str, address: Vec<u8>) -> Address {
     let services = [(SERVICE.to_owned(), PortList { ports: ports() })];
     let workload = Workload {
@@ -80,7 +80,7 @@ pub fn workload(uid: &str, address: Vec<u8>) -> Address {
     }
 }
 
-/// The same workload, but for what `change` does to it.
+/// Returns the same workload, modified by `change`.
 pub fn changed(uid: &str, address: Vec<u8>, change: impl FnOnce(&mut Workload)) -> Address {
     let mut message = workload(uid, address);
     if let Some(address::Type::Workload(workload)) = &mut message.r#type {
@@ -89,8 +89,8 @@ pub fn changed(uid: &str, address: Vec<u8>, change: impl FnOnce(&mut Workload)) 
     message
 }
 
-/// The record that stands for the pods of the service in network `west`, behind the gateway there.
-/// It has the ports of the Service, so that a named target port is 0.
+/// Returns the record for the pods of the service in network `west`, behind the gateway there. It
+/// has the ports of the Service, so that a named target port is 0.
 pub fn split_horizon() -> (String, Address) {
     let uid = format!("west/SplitHorizonWorkload/west//192.0.2.1/{SERVICE}");
     let record = changed(&uid, Vec::new(), |record| {
@@ -118,7 +118,7 @@ pub fn split_horizon() -> (String, Address) {
     (uid, record)
 }
 
-/// A policy `app/NAME` about peers of the namespace `of`.
+/// Returns a policy `app/NAME` about peers of the namespace `of`.
 pub fn policy(name: &str, scope: Scope, action: Action, of: &str) -> Authorization {
     let namespaces = vec![StringMatch {
         match_type: Some(MatchType::Exact(of.to_owned())),

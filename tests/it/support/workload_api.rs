@@ -1,5 +1,5 @@
-//! A SPIFFE Workload API on a unix socket. Its messages are written down here, by the numbers of
-//! the standard.
+//! SPIFFE Workload API on a unix socket. Its messages are written by hand, with the field numbers
+//! of the standard.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -44,17 +44,17 @@ struct Svid {
 
 type Answer = Result<Context509, Status>;
 
-/// What it gives, and who listens.
+/// Current answer, and its subscribers.
 #[derive(Clone)]
 pub struct WorkloadApi(watch::Sender<Answer>);
 
 impl WorkloadApi {
-    /// One that has no identity for anybody.
+    /// Creates a server that has no identity for any caller.
     pub fn new() -> Self {
         Self(watch::Sender::new(Err(no_identity())))
     }
 
-    /// Serves at a socket until what it returns is dropped.
+    /// Serves at a socket until the returned set is dropped.
     pub fn serve(&self, socket: &Path) -> JoinSet<()> {
         let listener = UnixListener::bind(socket).expect("a socket");
         let api = self.clone();
@@ -68,7 +68,7 @@ impl WorkloadApi {
         tasks
     }
 
-    /// Gives an identity with the root of its domain, and the bundles of other domains.
+    /// Sets an identity with the root of its domain, and the bundles of other domains.
     pub fn give(&self, id: &str, leaf: &Leaf, root: &str, federated: &[(&str, &str)]) {
         let key = PrivateKeyDer::from_pem_slice(leaf.key_pem.as_bytes()).expect("a key");
         let svid = Svid {
@@ -86,7 +86,7 @@ impl WorkloadApi {
         drop(self.0.send_replace(Ok(context)));
     }
 
-    /// Takes the identity back.
+    /// Withdraws the identity.
     pub fn withdraw(&self) {
         drop(self.0.send_replace(Err(no_identity())));
     }
@@ -96,7 +96,7 @@ fn no_identity() -> Status {
     Status::permission_denied("no identity issued")
 }
 
-/// Certificates one after the other, without their PEM.
+/// Returns the concatenated DER of certificates in PEM.
 fn der(pem: &str) -> Vec<u8> {
     let certificates = CertificateDer::pem_slice_iter(pem.as_bytes());
     certificates
@@ -114,7 +114,7 @@ impl ServerStreamingService<()> for WorkloadApi {
     type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
 
     fn call(&mut self, call: Request<()>) -> Self::Future {
-        // The standard's guard against requests that a browser could be made to send.
+        // The standard requires this header against requests that a browser could be made to send.
         if call.metadata().get("workload.spiffe.io").is_none() {
             return ready(Err(Status::invalid_argument(
                 "the security header is missing",

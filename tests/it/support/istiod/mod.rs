@@ -1,5 +1,5 @@
-//! A control plane: delta ADS over TLS, with a token to show, as istiod has it; or in plaintext and
-//! for anybody, as one beside the gateway may. `state` decides what is sent.
+//! Control plane: delta ADS over TLS with a token, like istiod; or in plaintext without a token,
+//! like one beside the gateway. `state` decides what is sent.
 
 mod state;
 
@@ -40,41 +40,41 @@ use self::state::{Dialect, State, Stream};
 use super::ca::Ca;
 use super::{Gateway, Identities, Settings};
 
-/// The name in its certificate.
+/// Name in the server's certificate.
 pub const NAME: &str = "istiod.istio-system.svc";
-/// The token that it wants to see.
+/// Token that the server requires.
 pub const TOKEN: &str = "a-token-of-the-pod";
 
-/// What it knows, whom it tells, and what it was told. It outlives the server.
+/// Resources, subscribers and received requests. It outlives the server.
 #[derive(Clone, Default)]
 pub struct Istiod {
     state: Arc<Mutex<State>>,
-    /// Who signs certificates.
+    /// Certificate authority.
     pub ca: Ca,
 }
 
-/// How it treats whoever calls.
+/// Behaviour towards callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Manner {
-    /// As it should.
+    /// Normal.
     #[default]
     Well,
-    /// It takes the call and never says a word.
+    /// Accepts the call and never answers.
     Silent,
-    /// It refuses the call.
+    /// Rejects the call.
     Refusing,
-    /// It says nothing of this type, until it behaves.
+    /// Sends nothing of this type, until the behaviour changes.
     Withholding(&'static str),
 }
 
-/// A running server. Dropped, it ends with all its connections.
+/// Running server. On drop it ends, with all its connections.
 pub struct Serving {
     sockets: Arc<Mutex<Vec<Socket>>>,
     tasks: JoinSet<()>,
 }
 
 impl Serving {
-    /// Ends the server, and returns once another one can listen at its address.
+    /// Stops the server, and returns once another one can listen at its address.
     pub async fn stop(mut self) {
         self.tasks.shutdown().await;
     }
@@ -83,7 +83,7 @@ impl Serving {
 impl Drop for Serving {
     fn drop(&mut self) {
         for socket in self.sockets.lock().expect("no panic").drain(..) {
-            // It may have ended by itself.
+            // The connection may have ended by itself.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
@@ -103,7 +103,7 @@ impl Istiod {
         self.listen(address, Some(acceptor)).await
     }
 
-    /// Serves at `address` in plaintext, and from now on whoever asks.
+    /// Serves at `address` in plaintext, and requires no token from now on.
     pub async fn serve_plainly(&self, address: SocketAddr) -> Serving {
         self.state().open = true;
         self.listen(address, None).await
@@ -117,11 +117,12 @@ impl Istiod {
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                // As Go's sockets, of which istiod's are: a held back push would be timed as ours.
+                // Like Go's sockets, which istiod uses. Nagle's delay of a push would be counted as
+                // the gateway's.
                 stream.set_nodelay(true).expect("an open connection");
                 let socket = stream.as_fd().try_clone_to_owned().expect("a descriptor");
                 accepted.lock().expect("no panic").push(socket.into());
-                // A client that refuses our certificate is no concern of the others.
+                // A client that rejects the certificate must not affect the others.
                 let stream = match &acceptor {
                     Some(acceptor) => acceptor.accept(stream).await.map(Either::Left),
                     None => Ok(Either::Right(stream)),
@@ -142,22 +143,22 @@ impl Istiod {
         Serving { sockets, tasks }
     }
 
-    /// Puts a resource in and tells those who are connected.
+    /// Adds a resource and pushes it.
     pub fn put(&self, type_url: &str, name: &str, body: &impl Message) {
         self.put_all(type_url, &[(name, body.encode_to_vec())]);
     }
 
-    /// Puts resources in and tells of all of them by one push.
+    /// Adds resources and sends all of them in one push.
     pub fn put_all(&self, type_url: &str, resources: &[(&str, Vec<u8>)]) {
         self.state().put(type_url, resources);
     }
 
-    /// Takes a resource out and tells those who are connected.
+    /// Removes a resource and pushes the removal.
     pub fn remove(&self, type_url: &str, name: &str) {
         self.state().remove(type_url, name);
     }
 
-    /// Labels a service `NAMESPACE/HOSTNAME` with `istio.io/global=true`. Gateways are sent a
+    /// Labels a service `NAMESPACE/HOSTNAME` with `istio.io/global=true`. Gateways receive a
     /// cluster for each of its ports, and for those of its waypoints.
     pub fn export(&self, service: &str) {
         let mut state = self.state();
@@ -165,8 +166,8 @@ impl Istiod {
         state.push_clusters(false);
     }
 
-    /// Takes the label from a service. Its clusters are missing from the push, and named as
-    /// removed only in the next one that has a change of an address.
+    /// Removes the label from a service. The push lacks its clusters. Only the next push with a
+    /// change of an address names them as removed.
     pub fn unexport(&self, service: &str) {
         let mut state = self.state();
         state.global.remove(service);
@@ -178,32 +179,32 @@ impl Istiod {
         self.state().udp.insert((service.to_owned(), port));
     }
 
-    /// Sends policies that are a dry run too, which istiod does only where it is enabled.
+    /// Sends policies with dry run too, as istiod does only if that is enabled.
     pub fn enable_dry_run(&self) {
         self.state().sends_dry_run = true;
     }
 
-    /// From now on it treats calls and requests like this.
+    /// Sets the behaviour towards calls and requests from now on.
     pub fn behave(&self, manner: Manner) {
         self.state().manner = manner;
     }
 
-    /// Sends all who are connected just this, and knows nothing of it later.
+    /// Sends this response to all subscribers, without storing its resources.
     pub fn say(&self, response: &DeltaDiscoveryResponse) {
         self.state().say(response);
     }
 
-    /// Everything that clients have said so far.
+    /// Returns all requests of clients so far.
     pub fn requests(&self) -> Vec<DeltaDiscoveryRequest> {
         self.state().requests.clone()
     }
 
-    /// The metadata of each call so far that showed its token.
+    /// Returns the metadata of each call so far that had a valid token.
     pub fn calls(&self) -> Vec<MetadataMap> {
         self.state().calls.clone()
     }
 
-    /// How many first requests of a type came so far.
+    /// Returns the number of initial requests of all types so far.
     pub fn firsts(&self) -> usize {
         let requests = self.requests().into_iter();
         let firsts = requests.filter(|request| request.response_nonce.is_empty());
@@ -217,7 +218,7 @@ impl Istiod {
         errors.map(|error| error.message).collect()
     }
 
-    /// The number of resources sent so far that have a version: under Istio, those of WDS.
+    /// Returns the number of resources sent so far that have a version: under Istio, those of WDS.
     pub fn sent(&self) -> usize {
         self.state().sent
     }
@@ -255,8 +256,8 @@ impl AggregatedDiscoveryService for Istiod {
     }
 }
 
-/// A gateway that a control plane of this kind at host 2 of its net programs, with these keys of
-/// `discovery` besides its address. `prepare` gets its folder.
+/// Starts a gateway and a control plane of this kind at host 2 of its net, with these keys of
+/// `discovery` besides its address. `prepare` receives its folder.
 pub fn programmed(
     settings: &Settings<'_>,
     kind: &str,
@@ -277,7 +278,7 @@ pub fn programmed(
     })
 }
 
-/// Whether a call shows the token.
+/// Checks the token of a call.
 pub fn check_token(metadata: &MetadataMap) -> Result<(), Status> {
     let token = metadata.get("authorization");
     match token.and_then(|token| token.to_str().ok()) == Some(&format!("Bearer {TOKEN}")) {
@@ -306,7 +307,7 @@ fn tls(identities: &Identities) -> ServerConfig {
     tls
 }
 
-/// A stream as the server wants it.
+/// Stream in the form that the server requires.
 struct Connection(Either<TlsStream<TcpStream>, TcpStream>);
 
 impl Connected for Connection {

@@ -1,8 +1,8 @@
-//! The resources of a control plane, its streams, and its answers.
+//! Resources of a control plane, its streams, and its answers.
 //!
 //! [`Dialect::Istio`] answers an east-west gateway as istiod does (`pilot/pkg/xds/delta.go`,
-//! `cds.go` and `workload.go`). CDS is derived from the services that are exported: each push has
-//! the whole set. [`Dialect::Envoy`] sends what changed, of every type.
+//! `cds.go` and `workload.go`). CDS is derived from the exported services: each push has the whole
+//! set. [`Dialect::Envoy`] sends changes only, of every type.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -19,7 +19,7 @@ use tonic::metadata::MetadataMap;
 
 use super::Manner;
 
-/// The clusters of an east-west gateway that export nothing.
+/// Clusters of an east-west gateway that exports nothing.
 pub const BUILT_IN: [&str; 4] = [
     "main_internal",
     "encap",
@@ -27,7 +27,7 @@ pub const BUILT_IN: [&str; 4] = [
     "BlackHoleCluster",
 ];
 
-/// The rules by which resources are sent.
+/// Rules by which resources are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Dialect {
     #[default]
@@ -39,31 +39,32 @@ pub(super) enum Dialect {
 pub(super) struct State {
     pub(super) dialect: Dialect,
     pub(super) manner: Manner,
-    /// By type and name.
+    /// Resources by type and name.
     resources: BTreeMap<(String, String), Held>,
-    /// The services among them, decoded, for the clusters.
+    /// Decoded services, from which the clusters are derived.
     services: BTreeMap<String, Service>,
-    /// The services with the label `istio.io/global=true`, by `NAMESPACE/HOSTNAME`.
+    /// Services with the label `istio.io/global=true`, by `NAMESPACE/HOSTNAME`.
     pub(super) global: BTreeSet<String>,
-    /// Ports that are UDP. WDS has no field for it, and no cluster is made of them.
+    /// UDP ports. WDS has no field for them, and they have no clusters.
     pub(super) udp: BTreeSet<(String, u32)>,
-    /// Policies with `istio.io/dry-run` are sent, which istiod does only where it is enabled.
+    /// True if policies with `istio.io/dry-run` are sent, which istiod does only if that is
+    /// enabled.
     pub(super) sends_dry_run: bool,
     version: u64,
     nonce: u64,
     streams: Vec<Stream>,
     pub(super) requests: Vec<DeltaDiscoveryRequest>,
-    /// By calls, the metadata that came with them.
+    /// Metadata of the calls so far.
     pub(super) calls: Vec<MetadataMap>,
     pub(super) sent: usize,
-    /// No token is required.
+    /// True if no token is required.
     pub(super) open: bool,
 }
 
 struct Held {
     version: u64,
     body: Vec<u8>,
-    /// The services of a workload.
+    /// Services of a workload.
     services: BTreeSet<String>,
     is_dry_run: bool,
 }
@@ -75,11 +76,11 @@ pub(super) struct Stream {
     types: BTreeMap<String, Watch>,
 }
 
-/// The subscription of a stream to a type.
+/// Subscription of a stream to a type.
 #[derive(Default)]
 struct Watch {
     wildcard: bool,
-    /// Names that were asked for, and those that were sent in answer.
+    /// Names that were requested, and those that were sent in answer.
     names: BTreeSet<String>,
 }
 
@@ -147,7 +148,7 @@ impl State {
         self.push(type_url, &[], &[name.to_owned()]);
     }
 
-    /// Sends a response to every stream, whatever it subscribed to.
+    /// Sends a response to every stream, regardless of its subscriptions.
     pub(super) fn say(&mut self, response: &DeltaDiscoveryResponse) {
         self.streams.retain(|stream| !stream.pushes.is_closed());
         for stream in &self.streams {
@@ -159,7 +160,7 @@ impl State {
     fn push(&mut self, type_url: &str, names: &[String], removed: &[String]) {
         match (self.dialect, type_url) {
             (Dialect::Istio, CLUSTER) => return self.push_clusters(false),
-            // Istiod generates CDS first, and an Address in the push makes it a full one.
+            // Istiod generates CDS first, and an Address in the push makes it a full push.
             (Dialect::Istio, ADDRESS) => self.push_clusters(true),
             _ => {}
         }
@@ -173,8 +174,8 @@ impl State {
             let gone: Vec<_> = removed.iter().filter(has).cloned().collect();
             let mut sent: BTreeSet<_> = names.iter().filter(has).cloned().collect();
             if !watch.wildcard && !sent.is_empty() {
-                // A service is looked up with its workloads. A workload that joins one is
-                // another name, and is not pushed.
+                // A request for a service includes its workloads. A workload that joins the service
+                // has another name, and is not pushed.
                 let all = self.resources.iter();
                 let of =
                     all.filter(|((of, name), held)| of == type_url && belongs(name, held, &sent));
@@ -193,8 +194,8 @@ impl State {
         }
     }
 
-    /// Pushes the whole set of clusters. Istiod compares it with what it sent before only where an
-    /// Address is in the push, so that a service that is exported no more is missing at first, and
+    /// Pushes the whole set of clusters. Istiod compares it with the previous set only if the push
+    /// has an Address. A service that is no longer exported is therefore missing at first, and
     /// removed later.
     pub(super) fn push_clusters(&mut self, compares: bool) {
         self.streams.retain(|stream| !stream.pushes.is_closed());
@@ -219,8 +220,8 @@ impl State {
         }
     }
 
-    /// The clusters of an east-west gateway: one for each port of each exported service, and of
-    /// each waypoint of one.
+    /// Returns the clusters of an east-west gateway: one for each port of each exported service,
+    /// and of each of their waypoints.
     fn clusters(&self) -> BTreeSet<String> {
         let mut keys = BTreeSet::new();
         for key in &self.global {
@@ -249,7 +250,8 @@ impl State {
                 }
             }
         }
-        // By range: each change of an address comes here, and a bench has 100,000 of them.
+        // A range query, because each change of an address comes here, and a bench has 100,000 of
+        // them.
         let own = self.resources.range((CLUSTER.to_owned(), String::new())..);
         let own = own.take_while(|((of, _), _)| of == CLUSTER);
         names.extend(own.map(|((_, name), _)| name.clone()));
@@ -263,7 +265,7 @@ impl State {
         removed: Vec<String>,
     ) -> DeltaDiscoveryResponse {
         self.nonce += 1;
-        // Istiod gives versions to services and workloads alone, and sends all else again.
+        // Istiod gives versions only to services and workloads, and sends everything else again.
         let has_versions = self.dialect == Dialect::Envoy || type_url == ADDRESS;
         if has_versions {
             self.sent += names.len();
@@ -290,7 +292,7 @@ impl State {
         }
     }
 
-    /// The names of a type that are sent.
+    /// Returns the names of a type that are sent.
     fn names(&self, type_url: &str) -> BTreeSet<String> {
         if (self.dialect, type_url) == (Dialect::Istio, CLUSTER) {
             return self.clusters();
@@ -312,7 +314,7 @@ impl State {
         self.response(type_url, &new, gone)
     }
 
-    /// Says whether a client that claims these versions is sent a resource.
+    /// Returns true if a resource has to be sent to a client with these versions.
     fn is_new(&self, type_url: &str, name: &str, has: &HashMap<String, String>) -> bool {
         let held = self.resources.get(&(type_url.to_owned(), name.to_owned()));
         let is_compared = self.dialect == Dialect::Envoy || type_url == ADDRESS;
@@ -321,8 +323,8 @@ impl State {
         version.is_none() || version.as_ref() != has.get(name)
     }
 
-    /// Returns the named resources with those that belong to them, but for those that a client has,
-    /// and the names of those that are gone or never existed.
+    /// Returns the named resources and those that belong to them, except for those that a client
+    /// has, and the names of those that are gone or never existed.
     fn asked(
         &mut self,
         type_url: &str,
@@ -352,12 +354,12 @@ impl State {
             Manner::Withholding(of) => request.type_url == of,
             Manner::Well | Manner::Refusing => false,
         };
-        // Envoy's answers have changes of its subscription in them.
+        // Requests of Envoy that acknowledge a response can change its subscription too.
         let asks =
             request.response_nonce.is_empty() || !request.resource_names_subscribe.is_empty();
         let mut streams = self.streams.iter();
         let index = streams.position(|stream| stream.pushes.same_channel(pushes));
-        // A stream that has ended may have a request left.
+        // A stream that has ended may have one more request.
         if let Some(index) = index.filter(|_| asks && !withheld) {
             self.subscribed(&request, index);
         }
@@ -378,12 +380,12 @@ impl State {
             let is_added = asked.remove(name);
             changes |= watch.names.remove(name) || is_added;
         }
-        // Istiod passes over a request that changes no subscription: a name that is subscribed
-        // already has to be taken back before it is answered again.
+        // Istiod ignores a request that changes no subscription. A subscribed name has to be
+        // unsubscribed before it is answered again.
         if self.dialect == Dialect::Istio && !is_first && !changes {
             return;
         }
-        // Others than istiod do not answer a request that only unsubscribes.
+        // Control planes other than istiod do not answer a request that only unsubscribes.
         if self.dialect == Dialect::Envoy && !is_first && asked.is_empty() {
             return;
         }
@@ -392,7 +394,7 @@ impl State {
         let response = match watch.wildcard {
             true => self.first(of, &has),
             false if is_first || !asked.is_empty() => self.asked(of, &asked, &has),
-            // As Istio does it: what was not taken back is said to be gone.
+            // Like Istio: names that were not unsubscribed are sent as removed.
             false => {
                 let gone = watch.names.iter().cloned().collect();
                 self.response(of, &[], gone)
@@ -411,7 +413,8 @@ impl State {
     }
 }
 
-/// Says whether these names ask for a resource: by its own, or a workload by one of its services.
+/// Returns true if these names request a resource: by its own name, or a workload by one of its
+/// services.
 fn belongs(name: &str, held: &Held, names: &BTreeSet<String>) -> bool {
     names.contains(name) || !held.services.is_disjoint(names)
 }
