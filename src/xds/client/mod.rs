@@ -34,7 +34,7 @@ pub use self::messages::{Mode, Request, Resource, Resources, Response, Subscript
 /// has at most 2 KiB.
 const NAMES_AT_ONCE: usize = 1_000;
 
-/// State of the client: the held resources of each type, and pending requests to the server.
+/// State of the client: the subscriptions and the held resources of each type.
 ///
 /// It holds at most 1,000,000 resources and wanted names, with 512 MiB of names, versions and
 /// bodies. Resources beyond that are rejected. Nonces are not kept: each response is answered
@@ -217,8 +217,8 @@ impl Client {
         self.known.iter().map(|known| known.subscription.type_url)
     }
 
-    /// Returns the number of wanted names of a type that no response has mentioned yet, neither
-    /// as a resource nor as removed.
+    /// Returns the number of wanted names of a type without an answer: they were not held when
+    /// they were added, and no response has mentioned them since.
     pub fn unanswered(&self, type_url: &str) -> usize {
         self.known(type_url).map_or(0, |known| known.asked.len())
     }
