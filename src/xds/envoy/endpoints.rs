@@ -5,8 +5,8 @@
 //! Ignored are `named_endpoints` (only a reference to one is rejected), `additional_addresses`,
 //! `proximity`, `endpoint_stale_after` and health check settings.
 //!
-//! UNKNOWN and HEALTHY endpoints are ready, DEGRADED ones only if no other is. The default
-//! weight is 1 for endpoints; localities have none. Metadata
+//! UNKNOWN and HEALTHY endpoints are ready, DEGRADED ones only if no other is, others never.
+//! Endpoints have weight 1 by default, localities none. Metadata
 //! `envoy.transport_socket_match: {tunnel: http}` means HBONE; [`original_destination`] and
 //! [`named`] read the rest.
 
