@@ -13,11 +13,11 @@ const STATIC: [&str; 2] = ["main_internal", "encap"];
 
 /// Returns whether a CDS response lists every cluster there is.
 ///
-/// istiod builds the clusters of a waypoint or east-west gateway all at once, the static ones first
-/// (`buildWaypointInboundClusters`), and has no delta of them. A response with both static clusters
-/// is thus the whole set. istiod leaves `removed_resources` empty when a service loses its global
-/// scope but still exists, so absence from such a response is the only sign of it. Any other
-/// response may be partial.
+/// istiod builds the clusters of a waypoint or east-west gateway all at once, the static ones
+/// first (`buildWaypointInboundClusters`), and has no delta of them. A response with both
+/// static clusters is thus the whole set. istiod leaves `removed_resources` empty when a
+/// service loses its global scope but still exists. Absence from such a response is the only
+/// sign of it. Any other response may be partial.
 pub(super) fn is_whole(response: &Response) -> bool {
     let has = |name: &&str| response.resources.iter().any(|one| *one.name == **name);
     STATIC.iter().all(has)

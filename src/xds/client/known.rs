@@ -152,8 +152,8 @@ impl Known {
             true => self.rejected.clear_all(),
             false => self.rejected.clear_nameless(),
         }
-        // Resources without a place are not in the initial versions, so the first response of a
-        // stream contains them again.
+        // Rejected resources that cannot be held are not in the initial versions, so the first
+        // response of a stream contains them again.
         let was_unplaced = fresh && mem::take(&mut self.unplaced);
         let unclaimed = mem::take(&mut self.unclaimed);
         if unclaimed || resources.is_whole(self.subscription.type_url, response) {
@@ -398,7 +398,7 @@ pub(super) fn claim_bytes(name: &str, version: &str) -> usize {
 }
 
 /// Returns the names with contradictory entries in a response, each with a version and the
-/// reason. Nothing tells which entry is meant, so the held version stays.
+/// reason. The intended entry is unknown, so the held version stays.
 fn contradictions(response: &Response) -> BTreeMap<&str, (&str, &'static str)> {
     let removed: HashSet<&str> = response.removed.iter().map(String::as_str).collect();
     let mut seen = HashSet::with_capacity(response.resources.len());

@@ -119,10 +119,11 @@ pub trait Resources {
     /// then unchanged, and the previous version stays in force.
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String>;
 
-    /// Handles the rejection of a resource, by the client or by `upsert`, of which no version
+    /// Handles the rejection of a resource, by the client or by `upsert`, if no version of it
     /// is held. Returns whether the store keeps a placeholder for it. The client holds a
     /// placeholder without a version, so that the server has to send the resource again or
-    /// remove it. `remove` is called in either case.
+    /// remove it. A valid version replaces the placeholder by `upsert`, and a removal calls
+    /// `remove`.
     ///
     /// Rejected resources that cannot be held share the name [`UNPLACED`], which may be passed
     /// more than once. Their placeholder counts against no limit. `remove` is called when the

@@ -40,8 +40,8 @@ pub const ENDPOINT: &str = "type.googleapis.com/envoy.config.endpoint.v3.Cluster
 const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Limit of the endpoints of all clusters together, of some 500 bytes each.
 const ALL_ENDPOINTS_MAX: usize = 1_000_000;
-/// Limit of the ports of a service, as for Istio's (contract 3.1). Each port builds the service
-/// anew.
+/// Limit of the ports of a service, as for Istio's (contract 3.1). Each added port rebuilds the
+/// service.
 const PORTS_MAX: usize = 1024;
 /// Limit of the clusters of one port. A change of one of them visits all of them.
 const RANKS_MAX: usize = 64;
@@ -410,7 +410,7 @@ impl Resources for Clusters {
     }
 
     /// Removes a resource. Clusters keep the endpoints of a removed assignment, because the
-    /// removal does not tell that they have none.
+    /// removal does not mean that they have none.
     fn remove(&mut self, type_url: &'static str, name: &str) {
         match type_url {
             CLUSTER => self.remove_cluster(name),

@@ -19,9 +19,9 @@ pub(super) enum Meaning {
     Nothing,
 }
 
-/// Returns the target of a cluster: its entry in `said`, by cluster name; otherwise by Istio's
-/// forms (contract 2.5), `outbound|PORT||HOST` and `inbound-vip|PORT|tcp|HOST`, or by
-/// `HOST:PORT`.
+/// Returns the target of a cluster. An entry of `said` for the cluster's name takes precedence.
+/// Otherwise the name is parsed in Istio's forms (contract 2.5), `outbound|PORT||HOST` and
+/// `inbound-vip|PORT|tcp|HOST`, or as `HOST:PORT`.
 pub(super) fn meaning(name: &str, said: &BTreeMap<String, Target>) -> Meaning {
     if let Some(target) = said.get(name) {
         let target = target.clone();

@@ -126,8 +126,8 @@ impl<'a> Joining<'a> {
     }
 
     /// Warns of exports of unknown services, and of services that stay in their cluster. Under
-    /// a control plane, unknown services are not reported, because only the control plane knows
-    /// all of them.
+    /// a control plane, unknown services are not reported, because the objects are not the full
+    /// list.
     fn check_exports(&mut self, key: Key<'a>, is_known: bool, exporters: &mut Vec<&'a str>) {
         let own = self.view.own();
         let Some(export) = self.view.export(key, own) else {

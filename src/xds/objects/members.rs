@@ -165,9 +165,9 @@ impl<'a> Members<'a> {
         index
     }
 
-    /// Merges the workloads into a mesh. A workload that the mesh already has for the
-    /// namespace, by its uid or by an address in its network, keeps its own fields and serves
-    /// the additional services.
+    /// Merges the workloads into a mesh. An existing workload of the namespace with the same
+    /// uid, or with an address in its network, keeps its own fields. It serves the additional
+    /// services.
     pub(super) fn into_mesh(mut self, own_network: &str, mesh: &mut Mesh) {
         self.judge_health();
         if self.members.is_empty() {

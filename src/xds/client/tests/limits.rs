@@ -212,7 +212,7 @@ fn a_policy_that_has_no_place_refuses_everything_until_a_stream_tells_all_withou
         assert_eq!(told(&mut client, first), (false, false));
         let beyond = response(AUTHORIZATION, [policy(name)]);
         assert_eq!(told(&mut client, beyond), (true, true), "{name:.9}");
-        // On the same stream, nothing tells whether the policy has been removed.
+        // On the same stream, it is unknown whether the policy has been removed.
         let quiet = response(AUTHORIZATION, []);
         assert_eq!(told(&mut client, quiet.clone()), (false, true));
         for (again, refuses) in [(true, true), (false, false), (false, false)] {
