@@ -1,11 +1,11 @@
-//! From Istio's authorization messages to policies.
+//! Conversion of Istio's authorization messages to policies.
 //!
-//! A policy that is understood in part would allow what it should not, so whatever is unknown in
-//! one rejects all of it: fields, enum values, kinds of conditions, addresses of no length that
-//! exists, and extensions. Those of a match narrow or widen it; what those of a policy do is
-//! theirs to say, so that neither can be passed over. ztunnel drops such addresses, which can leave
-//! a list empty, and an empty list asks for nothing (contract 5). A value that nothing can have,
-//! such as port 0, is no mistake: it matches nothing.
+//! A partially understood policy could allow too much, so anything unknown rejects the whole
+//! policy: fields, enum values, kinds of conditions, prefix lengths beyond the address, and
+//! extensions. The extensions of a match narrow or widen it, and those of a policy can have any
+//! effect, so neither can be skipped. ztunnel drops addresses with invalid lengths, which can
+//! leave a list empty, and an empty list matches everything (contract 5). A value that no
+//! connection can have, such as port 0, is valid and matches nothing.
 
 use std::net::IpAddr;
 
@@ -57,15 +57,15 @@ static ADDRESS: Shape = Shape(&[(1, "address", LEAF), (2, "length", LEAF)]);
 static ACCOUNT: Shape = Shape(&[(1, "namespace", LEAF), (2, "service_account", LEAF)]);
 static EMPTY: Shape = Shape(&[]);
 
-/// Whether we know every field of a policy as it was sent.
+/// Checks that every field of an encoded policy is known.
 ///
 /// # Errors
-/// The first that we do not know, by its path.
+/// The path of the first unknown field.
 pub fn known_fields(body: &[u8]) -> Result<(), String> {
     unknown::refuse(body, &AUTHORIZATION).map_err(|why| format!("authorization{why}"))
 }
 
-/// Reads a policy.
+/// Converts a policy.
 pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
     let namespace =
         namespace(from.namespace).map_err(|why| format!("authorization.namespace: {why}"))?;
@@ -95,7 +95,7 @@ pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
     })
 }
 
-/// What a policy covers, if we know the value.
+/// Converts a scope. Returns none for an unknown value.
 pub(super) fn scope(from: i32) -> Option<Scope> {
     Some(match proto::Scope::try_from(from).ok()? {
         proto::Scope::Global => Scope::Global,
@@ -108,7 +108,7 @@ fn one_match(from: proto::Match) -> Result<Match, String> {
     no_extension(&from.extensions)?;
     let texts = |field, list| each(field, list, string_match);
     let nets = |field, list| each(field, list, net);
-    // No connection has port 0, so that what is no port matches none.
+    // No connection has port 0, so port 0 replaces an invalid number and matches nothing.
     let ports = |list: Vec<u32>| list.into_iter().map(number).collect();
     let accounts = |list: Vec<proto::ServiceAccountMatch>| {
         let list = list.into_iter();
@@ -153,9 +153,10 @@ fn string_match(from: proto::StringMatch) -> Result<StringMatch, String> {
     })
 }
 
-/// A range. One of IPv4 inside IPv6 becomes one of IPv4, as the addresses do that are looked for.
+/// Converts an address range. An IPv4-mapped IPv6 range becomes an IPv4 range, because
+/// addresses are compared in canonical form.
 fn net(from: proto::Address) -> Result<IpNet, String> {
-    /// The length of `::ffff:0:0/96`.
+    /// Prefix length of `::ffff:0:0/96`.
     const MAPPED_BITS: u32 = 96;
     let mut ip = ip(&from.address).map_err(|why| format!(".address: {why}"))?;
     let mut length = from.length;
@@ -171,7 +172,7 @@ fn net(from: proto::Address) -> Result<IpNet, String> {
         .ok_or_else(|| format!(".length: {}, want at most the address has", from.length))
 }
 
-/// A range that is wider than all of IPv4 stays one of IPv6.
+/// Restores the IPv6 form of an address whose range is wider than all of IPv4.
 fn as_it_came(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(ip) => IpAddr::V6(ip.to_ipv6_mapped()),
@@ -187,8 +188,8 @@ fn no_extension(from: &[proto::Extension]) -> Result<(), String> {
     Err(format!("extensions[0]: {name} is not understood"))
 }
 
-/// Reads every entry of a list. What is wrong with one begins with `.` and a field of it, or with
-/// `:` where the entry itself is wrong.
+/// Converts every entry of a list. An error of `read` starts with `.` and the name of a field,
+/// or with `:` if it concerns the entry itself.
 fn each<T, U>(
     field: &str,
     list: Vec<T>,
@@ -204,7 +205,8 @@ fn each<T, U>(
     Ok(all)
 }
 
-/// What refuses all that a policy of this name would cover.
+/// Returns a policy that denies everything in its scope, as placeholder for the unreadable
+/// policy of this name.
 pub fn stand_in(name: &str, scope: Scope, dry_run: bool) -> Policy {
     let name = match name {
         UNPLACED => "(beyond the limits, or without a usable name)",
@@ -313,8 +315,8 @@ mod tests {
         );
     }
 
-    /// The places where a field of tomorrow may stand: a path, and the tags and lengths that lead
-    /// there from the outside in.
+    /// Positions for an unknown field: the path, and the field numbers that lead there from the
+    /// outermost message.
     const PLACES: [(&str, &[u8]); 8] = [
         ("", &[]),
         (".rules[0]", &[5]),
@@ -341,7 +343,7 @@ mod tests {
     #[test]
     fn a_field_that_we_do_not_know_is_named_wherever_it_stands() {
         for (path, way) in PLACES {
-            // Field 99 with the varint 1, wrapped in one message after the other.
+            // Field 99 with the varint 1, wrapped in one message per field number.
             let mut body = vec![0x98, 0x06, 0x01];
             for number in way.iter().rev() {
                 let length = u8::try_from(body.len()).expect("few bytes");
@@ -371,7 +373,7 @@ mod tests {
         }
     }
 
-    /// A change of something good, and what is wrong with it then.
+    /// Change to a valid message, and the expected error.
     type Wrong<T> = (fn(&mut T), &'static str);
 
     fn extension() -> Vec<proto::Extension> {

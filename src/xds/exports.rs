@@ -1,4 +1,4 @@
-//! The export set as clusters tell it, of which only the names are read.
+//! Export set of a control plane, read from the names of its clusters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -13,17 +13,17 @@ const STATIC: [&str; 2] = ["main_internal", "encap"];
 
 /// Returns whether a CDS response lists every cluster there is.
 ///
-/// istiod builds the clusters of a waypoint or east-west gateway all at once, the static ones first
-/// (`buildWaypointInboundClusters`), and has no delta of them. A response with both static clusters
-/// is thus the whole set. istiod leaves `removed_resources` empty when a service loses its global
-/// scope but still exists, so absence from such a response is the only sign of it. Any other
-/// response may be partial.
+/// istiod builds the clusters of a waypoint or east-west gateway all at once, the static ones
+/// first (`buildWaypointInboundClusters`), and has no delta of them. A response with both
+/// static clusters is thus the whole set. istiod leaves `removed_resources` empty when a
+/// service loses its global scope but still exists. Absence from such a response is the only
+/// sign of it. Any other response may be partial.
 pub(super) fn is_whole(response: &Response) -> bool {
     let has = |name: &&str| response.resources.iter().any(|one| *one.name == **name);
     STATIC.iter().all(has)
 }
 
-/// The hostname and port that each cluster exports, by its own name: two may say the same.
+/// Exported hostname and port by cluster name. Several clusters may export the same one.
 #[derive(Debug, Default)]
 pub(super) struct Exports {
     clusters: BTreeMap<Arc<str>, (String, u16)>,
@@ -31,7 +31,7 @@ pub(super) struct Exports {
 }
 
 impl Exports {
-    /// The export set, if it may have changed since this was called last.
+    /// Returns the export set, if it may have changed since the last call.
     pub(super) fn take_change(&mut self) -> Option<ExportSet> {
         let all = || {
             let each = self.clusters.values();
@@ -40,21 +40,21 @@ impl Exports {
         mem::take(&mut self.changed).then(|| all().collect::<BTreeSet<_>>().into_iter().collect())
     }
 
-    /// A cluster is there. Those that export nothing, as the one for what is blocked, are no
-    /// concern.
+    /// Adds a cluster. Clusters that export nothing, such as the one for blocked traffic, are
+    /// ignored.
     pub(super) fn insert(&mut self, name: &Arc<str>) {
         if let Some(export) = exported(name) {
             self.changed |= self.clusters.insert(Arc::clone(name), export).is_none();
         }
     }
 
-    /// A cluster is gone.
+    /// Removes a cluster.
     pub(super) fn remove(&mut self, name: &str) {
         self.changed |= self.clusters.remove(name).is_some();
     }
 }
 
-/// What a cluster exports by its name, `inbound-vip|PORT|tcp|HOST` (contract 2.5).
+/// Parses the export of a cluster from its name, `inbound-vip|PORT|tcp|HOST` (contract 2.5).
 fn exported(name: &str) -> Option<(String, u16)> {
     let parts: Vec<_> = name.splitn(5, '|').collect();
     match parts[..] {

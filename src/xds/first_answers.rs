@@ -1,4 +1,4 @@
-//! Wait of readiness for the endpoints that the clusters of an Envoy control plane refer to.
+//! Readiness condition for the endpoints that the clusters of an Envoy control plane refer to.
 
 use std::future::pending;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use tokio::time::{Instant, sleep_until};
 use super::client::Client;
 use super::envoy::ENDPOINT;
 
-/// Time that readiness waits for answers once all wildcard types are complete.
+/// Longest time that readiness waits for answers after all wildcard types are complete.
 const ANSWERS_MAX: Duration = Duration::from_secs(5);
 
-/// All endpoints that were asked for at first have come or do not exist. Under Istio none
-/// are asked for.
+/// Tracks whether each endpoint of the first subscription was received or does not exist. Under
+/// Istio no endpoints are subscribed to.
 #[derive(Debug, Default)]
 pub(super) struct FirstAnswers {
     deadline: Option<Instant>,
@@ -20,7 +20,7 @@ pub(super) struct FirstAnswers {
 }
 
 impl FirstAnswers {
-    /// Waits until the time for answers is over; for ever where none are awaited.
+    /// Waits until the deadline for answers. Never completes if no answers are awaited.
     pub(super) async fn late(&self) {
         match self.deadline.filter(|_| !self.settled) {
             Some(deadline) => sleep_until(deadline).await,
@@ -28,7 +28,7 @@ impl FirstAnswers {
         }
     }
 
-    /// Returns whether each name was answered, or the time for answers is over.
+    /// Returns whether each name was answered or the deadline has passed.
     pub(super) fn are_settled(&mut self, client: &Client) -> bool {
         if !self.settled && client.is_synced() {
             let now = Instant::now();

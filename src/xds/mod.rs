@@ -1,6 +1,7 @@
-//! The control path: from a discovery source to the mesh that snapshots are built of.
+//! Control path: readers of the discovery sources, and the mesh that they produce.
 //!
-//! Owns how each source is read. It never knows the data path: `app` publishes what it returns.
+//! The modules here read each source. They do not depend on the data path: `app` publishes
+//! their results.
 
 pub mod authorization;
 pub mod cache;

@@ -1,6 +1,7 @@
-//! How services are called: the one form of a name for all sources.
+//! Normal form of service names, shared by all sources.
 
-/// Lower case, without the last dot, as the authorities of peers are before they are looked up.
+/// Returns a hostname in lower case without the trailing dot. The authorities of peers have the
+/// same form when they are looked up.
 pub(super) fn normal_hostname(text: &str) -> Option<String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.*:".contains(&byte);
     let name = text.strip_suffix('.').unwrap_or(text);
@@ -8,7 +9,7 @@ pub(super) fn normal_hostname(text: &str) -> Option<String> {
     good.then(|| name.to_ascii_lowercase())
 }
 
-/// `namespace/hostname`, by which workloads name their services.
+/// Normalizes `namespace/hostname`, the form in which workloads refer to services.
 pub(super) fn service_key(text: &str) -> Option<String> {
     let (namespace, hostname) = text.split_once('/')?;
     let hostname = normal_hostname(hostname)?;

@@ -1,4 +1,4 @@
-//! Who we are to the control plane.
+//! Identity of this gateway in requests to a control plane.
 
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
@@ -7,8 +7,8 @@ use crate::config::pod::Pod;
 use crate::config::{self, NodeNames};
 use crate::grpc::core::{Locality, Node};
 
-/// The node of the first requests: an `istio-east-west` gateway, to istiod a waypoint with the
-/// label of the controller that manages it (contract 2.5).
+/// Returns the node of the first requests to istiod. To istiod an `istio-east-west` gateway is
+/// a waypoint with the label of the controller that manages it (contract 2.5).
 pub(super) fn istio(pod: &Pod) -> Node {
     let Pod {
         name,
@@ -33,7 +33,7 @@ pub(super) fn istio(pod: &Pod) -> Node {
         ("ISTIO_VERSION", text(&pod.istio_version)),
         ("LABELS", value(Kind::StructValue(fields_of(labels)))),
     ];
-    // Where it is said, it has to be that of the token.
+    // If set, `SERVICE_ACCOUNT` has to equal the service account of the token.
     let account = pod.service_account.as_deref();
     let account = account.map(|account| ("SERVICE_ACCOUNT", text(account)));
     let fields = fields.into_iter().chain(account);
@@ -48,8 +48,8 @@ pub(super) fn istio(pod: &Pod) -> Node {
     }
 }
 
-/// The node of the first requests to another control plane: what the configuration says, or else
-/// the pod and its cluster.
+/// Returns the node of the first requests to another control plane. Names that the
+/// configuration leaves out default to the pod and its cluster.
 pub(super) fn envoy(names: &NodeNames, locality: &config::Locality, pod: &Pod) -> Node {
     let NodeNames { id, cluster } = names.clone();
     Node {

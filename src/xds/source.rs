@@ -1,5 +1,5 @@
-//! Whose resources a stream has, and what they become: Istio's mesh, or that of any Envoy control
-//! plane.
+//! Kinds of xDS control planes and the stores of their resources: Istio's mesh, or that of any
+//! Envoy control plane.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{ExportSet, Policies};
 use crate::status::Unused;
 
-/// The types that we know, and what people call them.
+/// Known types and their display names.
 const TYPES: [(&str, &str); 4] = [
     (ADDRESS, "addresses"),
     (AUTHORIZATION, "authorizations"),
@@ -22,24 +22,24 @@ const TYPES: [(&str, &str); 4] = [
     (ENDPOINT, "endpoints"),
 ];
 
-/// Whose resources a stream has.
+/// Kind of control plane of a stream.
 #[derive(Debug)]
 pub enum Kind {
-    /// Istio's: addresses, policies and the names of clusters.
+    /// Istio: addresses, policies and the names of clusters.
     Istio,
-    /// Envoy's: clusters and their endpoints.
+    /// Envoy: clusters and their endpoints.
     Envoy {
-        /// Who asks, as far as the configuration says it.
+        /// Configured names of this node.
         node: NodeNames,
-        /// Where we run.
+        /// Locality of this gateway.
         locality: Locality,
-        /// The clusters whose own names do not say which service they are.
+        /// Services of the clusters that do not follow a naming scheme.
         clusters: Vec<NamedCluster>,
     },
 }
 
 impl Kind {
-    /// A machine that has been told nothing, and where its resources go.
+    /// Returns a client without resources, and the store for its resources.
     pub(super) fn start(&self) -> (Client, Source) {
         let (types, source) = match self {
             Self::Istio => {
@@ -61,7 +61,7 @@ impl Kind {
         (Client::new(types.collect()), source)
     }
 
-    /// Who asks.
+    /// Returns the node for the first requests of a stream.
     pub(super) fn node(&self, pod: &Pod) -> Node {
         match self {
             Self::Istio => node::istio(pod),
@@ -70,19 +70,19 @@ impl Kind {
     }
 }
 
-/// What people call a type.
+/// Returns the display name of a type.
 pub(super) fn name_of(type_url: &str) -> &'static str {
     let known = TYPES.iter().find(|(known, _)| *known == type_url);
     known.map_or("others", |(_, name)| name)
 }
 
-/// The type as a metric knows it: types that nobody asked for are one.
+/// Returns the metric label of a type. All types without a subscription share one label.
 pub(super) fn label_of(type_url: &str) -> &'static str {
     let known = TYPES.iter().find(|(known, _)| *known == type_url);
     known.map_or("other", |(known, _)| known)
 }
 
-/// Where accepted resources go, and what is made of them.
+/// Store of accepted resources, which builds the mesh from them.
 #[derive(Debug)]
 pub enum Source {
     /// Services, workloads, policies and the names of clusters.
@@ -92,7 +92,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The mesh, if it has changed since this was called last.
+    /// Returns the mesh, if it has changed since the last call.
     pub fn take_change(&mut self) -> Option<Mesh> {
         match self {
             Self::Istio(store) => store.take_change(),
@@ -100,7 +100,7 @@ impl Source {
         }
     }
 
-    /// The export set, if it has changed since this was called last.
+    /// Returns the export set, if it has changed since the last call.
     pub fn take_exports(&mut self) -> Option<ExportSet> {
         match self {
             Self::Istio(store) => store.take_exports(),
@@ -108,7 +108,7 @@ impl Source {
         }
     }
 
-    /// The policies, if they were told and have changed since this was called last.
+    /// Returns the policies, if they were received and have changed since the last call.
     pub fn take_policies(&mut self) -> Option<Policies> {
         match self {
             Self::Istio(store) => store.take_policies(),
@@ -116,14 +116,15 @@ impl Source {
         }
     }
 
-    /// The control plane has told its policies, if it has such a thing.
+    /// Notes that the control plane has sent all of its policies. No effect for an Envoy
+    /// control plane.
     pub fn told_policies(&mut self) {
         if let Self::Istio(store) = self {
             store.told_policies();
         }
     }
 
-    /// The names that EDS is asked for, if they may have changed since this was called last.
+    /// Returns the names to subscribe to in EDS, if they may have changed since the last call.
     pub(super) fn take_wanted(&mut self) -> Option<BTreeSet<String>> {
         match self {
             Self::Istio(_) => None,
@@ -131,7 +132,7 @@ impl Source {
         }
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> Mesh {
         match self {
             Self::Istio(store) => store.mesh(),
@@ -139,7 +140,7 @@ impl Source {
         }
     }
 
-    /// Whether what is known by this name only stands in for a policy that cannot be read.
+    /// Returns whether the resource of this name is a placeholder for an unreadable policy.
     pub fn has_stand_in(&self, type_url: &str, name: &str) -> bool {
         match self {
             Self::Istio(store) => store.has_stand_in(type_url, name),
@@ -147,7 +148,7 @@ impl Source {
         }
     }
 
-    /// What of a type is held and not used: how much that is, and the first of it.
+    /// Returns the number of unused resources of a type, and the first of them.
     pub(super) fn unused(&self, type_url: &str) -> (usize, Vec<Unused>) {
         match self {
             Self::Istio(_) => (0, Vec::new()),

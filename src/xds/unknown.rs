@@ -1,19 +1,20 @@
-//! Fields of a message as they are on the wire, and those that we do not know.
+//! Detection of unknown fields in encoded protobuf messages.
 //!
-//! prost passes them over, as protobuf has it. Of a message in which every field narrows or widens
-//! what the others say, that is not safe: a condition of tomorrow would be read as none.
+//! prost skips unknown fields, as protobuf specifies. That is unsafe in a message in which
+//! every field narrows or widens the others: a condition of a later version would be read as no
+//! condition.
 
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-/// The fields that we know of a message: number, name, and what is in it.
+/// Known fields of a message: number, name and content.
 #[derive(Debug)]
 pub(super) struct Shape(pub(super) &'static [(u32, &'static str, Kind)]);
 
-/// What is in a field.
+/// Content of a field.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// No message, or one that is judged by others.
+    /// No message, or a message that other code checks.
     Leaf,
     /// A message.
     One(&'static Shape),
@@ -21,10 +22,10 @@ pub(super) enum Kind {
     Many(&'static Shape),
 }
 
-/// Looks for a field that is not in the shape, at any depth.
+/// Rejects a message with a field that is not in the shape, at any depth.
 ///
 /// # Errors
-/// The first one, with the path to it; or the message is none.
+/// The path to the first unknown field, or the reason why the message cannot be decoded.
 pub(super) fn refuse(bytes: &[u8], shape: &Shape) -> Result<(), String> {
     let mut bytes = bytes;
     let mut counts = vec![0_usize; shape.0.len()];
@@ -50,10 +51,11 @@ pub(super) fn refuse(bytes: &[u8], shape: &Shape) -> Result<(), String> {
     Ok(())
 }
 
-/// Shows each field of a message: its number, its form, and its bytes if it has a length.
+/// Passes the number, wire type and bytes of each field to `see`. The bytes are empty unless
+/// the field is length-delimited.
 ///
 /// # Errors
-/// What `see` has against one, or the message is none.
+/// The first error of `see`, or the reason why the message cannot be decoded.
 pub(super) fn fields<'a>(
     mut bytes: &'a [u8],
     mut see: impl FnMut(u32, WireType, &'a [u8]) -> Result<(), String>,
@@ -66,7 +68,8 @@ pub(super) fn fields<'a>(
     Ok(())
 }
 
-/// Takes one field; gives its bytes if it has a length.
+/// Consumes one field. Returns its bytes if it is length-delimited, and an empty slice
+/// otherwise.
 fn field<'a>(bytes: &mut &'a [u8], number: u32, wire: WireType) -> Result<&'a [u8], String> {
     if wire != WireType::LengthDelimited {
         let skipped = skip_field(wire, number, bytes, DecodeContext::default());

@@ -1,16 +1,16 @@
-//! How long to wait between two streams, by how the last one ended (contract 3.1).
+//! Delay between two streams, which depends on how the last one ended (contract 3.1).
 
 use std::time::Duration;
 
-/// The wait after an end that says nothing bad of the server, and the first one after others.
+/// Delay after an end that does not indicate a failing server, and first delay after any other.
 const WAIT_MIN: Duration = Duration::from_millis(10);
-/// The longest wait.
+/// Longest delay.
 const WAIT_MAX: Duration = Duration::from_secs(15);
 
-/// How a stream ended, or why none came about.
+/// Reason for which a stream ended or could not be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// No connection: address, TCP, TLS, or the call was not taken.
+    /// No connection: failure of the address, TCP or TLS, or rejection of the call.
     Connect,
     /// gRPC status Cancelled.
     Cancelled,
@@ -22,14 +22,14 @@ pub enum End {
     TransportClosing,
     /// gRPC status Unavailable, "received prior goaway".
     GoAway,
-    /// Any other gRPC status but OK.
+    /// Any other gRPC status except OK.
     Status,
-    /// The server ended it, without a status or with OK.
+    /// End by the server without a status or with OK.
     Clean,
 }
 
 impl End {
-    /// The end by a gRPC status: its code as a number, and its message.
+    /// Classifies a gRPC status by its numeric code and its message.
     pub fn of_status(code: i32, message: &str) -> Self {
         match code {
             0 => Self::Clean,
@@ -42,13 +42,13 @@ impl End {
         }
     }
 
-    /// Whether the next stream is tried as soon as after the first failure.
+    /// Returns whether the backoff starts again from the first delay.
     fn resets(self) -> bool {
         !matches!(self, Self::Connect | Self::Status)
     }
 }
 
-/// The wait before the next try, doubled by each end that does not reset it.
+/// Delay before the next attempt. It doubles with each end that does not reset it.
 #[derive(Clone, Debug)]
 pub(super) struct Backoff {
     next: Duration,
@@ -61,7 +61,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The wait after this end.
+    /// Returns the delay after this end.
     pub(super) fn wait(&mut self, end: End) -> Duration {
         if end.resets() {
             self.next = WAIT_MIN;

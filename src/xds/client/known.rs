@@ -1,4 +1,4 @@
-//! What is known of one type: what is held, wanted and rejected.
+//! State of one subscribed type: held, wanted and rejected resources.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -10,58 +10,62 @@ use super::messages::{ALL, Mode, Request, Resource, Resources, Response, Subscri
 use super::rejected::{Nack, Rejected, clip, has_use};
 use super::usage::{Usage, cost};
 
-/// Bytes of a wrong type URL that are repeated in a reason.
+/// Bytes of an unexpected type URL that a reason repeats.
 const TYPE_BYTES_MAX: usize = 128;
 
-/// One type, from its first request on; streams come and go.
+/// State of one type, which outlives streams.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     pub(super) subscription: Subscription,
-    /// Every resource in its last accepted version.
+    /// Last accepted version of every resource.
     held: HashMap<Arc<str>, Held>,
-    /// Names that are asked for.
+    /// Subscribed names of an on-demand type.
     wanted: BTreeSet<Arc<str>>,
-    /// Bytes that they take in a request.
+    /// Size of those names in a request, in bytes.
     wanted_bytes: usize,
-    /// Those of them that had no answer yet.
+    /// Subscribed names without an answer so far.
     pub(super) asked: BTreeSet<Arc<str>>,
-    /// Something is held that was read from the disk, and may be wanted or not.
+    /// True if held resources were restored from disk and have not been compared with the
+    /// wanted names.
     unsorted: bool,
     pub(super) rejected: Rejected,
-    /// There was a response, on this stream or before, of which something could be used.
+    /// True after a usable response on this stream or an earlier one.
     pub(super) synced: bool,
-    /// No response came on this stream yet.
+    /// True until the first response on this stream.
     pub(super) fresh: bool,
-    /// Something stands in for what was rejected and can be held by no name.
+    /// True if a placeholder exists for rejected resources that cannot be held under their
+    /// names.
     unplaced: bool,
-    /// The server was not told what is held, so that its first response names all there is.
+    /// True if the request left out the held versions, so that the first response lists all
+    /// resources.
     unclaimed: bool,
     /// Key of the digests.
     key: RandomState,
 }
 
-/// What is kept of an accepted resource.
+/// Record of an accepted resource.
 #[derive(Clone, Debug)]
 struct Held {
     version: Version,
-    /// What it counts: with the bytes of the body, which others keep in another form.
+    /// Size that counts against the limits. It includes the body, which the store keeps in
+    /// another form.
     bytes: usize,
 }
 
-/// State of a resource that is held, in the memory of one string.
+/// Version of a held resource, in the size of one boxed string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Version {
-    /// The version that the server told. It is empty for what stands in for a rejected resource,
-    /// and for what another run held without a version.
+    /// Version from the server. Empty for the placeholder of a rejected resource, and for a
+    /// resource that was restored without a version.
     Told(Box<str>),
-    /// A digest of a resource that came without a version, as istiod's clusters and policies do.
+    /// Digest of a resource without a version, such as istiod's clusters and policies.
     Digest(u64),
 }
 
 const _: () = assert!(size_of::<Version>() == size_of::<Box<str>>());
 
 impl Version {
-    /// Returns the version to claim on the next stream.
+    /// Returns the version to send in the next stream's `initial_resource_versions`.
     fn claim(&self) -> &str {
         match self {
             Self::Told(version) => version,
@@ -92,11 +96,11 @@ impl Known {
         self.subscription.mode == Mode::OnDemand
     }
 
-    /// The first request of a stream.
+    /// Builds the first request of a stream.
     ///
-    /// Wanted names are subscribed to, and held resources stand in the versions: some
-    /// servers take both for names that we want, others only the first. Where the versions would be
-    /// more than `claims_max` bytes, there are none.
+    /// Wanted names are subscribed to, and held resources are listed in the versions. Some
+    /// servers treat both as wanted names, others only the first. The versions are left out if
+    /// they would exceed `claims_max` bytes.
     pub(super) fn first_request(&mut self, claims_max: usize) -> Request {
         self.fresh = true;
         let claim = |(name, held): (&Arc<str>, &Held)| claim_bytes(name, held.version.claim());
@@ -120,7 +124,8 @@ impl Known {
         if self.on_demand() {
             subscribe.extend(self.wanted.iter().map(|name| name.to_string()));
             if subscribe.is_empty() {
-                // Nothing: an empty list would be everything.
+                // An empty list would subscribe to everything, so this subscribes to nothing
+                // explicitly.
                 subscribe.push(ALL.to_owned());
                 unsubscribe.push(ALL.to_owned());
             }
@@ -135,7 +140,7 @@ impl Known {
         }
     }
 
-    /// Applies what is good of a response, and returns what the NACK says of the rest.
+    /// Applies the valid part of a response. Returns the NACK message for the rest.
     pub(super) fn apply(
         &mut self,
         response: &Response,
@@ -147,7 +152,8 @@ impl Known {
             true => self.rejected.clear_all(),
             false => self.rejected.clear_nameless(),
         }
-        // What is not held is not claimed, so the first response of a stream has it again.
+        // Rejected resources that cannot be held are not in the initial versions, so the first
+        // response of a stream contains them again.
         let was_unplaced = fresh && mem::take(&mut self.unplaced);
         let unclaimed = mem::take(&mut self.unclaimed);
         if unclaimed || resources.is_whole(self.subscription.type_url, response) {
@@ -159,7 +165,8 @@ impl Known {
             nack.add(name, reason);
             self.reject(name, version, reason, usage, resources);
         }
-        // Removals first: an address may go from a resource that is removed to one that is new.
+        // Removals come first, because an address may move from a removed resource to a new
+        // one.
         for name in &response.removed {
             if !contradictions.contains_key(&**name) {
                 self.rejected.clear(name);
@@ -184,7 +191,8 @@ impl Known {
         }
         self.note_answers(response);
         let error = nack.message();
-        // One bad resource is no reason to wait for ever: the server does not send it again.
+        // The server does not send a rejected resource again, so waiting for a clean response
+        // could last forever.
         self.synced |= error.is_none() || !self.held.is_empty();
         error
     }
@@ -207,8 +215,8 @@ impl Known {
         let body = if resources.reads(type_url) { body } else { &[] };
         let version = self.version(resource, body);
         let old = self.held.get(&*resource.name);
-        // istiod sends all of its clusters again with each push. A version that was told twice may
-        // still be of two bodies.
+        // istiod sends all of its clusters again with each push. Equal server versions may
+        // still have different bodies, so only digests are compared.
         if old.is_some_and(|old| matches!(version, Version::Digest(_)) && old.version == version) {
             return Ok(());
         }
@@ -227,8 +235,8 @@ impl Known {
         Ok(())
     }
 
-    /// Returns the version of a resource, or a digest of it where the server tells none. The digest
-    /// is keyed, so that nobody can write a resource with the digest of another one.
+    /// Returns the version of a resource, or a digest if the server sends none. The digest is
+    /// keyed, so that nobody can forge a resource with the digest of another one.
     fn version(&self, resource: &Resource, body: &[u8]) -> Version {
         match &*resource.version {
             "" => Version::Digest(self.key.hash_one(body)),
@@ -236,7 +244,7 @@ impl Known {
         }
     }
 
-    /// Takes the names of a response, rejected ones too, from those without an answer.
+    /// Marks the names of a response as answered, including rejected ones.
     fn note_answers(&mut self, response: &Response) {
         for resource in &response.resources {
             self.asked.remove(&*resource.name);
@@ -246,9 +254,9 @@ impl Known {
         }
     }
 
-    /// Notes a rejection, and holds without a version what stands in for what was rejected. What
-    /// has no usable name or is beyond the limits is not held: one and the same stands in for all
-    /// of that, and does not count.
+    /// Records a rejection. If no version is held, the placeholder is held without a version.
+    /// All resources without a usable name or beyond the limits share one placeholder, which is
+    /// not held and does not count.
     fn reject(
         &mut self,
         name: &str,
@@ -276,12 +284,13 @@ impl Known {
         self.unplaced |= resources.rejected(type_url, UNPLACED);
     }
 
-    /// Holds a resource, in place of what was held under its name.
+    /// Records a held resource, replacing the one of the same name.
     fn hold(&mut self, name: &Arc<str>, version: Version, bytes: usize) {
         self.held.insert(Arc::clone(name), Held { version, bytes });
     }
 
-    /// Removes what a response does not name that has all there is. What it has wrong stays.
+    /// Removes resources that a complete response does not name. Rejections of named resources
+    /// remain.
     fn keep_named(
         &mut self,
         response: &Response,
@@ -303,8 +312,8 @@ impl Known {
         }
     }
 
-    /// Wants these names and no other; returns those that are new, and those that are wanted no
-    /// more, with what was read from the disk and is not wanted.
+    /// Replaces the wanted names. Returns the added names and the removed ones. The removed
+    /// names include unwanted resources that were restored from disk.
     pub(super) fn want(
         &mut self,
         names: &BTreeSet<String>,
@@ -339,7 +348,8 @@ impl Known {
         (new, gone.into_iter().collect())
     }
 
-    /// Wants a name too; says whether that is new and there was room.
+    /// Adds a wanted name. Returns false if it is already wanted, unusable or beyond the
+    /// limits.
     fn add(&mut self, name: &str, usage: &mut Usage) -> bool {
         let bytes = self.wanted_bytes + claim_bytes(name, "");
         let fits = has_use(name).is_ok() && bytes <= usage.limits.wanted;
@@ -354,8 +364,8 @@ impl Known {
         self.wanted.insert(name)
     }
 
-    /// Holds what was accepted by another run; says whether there was room. Where there was none,
-    /// the first response is expected to have it again, as what has no place.
+    /// Records a resource that an earlier run accepted. Returns false beyond the limits; the
+    /// first response is then expected to contain it again.
     pub(super) fn restore(
         &mut self,
         name: &Arc<str>,
@@ -374,21 +384,21 @@ impl Known {
         true
     }
 
-    /// How many resources are held.
+    /// Returns the number of held resources.
     pub(super) fn len(&self) -> usize {
         self.held.len()
     }
 }
 
-/// What a name and its version take in a request, at most.
+/// Returns the largest size of a name and its version in a request, in bytes.
 pub(super) fn claim_bytes(name: &str, version: &str) -> usize {
     // Three tags and three lengths, of at most three bytes each.
     const OVERHEAD: usize = 12;
     name.len() + version.len() + OVERHEAD
 }
 
-/// The names that a response says two things about, each with a version and what is wrong. Which of
-/// the two is meant cannot be known, so what is held under the name stays.
+/// Returns the names with contradictory entries in a response, each with a version and the
+/// reason. The intended entry is unknown, so the held version stays.
 fn contradictions(response: &Response) -> BTreeMap<&str, (&str, &'static str)> {
     let removed: HashSet<&str> = response.removed.iter().map(String::as_str).collect();
     let mut seen = HashSet::with_capacity(response.resources.len());

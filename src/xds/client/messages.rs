@@ -1,4 +1,4 @@
-//! What goes into the machine and comes out of it: plain structs, without a wire format.
+//! Inputs and outputs of the client: plain structs without a wire format.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -6,54 +6,55 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-/// The name that stands for all resources of a type.
+/// Wildcard name for all resources of a type.
 pub(super) const ALL: &str = "*";
 
-/// The name, which no resource can be held by, of what stands in for all resources of a type that
-/// were rejected and have no place: they cannot be named, or are beyond the limits.
+/// Name of the shared placeholder for all rejected resources of a type that cannot be held:
+/// they have no usable name or exceed the limits. No resource can have this name.
 pub const UNPLACED: &str = "";
 
-/// A type of resource, and how much of it is wanted.
+/// Subscription to a resource type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subscription {
-    /// As `type.googleapis.com/istio.workload.Address`; the body of each resource has it too.
+    /// Type URL, such as `type.googleapis.com/istio.workload.Address`. The body of each
+    /// resource has the same type.
     pub type_url: &'static str,
-    /// Everything, or what is asked for.
+    /// Subscription to all resources or to named ones.
     pub mode: Mode,
 }
 
-/// How much of a type is wanted.
+/// Mode of a subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// All resources of the type.
     Wildcard,
-    /// Those that [`Client::want`](super::Client::want) named.
+    /// Resources that [`Client::want`](super::Client::want) names.
     OnDemand,
 }
 
-/// What the server is told: a `DeltaDiscoveryRequest` but for the node.
+/// Request to the server: a `DeltaDiscoveryRequest` without the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// The type that it is about. Borrowed for the types that we subscribed to; an answer to a
-    /// response of another type has that response's own.
+    /// Type URL. Borrowed for subscribed types; the answer to a response of another type owns
+    /// that response's type.
     pub type_url: Cow<'static, str>,
-    /// The nonce of the response that this answers; empty: it answers none.
+    /// Nonce of the response that this request answers; empty if it answers none.
     pub nonce: String,
-    /// Names wanted from now on. Empty in the first request of a stream: all of them.
+    /// Names to subscribe to. Empty in the first request of a stream for all resources.
     pub subscribe: Vec<String>,
-    /// Names not wanted any more.
+    /// Names to unsubscribe from.
     pub unsubscribe: Vec<String>,
-    /// In the first request of a stream: what is held, by name, in which version. The empty version
-    /// is a name that is wanted and not held.
+    /// Held versions by name, in the first request of a stream. An empty version marks a name
+    /// that is wanted and not held.
     pub initial_versions: BTreeMap<String, String>,
-    /// Of a NACK: every rejected resource and why, at most 4 KiB.
+    /// Message of a NACK: every rejected resource and the reason, at most 4 KiB.
     pub error: Option<String>,
-    /// Whether the node goes with it: in the first request of each type on a stream.
+    /// True if the request carries the node: in the first request of each type on a stream.
     pub with_node: bool,
 }
 
 impl Request {
-    /// The answer to a response: an ACK, or with an error a NACK.
+    /// Builds the answer to a response: an ACK, or a NACK if there is an error.
     pub(super) fn answer(
         type_url: Cow<'static, str>,
         nonce: String,
@@ -67,8 +68,8 @@ impl Request {
         }
     }
 
-    /// A change of the subscription: it never answers, because a server takes names in an answer
-    /// for an error (contract 3.1).
+    /// Builds a change of the subscription. It never answers a response, because a server
+    /// treats names in an answer as an error (contract 3.1).
     pub(super) fn change(
         type_url: &'static str,
         subscribe: Vec<String>,
@@ -83,61 +84,64 @@ impl Request {
     }
 }
 
-/// A resource as the server sent it.
+/// Resource as received from the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resource {
-    /// Unique within its type. Shared with whoever keeps it.
+    /// Name, unique within its type. Shared with the stores that keep it.
     pub name: Arc<str>,
-    /// The server's word for this state of it. It means nothing to us.
+    /// Opaque version from the server.
     pub version: Arc<str>,
-    /// Not decoded yet; `None` if the message had no body.
+    /// Encoded body; `None` if the message had none.
     pub body: Option<Bytes>,
-    /// The type URL of the body.
+    /// Type URL of the body.
     pub body_type: String,
 }
 
-/// What the server says: a `DeltaDiscoveryResponse`.
+/// Response of the server: a `DeltaDiscoveryResponse`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Response {
-    /// The type that it is about.
+    /// Type URL.
     pub type_url: String,
-    /// What the answer has to carry.
+    /// Nonce that the answer has to carry.
     pub nonce: String,
-    /// New resources and new versions of old ones.
+    /// New resources and new versions of known ones.
     pub resources: Vec<Resource>,
-    /// Names of resources that are gone.
+    /// Names of removed resources.
     pub removed: Vec<String>,
 }
 
-/// Where accepted resources go: it decodes them, and says which it cannot use.
+/// Store of accepted resources. It decodes them and rejects those that it cannot use.
 pub trait Resources {
-    /// Takes a new resource, or a new version of one.
+    /// Stores a new resource, or a new version of one.
     ///
     /// # Errors
-    /// Why it is rejected, for the server and for people. Nothing has changed then, and the version
-    /// that was taken before stays in force.
+    /// The reason for the rejection, sent to the server and shown in the status. The store is
+    /// then unchanged, and the previous version stays in force.
     fn upsert(&mut self, type_url: &'static str, resource: &Resource) -> Result<(), String>;
 
-    /// A resource was rejected, by us or by `upsert`, and nothing of it is held. Says whether
-    /// something stands in for it all the same. It is then held without a version: the server has
-    /// to send it again or to say that it is gone, and `remove` will be called.
+    /// Handles the rejection of a resource, by the client or by `upsert`, if no version of it
+    /// is held. Returns whether the store keeps a placeholder for it. The client holds a
+    /// placeholder without a version, so that the server has to send the resource again or
+    /// remove it. A valid version replaces the placeholder by `upsert`, and a removal calls
+    /// `remove`.
     ///
-    /// What cannot be held has the name [`UNPLACED`], which may come more than once. It counts
-    /// against no limit, and `remove` is called when the first response of a stream has none.
+    /// Rejected resources that cannot be held share the name [`UNPLACED`], which may be passed
+    /// more than once. Their placeholder counts against no limit. `remove` is called when the
+    /// first response of a stream has no such resource.
     fn rejected(&mut self, type_url: &'static str, name: &str) -> bool;
 
-    /// Returns whether anybody reads the bodies of a type. Those that nobody reads are not
-    /// compared, and do not count against the limits.
+    /// Returns whether the bodies of a type are used. Unused bodies are not compared and do not
+    /// count against the limits.
     fn reads(&self, _type_url: &str) -> bool {
         true
     }
 
-    /// Returns whether a response names every resource of its type, so that what is held and not
-    /// named is gone.
+    /// Returns whether a response names every resource of its type, so that held resources
+    /// without mention are gone.
     fn is_whole(&self, _type_url: &str, _response: &Response) -> bool {
         false
     }
 
-    /// A resource that was taken before is gone, or one that something stands in for.
+    /// Removes a stored resource or a placeholder.
     fn remove(&mut self, type_url: &'static str, name: &str);
 }

@@ -1,11 +1,10 @@
-//! The delta ADS client as a machine without I/O: events in, requests and changes out.
+//! Delta ADS client as a state machine without I/O (rules: `contract.md` 3.1).
 //!
-//! A caller owns the stream. It tells when one is [`connected`](Client::connected), what was
-//! [`received`](Client::received) and how it was [`disconnected`](Client::disconnected), and sends
-//! the requests that each of these returns, in their order. Accepted resources go to a
-//! [`Resources`]. What is held outlives the stream: only the server's removals, and of an
-//! on-demand type what is [wanted](Client::want) no more, take something away. The rules are
-//! `contract.md` 3.1.
+//! The caller owns the stream. It reports [`connected`](Client::connected),
+//! [`received`](Client::received) and [`disconnected`](Client::disconnected), and sends the
+//! requests that these return in their order. Accepted resources go to a [`Resources`]. Held
+//! resources outlive the stream. Only removals by the server take them away and, for an
+//! on-demand type, a change of the [wanted](Client::want) names.
 
 mod backoff;
 mod known;
@@ -31,14 +30,15 @@ pub(super) use self::usage::ENTRIES_MAX;
 
 pub use self::messages::{Mode, Request, Resource, Resources, Response, Subscription, UNPLACED};
 
-/// Names in one change of a subscription: servers take messages of 4 MiB, and a name has 2 KiB at
-/// most.
+/// Limit of names in one change of a subscription. Servers accept messages of 4 MiB, and a name
+/// has at most 2 KiB.
 const NAMES_AT_ONCE: usize = 1_000;
 
-/// The machine: what is held of each type, and what the server has to be told.
+/// State of the client: the subscriptions and the held resources of each type.
 ///
 /// It holds at most 1,000,000 resources and wanted names, with 512 MiB of names, versions and
-/// bodies; what is beyond is rejected. Nonces are not kept: an answer is made at once or never.
+/// bodies. Resources beyond that are rejected. Nonces are not kept: each response is answered
+/// immediately or never.
 #[derive(Clone, Debug)]
 pub struct Client {
     known: Vec<Known>,
@@ -48,7 +48,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A machine that holds nothing and is not connected. Of two subscriptions to one type the
+    /// Creates a disconnected client without resources. Of two subscriptions to one type, the
     /// first counts.
     pub fn new(subscriptions: Vec<Subscription>) -> Self {
         Self::with_limits(subscriptions, Limits::default())
@@ -70,12 +70,12 @@ impl Client {
         }
     }
 
-    /// A stream is there. Returns its first requests, one for each type: with the node, and with
-    /// the version of everything that is held.
+    /// Starts a stream. Returns its first requests, one for each type, with the node and the
+    /// version of every held resource.
     ///
-    /// A server would refuse a request beyond 4 MiB. Above 3 MiB of names and versions of a type
-    /// none is sent: the first response then has all there is, as Istio sends it, and what it does
-    /// not name is removed with it. Until then all stays.
+    /// A server would refuse a request beyond 4 MiB. Above 3 MiB of names and versions of a
+    /// type, the request contains none. The first response then lists all resources, as Istio's
+    /// does, and held resources that it does not name are removed. Until then all of them stay.
     pub fn connected(&mut self) -> Vec<Request> {
         self.connected = true;
         let most = self.usage.limits.claims;
@@ -83,15 +83,19 @@ impl Client {
         known.map(|known| known.first_request(most)).collect()
     }
 
-    /// A response came on the stream. Returns the one answer to it: an ACK, or a NACK that names
-    /// each rejected resource while the others apply.
+    /// Applies a response. Returns its one answer: an ACK, or a NACK that names each rejected
+    /// resource while the others apply.
     ///
-    /// Removals are applied before new versions. A resource is rejected if the [`Resources`] says
-    /// so, if the response says two things about it, if it has no usable name, no body or one of
-    /// another type, or if it is beyond the limits. A type that we did not subscribe to is NACKed
-    /// as a whole. There is no answer to a response without a nonce, which applies all the same,
-    /// nor to one that comes while we are disconnected, which does not. What nobody wants of an
-    /// on-demand type is not held: it was under way when it was forgotten.
+    /// Removals are applied before new versions. A resource is rejected if:
+    /// - the [`Resources`] rejects it,
+    /// - the response has contradictory entries for it,
+    /// - it has no usable name, no body or a body of another type, or
+    /// - it exceeds the limits.
+    ///
+    /// A response of a type without subscription is NACKed as a whole. A response without a
+    /// nonce applies and has no answer. A response while disconnected neither applies nor has
+    /// an answer. Unwanted resources of an on-demand type are not held: they were sent before
+    /// the server processed the unsubscription.
     pub fn received(&mut self, response: Response, resources: &mut impl Resources) -> Vec<Request> {
         if !self.connected {
             return Vec::new();
@@ -112,12 +116,13 @@ impl Client {
         vec![Request::answer(type_url, response.nonce, error)]
     }
 
-    /// Wants of an on-demand type what has these names, and nothing else. Returns the changes of
-    /// the subscription; while there is no stream they are in the first request of the next one.
+    /// Replaces the wanted names of an on-demand type. Returns the changes of the subscription.
+    /// While disconnected it returns none, and the first request of the next stream contains
+    /// them.
     ///
-    /// What is held and wanted no more is removed from the `Resources`, as nobody would tell us of
-    /// its end. Names that cannot be used are passed over, and so are those beyond 896 KiB or the
-    /// limits.
+    /// Held resources that are no longer wanted are removed from the `Resources`, because the
+    /// server would not announce their removal. Unusable names are skipped, and so are names
+    /// beyond 896 KiB or beyond the limits.
     pub fn want(
         &mut self,
         type_url: &str,
@@ -139,19 +144,21 @@ impl Client {
         new.chain(gone).collect()
     }
 
-    /// The stream ended, or none came about. Returns how long to wait before the next try: 10 ms
-    /// at first, twice as long after each failure up to 15 s, and 10 ms again after an end that
-    /// contract 3.1 calls harmless. Jitter is the caller's. Everything that is held stays.
+    /// Ends the stream, or reports that it could not be opened. Held resources stay. Returns
+    /// the delay before the next attempt: 10 ms at first, doubled after each failure up to 15
+    /// s, and 10 ms again after an end that contract 3.1 calls harmless. The caller adds
+    /// jitter.
     pub fn disconnected(&mut self, end: End) -> Duration {
         self.connected = false;
         self.backoff.wait(end)
     }
 
-    /// Holds what another run accepted, in which version and by a body of how many bytes: to be
-    /// called before the first stream for each resource from the disk. Says whether it is held;
-    /// what is not has no place in the `Resources` either, but for what stands in for it as
-    /// [`UNPLACED`]. Of an on-demand type what the next [`want`](Self::want) does not want is
-    /// dropped then.
+    /// Restores a resource that an earlier run accepted, with its version and the size of its
+    /// body in bytes. Call it for each resource from disk before the first stream.
+    ///
+    /// Returns whether the resource is held. One that is not held must not be in the
+    /// `Resources` either, except as the placeholder [`UNPLACED`]. The next
+    /// [`want`](Self::want) drops the unwanted resources of an on-demand type.
     pub fn restore(
         &mut self,
         type_url: &str,
@@ -164,13 +171,14 @@ impl Client {
             .is_some_and(|known| known.restore(&name, &version, body, &mut self.usage))
     }
 
-    /// Whether each wildcard type had a response, on any stream, that was of use: not one of which
-    /// everything was rejected while nothing is held and nothing stands in for it.
+    /// Returns whether each wildcard type had a usable response on any stream. A response is
+    /// unusable if it has rejected resources and nothing of its type is held, placeholders
+    /// included.
     pub fn is_synced(&self) -> bool {
         self.pending().next().is_none()
     }
 
-    /// The wildcard types that had no such response yet.
+    /// Returns the wildcard types without a usable response so far.
     pub fn pending(&self) -> impl Iterator<Item = &'static str> {
         let known = self.known.iter();
         known
@@ -178,16 +186,17 @@ impl Client {
             .map(|known| known.subscription.type_url)
     }
 
-    /// Those of the [`pending`](Self::pending) types that this stream has not had a word about.
+    /// Returns the [`pending`](Self::pending) types without any response on this stream.
     pub fn untold(&self) -> impl Iterator<Item = &'static str> {
         let pending = self.pending();
         pending.filter(|type_url| self.known(type_url).is_some_and(|known| known.fresh))
     }
 
-    /// What is rejected, as type, name, reason and version: until a good version or a removal
-    /// comes, or another stream has told anew. At most 1,000 of each type; the others are only
-    /// [counted](Self::unlisted). The name is empty where
-    /// it cannot be used.
+    /// Returns type, name, reason and version of the rejected resources. An entry lasts until a
+    /// valid version, a removal, or the first response of the type on another stream.
+    ///
+    /// At most 1,000 of each type are listed, and the others are only
+    /// [counted](Self::unlisted). The name is empty if it is unusable.
     pub fn rejected(&self) -> impl Iterator<Item = (&'static str, &str, &str, &str)> + Clone {
         self.known.iter().flat_map(|known| {
             let type_url = known.subscription.type_url;
@@ -196,25 +205,25 @@ impl Client {
         })
     }
 
-    /// How many more resources of a type were rejected by one message of this stream, at most, than
-    /// [`rejected`](Self::rejected) lists.
+    /// Returns the largest number of rejected resources in one response of this stream that
+    /// [`rejected`](Self::rejected) does not list.
     pub fn unlisted(&self, type_url: &str) -> usize {
         let known = self.known(type_url);
         known.map_or(0, |known| known.rejected.unlisted())
     }
 
-    /// The types, in the order of their first requests.
+    /// Returns the types in the order of their first requests.
     pub fn types(&self) -> impl Iterator<Item = &'static str> {
         self.known.iter().map(|known| known.subscription.type_url)
     }
 
-    /// How many names are wanted of a type of which no stream has said yet what they stand for, or
-    /// that it is nothing.
+    /// Returns the number of wanted names of a type without an answer: they were not held when
+    /// they were added, and no response has mentioned them since.
     pub fn unanswered(&self, type_url: &str) -> usize {
         self.known(type_url).map_or(0, |known| known.asked.len())
     }
 
-    /// How many resources of a type are held.
+    /// Returns the number of held resources of a type.
     pub fn held(&self, type_url: &str) -> usize {
         self.known(type_url).map_or(0, Known::len)
     }

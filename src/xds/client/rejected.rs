@@ -1,31 +1,32 @@
-//! What was rejected and why: in the NACK for the server, and kept for people.
+//! Rejected resources and their reasons, for NACK messages and for the status.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 
-/// Bytes of a name. Istio's longest, of a split-horizon workload, is made of six Kubernetes names
-/// of at most 253 bytes and an address: 1.6 KiB.
+/// Bytes of a name. Istio's longest, of a split-horizon workload, is made of six Kubernetes
+/// names of at most 253 bytes and an address: 1.6 KiB.
 pub(super) const NAME_BYTES_MAX: usize = 2 * 1024;
-/// Bytes of one reason; the rest is cut off.
+/// Bytes of one reason; longer ones are truncated.
 const REASON_BYTES_MAX: usize = 512;
 /// Bytes of the message of a NACK.
 pub(super) const NACK_BYTES_MAX: usize = 4 * 1024;
-/// Room for `; and 18446744073709551615 more`.
+/// Bytes reserved for `; and 18446744073709551615 more`.
 const MORE_BYTES: usize = 31;
-/// Rejections of one type that are kept for people: 3 KiB each at most.
+/// Limit of rejections of one type that the status lists, of at most 3 KiB each.
 pub(super) const LISTED_MAX: usize = 1_000;
 
-/// What is known to be rejected of one type, until a good version or a removal comes.
+/// Rejected resources of one type. An entry lasts until a valid version or a removal.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rejected {
-    /// By name. All that have no name that could ever be held share the empty one.
+    /// Rejections by name. All resources without a usable name share the empty one.
     entries: BTreeMap<Box<str>, Rejection>,
-    /// How many names one response had beyond those, and the most that one had on this stream.
+    /// Number of names beyond the limit in the latest response, and the largest such number on
+    /// this stream.
     left_out: usize,
     left_out_most: usize,
 }
 
-/// Why a resource was rejected, and in which version.
+/// Reason and version of a rejection.
 #[derive(Clone, Debug)]
 struct Rejection {
     reason: Box<str>,
@@ -33,7 +34,7 @@ struct Rejection {
 }
 
 impl Rejected {
-    /// Notes a rejection, or if too many are there already only that there is one more.
+    /// Records a rejection. Beyond [`LISTED_MAX`] it is only counted.
     pub(super) fn put(&mut self, name: &str, version: &str, reason: &str) {
         let name = if has_use(name).is_ok() { name } else { "" };
         if self.entries.len() >= LISTED_MAX && !self.entries.contains_key(name) {
@@ -48,40 +49,42 @@ impl Rejected {
         self.entries.insert(name.into(), rejection);
     }
 
-    /// There is a good version of it, or none any more.
+    /// Removes a rejection after a valid version or a removal.
     pub(super) fn clear(&mut self, name: &str) {
         self.entries.remove(name);
     }
 
-    /// A new response of the type: what had no name is out of date.
+    /// Removes the rejection without a usable name when a new response of the type begins.
     pub(super) fn clear_nameless(&mut self) {
         self.entries.remove("");
         self.left_out = 0;
     }
 
-    /// A new stream, on which the server sends again all that is not held.
+    /// Removes all rejections at the first response of a stream, on which the server sends
+    /// again everything that is not held.
     pub(super) fn clear_all(&mut self) {
         *self = Self::default();
     }
 
-    /// Forgets what a response does not name that names everything.
+    /// Removes rejections that a complete response does not name.
     pub(super) fn keep(&mut self, named: &HashSet<&str>) {
         self.entries.retain(|name, _| named.contains(&**name));
     }
 
-    /// How many more there are at least, of which only the number is known.
+    /// Returns the number of rejections that are only counted; a lower bound.
     pub(super) fn unlisted(&self) -> usize {
         self.left_out_most
     }
 
-    /// Name, reason and version of each, by name.
+    /// Returns name, reason and version of each rejection, ordered by name.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str, &str)> + Clone {
         let entries = self.entries.iter();
         entries.map(|(name, entry)| (&**name, &*entry.reason, &*entry.version))
     }
 }
 
-/// The message of a NACK in the making: `name: reason; …`, and how many did not fit.
+/// Builder of the message of a NACK: `name: reason; …`, and the number of entries that did not
+/// fit.
 #[derive(Debug, Default)]
 pub(super) struct Nack {
     text: String,
@@ -106,7 +109,7 @@ impl Nack {
         let _ = write!(self.text, "{separator}{name}: {reason}");
     }
 
-    /// The message, or none if nothing was rejected.
+    /// Returns the message; none if nothing was rejected.
     pub(super) fn message(mut self) -> Option<String> {
         if self.left_out > 0 {
             let _ = write!(self.text, "; and {} more", self.left_out);
@@ -115,10 +118,10 @@ impl Nack {
     }
 }
 
-/// Whether a resource can be held under this name.
+/// Checks that a resource can be held under this name.
 ///
 /// # Errors
-/// Why not.
+/// The reason why it cannot.
 pub(super) fn has_use(name: &str) -> Result<(), String> {
     match name {
         "" => Err("it has no name".to_owned()),
@@ -133,7 +136,7 @@ pub(super) fn has_use(name: &str) -> Result<(), String> {
     }
 }
 
-/// The longest beginning of a text that has at most so many bytes.
+/// Returns the longest prefix of a text within a number of bytes.
 pub(super) fn clip(text: &str, bytes: usize) -> &str {
     let mut end = text.len().min(bytes);
     while !text.is_char_boundary(end) {

@@ -1,20 +1,23 @@
-//! How much may be held, so that no server can fill the memory.
+//! Limits of held state, so that no server can exhaust the memory.
 
-/// Resources and wanted names, of all types together. A mesh of 100,000 workloads has a tenth.
+/// Limit of resources and wanted names, of all types together. A mesh of 100,000 workloads has
+/// a tenth.
 pub(in crate::xds) const ENTRIES_MAX: usize = 1_000_000;
-/// Bytes of their names, versions and bodies. A workload of 60-byte names has some 500.
+/// Limit of the bytes of their names, versions and bodies. A workload with 60-byte names has
+/// some 500.
 const BYTES_MAX: usize = 512 * 1024 * 1024;
-/// Bytes that a name takes beside its own, in the map that holds it.
+/// Bytes of overhead per name in the map that holds it.
 const OVERHEAD_BYTES: usize = 64;
 
-/// Names and versions of one type in the first request of a stream. gRPC servers take messages of
-/// 4 MiB by default, and istiod has that default; 40,000 workloads of 60 bytes are below.
+/// Limit of names and versions of one type in the first request of a stream, in bytes. gRPC
+/// servers, istiod included, accept messages of 4 MiB by default. 40,000 workloads of 60 bytes
+/// are below.
 const CLAIMS_BYTES_MAX: usize = 3 * 1024 * 1024;
 
-/// Names that are wanted of one type, which are in that request too: 16,000 of 45 bytes.
+/// Limit of the wanted names of one type in that request, in bytes: 16,000 names of 45 bytes.
 const WANTED_BYTES_MAX: usize = 896 * 1024;
 
-/// How much may be held, how much of it may be claimed, and how much wanted.
+/// Limits of held, claimed and wanted state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) entries: usize,
@@ -34,7 +37,7 @@ impl Default for Limits {
     }
 }
 
-/// How much is held, and how much may be.
+/// Current usage and its limits.
 #[derive(Clone, Debug)]
 pub(super) struct Usage {
     pub(super) limits: Limits,
@@ -51,10 +54,10 @@ impl Usage {
         }
     }
 
-    /// Notes an entry of so many bytes in place of another one, if there was one.
+    /// Records an entry of `new` bytes, replacing one of `old` bytes if there was one.
     ///
     /// # Errors
-    /// It is too much. What gets smaller never is.
+    /// The limit that the entry would exceed. An entry that shrinks is always accepted.
     pub(super) fn put(&mut self, old: Option<usize>, new: usize) -> Result<(), String> {
         let entries = self.entries + usize::from(old.is_none());
         let bytes = (self.bytes + new).saturating_sub(old.unwrap_or(0));
@@ -75,7 +78,7 @@ impl Usage {
         Ok(())
     }
 
-    /// Notes that an entry is gone.
+    /// Records the removal of an entry.
     pub(super) fn drop(&mut self, bytes: usize) {
         self.entries = self.entries.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(bytes);
@@ -87,7 +90,7 @@ impl Usage {
     }
 }
 
-/// Returns the bytes that a name with its version counts.
+/// Returns the size of a name with its version that counts against the limits, in bytes.
 pub(super) fn cost(name: &str, version: &str) -> usize {
     name.len() + OVERHEAD_BYTES + version.len()
 }

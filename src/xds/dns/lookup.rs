@@ -1,5 +1,5 @@
-//! Lookups by hickory, which knows how to talk to DNS servers. Its cache is not used: when a name
-//! is looked up again is decided by the schedule.
+//! DNS lookups with hickory. Its cache is not used, because the schedule decides when to look
+//! up a name again.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,21 +14,21 @@ use tokio::time::{Instant, timeout};
 
 use super::schedule::{Answers, Found};
 
-/// The longest wait for an answer, all servers and tries together.
+/// Deadline of a lookup, all servers and retries together.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// The longest wait for one server: another one is asked while there is still time.
+/// Deadline for one server, short enough to try another one within [`DEADLINE`].
 const SERVER_DEADLINE: Duration = Duration::from_secs(2);
-/// How long a resolver is used: what `/etc/resolv.conf` says may change.
+/// Lifetime of a resolver, after which `/etc/resolv.conf` is read again.
 const RESOLVER_STANDS: Duration = Duration::from_secs(60);
 
-/// Whom to ask.
+/// Resolver and the configured servers.
 pub(super) struct Lookups {
     servers: Vec<SocketAddr>,
     resolver: Option<(Instant, TokioResolver)>,
 }
 
 impl Lookups {
-    /// Asks these servers; where there is none, those of the system.
+    /// Uses these servers, or those of the system if the list is empty.
     pub(super) fn new(servers: Vec<SocketAddr>) -> Self {
         Self {
             servers,
@@ -36,8 +36,8 @@ impl Lookups {
         }
     }
 
-    /// Looks a name up: all its IPv4 and IPv6 addresses. Never by the system's search list: a
-    /// hostname of a mesh is whole.
+    /// Looks up all IPv4 and IPv6 addresses of a name. The search list of the system is not
+    /// used, because hostnames of a mesh are fully qualified.
     pub(super) fn look_up(&mut self, name: &str) -> impl Future<Output = Answers> + use<> {
         let name = Name::from_ascii(name).map(|mut name| {
             name.set_fqdn(true);
@@ -91,7 +91,7 @@ impl Lookups {
     }
 }
 
-/// The addresses of one family. That there is none is an answer.
+/// Looks up the addresses of one family. An answer without records is not an error.
 async fn one(resolver: &TokioResolver, name: Name, kind: RecordType) -> Result<Found, String> {
     resolver.clear_lookup_cache(name.clone(), kind);
     let looked_up = timeout(DEADLINE, resolver.lookup(name, kind)).await;
@@ -102,7 +102,7 @@ async fn one(resolver: &TokioResolver, name: Name, kind: RecordType) -> Result<F
         Ok(Ok(lookup)) => lookup,
     };
     let answers = lookup.answers();
-    // Of a chain of aliases each link has a TTL.
+    // Each link of a CNAME chain has a TTL of its own.
     let ttl = answers.iter().map(|record| record.ttl).min();
     let addresses = answers.iter().filter_map(|record| record.data.ip_addr());
     Ok(Found {

@@ -1,5 +1,7 @@
-//! The addresses of workloads that a source knows by a hostname: looked up while the gateway runs,
-//! for every source alike. What a peer asks for is never looked up.
+//! DNS resolution of workloads that a source identifies by hostname.
+//!
+//! Lookups run in the background for all sources alike. Hostnames that peers request are never
+//! looked up.
 
 mod lookup;
 mod schedule;
@@ -20,36 +22,36 @@ use crate::snapshot::builder::Change;
 use crate::snapshot::{Host, Publisher};
 use crate::status::Status;
 
-/// Lookups at the same time. Each takes two queries.
+/// Limit of concurrent lookups, of two queries each.
 const LOOKUPS_MAX: usize = 64;
 
-/// Time from one look at all hostnames to the next: each costs what all of them and the services
-/// do, however little has changed.
+/// Minimum interval between two scans of all hostnames. The cost of a scan is proportional to
+/// all hostnames and services, however little has changed.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Everything that looking names up needs, and where it tells what it learns.
+/// Inputs and outputs of DNS resolution.
 #[derive(Debug)]
 pub struct Dns {
-    /// Which hostnames are wanted, and where their addresses go.
+    /// Source of the wanted hostnames and destination of their addresses.
     pub publisher: Arc<Publisher>,
-    /// Where people look.
+    /// Status that reports the results.
     pub status: Arc<Status>,
-    /// Who is asked; none are the servers of `/etc/resolv.conf`.
+    /// DNS servers; if empty, those of `/etc/resolv.conf`.
     pub servers: Vec<SocketAddr>,
 }
 
-/// Hostnames that were wanted when the snapshot was looked at last.
+/// Hostnames that the snapshot referred to at the last scan.
 #[derive(Debug, Default)]
 struct Wanted {
-    /// Versions of the hostnames and of the rules at that time.
+    /// Versions of the hostnames and of the rules at that scan.
     at: (u64, u64),
-    /// The earliest time to look again; none before the first look.
+    /// Earliest time of the next scan; none before the first one.
     again: Option<Instant>,
     hosts: BTreeMap<Arc<str>, Arc<Host>>,
 }
 
-/// Keeps the addresses of all hostnames that are wanted. Runs for ever, on a thread of its own:
-/// with each answer that is new it builds a snapshot.
+/// Keeps the addresses of all wanted hostnames up to date. Runs forever, on a thread of its own
+/// because each changed answer builds a snapshot.
 pub async fn run(dns: Dns) {
     let (mut schedule, mut wanted) = (Schedule::default(), Wanted::default());
     let mut lookups = Lookups::new(dns.servers.clone());
@@ -94,8 +96,8 @@ async fn at(next: Option<Instant>) {
 }
 
 impl Dns {
-    /// Wants what the snapshot wants now, and nothing else. Looks at it once in
-    /// [`LOOK_INTERVAL`]: returns the time to come back if there is more to look at before.
+    /// Schedules exactly the hostnames that the snapshot refers to, at most once per
+    /// [`LOOK_INTERVAL`]. Returns the time of the next scan if a change has to wait for it.
     fn follow(&self, schedule: &mut Schedule, wanted: &mut Wanted) -> Option<Instant> {
         let snapshot = self.publisher.reader().snapshot();
         let at = (snapshot.hosts.version, snapshot.generation);
@@ -111,8 +113,9 @@ impl Dns {
             if !wanted.hosts.contains_key(name) {
                 schedule.want(name, now);
             } else if !host.has_addresses() {
-                // It went and came back before we looked: the snapshot has forgotten its addresses,
-                // and a lookup that finds the same ones would not tell them.
+                // The hostname was removed and added again since the last scan. The snapshot
+                // has lost its addresses, and a lookup with the same result would not report a
+                // change.
                 answers.push((Arc::clone(name), schedule.addresses(name)));
             }
         }
@@ -121,7 +124,7 @@ impl Dns {
         for name in gone.filter(|name| !hosts.contains_key(*name)) {
             schedule.forget(name, now);
             self.status.forget_host(name);
-            // Nobody looks after its addresses any more.
+            // No lookup refreshes these addresses any longer.
             let known = snapshot.hosts.known.get(name);
             let stale = known.is_some_and(|host| host.has_addresses());
             answers.extend(stale.then(|| (Arc::clone(name), Arc::default())));
@@ -154,7 +157,8 @@ impl Dns {
             }
             is_new
         });
-        // The first failure of each row: a server that is away fails all names again and again.
+        // Only the first of consecutive failures is logged: an unreachable server fails all
+        // names repeatedly.
         if let Some(why) = outcome.error.filter(|_| is_new) {
             warn!(%name, %why, "a hostname cannot be looked up; what is known of it stays");
         }

@@ -1,5 +1,5 @@
-//! When which hostname is looked up, and what is made of the answers. It does no I/O and knows no
-//! clock but what it is told.
+//! Schedule of DNS lookups and merging of their answers. It does no I/O and takes the time as a
+//! parameter.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -8,41 +8,41 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The most hostnames that are looked up: some 300 lookups a second at a TTL of half a minute.
+/// Limit of hostnames. At a TTL of 30 s it causes some 300 lookups per second.
 pub(super) const NAMES_MAX: usize = 10_000;
-/// The most addresses of a hostname that are used: what DNS over UDP has room for, twice.
+/// Limit of addresses per hostname, twice what fits into a DNS answer over UDP.
 pub(super) const ADDRESSES_MAX: usize = 64;
-/// A TTL counts for at least and at most so long.
+/// Lower and upper bound of a TTL.
 const TTL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5 * 60));
-/// After a failure it is tried again after so long, which doubles up to a minute.
+/// Delay after a failure: the first one, and the upper bound of its doubling.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// A lookup that said nothing for so long is begun anew: its task is gone.
+/// Deadline after which an unanswered lookup starts again, because its task is gone.
 const LOST: Duration = Duration::from_secs(60);
 
-/// What a lookup found of one family of addresses, which may be nothing.
+/// Result of a lookup for one address family, possibly empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) addresses: Vec<IpAddr>,
     pub(super) ttl: Duration,
 }
 
-/// The answers to one lookup: IPv4's and IPv6's.
+/// Answers of one lookup: IPv4 and IPv6.
 pub(super) type Answers = [Result<Found, String>; 2];
 
-/// What has become of a hostname by a lookup.
+/// Effect of a lookup on a hostname.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
-    /// All its addresses, if they are others than before.
+    /// All addresses, if they have changed.
     pub(super) changed: Option<Arc<[IpAddr]>>,
-    /// How many more it has than are used.
+    /// Number of addresses beyond the limit.
     pub(super) more: usize,
-    /// What went wrong; what was known then stays.
+    /// Error of the lookup. The known addresses of a failed family remain.
     pub(super) error: Option<String>,
 }
 
 #[derive(Debug, Default)]
 struct Name {
-    /// The last good answer of each family.
+    /// Last successful answer of each family.
     families: [Vec<IpAddr>; 2],
     addresses: Arc<[IpAddr]>,
     begun: Option<Instant>,
@@ -50,7 +50,7 @@ struct Name {
     next: Option<Instant>,
 }
 
-/// All hostnames, by when they are due.
+/// All hostnames, ordered by the time of their next lookup.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     names: HashMap<Arc<str>, Name>,
@@ -59,7 +59,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// A hostname is wanted from now on.
+    /// Adds a hostname, due immediately. Beyond [`NAMES_MAX`] it is left out.
     pub(super) fn want(&mut self, name: &Arc<str>, now: Instant) {
         if self.names.len() >= NAMES_MAX {
             self.left_out.insert(Arc::clone(name));
@@ -69,7 +69,7 @@ impl Schedule {
         self.at(name, now);
     }
 
-    /// A hostname is wanted no more. One that was left out takes its place.
+    /// Removes a hostname. If that frees a slot, a hostname that was left out is scheduled.
     pub(super) fn forget(&mut self, name: &Arc<str>, now: Instant) {
         if self.left_out.remove(name) {
             return;
@@ -84,23 +84,23 @@ impl Schedule {
         }
     }
 
-    /// The addresses of a hostname as they were told last; none before the first answer.
+    /// Returns the last known addresses of a hostname; none before the first answer.
     pub(super) fn addresses(&self, name: &str) -> Arc<[IpAddr]> {
         let known = self.names.get(name);
         known.map_or_else(Arc::default, |known| Arc::clone(&known.addresses))
     }
 
-    /// How many hostnames are not looked up, as there are too many.
+    /// Returns the number of hostnames that the limit leaves out.
     pub(super) fn left_out(&self) -> usize {
         self.left_out.len()
     }
 
-    /// When the next one is due.
+    /// Returns the time of the next lookup.
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// A hostname that is due, of which a lookup begins now.
+    /// Starts the lookup of a hostname that is due, and returns it.
     pub(super) fn begin(&mut self, now: Instant) -> Option<Arc<str>> {
         let (at, name) = self.due.first()?;
         if *at > now {
@@ -112,8 +112,8 @@ impl Schedule {
         Some(name)
     }
 
-    /// An address of a hostname does not answer: it is looked up again at once, but not more than
-    /// once within the shortest TTL.
+    /// Requests a refresh after an address did not answer. Lookups of a hostname start at least
+    /// the shortest TTL apart.
     pub(super) fn doubt(&mut self, name: &Arc<str>, now: Instant) {
         let Some(known) = self.names.get(name) else {
             return;
@@ -124,7 +124,7 @@ impl Schedule {
         }
     }
 
-    /// Takes the answers in. None if the hostname is wanted no more.
+    /// Applies the answers of a lookup. Returns none if the hostname was removed.
     pub(super) fn answered(
         &mut self,
         name: &Arc<str>,
@@ -140,7 +140,8 @@ impl Schedule {
                 doubled.min(BACKOFF.1)
             }
         };
-        // A doubt that came meanwhile may be older than the answer, or not: it waits no longer.
+        // A refresh that was requested during the lookup may be newer than the answer, so it
+        // stays due.
         let begun = known.begun.unwrap_or(now);
         let doubted = known.next.filter(|next| *next < begun + LOST);
         let next = doubted.map_or(now + wait, |doubted| doubted.min(now + wait));
@@ -159,8 +160,8 @@ impl Schedule {
 }
 
 impl Name {
-    /// Each family that was answered is replaced; one that failed stays as it was, and so do both
-    /// where there would be no address at all.
+    /// Merges the answers. A successful answer replaces the addresses of its family, and a
+    /// failed family keeps its own. Both families keep theirs if no address would remain.
     fn take(&mut self, answers: Answers) -> (Outcome, Duration) {
         let mut families = self.families.clone();
         let (mut ttl, mut errors) = (TTL.1, Vec::new());
@@ -188,7 +189,7 @@ impl Name {
             families = self.families.clone();
         }
         self.families = families;
-        // In one order, as servers turn their answers round: of many the same ones are used.
+        // Servers rotate their answers. Sorting makes the addresses within the limit stable.
         let addresses: BTreeSet<_> = self.families.iter().flatten().copied().collect();
         let more = addresses.len().saturating_sub(ADDRESSES_MAX);
         let addresses: Arc<[IpAddr]> = addresses.into_iter().take(ADDRESSES_MAX).collect();
@@ -226,7 +227,7 @@ mod tests {
         Err("timed out".to_owned())
     }
 
-    /// A schedule with one name, and its clock.
+    /// Schedule with one name, and its clock.
     struct One {
         schedule: Schedule,
         name: Arc<str>,
@@ -244,8 +245,8 @@ mod tests {
             }
         }
 
-        /// Looks it up now, which it must be due for; says what came of it, and when it is due
-        /// again, in milliseconds.
+        /// Looks the name up, which must be due. Returns the outcome and the milliseconds until
+        /// the next lookup.
         fn look_up(&mut self, answers: Answers) -> (Outcome, u128) {
             assert_eq!(self.schedule.begin(self.now).as_ref(), Some(&self.name));
             let outcome = self.schedule.answered(&self.name, answers, self.now);
@@ -277,7 +278,7 @@ mod tests {
             one.wait(1);
             assert!(one.is_due());
         }
-        // Of two families the shorter one counts.
+        // The shorter TTL of the two families applies.
         assert_eq!(
             one.look_up([found(&[ip(1)], 20), found(&[v6(1)], 7)]).1,
             7_000
@@ -320,7 +321,7 @@ mod tests {
             assert_eq!(next, want * 1_000);
             one.wait(u64::try_from(next).expect("short"));
         }
-        // Of one family that failed the old answer stays beside the new one of the other.
+        // A failed family keeps its old answer beside the new one of the other family.
         let (outcome, next) = one.look_up([found(&[ip(2)], 5), failed()]);
         assert_eq!(outcome.changed.as_deref(), Some(&[ip(2), v6(1)][..]));
         assert_eq!(
@@ -328,7 +329,7 @@ mod tests {
             (Some("timed out"), 60_000)
         );
         one.wait(60_000);
-        // An answer without any address is none.
+        // An answer without any address counts as a failure.
         let (outcome, _) = one.look_up([found(&[], 5), found(&[], 5)]);
         let error = outcome.error.as_deref();
         assert_eq!((outcome.changed, error), (None, Some("it has no address")));
@@ -359,7 +360,7 @@ mod tests {
         one.schedule.doubt(&one.name, one.now);
         one.schedule.doubt(&"else".into(), one.now);
         assert!(one.is_due());
-        // One that comes while the answer is on its way is kept, and waits its second.
+        // A request during a lookup is kept, and is due one second after the lookup began.
         assert!(one.schedule.begin(one.now).is_some());
         one.wait(100);
         one.schedule.doubt(&one.name, one.now);

@@ -1,9 +1,9 @@
-//! From CDS to where the endpoints of a cluster come from, and how they are balanced.
+//! Conversion of CDS clusters: the source of their endpoints and their load balancing.
 //!
-//! Passed over is what says how Envoy connects (timeouts, circuit breakers, health checks of its
-//! own, outlier detection) and how it draws (`lb_policy`, subsets, hashing): the gateway draws by
-//! weight and load. What bytes are wrapped into is passed over too, and said: they go on as they
-//! come.
+//! Settings of Envoy's connections are ignored (timeouts, circuit breakers, its own health
+//! checks, outlier detection). So are settings of its picks (`lb_policy`, subsets, hashing),
+//! because the gateway picks by weight and load. Transport sockets are ignored with a note,
+//! because the gateway forwards bytes unchanged.
 
 use prost_types::Any;
 
@@ -15,10 +15,10 @@ use crate::xds::unknown::fields;
 use crate::xds::wds::shown;
 use crate::xds::words::Words;
 
-/// The transport socket that leaves bytes as they are.
+/// Transport socket that leaves bytes unchanged.
 const RAW: &str = "envoy.transport_sockets.raw_buffer";
-/// Where the settings of kinds of balancing have what they say of localities, and there the
-/// field that says that these have weights.
+/// Load balancing policies with locality settings: the type, and the field number of those
+/// settings.
 const LOCALITIES: [(&str, u32); 3] = [
     ("round_robin.v3.RoundRobin", 2),
     ("least_request.v3.LeastRequest", 4),
@@ -26,32 +26,32 @@ const LOCALITIES: [(&str, u32); 3] = [
 ];
 const LOCALITIES_PREFIX: &str = "type.googleapis.com/envoy.extensions.load_balancing_policies.";
 const WEIGHTED: u32 = 2;
-/// A kind of balancing that is by weights of localities, whatever it is around.
+/// Policy that always uses locality weights, whatever policy it wraps.
 const WRR_LOCALITY: &str = "wrr_locality.v3.WrrLocality";
 
-/// What we know of a cluster that serves.
+/// Settings of a serving cluster.
 #[derive(Debug)]
 pub(super) struct Cluster {
-    /// Where its endpoints come from.
+    /// Source of its endpoints.
     pub(super) source: Source,
-    /// Whether the weights of localities count.
+    /// True if locality weights count.
     pub(super) by_locality: bool,
-    /// What is not done as it says, for people.
+    /// Settings without effect, for the status.
     pub(super) notes: Vec<String>,
 }
 
-/// Where the endpoints of a cluster come from.
+/// Source of the endpoints of a cluster.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// From EDS, by this name.
+    /// EDS, by this name.
     Eds(String),
-    /// From the cluster itself.
+    /// The cluster itself.
     Own(Endpoints),
-    /// From nowhere that we know.
+    /// No supported source.
     Unknown,
 }
 
-/// Reads a cluster.
+/// Converts a cluster.
 pub(super) fn cluster(from: proto::Cluster, words: &mut Words) -> Result<Cluster, String> {
     let mut notes = Vec::new();
     let sockets = from.transport_socket_matches.into_iter();
@@ -109,7 +109,7 @@ pub(super) fn cluster(from: proto::Cluster, words: &mut Words) -> Result<Cluster
     })
 }
 
-/// The name that EDS is asked for. Whoever else could be asked is not.
+/// Returns the EDS name of a cluster. Config sources other than `ads` and `self` are rejected.
 fn eds(cluster: &str, from: Option<EdsClusterConfig>) -> Result<String, String> {
     let EdsClusterConfig {
         eds_config,
@@ -134,8 +134,7 @@ fn eds(cluster: &str, from: Option<EdsClusterConfig>) -> Result<String, String> 
     })
 }
 
-/// Whether the first kind of balancing that we know has weights of localities; none if we know
-/// none.
+/// Returns whether the first known policy uses locality weights; none if no policy is known.
 fn extension(from: &proto::LoadBalancingPolicy) -> Option<bool> {
     let policies = from.policies.iter();
     let configs = policies.filter_map(|one| one.typed_extension_config.as_ref());
@@ -151,7 +150,7 @@ fn has_weights(Any { type_url, value }: &Any) -> Option<bool> {
     }
     let (_, own) = LOCALITIES.into_iter().find(|(known, _)| *known == kind)?;
     let mut weighted = false;
-    // What is no message says nothing.
+    // Bytes that are not a valid message set no field.
     let _ = fields(value, |number, _, inner| match number == own {
         true => fields(inner, |number, _, _| {
             weighted |= number == WEIGHTED;

@@ -1,15 +1,14 @@
-//! From an assignment of EDS, or of a cluster itself, to workloads and how they are balanced.
+//! Conversion of assignments, from EDS or inline in a cluster, to workloads and load balancing.
 //!
-//! What is wrong in an assignment rejects all of it. An endpoint that cannot be dialled by anybody
-//! outside Envoy (a unix socket, a listener inside Envoy, UDP, a port by name, a resolver) is left
-//! out and said to be. Passed over are `named_endpoints` (only what names one is rejected),
-//! `additional_addresses`, `proximity`, `endpoint_stale_after` and the settings of health checks.
+//! An invalid field rejects the whole assignment. Endpoints that only Envoy can dial are left
+//! out with a note: unix sockets, internal listeners, UDP, named ports and custom resolvers.
+//! Ignored are `named_endpoints` (only a reference to one is rejected), `additional_addresses`,
+//! `proximity`, `endpoint_stale_after` and health check settings.
 //!
-//! UNKNOWN and HEALTHY endpoints are ready, DEGRADED ones where nothing else is, others are not. An
-//! endpoint without weight has 1, a locality without weight none. Of metadata these count:
-//! `envoy.transport_socket_match: {tunnel: http}` is HBONE, and so is a listener inside Envoy with
-//! `envoy.filters.listener.original_dst: {local: IP:PORT}`, as Istio has it; and
-//! `istio: {workload: name;namespace;canonical name;revision;cluster}` is who it is.
+//! UNKNOWN and HEALTHY endpoints are ready, DEGRADED ones only if no other is, others never.
+//! Endpoints have weight 1 by default, localities none. Metadata
+//! `envoy.transport_socket_match: {tunnel: http}` means HBONE; [`original_destination`] and
+//! [`named`] read the rest.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -30,35 +29,39 @@ use crate::wire::{Authority, Host};
 use crate::xds::wds::shown;
 use crate::xds::words::Words;
 
-/// Localities of an assignment, at all its priorities.
+/// Limit of the localities of an assignment, at all priorities.
 pub(super) const LOCALITIES_MAX: usize = 10_000;
-/// Endpoints of an assignment. Each is a few bytes on the wire and some 500 in memory.
+/// Limit of the endpoints of an assignment. Each has a few bytes on the wire and some 500 in
+/// memory.
 pub(super) const ENDPOINTS_MAX: usize = 100_000;
-/// Reasons for which a part of the tunnels is refused.
+/// Limit of drop overloads.
 const DROPS_MAX: usize = 64;
-/// The highest priority that Envoy takes.
+/// Highest priority that Envoy accepts.
 const PRIORITY_MAX: u32 = 128;
-/// Envoy's default.
+/// Envoy's default overprovisioning factor, in percent.
 const OVERPROVISIONING: u32 = 140;
-/// What the parts of drop overloads are of.
+/// Denominator of drop overloads.
 const MILLION: u32 = 1_000_000;
-/// What is not used of an assignment, of which people are told each.
+/// Limit of the unused endpoints and settings of an assignment that the status lists
+/// individually.
 const UNUSED_KEPT: usize = 20;
 
-/// The endpoints of a cluster.
+/// Endpoints of a cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Endpoints {
-    /// Each with its target port, by its address. They have no uid, and no service yet.
+    /// Address, workload and target port of each endpoint. The workloads have no uid and no
+    /// service yet.
     pub(super) list: Vec<(String, Workload, u16)>,
-    /// The weight of each locality that has one, by priority.
+    /// Weight of each locality that has one, by priority.
     pub(super) localities: BTreeMap<(u32, Arc<Locality>), u32>,
-    /// In percent.
+    /// Overprovisioning factor, in percent.
     pub(super) overprovisioning: u32,
-    /// What is refused, and how many of a million of what the ones before have left.
+    /// Drop overloads: the category, and its parts per million of the tunnels that earlier
+    /// categories leave.
     pub(super) drops: Vec<(Arc<str>, u32)>,
-    /// What is not used of it, and why: the first of all.
+    /// Reasons for which parts of the assignment are unused, up to [`UNUSED_KEPT`].
     pub(super) unused: Vec<String>,
-    /// How much that is.
+    /// Number of all such reasons.
     pub(super) unused_count: usize,
 }
 
@@ -75,13 +78,13 @@ impl Default for Endpoints {
     }
 }
 
-/// Where an endpoint is dialled.
+/// Address or hostname of an endpoint.
 enum Place {
     At(IpAddr),
     Named(Box<str>),
 }
 
-/// Reads an assignment.
+/// Converts an assignment.
 pub(super) fn endpoints(
     from: proto::ClusterLoadAssignment,
     words: &mut Words,
@@ -124,7 +127,7 @@ fn policy(from: Policy) -> Result<Endpoints, String> {
     Ok(read)
 }
 
-/// A category, and the parts of a million of it: never more than all.
+/// Converts a drop overload to its category and parts per million, at most all.
 fn dropped(from: DropOverload) -> Result<(Arc<str>, u32), String> {
     if from.category.is_empty() {
         return Err("category: empty".to_owned());
@@ -204,7 +207,7 @@ impl Endpoints {
         Ok(())
     }
 
-    /// Notes the weight of a locality. As with Envoy, the last one counts of those that one has.
+    /// Records the weight of a locality. As in Envoy, the last of several weights counts.
     fn weigh(
         &mut self,
         of: (u32, Arc<Locality>),
@@ -280,10 +283,10 @@ impl Endpoints {
     }
 }
 
-/// Where an endpoint is dialled, at which port and how.
+/// Address, port and protocol of an endpoint.
 type Placed = (Place, u16, Protocol);
 
-/// Where an address is; the inner error is why nobody could dial it.
+/// Converts an address. The inner error is the reason for which the gateway cannot dial it.
 fn place(from: Address, metadata: &Metadata) -> Result<Result<Placed, String>, String> {
     Ok(match from {
         Address::SocketAddress(at) => {
@@ -308,7 +311,7 @@ fn place(from: Address, metadata: &Metadata) -> Result<Result<Placed, String>, S
     })
 }
 
-/// The same of a socket.
+/// Converts a socket address, with errors as in [`place`].
 fn socket(from: core::SocketAddress) -> Result<Result<(Place, u16), String>, String> {
     let address = shown(&from.address);
     if from.protocol != i32::from(Transport::Tcp) {
@@ -342,7 +345,7 @@ fn socket(from: core::SocketAddress) -> Result<Result<(Place, u16), String>, Str
     }
 }
 
-/// Whether an endpoint is used. A status that is newer than we are is none that we could trust.
+/// Sets the health of an endpoint. An unknown status counts as unhealthy.
 fn health(status: i32, workload: &mut Workload) {
     match HealthStatus::try_from(status) {
         Ok(HealthStatus::Unknown | HealthStatus::Healthy) => workload.healthy = true,
@@ -353,7 +356,7 @@ fn health(status: i32, workload: &mut Workload) {
     }
 }
 
-/// What the metadata of a filter has under a key.
+/// Returns the string of a filter's metadata under a key.
 fn said<'a>(metadata: &'a Metadata, filter: &str, key: &str) -> Option<&'a str> {
     let value = metadata.filter_metadata.get(filter)?.fields.get(key)?;
     match value.kind.as_ref()? {
@@ -362,13 +365,16 @@ fn said<'a>(metadata: &'a Metadata, filter: &str, key: &str) -> Option<&'a str> 
     }
 }
 
-/// Where Istio wants the tunnel of a listener inside Envoy to end.
+/// Returns the destination of the HBONE tunnel to an internal listener, as Istio sets it:
+/// `envoy.filters.listener.original_dst: {local: IP:PORT}`.
 fn original_destination(metadata: &Metadata) -> Option<SocketAddr> {
     let local = said(metadata, "envoy.filters.listener.original_dst", "local")?;
     local.parse().ok().filter(|at: &SocketAddr| at.port() != 0)
 }
 
-/// Who Istio says that it is; the rest is what WDS has for who is not known.
+/// Sets the names of a workload from Istio's metadata, `istio: {workload:
+/// name;namespace;canonical name;revision;cluster}`. Missing parts stay empty, as for unknown
+/// workloads in WDS.
 fn named(metadata: &Metadata, workload: &mut Workload, words: &mut Words) {
     let text = said(metadata, "istio", "workload").unwrap_or_default();
     let mut parts = text.split(';').map(|part| words.share(part));

@@ -1,10 +1,10 @@
-//! The resources of an Envoy control plane, CDS and EDS, and the mesh that they make.
+//! Resources of an Envoy control plane (CDS and EDS), and the mesh built from them.
 //!
-//! A cluster is a port of a service, by its name or by `discovery.clusters`; its endpoints are
-//! workloads. An assignment is kept by the name that EDS has for it, and each cluster has the last
-//! one that it was given: it stays while a new one is awaited, as with Envoy, and goes with the
-//! cluster alone. Of several clusters of one port the first by name serves, and one that the
-//! configuration names goes before.
+//! A cluster is one port of a service, identified by its name or by `discovery.clusters`. Its
+//! endpoints are workloads. Assignments are stored by their EDS name, and each cluster keeps
+//! the last one that it received. As in Envoy, an assignment stays while a new one is awaited,
+//! and is removed only with the cluster. Of several clusters of one port, the first by name
+//! serves, and a cluster that the configuration names precedes all others.
 
 mod cluster;
 mod endpoints;
@@ -33,34 +33,35 @@ use crate::snapshot::mesh::{Assignment, Mesh, Service, Sorted, Template, Workloa
 use crate::snapshot::{ExportSet, Shards};
 use crate::status::Unused;
 
-/// The type of assignments.
+/// Type URL of assignments.
 pub const ENDPOINT: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
-/// The largest body of one resource: 100,000 endpoints of 160 bytes, which is what Istio's have.
+/// Limit of the body of one resource: 100,000 endpoints of 160 bytes, the size of Istio's.
 const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// Endpoints of all clusters together, of some 500 bytes each.
+/// Limit of the endpoints of all clusters together, of some 500 bytes each.
 const ALL_ENDPOINTS_MAX: usize = 1_000_000;
-/// Ports of a service, as of Istio's (contract 3.1): a service is made anew with each of them.
+/// Limit of the ports of a service, as for Istio's (contract 3.1). Each added port rebuilds the
+/// service.
 const PORTS_MAX: usize = 1024;
-/// Clusters of one port: all of them are looked at with each change of one.
+/// Limit of the clusters of one port. A change of one of them visits all of them.
 const RANKS_MAX: usize = 64;
-/// What is not used, of which people are told each.
+/// Limit of the unused resources that the status lists individually.
 const UNUSED_KEPT: usize = 100;
 
-/// What discovery has told, by the names of the resources.
+/// State received from discovery, by resource name.
 #[derive(Debug, Default)]
 pub struct Clusters {
-    /// What the configuration says of clusters by their names.
+    /// Configured targets by cluster name.
     said: BTreeMap<String, Target>,
     serving: BTreeMap<Arc<str>, Serving>,
-    /// Clusters that are no service's.
+    /// Clusters that belong to no service.
     nameless: BTreeSet<Arc<str>>,
-    /// The clusters of each port of a service, the one that serves first.
+    /// Clusters of each port of a service, the serving one first.
     targets: BTreeMap<Target, BTreeSet<Rank>>,
     assignments: BTreeMap<Arc<str>, Arc<Endpoints>>,
-    /// The clusters of which EDS has the endpoints, by the name that it has for them.
+    /// Clusters with endpoints from EDS, by EDS name.
     users: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
-    /// How many endpoints all clusters have.
+    /// Number of endpoints of all clusters.
     endpoints: usize,
     services: Shards<Arc<str>, Arc<Service>>,
     workloads: Shards<Arc<str>, Arc<Workload>>,
@@ -70,25 +71,27 @@ pub struct Clusters {
     exports: Exports,
 }
 
-/// Which of several clusters goes first: one that the configuration names, then by name.
+/// Order of the clusters of one port: clusters that the configuration names first, then by
+/// name.
 type Rank = (bool, Arc<str>);
 
-/// A cluster of a service's port.
+/// Cluster of a service's port.
 #[derive(Debug)]
 struct Serving {
     target: Target,
     rank: Rank,
-    /// The name that EDS has for its endpoints.
+    /// EDS name of its endpoints.
     eds: Option<Arc<str>>,
     by_locality: bool,
     endpoints: Arc<Endpoints>,
     notes: Vec<String>,
-    /// Its workloads in the mesh, by uid: none while another cluster serves the port.
+    /// Uids of its workloads in the mesh; empty while another cluster serves the port.
     uids: BTreeSet<Arc<str>>,
 }
 
 impl Clusters {
-    /// Nothing yet; `said` are the clusters of which the configuration says what they serve.
+    /// Creates an empty state. `said` maps cluster names to the targets that the configuration
+    /// gives them.
     pub fn new(said: impl IntoIterator<Item = (String, (String, u16))>) -> Self {
         Self {
             said: said.into_iter().collect(),
@@ -97,12 +100,12 @@ impl Clusters {
         }
     }
 
-    /// The mesh, if it has changed since this was called last.
+    /// Returns the mesh, if it has changed since the last call.
     pub fn take_change(&mut self) -> Option<Mesh> {
         mem::take(&mut self.changed).then(|| self.mesh())
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> Mesh {
         Mesh {
             services: self.services.clone(),
@@ -111,13 +114,13 @@ impl Clusters {
         }
     }
 
-    /// The export set, which is that of clusters as Istio names those that it exports, if it has
-    /// changed since this was called last.
+    /// Returns the export set, if it has changed since the last call. It consists of the
+    /// clusters with Istio's names for exports.
     pub fn take_exports(&mut self) -> Option<ExportSet> {
         self.exports.take_change()
     }
 
-    /// The names that EDS is asked for, if they may have changed since this was called last.
+    /// Returns the names to subscribe to in EDS, if they may have changed since the last call.
     pub fn take_wanted(&mut self) -> Option<BTreeSet<String>> {
         mem::take(&mut self.wanted_changed).then(|| {
             let names = self.users.keys();
@@ -125,7 +128,7 @@ impl Clusters {
         })
     }
 
-    /// What of a type is held and not used: how much that is, and the first of it.
+    /// Returns the number of unused resources of a type, and the first of them.
     pub fn unused(&self, type_url: &str) -> (usize, Vec<Unused>) {
         let unused = |name: &str, why: &str| Unused {
             name: name.to_owned(),
@@ -163,7 +166,7 @@ impl Clusters {
         (count, first)
     }
 
-    /// The cluster that serves in the place of this one, if there is one.
+    /// Returns the cluster that serves the port instead of this one, if there is one.
     fn other(&self, serving: &Serving) -> Option<Arc<str>> {
         let (_, first) = self.targets.get(&serving.target)?.first()?;
         (*first != serving.rank.1).then(|| Arc::clone(first))
@@ -192,7 +195,7 @@ impl Clusters {
         let (eds, endpoints) = match read.source {
             Source::Eds(eds) => {
                 let known = self.assignments.get(&*eds).cloned();
-                // Until they are told, those of before stay.
+                // The previous endpoints stay until the new ones arrive.
                 let before = || Some(Arc::clone(&old.filter(|old| old.eds.is_some())?.endpoints));
                 (
                     Some(Arc::from(eds)),
@@ -266,7 +269,7 @@ impl Clusters {
         Ok(())
     }
 
-    /// Notes that a cluster has its endpoints from EDS by this name, or has so no more.
+    /// Records whether a cluster uses the endpoints of this EDS name.
     fn uses(&mut self, cluster: &str, eds: Option<Arc<str>>, does: bool) {
         let Some(eds) = eds else {
             return;
@@ -282,7 +285,8 @@ impl Clusters {
         self.wanted_changed = true;
     }
 
-    /// Whether one more cluster of a port is taken, which costs by how many there are already.
+    /// Checks the limits for one more cluster of a port. The cost of a cluster grows with the
+    /// number of clusters of its port.
     fn has_room(&self, target: &Target, rank: &Rank) -> Result<(), String> {
         let Some(ranks) = self.targets.get(target) else {
             let (host, _) = target;
@@ -302,13 +306,13 @@ impl Clusters {
         }
     }
 
-    /// The ports of a host, with the clusters of each.
+    /// Returns the ports of a host, with the clusters of each.
     fn ports_of(&self, host: &str) -> impl Iterator<Item = (&Target, &BTreeSet<Rank>)> {
         let ports = (host.to_owned(), 0)..=(host.to_owned(), u16::MAX);
         self.targets.range(ports)
     }
 
-    /// Notes how many endpoints there are in place of others.
+    /// Replaces a number of endpoints in the total, within the limit.
     fn count(&mut self, before: usize, after: usize) -> Result<(), String> {
         let all = self.endpoints - before + after;
         if all > ALL_ENDPOINTS_MAX && all > self.endpoints {
@@ -320,7 +324,7 @@ impl Clusters {
         Ok(())
     }
 
-    /// Makes the mesh have what the clusters of a port say of it now.
+    /// Updates the workloads and the service of a port in the mesh from its clusters.
     fn serve(&mut self, target: &Target) {
         let ranks = self.targets.get(target).cloned().unwrap_or_default();
         for (place, (_, name)) in ranks.iter().enumerate() {
@@ -348,7 +352,7 @@ impl Clusters {
         self.define(&target.0);
     }
 
-    /// Makes the mesh have the service of a host, with the ports of its clusters, or none.
+    /// Updates the service of a host in the mesh from the ports of its clusters, or removes it.
     fn define(&mut self, host: &str) {
         let ports = self.ports_of(host);
         let (mut numbers, mut assignments) = (BTreeMap::new(), BTreeMap::new());
@@ -378,11 +382,11 @@ impl Clusters {
     }
 }
 
-/// What people are told of a cluster that is no service's.
+/// Reason in the status for a cluster that belongs to no service.
 const NAMELESS: &str = "no service by its name; write one in `discovery.clusters`, or name the \
                         cluster `HOST:PORT` or as Istio does";
-/// The field of a cluster that has its own endpoints, and those of an assignment in which
-/// localities and their endpoints are.
+/// Field numbers: the assignment in a cluster, the localities in an assignment, and the
+/// endpoints in a locality.
 const LOAD_ASSIGNMENT: u32 = 33;
 const LOCALITY_ENDPOINTS: u32 = 2;
 const LB_ENDPOINTS: u32 = 2;
@@ -400,13 +404,13 @@ impl Resources for Clusters {
         false
     }
 
-    /// istiod may be read as an Envoy control plane too.
+    /// An Envoy control plane may be istiod too.
     fn is_whole(&self, type_url: &str, response: &Response) -> bool {
         type_url == CLUSTER && exports::is_whole(response)
     }
 
-    /// The clusters of an assignment that is gone keep its endpoints: nobody says that they have
-    /// none now.
+    /// Removes a resource. Clusters keep the endpoints of a removed assignment, because the
+    /// removal does not mean that they have none.
     fn remove(&mut self, type_url: &'static str, name: &str) {
         match type_url {
             CLUSTER => self.remove_cluster(name),
@@ -416,7 +420,7 @@ impl Resources for Clusters {
     }
 }
 
-/// The body of a resource, if its size is sensible.
+/// Returns the body of a resource, within the limit.
 fn body(resource: &Resource) -> Result<&[u8], String> {
     let body = resource.body.as_deref().unwrap_or_default();
     match body.len() {
@@ -427,8 +431,8 @@ fn body(resource: &Resource) -> Result<&[u8], String> {
     }
 }
 
-/// Whether an assignment has no more localities and endpoints than are taken: each has two bytes
-/// on the wire and hundreds once it is decoded.
+/// Checks the number of localities and endpoints of an assignment before it is decoded. Each
+/// takes at least two bytes on the wire, and hundreds once decoded.
 fn few(assignment: &[u8]) -> Result<(), String> {
     let (mut localities, mut all) = (0, 0);
     fields(assignment, |number, wire, locality| {
@@ -454,7 +458,7 @@ fn few(assignment: &[u8]) -> Result<(), String> {
     })
 }
 
-/// The workloads of a cluster.
+/// Builds the workloads of a cluster.
 fn workloads(cluster: &str, serving: &Serving) -> Vec<Workload> {
     let (host, port) = &serving.target;
     let (namespace, _) = service_of(host);
@@ -481,7 +485,7 @@ fn workloads(cluster: &str, serving: &Serving) -> Vec<Workload> {
     made.collect()
 }
 
-/// How the endpoints of a cluster are balanced.
+/// Returns the load balancing settings of a cluster.
 fn balanced(serving: &Serving) -> Assignment {
     let Endpoints {
         overprovisioning,

@@ -1,26 +1,27 @@
-//! Which service a cluster is, by its name or by what the configuration says of it.
+//! Mapping of clusters to services, by name or by configuration.
 
 use std::collections::BTreeMap;
 
 use crate::wire::{Authority, Host};
 
-/// A service's port as peers ask for it: the host, and the port.
+/// Host and port of a service, in the form of a peer's authority.
 pub(super) type Target = (String, u16);
 
-/// What a cluster's name says.
+/// Target of a cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// It has the endpoints of a service. What the configuration says goes before what names say.
+    /// The cluster has the endpoints of a service. The configuration takes precedence over the
+    /// name.
     Serves { target: Target, is_said: bool },
-    /// It is one of Istio's subsets, which no peer can ask for.
+    /// The cluster is one of Istio's subsets, which no authority can request.
     Subset,
-    /// Nobody knows.
+    /// The service is unknown.
     Nothing,
 }
 
-/// What the cluster of this name is for: by `said`, which has names of clusters, or else by
-/// Istio's forms (contract 2.5), `outbound|PORT||HOST` and `inbound-vip|PORT|tcp|HOST`, or by
-/// `HOST:PORT`.
+/// Returns the target of a cluster. An entry of `said` for the cluster's name takes precedence.
+/// Otherwise the name is parsed in Istio's forms (contract 2.5), `outbound|PORT||HOST` and
+/// `inbound-vip|PORT|tcp|HOST`, or as `HOST:PORT`.
 pub(super) fn meaning(name: &str, said: &BTreeMap<String, Target>) -> Meaning {
     if let Some(target) = said.get(name) {
         let target = target.clone();
@@ -44,7 +45,7 @@ pub(super) fn meaning(name: &str, said: &BTreeMap<String, Target>) -> Meaning {
     })
 }
 
-/// A target as the authorities of peers are read. An address is no service's name.
+/// Parses a target like the authority of a peer. An IP address is not a service name.
 fn target(text: &str) -> Option<Target> {
     let Authority { host, port } = Authority::parse(text).ok()?;
     match host {
@@ -53,8 +54,8 @@ fn target(text: &str) -> Option<Target> {
     }
 }
 
-/// The namespace and the name of the service of a host: those of Kubernetes for
-/// `name.namespace.svc.…`, and else the host in a namespace that nobody has.
+/// Returns the namespace and name of a host's service: those of Kubernetes for
+/// `name.namespace.svc.…`, and otherwise the host itself in the namespace `unknown`.
 pub(super) fn service_of(host: &str) -> (&str, &str) {
     let mut labels = host.split('.');
     match (labels.next(), labels.next(), labels.next(), labels.next()) {

@@ -1,4 +1,4 @@
-//! Waypoints, network gateways and the balancing of a service in the mesh file.
+//! Waypoints, network gateways and load balancing of services in the mesh file.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use crate::config::fields::{Fields, Value};
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Service, Waypoint};
 
-/// Which endpoints of a service are used.
+/// Load balancing settings of a service.
 #[derive(Debug, Default)]
 pub(super) struct Balancer {
     pub(super) preferences: Vec<Scope>,
@@ -24,7 +24,7 @@ enum Mode {
     Passthrough,
 }
 
-/// `{routingPreferences, mode, healthPolicy}`.
+/// Reads `{routingPreferences, mode, healthPolicy}`.
 pub(super) fn balancer(value: Value<'_>) -> Option<Balancer> {
     let mut fields = value.fields("services[].loadBalancer")?;
     let scopes = [
@@ -49,7 +49,7 @@ pub(super) fn balancer(value: Value<'_>) -> Option<Balancer> {
     let allow_unhealthy = choice_or(&mut fields, "healthPolicy", false, &policies);
     fields.finish();
     let (mode, mut preferences) = (mode?, preferences?);
-    // Contract 7: the other modes rank nothing.
+    // The other modes rank nothing (contract 7).
     if !matches!(mode, Mode::Strict | Mode::Failover) {
         preferences.clear();
     }
@@ -61,7 +61,7 @@ pub(super) fn balancer(value: Value<'_>) -> Option<Balancer> {
     })
 }
 
-/// The waypoints of a service. Those with weights win over the one without, as in WDS.
+/// Reads the waypoints of a service. As in WDS, weighted waypoints override the single one.
 pub(super) fn waypoints(fields: &mut Fields<'_>) -> Option<Vec<Waypoint>> {
     let one = fields.get("waypoint").map_or(Some(Vec::new()), |value| {
         let gateway = address(value, "services[].waypoint")?;
@@ -89,7 +89,7 @@ fn weighted_waypoint(value: Value<'_>) -> Option<Waypoint> {
     })
 }
 
-/// `{destination: NETWORK/IP or NAMESPACE/HOSTNAME, hboneMtlsPort: PORT}`.
+/// Reads `{destination: NETWORK/IP or NAMESPACE/HOSTNAME, hboneMtlsPort: PORT}`.
 pub(super) fn address(value: Value<'_>, place: &'static str) -> Option<GatewayAddress> {
     let mut fields = value.fields(place)?;
     let wanted = "`NETWORK/IP` or `NAMESPACE/HOSTNAME`";
@@ -115,8 +115,8 @@ fn destination(text: &str) -> Option<Place> {
     })
 }
 
-/// Warns of services to which no tunnel can come, as nothing in the file is their waypoint.
-/// `declared` are the services of the file by name.
+/// Warns of services whose waypoints are all missing from the file, because their tunnels are
+/// refused. `declared` has the names of the file's services.
 pub(super) fn waypoints_are_known(services: &[Placed<'_, Service>], declared: &HashSet<String>) {
     let vips = services.iter().flat_map(|(service, _)| &service.vips);
     let vips: HashSet<_> = vips.map(|(_, vip)| *vip).collect();

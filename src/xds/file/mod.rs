@@ -1,7 +1,8 @@
-//! The mesh file: discovery without a control plane, in the shape of ztunnel's local config.
+//! Mesh file: discovery without a control plane, in the format of ztunnel's local
+//! configuration.
 //!
-//! Every key of that shape is read or knowingly passed over, and any other is an error: a mesh
-//! that is understood in part would be routed in part. All findings come at once.
+//! Every key of that format is read or explicitly ignored, and any other is an error. A
+//! partially understood mesh would be routed partially. All findings are reported together.
 
 mod gateways;
 mod policies;
@@ -23,16 +24,16 @@ use crate::snapshot::mesh::{
     Derived, Locality, Mesh, Ports, Protocol, Service, Sorted, Template, Workload,
 };
 
-/// A service or workload and where it stands in the file.
+/// Service or workload with its position in the file.
 type Placed<'a, T> = (T, Value<'a>);
 
-/// Reads and checks a mesh file: the mesh and its authorization policies, with what is worth a
-/// look though the file can be used.
+/// Reads and validates a mesh file. Returns the mesh and its authorization policies, with the
+/// warnings.
 pub fn load(path: &Path) -> Result<((Mesh, Policies), Findings), Findings> {
     mesh(&Document::load(path)?)
 }
 
-/// Reads and checks a text that would stand in the file `path`.
+/// Parses and validates a text as the contents of the file `path`.
 pub fn parse(path: &Path, text: &str) -> Result<(Mesh, Policies), Findings> {
     mesh(&Document::parse(path, text)?).map(|(mesh, _)| mesh)
 }
@@ -48,7 +49,7 @@ fn mesh(document: &Document) -> Result<((Mesh, Policies), Findings), Findings> {
     }
 }
 
-/// Every part is read before any is given up, so that each reports its findings.
+/// Reads every part before any is discarded, so that all findings are reported.
 fn read(mut top: Fields<'_>) -> (Mesh, Policies) {
     let workloads = items(&mut top, "workloads");
     let services = items(&mut top, "services");
@@ -73,10 +74,11 @@ fn items<'a>(top: &mut Fields<'a>, key: &'static str) -> Vec<Value<'a>> {
     top.get(key).into_iter().flat_map(Value::items).collect()
 }
 
-/// A service that a workload names: `namespace/hostname`, perhaps one of its ports, and where.
+/// Reference of a workload to a service: `namespace/hostname`, optionally one of its ports, and
+/// its position.
 type Claim<'a> = (String, Option<u16>, Value<'a>);
 
-/// A workload and its claims, which are there also when the workload is not.
+/// Reads a workload and its claims. The claims are returned even if the workload is invalid.
 fn workload(value: Value<'_>) -> (Option<Workload>, Vec<Claim<'_>>) {
     let Some(mut fields) = value.fields("workloads[]") else {
         return (None, Vec::new());
@@ -164,8 +166,8 @@ fn workload_fields(
     })
 }
 
-/// The policies that select a workload and whether it has a waypoint, among keys that must be well
-/// formed, but that a gateway has no use for.
+/// Reads the policies that select a workload, and whether it has a waypoint. Also validates the
+/// keys that a gateway does not use.
 fn policies_and_passed_over(fields: &mut Fields<'_>) -> (Option<Vec<Arc<str>>>, bool) {
     let waypoint = fields
         .get("waypoint")
@@ -238,8 +240,9 @@ fn claimed_services<'a>(
     good.then(|| services.collect())
 }
 
-/// Service ports, each with its target port and the place of that. A target below `target_min`
-/// is an error: 0 means a port that each workload names, so only a service may say it.
+/// Reads service ports, each with its target port and the position of the target. A target
+/// below `target_min` is an error. Target 0 means a port that each workload names, so only a
+/// service may have it.
 fn ports(value: Value<'_>, target_min: u16) -> Option<BTreeMap<u16, (u16, Value<'_>)>> {
     if !value.is_map() {
         value.error(
@@ -338,7 +341,7 @@ fn locality(value: Value<'_>) -> Option<Locality> {
     })
 }
 
-/// Text for which, as in WDS, empty means the same as absent.
+/// Reads a text. As in WDS, an empty value means absent.
 fn text_or(fields: &mut Fields<'_>, key: &'static str, default: &str) -> Option<Arc<str>> {
     let text = fields.get(key).map_or(Some(""), Value::text_or_empty)?;
     Some(if text.is_empty() { default } else { text }.into())
@@ -355,7 +358,7 @@ fn choice_or<T: Copy>(
         .map_or(Some(default), |value| value.choice(words))
 }
 
-/// All entries of a list; each that cannot be read has reported why.
+/// Reads all entries of a list. Each invalid entry has reported its finding.
 fn all<'a, T>(list: Value<'a>, read: impl Fn(Value<'a>) -> Option<T>) -> Option<Vec<T>> {
     let read: Vec<_> = list.items().map(read).collect();
     read.into_iter().collect()
@@ -375,13 +378,14 @@ fn network_address(value: Value<'_>) -> Option<(String, IpAddr)> {
     )
 }
 
-/// An address of one host. IPv4 inside IPv6 becomes IPv4, or look-ups would miss it.
+/// Parses a unicast address. An IPv4-mapped IPv6 address becomes IPv4, as lookups use the
+/// canonical form.
 pub(in crate::xds) fn ip(text: &str) -> Option<IpAddr> {
     let ip = text.parse::<IpAddr>().ok()?.to_canonical();
     (!ip.is_unspecified() && !ip.is_multicast()).then_some(ip)
 }
 
-/// A name that is part of a key such as `namespace/hostname`.
+/// Reads a name that is part of a key such as `namespace/hostname`.
 fn segment(value: Value<'_>) -> Option<String> {
     let good = |text: &str| !text.contains(|c: char| c == '/' || c.is_whitespace());
     value.parsed("a name without `/` and spaces", |text| {
@@ -396,7 +400,7 @@ fn hostname(value: Value<'_>) -> Option<String> {
     )
 }
 
-/// The hostname that a workload is known by; empty where it has none.
+/// Reads the hostname of a workload; empty if it has none.
 fn hostname_or_none(fields: &mut Fields<'_>) -> Option<String> {
     match fields.get("hostname") {
         Some(value) if value.text_or_empty() != Some("") => hostname(value),
@@ -404,7 +408,7 @@ fn hostname_or_none(fields: &mut Fields<'_>) -> Option<String> {
     }
 }
 
-/// What a service is called, also when the rest of it cannot be read.
+/// Returns the key of a service, even if the rest of it is invalid.
 fn key_of(service: Value<'_>) -> Option<String> {
     let namespace = service.peek("namespace")?;
     let hostname = normal_hostname(service.peek("hostname")?)?;
@@ -424,9 +428,9 @@ fn uids_are_unique(workloads: &[Value<'_>]) {
     }
 }
 
-/// Of several services with one hostname the canonical one wins. In one namespace the others are
-/// dropped; in other namespaces they stay, as workloads name services by namespace and hostname,
-/// and whoever looks a hostname up takes the canonical one.
+/// Resolves services with the same hostname: the canonical one wins. Others of its namespace
+/// are dropped. Those of other namespaces stay, because workloads refer to services by
+/// namespace and hostname, and lookups by hostname take the canonical one.
 fn canonical_services(services: Vec<Placed<'_, Service>>) -> Vec<Placed<'_, Service>> {
     let mut by_hostname: HashMap<&str, Vec<usize>> = HashMap::new();
     for (index, (service, _)) in services.iter().enumerate() {
@@ -468,8 +472,8 @@ fn canonical_services(services: Vec<Placed<'_, Service>>) -> Vec<Placed<'_, Serv
     kept.map(|(_, placed)| placed).collect()
 }
 
-/// An address leads to one service. Two of one hostname may share theirs. An address without a
-/// network is one of every network.
+/// Reports virtual addresses of several services. Services with the same hostname may share
+/// theirs. An address without a network is in every network.
 fn vips_are_unique(services: &[Placed<'_, Service>]) {
     let mut by_address: HashMap<IpAddr, Vec<(&str, &Placed<'_, Service>)>> = HashMap::new();
     for placed @ (service, value) in services {
@@ -492,8 +496,8 @@ fn vips_are_unique(services: &[Placed<'_, Service>]) {
     }
 }
 
-/// A workload that claims a service nobody defines would silently get no traffic. `declared` are
-/// the services that stand in the file, those that could not be read included.
+/// Reports references to services that are not defined, because such a workload would silently
+/// get no traffic. `declared` has all services in the file, including invalid ones.
 fn services_are_known<'a>(
     claims: impl Iterator<Item = &'a Claim<'a>>,
     services: &[Placed<'_, Service>],

@@ -8,7 +8,7 @@ use crate::snapshot::authorization::{
     Action, Clause, Condition, Match, Policy, Rule, Scope, StringMatch,
 };
 
-/// Reads a policy. Of `rules[][][]` the outer list are the rules, then clauses, then matches.
+/// Reads a policy. The levels of `rules[][][]` are rules, clauses and matches.
 pub(super) fn policy(value: Value<'_>) -> Option<Policy> {
     let mut fields = value.fields("policies[]")?;
     let name = fields.need("name", "allow-shop").and_then(segment);
@@ -72,7 +72,7 @@ fn one_match(value: Value<'_>) -> Option<Match> {
     })
 }
 
-/// Two lists about one attribute; that of a key which is left out is empty.
+/// Reads the two lists of an attribute. A missing key is an empty list.
 fn condition<'a, T>(
     fields: &mut Fields<'a>,
     any: &'static str,
@@ -95,8 +95,8 @@ fn network(value: Value<'_>) -> Option<IpNet> {
     value.parsed(wanted, |text| text.parse().ok())
 }
 
-/// `{Exact: x}`. The parser leaves nothing of a tag such as `!Prefix`, so that a text alone could
-/// mean any of them.
+/// Reads `{Exact: x}`. The YAML parser drops tags such as `!Prefix`, so a plain text would be
+/// ambiguous.
 fn string_match(value: Value<'_>) -> Option<StringMatch> {
     let place = "policies[].rules[][][].StringMatch";
     let mut fields = value.fields(place)?;

@@ -1,4 +1,4 @@
-//! Whole mesh files: a situation and what is read from it or said about it.
+//! Tests of whole mesh files: the resulting mesh, or the findings.
 
 use std::path::PathBuf;
 
@@ -15,12 +15,12 @@ fn read(text: &str) -> Result<Mesh, String> {
     parsed.map(|(mesh, _)| mesh)
 }
 
-/// The findings about a mesh, without the file's name.
+/// Returns the findings about a mesh, without the file name.
 fn refusal(text: &str) -> String {
     read(text).unwrap_err().replace("m.yaml:", "")
 }
 
-/// Service `a/b.c` with port 80 on line 1 and then what else stands in the file.
+/// Returns a file with service `a/b.c` and port 80 on line 1, followed by `rest`.
 fn with_service(rest: &str) -> String {
     format!(
         "services: [{{name: b, namespace: a, hostname: b.c, vips: [], ports: {{80: 0}}}}]\n{rest}"
@@ -466,7 +466,8 @@ fn ten_planted_mistakes_in_two_files_are_found_with_their_lines() {
 #[test]
 fn the_examples_for_a_laptop_load() {
     let local = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy/local");
-    // The certificates are made by a command and not kept, so a copy stands beside stand-ins.
+    // A command generates the certificates, and they are not committed. The test uses a copy of
+    // the examples with empty certificate files.
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("deploy/local");
     std::fs::create_dir_all(&copy).unwrap();
@@ -498,8 +499,9 @@ fn the_examples_for_a_laptop_load() {
     );
 }
 
-/// The parser stops at 250,000 keys and values unless its limits are raised. This is half as many
-/// again; the 100,000 workloads that we promise would take a minute without optimisation.
+/// The parser stops at 250,000 keys and values unless its limits are raised. This file has 1.5
+/// times as many. The 100,000 workloads that we promise would take a minute without
+/// optimisation.
 #[test]
 fn a_mesh_beyond_the_limits_of_the_parser_is_read() {
     const COUNT: u32 = 8_000;

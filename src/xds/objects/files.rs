@@ -1,20 +1,23 @@
-//! The files of objects: those that are named, and those of directories that are named.
+//! Files of objects: those named directly, and those in named directories.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::config::{Finding, Findings, Place, Severity};
 
-/// Files of all directories together. A cluster of 10,000 services may have one for each.
+/// Limit of the files of all directories together. A cluster of 10,000 services may have one
+/// for each.
 const FILES_MAX: usize = 20_000;
 
-/// Bytes of all files together: four times what one of them may have.
+/// Limit of the bytes of all files together: four times the limit of one file.
 const BYTES_MAX: u64 = 256 * 1024 * 1024;
 
-/// The files that a path stands for: itself, or those of a directory that are YAML or JSON by
-/// their name, in the order of their names. Hidden ones, as `..data` of Kubernetes, are none, and
-/// neither are pipes and the like, which nobody may ever write to. A link that leads nowhere is
-/// one, for whoever reads it to say so.
+/// Returns the files of a path: the path itself or, for a directory, its YAML and JSON files by
+/// extension, ordered by name.
+///
+/// Hidden files, such as `..data` of Kubernetes, are left out. So are pipes and other special
+/// files, on which a read could block forever. Dangling links are included, so that reading
+/// them reports the error.
 pub fn contents(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -34,8 +37,8 @@ pub fn contents(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads each file once, and gives the findings of all. A file that is removed from its directory
-/// meanwhile has none, as if it had been removed before.
+/// Reads each file once, and returns the findings of all. A file that disappears from its
+/// directory meanwhile has no findings, as if it had been removed before.
 pub(super) fn each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findings) -> Findings {
     let (mut findings, mut files) = (Vec::new(), Vec::new());
     for path in paths {
@@ -67,7 +70,7 @@ pub(super) fn each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findings) -
     Findings(findings)
 }
 
-/// Returns whether a path leads to nothing. A link that leads nowhere is still there itself.
+/// Returns whether a path does not exist. A dangling link does exist itself.
 fn is_gone(file: &Path) -> bool {
     let found = file.symlink_metadata();
     found.is_err_and(|error| error.kind() == ErrorKind::NotFound)
@@ -100,7 +103,7 @@ mod tests {
         }
         std::fs::create_dir(path("d.yaml")).expect("a folder");
         std::os::unix::fs::symlink("nowhere", path("lost.yml")).expect("a link");
-        // As a pipe, it would be waited for.
+        // Like a pipe, it would block the reader.
         let _socket = UnixListener::bind(path("socket.yaml")).expect("a socket");
         let found = contents(folder.path()).expect("the names");
         assert_eq!(found, ["a.json", "b.yaml", "lost.yml"].map(path));

@@ -1,9 +1,9 @@
-//! What the objects of all clusters make of this gateway's mesh.
+//! Merge of the objects of all clusters into this gateway's mesh.
 //!
-//! A service of one namespace and name may be in several clusters. Its name in this cluster,
-//! `NAME.NAMESPACE.svc.cluster.local`, stands for the endpoints here; once a cluster exports it
-//! there is a global service besides, with the endpoints of all clusters that do. Where that is
-//! this one alone, both are the same, and the names of one lead to the other.
+//! A service with the same namespace and name may be in several clusters. Its name in this
+//! cluster, `NAME.NAMESPACE.svc.cluster.local`, refers to the endpoints here. Once a cluster
+//! exports it, a global service has the endpoints of all exporting clusters. If only this
+//! cluster exports it, both are the same, and the names of one lead to the other.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
@@ -23,26 +23,26 @@ use crate::snapshot::mesh::{self, Mesh, Protocol, Scope, Waypoint};
 
 /// Suffix of a service in its own cluster.
 pub(super) const OWN: &str = "svc.cluster.local";
-/// Suffixes of a service of all clusters that export it: that of MCS, which has the addresses of
-/// the import, and that of Istio's ambient mode.
+/// Suffixes of a global service: MCS's, which has the addresses of the import, and that of
+/// Istio's ambient mode.
 const GLOBAL: [&str; 2] = ["svc.clusterset.local", "mesh.internal"];
 
-/// What objects and a mesh make together.
+/// Result of [`join()`].
 #[derive(Debug)]
 pub struct Joined {
-    /// The mesh, with the services and endpoints of the objects.
+    /// Mesh with the services and endpoints of the objects.
     pub mesh: Mesh,
     /// Hostnames of services that are exported to every cluster.
     pub exported: HashSet<Box<str>>,
     /// Hostnames of services that stay in this cluster.
     pub local: HashSet<Box<str>>,
-    /// What is worth a look.
+    /// Warnings.
     pub warnings: Findings,
-    /// Claims to addresses and pods that other claims keep from having effect.
+    /// Claims to addresses and pods that other claims override.
     pub conflicts: Findings,
 }
 
-/// Joins a mesh with objects, by the cluster, the network and the exposure of a configuration.
+/// Joins a mesh with objects according to the cluster, network and exposure of a configuration.
 pub fn join(mesh: &Mesh, objects: &Objects, config: &Config) -> Joined {
     let mut warnings = Vec::new();
     let view = View::new(objects, config, &mut warnings);
@@ -68,24 +68,24 @@ pub fn join(mesh: &Mesh, objects: &Objects, config: &Config) -> Joined {
     joined
 }
 
-/// What is joined so far.
+/// Intermediate state of [`join()`].
 struct Joining<'a> {
     view: &'a View<'a>,
     mesh: Mesh,
     members: Members<'a>,
     owners: &'a Owners<'a>,
     vips: &'a Vips<'a>,
-    /// Services whose workloads in the mesh file serve other services too.
+    /// Global services that workloads of the mesh file serve too, by their own service.
     also: HashMap<Arc<str>, Vec<Arc<str>>>,
     exported: HashSet<Box<str>>,
     local: HashSet<Box<str>>,
     warnings: Vec<Finding>,
-    /// Slices of which it is told that their ports are none of their services.
+    /// Slices with a warning that none of their ports is a port of their service.
     portless: HashSet<*const Slice>,
 }
 
 impl<'a> Joining<'a> {
-    /// Joins what is said of one service.
+    /// Joins the objects of one service.
     fn join(&mut self, key: Key<'a>) {
         let own = self.view.own();
         let service = self.view.service(key, own);
@@ -125,8 +125,9 @@ impl<'a> Joining<'a> {
         }
     }
 
-    /// Warns of exports of what is not there, and of what stays in its cluster. Under a control
-    /// plane it alone knows which services there are.
+    /// Warns of exports of unknown services, and of services that stay in their cluster. Under
+    /// a control plane, unknown services are not reported, because the objects are not the full
+    /// list.
     fn check_exports(&mut self, key: Key<'a>, is_known: bool, exporters: &mut Vec<&'a str>) {
         let own = self.view.own();
         let Some(export) = self.view.export(key, own) else {
@@ -148,7 +149,7 @@ impl<'a> Joining<'a> {
         }
     }
 
-    /// A Service of this cluster, with the endpoints here.
+    /// Adds a Service of this cluster with its local endpoints.
     fn own(&mut self, key: Key<'a>, service: &'a Service) {
         let mut ports = Ports::default();
         let host = host(key, OWN);
@@ -164,7 +165,7 @@ impl<'a> Joining<'a> {
         self.add_endpoints(key, &[own], &[name(key, OWN)], &ports);
     }
 
-    /// A service of all clusters that export it.
+    /// Adds a service with the endpoints of all clusters that export it.
     fn global(
         &mut self,
         key: Key<'a>,
@@ -195,7 +196,7 @@ impl<'a> Joining<'a> {
             );
         }
         if own.is_none() && exporters.contains(&self.view.own()) {
-            // The Service of this cluster is one of the mesh file, which names no ports.
+            // The Service of this cluster is in the mesh file, which has no port names.
             let known = self.mesh.services.get(&name(key, OWN));
             ports.add_numbers(known.into_iter().flat_map(|known| &known.ports));
         }
@@ -218,7 +219,7 @@ impl<'a> Joining<'a> {
         self.add_endpoints(key, exporters, &names, &ports);
     }
 
-    /// Warns of slices that nothing gives a port of a service to.
+    /// Warns of slices whose service has no ports.
     fn warn_of_no_ports(&mut self, key: Key<'a>, exporters: &[&'a str]) {
         let mut slices = self.view.slices(key);
         let slice = slices.find(|(cluster, _)| exporters.contains(cluster));
@@ -233,7 +234,8 @@ impl<'a> Joining<'a> {
         }
     }
 
-    /// Warns of endpoints that serve no port of their service, once: it may have several names.
+    /// Warns of endpoints that serve no port of their service. A slice is reported once,
+    /// although its service may have several names.
     fn warn_of_other_ports(&mut self, (namespace, name): Key<'a>, slice: &'a Slice) {
         if !self.portless.insert(slice) {
             return;
@@ -246,7 +248,7 @@ impl<'a> Joining<'a> {
         self.warnings.push(warning(&slice.place, what, how));
     }
 
-    /// Adds a service, or what it has besides to one that is there.
+    /// Adds a service, or adds ports and addresses to an existing one.
     fn add_service(
         &mut self,
         key: Key<'a>,
@@ -283,7 +285,7 @@ impl<'a> Joining<'a> {
         self.mesh.services.insert(name, Arc::new(service));
     }
 
-    /// The waypoint of a service that has endpoints of this cluster.
+    /// Returns the waypoint of a service that has endpoints in this cluster.
     fn waypoint(&self, key: Key<'a>, suffix: &str) -> Option<Waypoint> {
         let is_here = suffix == OWN || self.exported.contains(&*host(key, OWN));
         let service = self.view.service(key, self.view.own())?;
@@ -340,7 +342,8 @@ impl<'a> Joining<'a> {
 
     fn finish(mut self) -> Joined {
         self.serve_also();
-        // Those about entries of the operator come first: tenants can have any number of warnings.
+        // Warnings about the operator's entries come first, because tenants can cause any
+        // number of warnings.
         let mut warnings = self.kept_entries();
         let network = &self.view.config.gateway.network;
         self.members.into_mesh(network, &mut self.mesh);
@@ -373,7 +376,7 @@ impl<'a> Joining<'a> {
         kept.collect()
     }
 
-    /// Has workloads of the mesh file serve the global services too that their own is a part of.
+    /// Adds global services to the workloads of the mesh file that serve their local service.
     fn serve_also(&mut self) {
         if self.also.is_empty() {
             return;

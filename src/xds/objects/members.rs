@@ -1,8 +1,8 @@
-//! Workloads of the endpoints of all slices, each once: what several slices, several control planes
-//! or the mesh file tell of one pod is one workload.
+//! Workloads of the endpoints of all slices. Entries for the same pod from several slices,
+//! control planes or the mesh file are merged into one workload.
 //!
-//! Slices are merged within one namespace of one cluster only. What a slice says of addresses,
-//! network and protocol has no effect on the endpoints of another namespace.
+//! Slices are merged only within one namespace of one cluster. Addresses, network and protocol
+//! of a slice have no effect on the endpoints of another namespace.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -12,14 +12,14 @@ use super::owners::is_for;
 use super::slice::Backend;
 use crate::snapshot::mesh::{Locality, Mesh, Protocol, Template, Workload};
 
-/// Addresses of one workload that are kept, the first ones. A pod has one of each family; slices of
-/// a tenant can list any number for one pod.
+/// Limit of addresses per workload; the first ones are kept. A pod has one per family, but a
+/// tenant's slices can list any number for one pod.
 const ADDRESSES_MAX: usize = 16;
 
 /// Service ports to target ports, by the `namespace/hostname` of services.
 type Served = BTreeMap<Arc<str>, BTreeMap<u16, u16>>;
 
-/// Where the endpoints of a slice are, and how they are dialled.
+/// Location and protocol of the endpoints of a slice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Site<'a> {
     pub(super) cluster: &'a str,
@@ -29,19 +29,19 @@ pub(super) struct Site<'a> {
     pub(super) protocol: Protocol,
 }
 
-/// What is known of a workload so far.
+/// Workload as merged so far.
 #[derive(Debug)]
 struct Member {
     workload: Workload,
     served: Served,
-    /// The name of its pod, if it is known to be one.
+    /// Name of its pod, if it is known to be one.
     pod: Option<Arc<str>>,
     is_ready: bool,
     is_serving: bool,
     is_terminating: bool,
 }
 
-/// The workloads so far, to be found by pod and by address.
+/// Workloads merged so far, indexed by uid and by address.
 #[derive(Debug, Default)]
 pub(super) struct Members<'a> {
     members: Vec<Member>,
@@ -49,16 +49,16 @@ pub(super) struct Members<'a> {
     by_place: HashMap<Place<'a>, There>,
 }
 
-/// The workloads at a place that one more endpoint may be. Any number of pods can share a node's
-/// address, so that they are not listed.
+/// Workloads at a place that an endpoint may be merged with. They are not listed in full,
+/// because any number of pods can share the address of their node.
 #[derive(Clone, Copy, Debug)]
 struct There {
     first: usize,
-    /// The first one that was not known to be a pod when it was noted.
+    /// First workload that was not known to be a pod when it was recorded.
     unnamed: Option<usize>,
 }
 
-/// A place where endpoints of one namespace of a cluster are.
+/// Place of endpoints of one namespace of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Place<'a> {
     cluster: &'a str,
@@ -68,8 +68,8 @@ struct Place<'a> {
 }
 
 impl<'a> Members<'a> {
-    /// Adds an endpoint that serves ports (service port and its own) of services, at those of its
-    /// addresses that it may use, of which [`ADDRESSES_MAX`] count.
+    /// Adds an endpoint of services with ports, as pairs of service port and endpoint port.
+    /// `own` are the addresses that it may use, of which the first [`ADDRESSES_MAX`] count.
     pub(super) fn add(
         &mut self,
         site: Site<'a>,
@@ -91,7 +91,8 @@ impl<'a> Members<'a> {
                 served.entry(*port).or_insert(*target);
             }
         }
-        // An address was judged in the network of its slice, and means nothing in another one.
+        // Addresses were checked in the network of their slice, and have no meaning in another
+        // one.
         if *member.workload.network != *site.network {
             return;
         }
@@ -105,7 +106,7 @@ impl<'a> Members<'a> {
         self.note_places(site, own, index);
     }
 
-    /// Notes that a workload is at some places.
+    /// Records the places of a workload.
     fn note_places(&mut self, site: Site<'a>, own: &[IpAddr], index: usize) {
         let is_unnamed = self.is_unnamed(index);
         for place in places(site, own) {
@@ -127,9 +128,9 @@ impl<'a> Members<'a> {
         member.is_some_and(|member| member.pod.is_none())
     }
 
-    /// Returns the workload that an endpoint is, which may be a new one. Endpoints at one place are
-    /// one, but for pods that are known to differ and share their node's address. A pod of a known
-    /// name is found by its uid.
+    /// Returns the index of an endpoint's workload, which may be new. Endpoints at one place
+    /// are merged, except pods that are known to differ and share the address of their node. A
+    /// pod with a known name is found by its uid.
     fn index_of(&mut self, site: Site<'a>, (backend, own): (&'a Backend, &[IpAddr])) -> usize {
         let uid: Arc<str> = uid(site, (backend, own)).into();
         if let Some(index) = self.by_uid.get(&uid) {
@@ -148,7 +149,7 @@ impl<'a> Members<'a> {
         let new = member(site, backend, &uid);
         let index = same.unwrap_or(self.members.len());
         match self.members.get_mut(index) {
-            // What names its pod knows more of it than what does not.
+            // An entry with a pod name has more information than one without.
             Some(known) if known.pod.is_none() && new.pod.is_some() => {
                 known.pod = new.pod;
                 let addresses = std::mem::take(&mut known.workload.addresses);
@@ -164,8 +165,9 @@ impl<'a> Members<'a> {
         index
     }
 
-    /// Puts the workloads into a mesh. One that is there already for their namespace, by its uid or
-    /// by an address in its network, stays what it is and serves what else it serves.
+    /// Merges the workloads into a mesh. An existing workload of the namespace with the same
+    /// uid, or with an address in its network, keeps its own fields. It serves the additional
+    /// services.
     pub(super) fn into_mesh(mut self, own_network: &str, mesh: &mut Mesh) {
         self.judge_health();
         if self.members.is_empty() {
@@ -204,8 +206,8 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// What is ready is healthy. Where nothing of a service is, that is served which still serves
-    /// while it ends, as Kubernetes does it.
+    /// Sets the health of all workloads. Ready ones are healthy. If no workload of a service is
+    /// ready, those that still serve while terminating are healthy, as in Kubernetes.
     fn judge_health(&mut self) {
         let ready = self.members.iter().filter(|member| member.is_ready);
         let ready: BTreeSet<_> = ready
@@ -214,14 +216,15 @@ impl<'a> Members<'a> {
         for member in &mut self.members {
             let is_last = member.served.keys().any(|service| !ready.contains(service));
             member.workload.healthy = member.is_ready || (member.is_serving && is_last);
-            // One that ends gets nothing more of services either that take unhealthy endpoints.
+            // An unhealthy workload that terminates gets no traffic even from services that
+            // accept unhealthy endpoints.
             let is_left = member.workload.healthy || !member.is_terminating;
             member.workload.capacity = u32::from(is_left);
         }
     }
 }
 
-/// Adds what a workload serves; what it said before holds.
+/// Adds services and ports to a workload. Existing entries take precedence.
 fn serving(mut workload: Workload, served: Served) -> Workload {
     let known = workload.services.iter();
     let mut services: BTreeMap<_, _> = known
@@ -273,8 +276,8 @@ fn member(site: Site<'_>, backend: &Backend, uid: &Arc<str>) -> Member {
     }
 }
 
-/// Returns the uid of an endpoint. That of a pod is as Istio makes it. What is no pod is called by
-/// where it is, so that it stays the same whichever service of its namespace names it.
+/// Returns the uid of an endpoint. A pod has the uid that Istio would build. Any other endpoint
+/// is identified by its location, so that its uid does not depend on the service that lists it.
 fn uid(site: Site<'_>, (backend, own): (&Backend, &[IpAddr])) -> String {
     let Site {
         cluster,

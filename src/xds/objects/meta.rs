@@ -1,4 +1,4 @@
-//! Metadata of every object: its name, its labels and annotations, and the cluster that it is of.
+//! Metadata of an object: name, labels, annotations and cluster.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,52 +6,52 @@ use std::sync::Arc;
 use crate::config::Place;
 use crate::config::fields::{Fields, Value};
 
-/// Of a slice that another cluster's were copied to: which cluster (KEP-1645).
+/// Label of a slice that was copied from another cluster: the source cluster (KEP-1645).
 const SOURCE_CLUSTER: &str = "multicluster.kubernetes.io/source-cluster";
-/// The cluster of an object, where several clusters' are read together.
+/// Cluster of an object, if the objects of several clusters are read together.
 const CLUSTER: &str = "topology.istio.io/cluster";
-/// The network of the endpoints of a slice, or, at [`ROOT_NAMESPACE`], of a whole cluster.
+/// Network of the endpoints of a slice or, at [`ROOT_NAMESPACE`], of a whole cluster.
 const NETWORK: &str = "topology.istio.io/network";
 /// Data plane of pods: `ambient` for HBONE.
 const DATAPLANE: &str = "istio.io/dataplane-mode";
-/// Manager of a gateway; of a waypoint, which speaks HBONE whatever its namespace is, it is
-/// [`WAYPOINTS`].
+/// Manager of a gateway. For a waypoint it is [`WAYPOINTS`], and the waypoint uses HBONE
+/// regardless of its namespace.
 const MANAGED: &str = "gateway.istio.io/managed";
-/// The controller of waypoints.
+/// Controller of waypoints.
 const WAYPOINTS: &str = "istio.io-mesh-controller";
 /// Label of a Service that is a waypoint, for messages.
 pub(super) const WAYPOINT_LABEL: &str = "gateway.istio.io/managed: istio.io-mesh-controller";
-/// The waypoint that traffic to a Service, or to all of a namespace, has to go through.
+/// Waypoint for the traffic to a Service, or to all Services of a namespace.
 const WAYPOINT: &str = "istio.io/use-waypoint";
-/// Its namespace, where it is another one.
+/// Namespace of the waypoint, if it is another one.
 const WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
-/// The namespace whose label names the network of its cluster.
+/// Namespace with the label for the network of its cluster.
 pub(super) const ROOT_NAMESPACE: &str = "istio-system";
 
 /// Labels or annotations.
 pub(super) type Labels = BTreeMap<Box<str>, Box<str>>;
 
-/// The metadata of an object.
+/// Metadata of an object.
 #[derive(Clone, Debug)]
 pub(super) struct Meta {
-    /// Its name.
+    /// Name.
     pub(super) name: Arc<str>,
-    /// Its namespace; of a Namespace its own name.
+    /// Namespace; for a Namespace, its own name.
     pub(super) namespace: Arc<str>,
-    /// The cluster that it is of, if it says one: otherwise ours.
+    /// Cluster of the object; ours if absent.
     pub(super) cluster: Option<Arc<str>>,
-    /// Its labels.
+    /// Labels.
     pub(super) labels: Labels,
-    /// Its annotations.
+    /// Annotations.
     pub(super) annotations: Labels,
-    /// Its creation timestamp, unparsed.
+    /// Creation timestamp, unparsed.
     pub(super) created: Option<Box<str>>,
-    /// Its place.
+    /// Position in its file.
     pub(super) place: Place,
 }
 
 impl Meta {
-    /// Returns the value of a label, or of an annotation where there is no such label.
+    /// Returns the value of a label or, if there is none, of an annotation.
     pub(super) fn says(&self, key: &str) -> Option<&str> {
         let found = self.labels.get(key).or_else(|| self.annotations.get(key));
         found
@@ -59,24 +59,25 @@ impl Meta {
             .filter(|value| !value.is_empty())
     }
 
-    /// The network that it names.
+    /// Returns the network.
     pub(super) fn network(&self) -> Option<&str> {
         self.says(NETWORK)
     }
 
-    /// Returns whether its pods speak HBONE; none if it does not say.
+    /// Returns whether its pods use HBONE; none if unspecified.
     pub(super) fn is_ambient(&self) -> Option<bool> {
         let said = self.labels.get(DATAPLANE).map(|mode| **mode == *"ambient");
         if self.is_waypoint() { Some(true) } else { said }
     }
 
-    /// Returns whether its labels say that it is of a waypoint.
+    /// Returns whether its labels declare a waypoint.
     pub(super) fn is_waypoint(&self) -> bool {
         let managed = self.labels.get(MANAGED);
         managed.is_some_and(|by| **by == *WAYPOINTS)
     }
 
-    /// The namespace and name of the waypoint that it names. `none` is none, and no other is asked.
+    /// Returns the namespace and name of its waypoint. The name `none` is an explicit absence,
+    /// which overrides the namespace's waypoint.
     pub(super) fn waypoint(&self) -> Option<Option<(&str, &str)>> {
         let label = |key| self.labels.get(key).map(|value| &**value);
         let name = label(WAYPOINT).filter(|name| !name.is_empty())?;
@@ -90,8 +91,8 @@ impl Meta {
     }
 }
 
-/// Reads `metadata`, of which `name` reads the name. Without a name or with a namespace that there
-/// cannot be there is none; what else has a mistake is left out.
+/// Reads `metadata`, with `name` as parser of the name. Returns none without a valid name, or
+/// with an invalid namespace. Other invalid fields are left out.
 pub(super) fn read<'a>(
     top: &mut Fields<'a>,
     place: Place,
@@ -120,8 +121,8 @@ pub(super) fn read<'a>(
     Some(meta)
 }
 
-/// A name that is one label of a host name, as those of namespaces and Services are: with a dot in
-/// it, one could be made to look like another's.
+/// Reads a name that is one label of a host name, as namespaces and Services have. A dot in a
+/// name could make it look like the name of another service.
 pub(super) fn label_name(value: Value<'_>) -> Option<&str> {
     let text = value.text()?;
     let wanted = "a name of at most 63 lower case letters, digits and `-`";
@@ -129,13 +130,13 @@ pub(super) fn label_name(value: Value<'_>) -> Option<&str> {
     Some(text)
 }
 
-/// Returns whether [`label_name`] would read it.
+/// Returns whether [`label_name`] accepts a text.
 pub(super) fn is_label_name(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     !text.is_empty() && text.len() <= 63 && text.bytes().all(plain)
 }
 
-/// Returns those labels that can be read.
+/// Returns the valid labels.
 fn labels(value: Value<'_>) -> Labels {
     let pairs = value.pairs();
     let read = pairs.filter_map(|(entry, value)| {

@@ -1,9 +1,9 @@
-//! Kubernetes' objects in files: which Services of this cluster are exported and which are kept
-//! local, what other clusters export to it, and the endpoints of both.
+//! Kubernetes objects from files: exported and local Services of this cluster, imports from
+//! other clusters, and the endpoints of both.
 //!
-//! [`load`] reads Namespace, Service, EndpointSlice, ServiceExport and ServiceImport; fields of
-//! theirs that are not ours to read are passed over, and other kinds with a warning for each.
-//! [`join()`] makes of the objects what the snapshot wants, by what the configuration says.
+//! [`load`] reads Namespace, Service, EndpointSlice, ServiceExport and ServiceImport. It
+//! ignores fields without use here, and other kinds with a warning for each. [`join()`] builds
+//! the mesh from the objects and the configuration.
 
 mod files;
 mod join;
@@ -33,11 +33,11 @@ use ports::Port;
 use service::Service;
 use slice::Slice;
 
-/// Warnings of one kind that are kept. Nobody reads more than a screen of them.
+/// Limit of the warnings of one kind. Nobody reads more than a screen of them.
 const WARNINGS_MAX: usize = 200;
 
-/// The objects of all files, in their order. Nothing of them has been compared yet: one object may
-/// be there several times, as several control planes tell it.
+/// Objects of all files in file order. They are not deduplicated: several control planes may
+/// supply the same object.
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
     namespaces: Vec<Meta>,
@@ -48,28 +48,29 @@ pub struct Objects {
     passed_over: PassedOver,
 }
 
-/// Objects with mistakes, as far as they can be read. They make no route; they only keep others
-/// from what they would keep them from without the mistake. Services are not among these: one with
-/// a mistake stays in its cluster.
+/// Invalid objects, as far as they can be read. They create no route. They only restrict other
+/// objects as the valid object would. Services are not among these: an invalid Service stays in
+/// its cluster.
 #[derive(Clone, Debug, Default)]
 struct PassedOver {
-    /// Their services stay in their cluster: the namespace may name a waypoint for them.
+    /// Namespaces whose services stay in their cluster, because the namespace may name a
+    /// waypoint for them.
     namespaces: Vec<Meta>,
-    /// Their addresses are claimed.
+    /// Imports whose addresses remain claimed.
     imports: Vec<Import>,
-    /// The addresses of their endpoints are claimed.
+    /// Slices whose endpoint addresses remain claimed.
     slices: Vec<Slice>,
 }
 
-/// A Service is exported by its cluster.
+/// ServiceExport: the export of a Service by its cluster.
 #[derive(Clone, Debug)]
 struct Export {
     meta: Meta,
-    /// When it was made: of two that disagree the older one holds.
+    /// Creation time. Of two exports that disagree, the older one wins.
     created: Option<SystemTime>,
 }
 
-/// What a cluster is told of a service that some clusters export.
+/// ServiceImport: a service that other clusters export.
 #[derive(Clone, Debug)]
 struct Import {
     meta: Meta,
@@ -77,11 +78,11 @@ struct Import {
     ips: Vec<std::net::IpAddr>,
 }
 
-/// Reads and checks all objects of files and of the files of directories. An object with a mistake
-/// is passed over, with a finding.
+/// Reads and validates all objects of files and of the files in directories. An invalid object
+/// is skipped with a finding.
 ///
 /// # Errors
-/// The findings of all files, if one of them cannot be used.
+/// The findings of all files, if one of them is unusable.
 pub fn load(paths: &[PathBuf]) -> Result<(Objects, Findings), Findings> {
     let mut objects = Objects::default();
     let findings = files::each(paths, |file| read::file(file, &mut objects));
@@ -92,10 +93,10 @@ pub fn load(paths: &[PathBuf]) -> Result<(Objects, Findings), Findings> {
     }
 }
 
-/// Reads and checks a text that would stand in the file `path`.
+/// Parses and validates a text as the contents of the file `path`.
 ///
 /// # Errors
-/// All findings, if the text cannot be used. One with a mistake in an object can be.
+/// All findings, if the text is unusable. A text with an invalid object is usable.
 pub fn parse(path: &Path, text: &str) -> Result<Objects, Findings> {
     let mut objects = Objects::default();
     let findings = read::text(path, text, &mut objects);
@@ -105,8 +106,8 @@ pub fn parse(path: &Path, text: &str) -> Result<Objects, Findings> {
     }
 }
 
-/// Cuts the warnings, and the findings of objects that are passed over, to [`WARNINGS_MAX`] of
-/// each, and counts the others: one tenant's objects can have any number of them.
+/// Limits warnings and findings of skipped objects to [`WARNINGS_MAX`] each, and counts the
+/// others. The objects of one tenant can have any number of them.
 fn cut(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
     let (mut kept, mut cut) = (Vec::new(), Vec::<(Finding, usize)>::new());
     let (mut warnings, mut passed_over) = (0, 0);
@@ -141,7 +142,7 @@ fn cut(findings: impl IntoIterator<Item = Finding>) -> Vec<Finding> {
     kept
 }
 
-/// Where an object stands, for findings.
+/// Formats the position of an object for findings.
 fn shown(place: &Place) -> String {
     place.to_string()
 }

@@ -1,10 +1,11 @@
-//! Owners of endpoint addresses: the namespaces whose services may use an address of our network.
+//! Owners of endpoint addresses: the namespaces whose services may use an address of our
+//! network.
 //!
-//! Whoever may write EndpointSlices of one namespace may write any address into them
-//! (CVE-2021-25740), so that a slice alone proves nothing. An address belongs to the namespaces
-//! with proof of it, and services of other namespaces do not use it. An address without proof is
-//! used only if one namespace alone lists it. Clusters make no difference, because a slice names
-//! its cluster itself and the address is dialled all the same.
+//! An author of EndpointSlices in one namespace can write any address into them
+//! (CVE-2021-25740), so a slice alone proves nothing. An address belongs to the namespaces with
+//! evidence for it, and services of other namespaces do not use it. An address without evidence
+//! is used only if a single namespace lists it. Clusters are not distinguished, because a slice
+//! names its cluster itself and the address is dialled either way.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -19,41 +20,42 @@ use crate::snapshot::mesh::{Mesh, Workload};
 /// Evidence that an address belongs to a namespace, the weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Evidence {
-    /// A slice lists the address, with or without a pod: its author may have invented the pod.
+    /// A slice lists the address, with or without a pod. Its author may have invented the pod.
     Slice,
-    /// Kubernetes itself gave the address to a Service, or put the pod into the slice of a Service
-    /// with a selector. Pods of several namespaces share an address only as that of their node.
+    /// Kubernetes gave the address to a Service, or put the pod into the slice of a Service
+    /// with a selector. Pods of several namespaces share an address only if it is their node's.
     Kubernetes,
     /// The mesh file, which an operator writes.
     File,
 }
 
-/// The claim of a namespace to an address.
+/// Claim of a namespace to an address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim<'a> {
     pub(super) namespace: &'a str,
     evidence: Evidence,
-    /// The object with the best evidence; none for the mesh file.
+    /// Object with the best evidence; none for the mesh file.
     pub(super) place: Option<&'a Place>,
 }
 
 /// Reason for which a namespace may not use an address.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Refusal<'a> {
-    /// It belongs to another namespace.
+    /// The address belongs to another namespace.
     Owned(Claim<'a>),
-    /// Another namespace lists it too, and no claim to it is proven.
+    /// Another namespace lists the address too, and no claim to it is proven.
     Unproven(Claim<'a>),
 }
 
-/// A slice, and what is known of its service.
+/// Slice with the properties of its service.
 struct Listed<'a> {
     slice: &'a Slice,
     key: Key<'a>,
     cluster: &'a str,
-    /// Location of its endpoints in our network: those of others are never dialled.
+    /// True if its endpoints are in our network. Endpoints of other networks are never dialled.
     is_here: bool,
-    /// Exposure of the service, by an export of its cluster or by the configuration for ours.
+    /// True if the service is exposed, by an export of its cluster or, in ours, by the
+    /// configuration.
     is_exposed: bool,
 }
 
@@ -136,10 +138,11 @@ impl<'a> Owners<'a> {
         }
     }
 
-    /// Returns why services of a namespace may not use an address that it claims, if they may not.
+    /// Returns the reason why services of a namespace may not use an address that it claims;
+    /// none if they may.
     ///
-    /// Of several claims without proof none holds, exposed or not: otherwise a tenant could expose
-    /// an address to more peers than the owner does.
+    /// Without evidence, several claims exclude each other, exposed or not. Otherwise a tenant
+    /// could expose an address to more peers than its owner does.
     pub(super) fn refusal(&self, ip: IpAddr, namespace: &str) -> Option<Refusal<'a>> {
         let claims = self.claims.get(&ip).filter(|claims| claims.len() > 1)?;
         let best = claims.iter().map(|one| one.evidence).max()?;
@@ -154,7 +157,8 @@ impl<'a> Owners<'a> {
         }
     }
 
-    /// Returns a claim of another namespace to an address that no tenant can forge.
+    /// Returns a claim of another namespace to an address that no tenant can forge; none if the
+    /// namespace has such a claim itself.
     pub(super) fn proven_elsewhere(&self, ip: IpAddr, namespace: &str) -> Option<Claim<'a>> {
         let claims = self.claims.get(&ip)?;
         let mut proven = claims
@@ -164,8 +168,8 @@ impl<'a> Owners<'a> {
         proven.next().copied().filter(|_| !is_own)
     }
 
-    /// Returns a finding for each slice that names pods of other namespaces, and for each slice of
-    /// an exposed service that has addresses it may not use, or host names.
+    /// Returns a finding for each slice that names pods of other namespaces. Slices of exposed
+    /// services also have one for addresses that they may not use, or for host names.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let found = self.listed.iter().flat_map(|listed| {
             let address = self.refused_address(listed).or_else(|| host_name(listed));
@@ -211,9 +215,9 @@ impl<'a> Owners<'a> {
     }
 }
 
-/// Returns whether the controller of Kubernetes removes what others write into a slice. It finds
-/// the slices of a Service with a selector by [`super::slice`]'s label of this cluster. Copies,
-/// and objects that say to be of another cluster, are out of its sight.
+/// Returns whether the controller of Kubernetes reverts changes of a slice by others. It finds
+/// the slices of a Service with a selector by the service name label of this cluster (see
+/// [`super::slice`]). It does not see copies or objects that claim to be of another cluster.
 fn is_kept_up<'a>(view: &View<'a>, listed: &Listed<'a>) -> bool {
     let (slice, own) = (listed.slice, view.own());
     let is_own = !slice.is_copy && listed.cluster == own;
@@ -221,14 +225,14 @@ fn is_kept_up<'a>(view: &View<'a>, listed: &Listed<'a>) -> bool {
     is_own && slice.is_managed && service.is_some_and(|service| service.has_selector)
 }
 
-/// Returns the namespaces that a workload of a mesh file is for: its own and those of its services.
+/// Returns the namespaces of a mesh file's workload: its own and those of its services.
 fn namespaces(workload: &Workload) -> impl Iterator<Item = &str> {
     let services = workload.services.keys();
     let services = services.filter_map(|service| Some(service.split_once('/')?.0));
     services.chain([&*workload.namespace])
 }
 
-/// Returns whether a workload of a mesh file is for a namespace.
+/// Returns whether a workload of a mesh file belongs to a namespace.
 pub(super) fn is_for(workload: &Workload, namespace: &str) -> bool {
     namespaces(workload).any(|of| of == namespace)
 }
@@ -252,7 +256,7 @@ fn listed<'a>(view: &View<'a>) -> Vec<Listed<'a>> {
                 || (is_entered && cluster == view.own() && !view.is_kept(key, cluster)),
         }));
     }
-    // They serve nothing, and their addresses are still not for others.
+    // Invalid slices serve nothing, but their addresses remain unavailable to others.
     all.extend(view.bad_slices().map(|(key, cluster, slice)| Listed {
         slice,
         key,
@@ -263,7 +267,7 @@ fn listed<'a>(view: &View<'a>) -> Vec<Listed<'a>> {
     all
 }
 
-/// Returns the namespace and name of the service that a hostname of Kubernetes names.
+/// Returns the namespace and name of the service with a Kubernetes hostname.
 fn key_of(host: &str) -> Option<Key<'_>> {
     let (name, rest) = host.split_once('.')?;
     let (namespace, _) = rest.split_once('.')?;

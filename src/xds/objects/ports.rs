@@ -1,4 +1,4 @@
-//! Ports of Services, imports and slices, joined by their names.
+//! Ports of Services, imports and slices, joined by name.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use super::{Place, shown};
 use crate::config::fields::Value;
 use crate::config::{Finding, Severity};
 
-/// A port for TCP.
+/// TCP port.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Port {
-    /// Its name; a lone one may have none.
+    /// Name; a single port may have none.
     pub(super) name: Box<str>,
-    /// Its number; of a slice, that of the endpoints.
+    /// Port number; in a slice, the number at the endpoints.
     pub(super) number: u16,
-    /// The number at the endpoints, where a Service says it; otherwise 0.
+    /// Target port, if a Service has a numeric one; otherwise 0.
     pub(super) target: u16,
 }
 
-/// Reads a list of ports. Those for other protocols are left out, and those of a slice that have
-/// no number, which stand for all.
+/// Reads a list of ports. Ports of other protocols are left out, and so are ports of a slice
+/// without a number, which mean all ports.
 pub(super) fn read(list: Value<'_>, place: &'static str) -> Option<Vec<Port>> {
     let read: Vec<_> = list.items().map(|item| port(item, place)).collect();
     let read: Option<Vec<_>> = read.into_iter().collect();
@@ -40,24 +40,24 @@ fn port(value: Value<'_>, place: &'static str) -> Option<Option<Port>> {
     let port = Port {
         name: name.into(),
         number,
-        // A name is looked up in the pods, of which the slices have said the outcome.
+        // Named target ports are resolved in the pods, and the slices have the result.
         target: target.parse().unwrap_or(0),
     };
     Some((protocol == "TCP").then_some(port))
 }
 
-/// The ports of a service that several sources tell of.
+/// Ports of a service, merged from several sources.
 #[derive(Debug, Default)]
 pub(super) struct Ports<'a> {
-    /// The service's port by each name that an endpoint's has.
+    /// Service port by port name.
     by_name: BTreeMap<&'a str, u16>,
-    /// The target port by the service's; 0 leaves it to the endpoints.
+    /// Target port by service port. 0 takes the port of the endpoints.
     pub(super) targets: BTreeMap<u16, u16>,
 }
 
 impl<'a> Ports<'a> {
-    /// Adds the ports of one source. As KEP-1645 has it, a service has the ports of all, and where
-    /// one name stands for two numbers the source that came first holds.
+    /// Adds the ports of one source. As in KEP-1645, a service has the ports of all sources. If
+    /// a name has two numbers, the first source wins.
     pub(super) fn add(
         &mut self,
         ports: &'a [Port],
@@ -92,14 +92,14 @@ impl<'a> Ports<'a> {
         }
     }
 
-    /// Adds ports that have no names, with their targets.
+    /// Adds ports without names, with their targets.
     pub(super) fn add_numbers<'b>(&mut self, ports: impl Iterator<Item = (&'b u16, &'b u16)>) {
         for (port, target) in ports {
             self.targets.entry(*port).or_insert(*target);
         }
     }
 
-    /// The service's port to that of a slice's endpoints, for all that both have.
+    /// Returns pairs of service port and endpoint port, for all names that both have.
     pub(super) fn of_slice(&self, ports: &[Port]) -> Vec<(u16, u16)> {
         let joined = ports.iter().filter_map(|port| {
             let number = self.by_name.get(&*port.name)?;
@@ -109,7 +109,7 @@ impl<'a> Ports<'a> {
     }
 }
 
-/// A warning about an object.
+/// Builds a warning about an object.
 pub(super) fn warning(place: &Place, what: String, how: &str) -> Finding {
     Finding {
         place: place.clone(),
@@ -119,7 +119,7 @@ pub(super) fn warning(place: &Place, what: String, how: &str) -> Finding {
     }
 }
 
-/// A warning that something is said twice, and differently.
+/// Builds a warning about two objects that contradict each other.
 pub(super) fn twice(place: &Place, first: &Place, what: &str) -> Finding {
     let what = format!("{what} is another one at {}, which holds", shown(first));
     warning(place, what, "it once, or the same")

@@ -1,4 +1,4 @@
-//! From the documents of a file to objects, by their version and kind.
+//! Conversion of YAML documents to objects, by version and kind.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,13 +13,13 @@ use crate::config::yaml::Document;
 use crate::config::{Findings, Report, Severity};
 use crate::xds::file::ip;
 
-/// Kinds that are passed over, by the line of the first of each.
+/// Ignored kinds, with the line of the first object of each.
 type PassedOver = BTreeMap<String, u64>;
 
-/// So many of them are told.
+/// Limit of the ignored kinds that are reported.
 const KINDS_MAX: usize = 64;
 
-/// An object of one of our kinds. Of one with a mistake it has what could be read.
+/// Object of a supported kind. An invalid one has the parts that could be read.
 enum Object {
     Namespace(Meta),
     Service(Service),
@@ -28,12 +28,12 @@ enum Object {
     Slice(Slice),
 }
 
-/// Adds the objects of a file. Returns what is wrong with it.
+/// Adds the objects of a file. Returns its findings.
 pub(super) fn file(path: &Path, objects: &mut Objects) -> Findings {
     all(path, Document::load_all(path), objects)
 }
 
-/// As [`file()`], of a text that would stand there.
+/// Like [`file()`], for a text as the contents of that file.
 pub(super) fn text(path: &Path, text: &str, objects: &mut Objects) -> Findings {
     all(path, Document::parse_all(path, text), objects)
 }
@@ -55,8 +55,9 @@ fn all(path: &Path, read: Result<Vec<Document>, Findings>, objects: &mut Objects
     report.into_findings()
 }
 
-/// Reads an object, or each of a list. An error in one of our kinds is about that object alone. A
-/// text that does not say its kind is no object, and spoils its file: it could be anything.
+/// Reads an object, or each object of a list. An error in an object of a supported kind affects
+/// that object only. A document without a kind makes its file unusable, because it could be
+/// anything.
 fn object(value: Value<'_>, report: &Report, objects: &mut Objects, passed_over: &mut PassedOver) {
     let Some(mut top) = value.foreign("object") else {
         return;
@@ -101,12 +102,12 @@ fn object(value: Value<'_>, report: &Report, objects: &mut Objects, passed_over:
     }
 }
 
-/// Reads an object of one of our kinds, as far as it can be read. Without a name that its kind can
-/// have it is nothing's.
+/// Reads an object of a supported kind, as far as possible. Returns none without a valid name,
+/// because the object then cannot affect anything.
 fn known<'a>(kind: &str, top: &mut Fields<'a>, value: Value<'a>) -> Option<Object> {
     let place = value.place();
     if kind == "EndpointSlice" {
-        // Its own name says nothing.
+        // The name of a slice itself has no meaning.
         let meta = meta::read(top, place, Value::text)?;
         return slice::read(top, value, &meta).map(Object::Slice);
     }
@@ -133,12 +134,12 @@ impl Objects {
         }
     }
 
-    /// Keeps of an object with a mistake what it restricts, so that nobody reaches more than by the
-    /// object without the mistake.
+    /// Keeps the restrictions of an invalid object, so that nobody can reach more than with the
+    /// valid object.
     fn pass_over(&mut self, object: Object) {
         match object {
             Object::Namespace(meta) => self.passed_over.namespaces.push(meta),
-            // It may have said so, and its addresses are still its own.
+            // The Service may have been declared local, and its addresses still belong to it.
             Object::Service(service) => self.services.push(Service {
                 declared: Declared::Local,
                 ports: Vec::new(),

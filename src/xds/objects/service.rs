@@ -1,4 +1,4 @@
-//! Services: what their cluster says of who may use them, and how their endpoints are preferred.
+//! Kubernetes Services: their declared scope, ports, addresses and endpoint preferences.
 
 use std::net::IpAddr;
 
@@ -12,39 +12,40 @@ use crate::xds::file::ip;
 const SERVICE_SCOPE: &str = "solo.io/service-scope";
 /// Istio's label: `true`, or `false` for a service that stays in its cluster.
 const GLOBAL: &str = "istio.io/global";
-/// Istio's annotation: `.` and `~` are seen in no other namespace.
+/// Istio's annotation: `.` and `~` hide the service from other namespaces.
 const EXPORT_TO: &str = "networking.istio.io/exportTo";
-/// Istio's annotation, which counts where `spec.trafficDistribution` says nothing.
+/// Istio's annotation, used if `spec.trafficDistribution` is not set.
 const DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
 
-/// A Service with its own word about its scope.
+/// Service with its declared scope.
 #[derive(Clone, Debug)]
 pub(super) struct Service {
     pub(super) meta: Meta,
     pub(super) declared: Declared,
     pub(super) ports: Vec<Port>,
     pub(super) ips: Vec<IpAddr>,
-    /// Presence of a selector, by which Kubernetes finds its pods.
+    /// True if it has a selector, by which Kubernetes finds its pods.
     pub(super) has_selector: bool,
-    /// Scopes within which its endpoints are preferred; none if it says nothing.
+    /// Scopes within which its endpoints are preferred; none if unspecified.
     pub(super) preferences: Option<Vec<Scope>>,
 }
 
 /// Scope that a Service declares for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Declared {
-    /// Nothing.
+    /// No declaration.
     Nothing,
-    /// It is exported, and its own name stays that of its cluster's endpoints.
+    /// Exported. Its own name refers to its cluster's endpoints only.
     Global,
-    /// It is exported, and its own name stands for the endpoints of all clusters.
+    /// Exported. Its own name refers to the endpoints of all clusters.
     GlobalOnly,
-    /// It stays in its cluster.
+    /// Local to its cluster.
     Local,
 }
 
 impl Service {
-    /// Returns whether two objects say the same of one Service.
+    /// Returns whether two copies of a Service have the same declared scope, ports, addresses,
+    /// preferences and labels.
     pub(super) fn agrees(&self, other: &Self) -> bool {
         (self.declared, &self.ports, &self.ips, &self.preferences)
             == (other.declared, &other.ports, &other.ips, &other.preferences)
@@ -52,7 +53,7 @@ impl Service {
     }
 }
 
-/// Reads what is left of a Service, but for what has a mistake.
+/// Reads the rest of a Service, without its invalid parts.
 pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option<Service> {
     let spec = top.need("spec", "{ports: [{port: 80}]}");
     let Some(mut spec) = spec.and_then(|spec| spec.foreign("spec")) else {
@@ -92,7 +93,7 @@ pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: Meta) -> Option
     })
 }
 
-/// Reads an address of a Service; `None` and an empty one are that it has none.
+/// Reads an address of a Service. `None` and an empty text mean no address.
 fn cluster_ip(value: Value<'_>) -> Option<IpAddr> {
     match value.text_or_empty()? {
         "" | "None" => None,
@@ -140,9 +141,9 @@ fn declared(meta: &Meta, value: Value<'_>) -> Declared {
     }
 }
 
-/// Returns the scopes within which endpoints are preferred, by the names of Kubernetes, Istio and
-/// Solo. As in Istio, the field of the Service comes before its annotation. Nodes mean nothing at
-/// a gateway.
+/// Returns the scopes within which endpoints are preferred, by the names of Kubernetes, Istio
+/// and Solo. As in Istio, the field of the Service precedes its annotation. Node preferences
+/// have no meaning at a gateway and count as zone preferences.
 fn preferences(meta: &Meta, said: Option<Value<'_>>, value: Value<'_>) -> Option<Vec<Scope>> {
     let field = said.and_then(Value::text);
     let annotation = meta.annotations.get(DISTRIBUTION).map(|value| &**value);

@@ -1,4 +1,4 @@
-//! EndpointSlices: endpoints of a Service, by which cluster they are in.
+//! EndpointSlices: endpoints of a Service in one cluster.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,65 +10,65 @@ use crate::config::fields::{Fields, Value};
 use crate::xds::file::ip;
 use crate::xds::names::normal_hostname;
 
-/// Of a slice of this cluster: the Service that its endpoints serve.
+/// Label of a slice of this cluster: the Service of its endpoints.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Of a slice that was copied from another cluster: the service there (KEP-1645).
+/// Label of a slice that was copied from another cluster: the service there (KEP-1645).
 const COPIED_SERVICE_NAME: &str = "multicluster.kubernetes.io/service-name";
-/// Controller that keeps a slice up to date.
+/// Label for the controller that keeps a slice up to date.
 const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
-/// The controller of Kubernetes, by which slices follow the selector of their Service.
+/// Controller of Kubernetes, which updates slices from the selector of their Service.
 const CONTROLLER: &str = "endpointslice-controller.k8s.io";
-/// The region of the endpoints, which Kubernetes does not say of each.
+/// Region of the endpoints, which Kubernetes does not set per endpoint.
 const REGION: &str = "topology.kubernetes.io/region";
 
-/// A slice.
+/// EndpointSlice.
 #[derive(Clone, Debug)]
 pub(super) struct Slice {
     pub(super) namespace: Arc<str>,
-    /// The name of the service.
+    /// Name of the service.
     pub(super) service: Arc<str>,
-    /// The cluster, if it says one: otherwise ours.
+    /// Cluster of the endpoints; ours if absent.
     pub(super) cluster: Option<Arc<str>>,
-    /// Origin as a copy from its cluster: only slices of exported services are copied.
+    /// True for a copy from another cluster. Only slices of exported services are copied.
     pub(super) is_copy: bool,
-    /// Management by [`CONTROLLER`].
+    /// True if [`CONTROLLER`] manages it.
     pub(super) is_managed: bool,
     pub(super) network: Option<Arc<str>>,
     pub(super) region: Option<Arc<str>>,
-    /// HBONE support of its endpoints; none if it does not say.
+    /// True if its endpoints use HBONE; none if unspecified.
     pub(super) is_ambient: Option<bool>,
     pub(super) ports: Vec<Port>,
     pub(super) endpoints: Vec<Backend>,
     pub(super) place: Place,
 }
 
-/// An endpoint of a slice.
+/// Endpoint of a slice.
 #[derive(Clone, Debug)]
 pub(super) struct Backend {
-    /// Its addresses, or none where it has a host name.
+    /// Addresses; empty if it has a host name.
     pub(super) addresses: Vec<IpAddr>,
-    /// Its host name, or an empty one. It is never looked up: the answer to a tenant's host name
+    /// Host name, or empty. It is never looked up, because the answer to a tenant's host name
     /// could be any address.
     pub(super) host: Arc<str>,
     pub(super) is_ready: bool,
     pub(super) is_serving: bool,
     pub(super) is_terminating: bool,
-    /// The namespace, which may be empty, and name of its pod, if its `targetRef` says one.
+    /// Namespace, possibly empty, and name of its pod, from `targetRef`.
     pub(super) pod: Option<Pod>,
     pub(super) node: Arc<str>,
     pub(super) zone: Arc<str>,
 }
 
 impl Backend {
-    /// Returns the name of its pod. A slice can name pods of its own namespace only: whoever may
-    /// write the slice may not speak for the pods of others.
+    /// Returns the name of its pod, if that is in the namespace of the slice. A slice is no
+    /// authority on the pods of other namespaces.
     pub(super) fn own_pod(&self, namespace: &str) -> Option<&Arc<str>> {
         let (of, name) = self.pod.as_ref()?;
         (of.is_empty() || **of == *namespace).then_some(name)
     }
 }
 
-/// Reads what is left of a slice, but for what has a mistake.
+/// Reads the rest of a slice, without its invalid parts.
 pub(super) fn read(top: &mut Fields<'_>, value: Value<'_>, meta: &Meta) -> Option<Slice> {
     let kinds = [("IPv4", false), ("IPv6", false), ("FQDN", true)];
     let is_named = top.need("addressType", "IPv4");
@@ -131,7 +131,7 @@ fn backend(value: Value<'_>, is_named: bool) -> Option<Backend> {
     let zone = fields.get("zone").and_then(Value::text_or_empty);
     fields.finish();
     let [ready, serving, terminating] = conditions;
-    // The default of `ready` is true, and that of `serving` is `ready`.
+    // `ready` defaults to true, and `serving` to `ready`.
     let is_ready = ready.unwrap_or(true);
     Some(Backend {
         addresses,
@@ -145,8 +145,8 @@ fn backend(value: Value<'_>, is_named: bool) -> Option<Backend> {
     })
 }
 
-/// Returns the host name of an endpoint. Further addresses are the same endpoint, and Kubernetes
-/// says that one of them will do.
+/// Returns the host name of an endpoint. Further addresses are the same endpoint, and
+/// Kubernetes permits using any one of them.
 fn host(list: Value<'_>) -> Option<Arc<str>> {
     let read: Vec<_> = list
         .items()
@@ -158,7 +158,7 @@ fn host(list: Value<'_>) -> Option<Arc<str>> {
     read.into_iter().flatten().next().map(Into::into)
 }
 
-/// Returns `ready`, `serving` and `terminating`.
+/// Reads `ready`, `serving` and `terminating`.
 fn conditions(value: Value<'_>) -> [Option<bool>; 3] {
     let Some(mut fields) = value.foreign("endpoints[].conditions") else {
         return [None; 3];
@@ -169,7 +169,7 @@ fn conditions(value: Value<'_>) -> [Option<bool>; 3] {
     said
 }
 
-/// The namespace and name of a pod.
+/// Namespace and name of a pod.
 pub(super) type Pod = (Arc<str>, Arc<str>);
 
 fn target(value: Value<'_>) -> Option<Pod> {

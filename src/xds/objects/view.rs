@@ -1,4 +1,4 @@
-//! The objects by what they are about, and by their clusters.
+//! Index of the objects by service and cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use super::slice::Slice;
 use super::{Export, Import, Objects, PassedOver};
 use crate::config::{Config, DefaultExposure, Finding, Selector};
 
-/// The namespace and name that a service has in every cluster: by these, Services of several
-/// clusters are one.
+/// Namespace and name of a service. Services with the same key in several clusters are one
+/// service.
 pub(super) type Key<'a> = (&'a str, &'a str);
 
-/// Something of a service by the cluster that it is in.
+/// Objects of one service by cluster.
 type Clusters<'a, T> = BTreeMap<&'a str, &'a T>;
 
-/// The label that Kubernetes gives every namespace.
+/// Label that Kubernetes sets on every namespace.
 const NAME: &str = "kubernetes.io/metadata.name";
 
-/// All objects. Of several that are one the first counts.
+/// Index of all objects. Of several objects with the same key, the first counts.
 pub(super) struct View<'a> {
     pub(super) config: &'a Config,
     namespaces: BTreeMap<(&'a str, &'a str), &'a Meta>,
@@ -28,9 +28,10 @@ pub(super) struct View<'a> {
     exports: BTreeMap<Key<'a>, Clusters<'a, Export>>,
     imports: BTreeMap<Key<'a>, &'a Import>,
     slices: BTreeMap<Key<'a>, Vec<&'a Slice>>,
-    /// The services that a cluster keeps to itself, also where another copy does not say so.
+    /// Services that a cluster keeps to itself, even if another copy of the Service does not
+    /// declare it.
     kept: BTreeSet<(&'a str, Key<'a>)>,
-    /// The namespaces of clusters, of which not everything is known.
+    /// Invalid namespaces by cluster, whose labels are not fully known.
     unknown: BTreeSet<(&'a str, &'a str)>,
     passed_over: &'a PassedOver,
 }
@@ -95,7 +96,7 @@ impl<'a> View<'a> {
         view
     }
 
-    /// The name of our own cluster.
+    /// Returns the name of our own cluster.
     pub(super) fn own(&self) -> &'a str {
         &self.config.gateway.cluster
     }
@@ -107,35 +108,35 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The services that any object is about.
+    /// Returns the services that any object refers to.
     pub(super) fn keys(&self) -> BTreeSet<Key<'a>> {
         let keys = self.services.keys().chain(self.exports.keys());
         let keys = keys.chain(self.imports.keys()).chain(self.slices.keys());
         keys.copied().collect()
     }
 
-    /// The Service of a cluster.
+    /// Returns the Service of a cluster.
     pub(super) fn service(&self, key: Key<'a>, cluster: &str) -> Option<&'a Service> {
         self.services.get(&key)?.get(cluster).copied()
     }
 
-    /// The export of a cluster.
+    /// Returns the export of a cluster.
     pub(super) fn export(&self, key: Key<'a>, cluster: &str) -> Option<&'a Export> {
         self.exports.get(&key)?.get(cluster).copied()
     }
 
-    /// What is said to our cluster of what others export.
+    /// Returns the import of a service into our cluster.
     pub(super) fn import(&self, key: Key<'a>) -> Option<&'a Import> {
         self.imports.get(&key).copied()
     }
 
-    /// The slices of a service, each with its cluster.
+    /// Returns the slices of a service, each with its cluster.
     pub(super) fn slices(&self, key: Key<'a>) -> impl Iterator<Item = (&'a str, &'a Slice)> {
         let slices = self.slices.get(&key).into_iter().flatten();
         slices.map(|slice| (self.cluster(slice.cluster.as_ref()), *slice))
     }
 
-    /// Returns the slices with mistakes, each with its service and its cluster.
+    /// Returns the invalid slices, each with its service and its cluster.
     pub(super) fn bad_slices(&self) -> impl Iterator<Item = (Key<'a>, &'a str, &'a Slice)> {
         let slices = self.passed_over.slices.iter();
         slices.map(|slice| {
@@ -144,7 +145,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Returns the imports with mistakes that are said to our cluster.
+    /// Returns the invalid imports into our cluster.
     pub(super) fn bad_imports(&self) -> impl Iterator<Item = (Key<'a>, &'a Import)> {
         let imports = self.passed_over.imports.iter();
         let of_own = |import: &&Import| self.cluster(import.meta.cluster.as_ref()) == self.own();
@@ -152,13 +153,13 @@ impl<'a> View<'a> {
         imports.map(|import| (key(&import.meta), import))
     }
 
-    /// Returns whether a cluster keeps a service to itself: by the Service's own word, or because
-    /// that word or the namespace has a mistake, and may say so.
+    /// Returns whether a cluster keeps a service to itself. It does if a Service declares it,
+    /// or if an invalid Service or namespace may declare it.
     pub(super) fn is_kept(&self, key: Key<'a>, cluster: &'a str) -> bool {
         self.kept.contains(&(cluster, key)) || self.unknown.contains(&(cluster, key.0))
     }
 
-    /// The clusters that export a service, those with the oldest ServiceExport first.
+    /// Returns the clusters that export a service, those with the oldest ServiceExport first.
     pub(super) fn exporters(&self, key: Key<'a>) -> Vec<&'a str> {
         let services = self.services.get(&key).into_iter().flatten();
         let services = services.filter(|(cluster, service)| self.exports_by_word(cluster, service));
@@ -176,7 +177,8 @@ impl<'a> View<'a> {
         clusters
     }
 
-    /// Whether a Service is exported by its labels, or by the rules for those of our cluster.
+    /// Returns whether a Service is exported by its labels or, in our cluster, by the
+    /// configured rules.
     fn exports_by_word(&self, cluster: &str, service: &Service) -> bool {
         if matches!(service.declared, Declared::Global | Declared::GlobalOnly) {
             return true;
@@ -199,7 +201,7 @@ impl<'a> View<'a> {
     ) -> bool {
         let name = &*service.meta.namespace;
         let namespace = self.namespaces.get(&(cluster, name));
-        // What nobody has told of a namespace must not count as a label that it lacks.
+        // An unknown namespace has unknown labels, which must not count as missing labels.
         let is_told = |selector: &Selector| namespace.is_some() || selector.is_about(NAME);
         if !rule.namespaces.as_ref().is_none_or(is_told) {
             return false;
@@ -214,16 +216,16 @@ impl<'a> View<'a> {
         rule.exports(of_namespace, of_service)
     }
 
-    /// The namespace and name of the waypoint of a Service of our cluster, by its own label or by
-    /// that of its namespace.
+    /// Returns the namespace and name of the waypoint of a Service of our cluster. Its own
+    /// label takes precedence over that of its namespace.
     pub(super) fn waypoint(&self, service: &'a Service) -> Option<(&'a str, &'a str)> {
         let namespace = self.namespaces.get(&(self.own(), &*service.meta.namespace));
         let of_namespace = || namespace.and_then(|meta| meta.waypoint());
         service.meta.waypoint().or_else(of_namespace)?
     }
 
-    /// The network of a slice's endpoints: that of the slice, or of its cluster, which is by
-    /// default called as the cluster.
+    /// Returns the network of a slice's endpoints: the label of the slice, or the network of
+    /// its cluster. The default network of another cluster has the name of the cluster.
     pub(super) fn network(&self, cluster: &'a str, slice: &'a Slice) -> &'a str {
         let of_cluster = || {
             let root = self.namespaces.get(&(cluster, ROOT_NAMESPACE));
@@ -237,7 +239,7 @@ impl<'a> View<'a> {
         said.unwrap_or(by_default)
     }
 
-    /// Whether the endpoints of a slice speak HBONE.
+    /// Returns whether the endpoints of a slice use HBONE.
     pub(super) fn is_ambient(&self, cluster: &str, slice: &Slice) -> bool {
         let namespace = self.namespaces.get(&(cluster, &*slice.namespace));
         let of_namespace = || namespace.and_then(|meta| meta.is_ambient());

@@ -1,8 +1,9 @@
-//! Holders of virtual addresses: of all that claim an address of our network, the one service that
-//! it leads to.
+//! Holders of virtual addresses: the one service to which each claimed address of our network
+//! leads.
 //!
-//! The mesh file goes first, then a Service, whose clusterIP Kubernetes allocates and no other has,
-//! and ServiceImports last, whose author writes any address. Of equal claims none holds.
+//! The mesh file takes precedence, then a Service, because Kubernetes allocates each clusterIP
+//! once. ServiceImports come last, because their author can write any address. Equal claims
+//! exclude each other.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,7 +20,8 @@ use crate::snapshot::mesh::Mesh;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     Import,
-    /// An endpoint of a namespace without the import. A tunnel to its own address stays there.
+    /// An endpoint of another namespace than the import's. A tunnel to its own address stays
+    /// there.
     Endpoint,
     Service,
     File,
@@ -32,7 +34,7 @@ struct Claim<'a> {
     place: Option<&'a Place>,
 }
 
-/// The claims to one address, the weakest first, each with its place. One tenant may write any
+/// Claims to one address, the weakest first, each with its position. One tenant may write any
 /// number of them.
 type Claims<'a> = BTreeMap<(Source, Key<'a>), Option<&'a Place>>;
 
@@ -76,18 +78,18 @@ impl<'a> Vips<'a> {
         }
     }
 
-    /// Notes a claim, once for each source and service.
+    /// Records a claim, once per source and service.
     fn note(&mut self, ip: IpAddr, source: Source, key: Key<'a>, place: Option<&'a Place>) {
         let claims = self.0.entry(ip).or_default();
         claims.entry((source, key)).or_insert(place);
     }
 
-    /// Returns those addresses of a Service that lead to it.
+    /// Returns the addresses of a Service that lead to it.
     pub(super) fn of_service(&self, key: Key<'_>, service: &Service) -> Vec<IpAddr> {
         self.held(&service.ips, Source::Service, key)
     }
 
-    /// Returns those addresses of a ServiceImport that lead to it.
+    /// Returns the addresses of a ServiceImport that lead to it.
     pub(super) fn of_import(&self, key: Key<'_>, import: &Import) -> Vec<IpAddr> {
         self.held(&import.ips, Source::Import, key)
     }
@@ -100,7 +102,7 @@ impl<'a> Vips<'a> {
         ips.iter().filter(holds).copied().collect()
     }
 
-    /// Returns a finding for each claim that another one keeps from its address.
+    /// Returns a finding for each claim that another claim overrides.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let lost = self.0.iter().flat_map(|(ip, claims)| {
             let holder = holder(claims);
@@ -122,7 +124,7 @@ fn all<'b, 'a>(claims: &'b Claims<'a>) -> impl DoubleEndedIterator<Item = Claim<
     })
 }
 
-/// Returns the best claim, unless there are several.
+/// Returns the best claim, if no other claim has the same source.
 fn holder<'a>(claims: &Claims<'a>) -> Option<Claim<'a>> {
     let mut best = all(claims).rev();
     let first = best.next()?;
@@ -130,7 +132,7 @@ fn holder<'a>(claims: &Claims<'a>) -> Option<Claim<'a>> {
     is_alone.then_some(first)
 }
 
-/// Returns what is to be said of a claim that does not hold, naming the best of the other claims.
+/// Builds the finding for an overridden claim. It names the best of the other claims.
 fn finding(ip: IpAddr, claim: Claim<'_>, claims: &Claims<'_>) -> Option<Finding> {
     let kind = match claim.source {
         Source::Import => "ServiceImport",

@@ -1,9 +1,9 @@
-//! Waypoints that Services name, and which of them their tunnels go to.
+//! Waypoints that Services name, and their validation.
 //!
-//! A tunnel to a service is dialled to its waypoint, so that any HBONE workload could be exposed by
-//! naming its Service. A Service of another namespace, or one that stays in its cluster, is used
-//! only if its own labels say that it is a waypoint. A service without a usable waypoint has no
-//! endpoint.
+//! A tunnel to a service is dialled to its waypoint. Without validation, a tenant could expose
+//! any HBONE workload by naming its Service as waypoint. A Service of another namespace, or one
+//! that stays in its cluster, is used only if its own labels declare it a waypoint. A service
+//! without a usable waypoint has no endpoint.
 
 use super::cut;
 use super::join::{OWN, name};
@@ -15,7 +15,7 @@ use crate::config::Finding;
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Waypoint};
 
-/// The waypoint that a Service of our cluster names.
+/// Waypoint that a Service of our cluster names.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Named<'a> {
     key: Key<'a>,
@@ -23,7 +23,7 @@ pub(super) struct Named<'a> {
 }
 
 impl<'a> Named<'a> {
-    /// Finds the waypoint that a Service, or its namespace, names.
+    /// Finds the waypoint that a Service or its namespace names.
     pub(super) fn find(view: &View<'a>, service: &'a Service) -> Option<Self> {
         let (key, own) = (view.waypoint(service)?, view.own());
         let is_waypoint = view
@@ -34,8 +34,8 @@ impl<'a> Named<'a> {
         Some(Self { key, is_usable })
     }
 
-    /// Returns the waypoint for a mesh. With weight 0, one that is not usable is never picked, and
-    /// its service is never dialled past it.
+    /// Returns the waypoint for a mesh. An unusable one has weight 0: it is never picked, and
+    /// its service is never dialled directly.
     pub(super) fn waypoint(self) -> Waypoint {
         let gateway = GatewayAddress {
             place: Place::Name(name(self.key, OWN).to_string()),
@@ -46,8 +46,8 @@ impl<'a> Named<'a> {
     }
 }
 
-/// Returns a finding for each Service with a waypoint that is not used. Those of the mesh file have
-/// the waypoint that it names.
+/// Returns a finding for each Service with an unusable waypoint. Services of the mesh file are
+/// left out, because their waypoint comes from that file.
 pub(super) fn findings(view: &View<'_>, mesh: &Mesh) -> Vec<Finding> {
     let mut keys = view.keys();
     keys.retain(|key| !mesh.services.contains_key(&*name(*key, OWN)));

@@ -1,8 +1,8 @@
-//! The machine against a model of the server, in schedules that a seed draws.
+//! Model test of the client: random schedules from a seed, run against a model server.
 //!
-//! After each step the machine must hold what a plain reading of the rules holds, and each request
-//! must be the one that the rules ask for. When the server is quiet at last, the machine holds what
-//! the server has. No clock is needed: waits are values that are compared.
+//! After each step the client must hold exactly what a plain implementation of the rules holds,
+//! and each request must match the rules. Once the server is quiet, the client holds the
+//! server's resources. No clock is needed, because delays are values to compare.
 
 mod reference;
 mod server;
@@ -19,7 +19,7 @@ const ADDRESS: &str = "type.googleapis.com/istio.workload.Address";
 const POLICY: &str = "type.googleapis.com/istio.security.Authorization";
 const DEMAND: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
-/// What the machine subscribes to.
+/// Subscriptions of the client.
 const TYPES: [Subscription; 3] = [
     Subscription {
         type_url: ADDRESS,
@@ -35,11 +35,11 @@ const TYPES: [Subscription; 3] = [
     },
 ];
 
-/// Bytes of names and versions that can be claimed: some seven of them.
+/// Limit of claimed names and versions in bytes, for some seven of them.
 const CLAIMS_MAX: usize = 140;
 
 const SEEDS: u64 = 256;
-/// How often each kind of event happens over all seeds, at least.
+/// Minimum number of events of each kind over all seeds.
 const EACH_MIN: usize = 1_000;
 
 fn subscription(type_url: &str) -> Option<Subscription> {
@@ -61,15 +61,15 @@ macro_rules! events {
 }
 
 events! {
-    // At the server.
+    // Changes at the server.
     Added,
     Updated,
     Spoilt,
     RolledBack,
     Deleted,
-    /// It reads and says nothing for a while.
+    /// The server reads and sends nothing for a while.
     Silent,
-    // What a response has in it that came.
+    // Properties of received responses.
     FirstOfItsType,
     Empty,
     Good,
@@ -86,19 +86,19 @@ events! {
     OtherBody,
     /// More than 64 resources.
     Huge,
-    /// It was under way for long.
+    /// The response was in flight for at least `SLOW` steps.
     Slow,
-    /// A nonce that another stream has seen.
+    /// A nonce that an earlier stream has used.
     NonceReused,
     Acked,
     Nacked,
     /// A NACK that leaves some names out.
     NackCut,
-    // The stream.
+    // Stream events.
     Connected,
-    /// More is held of a type than can be claimed.
+    /// A type holds more than can be claimed.
     Unclaimed,
-    /// The first response after that does not name what is held.
+    /// The first response after `Unclaimed` does not name a held resource.
     GoneUnsaid,
     ConnectFailed,
     EndedCleanly,
@@ -108,25 +108,25 @@ events! {
     AnswerLost,
     ResponseLost,
     ReceivedAfterTheEnd,
-    // On demand.
+    // Changes of wanted names.
     Wanted,
     WantedWithoutStream,
     WantedAgain,
     Forgotten,
     ForgottenWithoutStream,
-    /// It comes though nobody wants it any more.
+    /// A resource arrives that is no longer wanted.
     Unwanted,
-    /// A new process that knows what the last one wrote to the disk.
+    /// A restart with the state that the previous process wrote to disk.
     Restarted,
 }
 
 type Counts = BTreeMap<Event, usize>;
 
-/// Where accepted resources go: names and versions.
+/// Store of accepted resources: names and versions.
 #[derive(Clone, Debug, Default)]
 struct Store {
     held: BTreeMap<&'static str, BTreeMap<String, String>>,
-    /// Whether something stands in for policies that have no place.
+    /// True if a placeholder exists for policies that cannot be held.
     unplaced: bool,
 }
 
@@ -138,7 +138,7 @@ impl Resources for Store {
         Ok(())
     }
 
-    /// Something stands in for policies, without a version.
+    /// Keeps placeholders for policies only, without a version.
     fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
         if name == UNPLACED {
             self.unplaced |= type_url == POLICY;
@@ -161,7 +161,7 @@ impl Resources for Store {
     }
 }
 
-/// What a decoder would say of a resource.
+/// Validates a resource as a decoder would.
 fn judge(resource: &Resource) -> Result<(), String> {
     match resource.body.as_deref() {
         Some(body) if body.starts_with(b"good") => Ok(()),

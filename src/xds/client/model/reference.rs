@@ -1,5 +1,5 @@
-//! What must be so: the machine's rules once more, in the plainest way, and what each request of it
-//! has to look like.
+//! Reference implementation of the client's rules, as simple as possible, and checks of its
+//! requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,34 +10,35 @@ use bytes::Bytes;
 use super::{CLAIMS_MAX, DEMAND, POLICY, Store, TYPES, judge, subscription};
 use crate::xds::client::{Client, End, Mode, Request, Resource, Response};
 
-/// What must be held of a resource.
+/// Expected record of a held resource.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     pub(super) version: String,
-    /// Bytes of the body, which one that was read from the disk does not count.
+    /// Bytes of the body; 0 for a resource restored from disk.
     body: usize,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Reference {
     pub(super) held: BTreeMap<&'static str, BTreeMap<String, Kept>>,
-    /// Names of the on-demand type.
+    /// Wanted names of the on-demand type.
     pub(super) wanted: BTreeSet<String>,
-    /// Those of them that had no answer.
+    /// Wanted names without an answer so far.
     asked: BTreeSet<String>,
     rejected: BTreeMap<&'static str, BTreeSet<String>>,
-    /// Types that had no response on this stream,
+    /// Types without a response on this stream.
     fresh: BTreeSet<&'static str>,
-    /// and those of them whose versions were too many to claim.
+    /// Types on this stream whose versions were too many to claim.
     pub(super) unclaimed: BTreeSet<&'static str>,
     synced: BTreeSet<&'static str>,
-    /// Whether a policy was rejected that has no place, since the last stream began at least.
+    /// True if a policy that cannot be held was rejected, until the first response of a later
+    /// stream has none.
     pub(super) unplaced: bool,
     failures: u32,
 }
 
 impl Reference {
-    /// A new process has what its predecessor wrote to the disk: names and versions.
+    /// Restarts with the names and versions that the previous process wrote to disk.
     pub(super) fn restart(&mut self) {
         let (held, unplaced) = (std::mem::take(&mut self.held), self.unplaced);
         *self = Self::default();
@@ -93,7 +94,8 @@ impl Reference {
         Ok(())
     }
 
-    /// Takes a response. Returns the names of what is rejected; none if that is its type.
+    /// Applies a response. Returns the names of the rejected resources; none if the type itself
+    /// is rejected.
     pub(super) fn deliver(&mut self, response: &Response) -> Option<BTreeSet<String>> {
         let type_url = subscription(&response.type_url)?.type_url;
         let held = self.held.entry(type_url).or_default();
@@ -130,7 +132,7 @@ impl Reference {
                 rejected.remove(name);
             }
         }
-        // Something stands in for a policy of which nothing else is held.
+        // A policy of which no version is held has a placeholder.
         let usable = |name: &&String| !["", "*"].contains(&name.as_str()) && name.len() <= 2048;
         self.unplaced |= type_url == POLICY && !now.iter().all(|name| usable(&name));
         for name in now.iter().filter(usable).filter(|_| type_url == POLICY) {
@@ -148,7 +150,7 @@ impl Reference {
         Some(now)
     }
 
-    /// Takes the names of a response from those without an answer.
+    /// Marks the names of a response as answered.
     fn note_answers(&mut self, response: &Response) {
         let sent = response.resources.iter().map(|one| &*one.name);
         let named: BTreeSet<&str> = sent
@@ -157,8 +159,8 @@ impl Reference {
         self.asked.retain(|name| !named.contains(name.as_str()));
     }
 
-    /// These names are wanted and no other. Returns the names that the server is told of: new ones,
-    /// and forgotten ones.
+    /// Replaces the wanted names. Returns the added and the removed names that the requests
+    /// must contain.
     pub(super) fn want(&mut self, names: BTreeSet<String>) -> (Vec<String>, Vec<String>) {
         let new: Vec<_> = names.difference(&self.wanted).cloned().collect();
         let mut gone: BTreeSet<_> = self.wanted.difference(&names).cloned().collect();
@@ -180,12 +182,12 @@ impl Reference {
         (new, gone.into_iter().collect())
     }
 
-    /// Whether a response of the type came on this stream.
+    /// Returns whether a response of the type was received on this stream.
     pub(super) fn has_heard(&self, type_url: &str) -> bool {
         !self.fresh.contains(type_url)
     }
 
-    /// How long to wait after this end.
+    /// Returns the expected delay after an end.
     pub(super) fn wait(&mut self, end: End) -> Duration {
         if !matches!(end, End::Connect | End::Status) {
             self.failures = 0;
@@ -231,7 +233,7 @@ impl Reference {
         Ok(())
     }
 
-    /// Entries and bytes that count against the limits.
+    /// Returns the entries and bytes that count against the limits.
     fn usage(&self) -> (usize, usize) {
         let mut sum = (self.wanted.len(), 0);
         sum.1 += self
@@ -247,7 +249,7 @@ impl Reference {
     }
 }
 
-/// Whether a resource of a response has to be taken.
+/// Returns whether a resource of a response has to be accepted.
 fn is_good(response: &Response, resource: &Resource) -> bool {
     let name = &resource.name;
     let same = response.resources.iter().filter(|one| one.name == *name);
@@ -260,7 +262,7 @@ fn is_good(response: &Response, resource: &Resource) -> bool {
         && judge(resource).is_ok()
 }
 
-/// Checks the answer to a response of which these names are rejected. Says whether it is an ACK.
+/// Checks the answer to a response with these rejected names. Returns whether it is an ACK.
 pub(super) fn check_answer(
     response: &Response,
     requests: &[Request],

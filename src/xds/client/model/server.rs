@@ -1,5 +1,6 @@
-//! A server as istiod is one: it answers wildcard subscriptions and those by name, skips what the
-//! client has, does not send again after a NACK, and holds the client to the protocol.
+//! Model server with istiod's behaviour. It serves wildcard and named subscriptions, skips
+//! resources that the client has, does not resend after a NACK, and checks the client's
+//! protocol.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +10,13 @@ use bytes::Bytes;
 use super::{DEMAND, POLICY, subscription};
 use crate::xds::client::{Mode, Request, Resource, Response};
 
-/// A resource of the server.
+/// Resource of the server.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     pub(super) version: String,
-    /// Whether a client can use it.
+    /// True if a client can use the current version.
     pub(super) good: bool,
-    /// The last version that was good.
+    /// Last valid version.
     good_version: Option<String>,
 }
 
@@ -27,22 +28,22 @@ pub(super) struct Server {
     stream: Option<Stream>,
 }
 
-/// What the server knows of one stream.
+/// State of one stream.
 #[derive(Debug, Default)]
 struct Stream {
     watches: BTreeMap<&'static str, Watch>,
-    /// Responses that wait for their answer: nonce and type.
+    /// Types of the responses without an answer, by nonce.
     open: BTreeMap<String, String>,
 }
 
-/// What it knows of one type on a stream.
+/// State of one type on a stream.
 #[derive(Debug)]
 struct Watch {
     wildcard: bool,
     names: BTreeSet<String>,
-    /// Names whose answer is due, be it that there is nothing.
+    /// Names that the next response has to mention, as a resource or as removed.
     asked: BTreeSet<String>,
-    /// What the client has, as far as the server knows.
+    /// Versions that the client has, as far as the server can tell.
     told: BTreeMap<String, String>,
     answered: bool,
 }
@@ -56,7 +57,7 @@ impl Server {
         self.items.get(type_url)?.get(name)
     }
 
-    /// A new version of a resource, or a new one.
+    /// Adds a resource, or a new version of one.
     pub(super) fn put(&mut self, type_url: &'static str, name: &str, good: bool) {
         self.versions += 1;
         let version = format!("v{}", self.versions);
@@ -71,7 +72,7 @@ impl Server {
         items.insert(name.to_owned(), item);
     }
 
-    /// Takes a bad version back; says whether there was one before that was good.
+    /// Reverts an invalid version to the last valid one. Returns false if there is none.
     pub(super) fn roll_back(&mut self, type_url: &str, name: &str) -> bool {
         let item = self.items.get_mut(type_url).and_then(|i| i.get_mut(name));
         let Some(item) = item.filter(|item| !item.good) else {
@@ -89,7 +90,7 @@ impl Server {
         items.is_some_and(|items| items.remove(name).is_some())
     }
 
-    /// A stream begins; nonces may start anew with it.
+    /// Opens a stream. Nonces may start again with it.
     pub(super) fn open(&mut self, nonces_anew: bool) {
         self.stream = Some(Stream::default());
         if nonces_anew {
@@ -101,12 +102,12 @@ impl Server {
         self.stream = None;
     }
 
-    /// Responses that have no answer yet.
+    /// Returns the number of responses without an answer.
     pub(super) fn unanswered(&self) -> usize {
         self.stream.as_ref().map_or(0, |stream| stream.open.len())
     }
 
-    /// Takes a request, unless it breaks the protocol.
+    /// Handles a request, or fails if it violates the protocol.
     pub(super) fn take(&mut self, request: &Request) -> Result<()> {
         let Some(stream) = &mut self.stream else {
             return Ok(());
@@ -140,7 +141,7 @@ impl Server {
         Ok(())
     }
 
-    /// What the client has to be told of a type, if anything.
+    /// Returns the next response of a type, if there are changes or it is the first one.
     pub(super) fn respond(&mut self, type_url: &'static str) -> Option<Response> {
         let watch = self.stream.as_mut()?.watches.get_mut(type_url)?;
         let items = self.items.entry(type_url).or_default();
@@ -152,7 +153,7 @@ impl Server {
         self.response(type_url, resources, removed)
     }
 
-    /// A response that nothing asked for.
+    /// Builds a response, whether or not it was requested.
     pub(super) fn response(
         &mut self,
         type_url: &str,
@@ -181,9 +182,11 @@ impl Watch {
             names.remove(name);
         }
         let names: BTreeSet<String> = names.into_iter().cloned().collect();
-        // The names count everywhere, the versions not for policies: those are sent again.
+        // Listed names count for every type. Their versions are ignored for policies, which are
+        // sent again.
         let skips = request.type_url != POLICY;
-        // Of a type that is wanted as a whole, each name is one that the client has something for.
+        // Under a wildcard subscription, each name is a resource that the client holds or a
+        // placeholder.
         let wildcard = request.type_url != DEMAND;
         let told = versions.iter();
         let told = told.filter(|(_, version)| wildcard || !version.is_empty());
@@ -204,7 +207,7 @@ impl Watch {
         for name in &request.subscribe {
             self.names.insert(name.clone());
             self.asked.insert(name.clone());
-            // Who asks has nothing, whatever was told.
+            // A subscription implies that the client has no version, whatever was sent before.
             self.told.remove(name);
         }
         for name in &request.unsubscribe {
@@ -214,7 +217,7 @@ impl Watch {
         }
     }
 
-    /// New resources and names that are gone, which count as told from now on.
+    /// Returns changed resources and removed names, and records them as sent.
     fn news(
         &mut self,
         type_url: &str,
@@ -246,7 +249,7 @@ impl Watch {
     }
 }
 
-/// A resource as it is sent. What begins with `bad` cannot be used.
+/// Returns a resource to send. A body that starts with `bad` is invalid.
 pub(super) fn resource(type_url: &str, name: &str, item: &Item) -> Resource {
     let body: &[u8] = if item.good { b"good" } else { b"bad" };
     Resource {

@@ -1,4 +1,4 @@
-//! One schedule: a server, a machine, and a link that loses what is under way when it breaks.
+//! One schedule: a server, a client, and a link that loses messages in flight when it breaks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,11 +13,11 @@ use super::{ADDRESS, Counts, DEMAND, Event, POLICY, Store, TYPES, judge, subscri
 use crate::xds::client::{End, Mode, Request, Resource, Response, UNPLACED};
 
 const STEPS: usize = 1_100;
-/// Names of one type, but for those of a huge push.
+/// Number of names of one type, without those of a huge push.
 const NAMES: usize = 10;
-/// Resources of a huge push.
+/// Number of resources of a huge push.
 const HUGE: usize = 80;
-/// Steps after which a response is slow.
+/// Steps in flight after which a response counts as slow.
 const SLOW: usize = 10;
 
 pub(super) struct World<'a> {
@@ -28,14 +28,14 @@ pub(super) struct World<'a> {
     store: Store,
     reference: Reference,
     connected: bool,
-    /// Steps that the server is silent for.
+    /// Remaining steps without activity of the server.
     silent: usize,
-    /// Steps that responses do not arrive for.
+    /// Remaining steps without arriving responses.
     slow: usize,
     up: VecDeque<Request>,
-    /// With the step in which they were sent.
+    /// Responses in flight, with the step in which they were sent.
     down: VecDeque<(usize, Response)>,
-    /// Nonces of this stream, and of those before.
+    /// Nonces of this stream, and of earlier ones.
     nonces: (BTreeSet<String>, BTreeSet<String>),
     counts: &'a mut Counts,
 }
@@ -59,7 +59,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Where in the schedule it is.
+    /// Returns the position in the schedule.
     pub(super) fn place(&self) -> String {
         format!("step {}", self.step)
     }
@@ -114,7 +114,7 @@ impl<'a> World<'a> {
         TYPES[self.rng.usize(..TYPES.len())].type_url
     }
 
-    /// Something changes at the server.
+    /// Changes the resources of the server.
     fn change(&mut self) {
         let (type_url, name) = (self.type_url(), self.name());
         match self.rng.u8(..20) {
@@ -139,7 +139,7 @@ impl<'a> World<'a> {
                 }
             }
             _ => {
-                // Comes at once, and goes at once the next time.
+                // All of them appear in one change and disappear in the next.
                 for at in 0..HUGE {
                     let name = format!("huge-{at}");
                     if !self.server.delete(ADDRESS, &name) {
@@ -150,7 +150,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The server takes a request.
+    /// Lets the server handle a request.
     fn serve(&mut self) -> Result<()> {
         match self.up.pop_front() {
             Some(request) => self.server.take(&request),
@@ -158,7 +158,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The server sends what is new, and sometimes what it should not.
+    /// Sends changes from the server, sometimes with mistakes.
     fn push(&mut self) {
         let type_url = self.type_url();
         let response = match self.rng.u8(..14) {
@@ -176,7 +176,7 @@ impl<'a> World<'a> {
         self.down.push_back((self.step, response));
     }
 
-    /// Makes a mistake in a response; the server does not know.
+    /// Adds a mistake to a response, without a change of the server's state.
     fn spoil(&mut self, response: &mut Response) {
         let type_url = response.type_url.clone();
         let good = |name: &str| Resource {
@@ -206,7 +206,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The machine gets a response.
+    /// Delivers a response to the client.
     fn receive(&mut self) -> Result<()> {
         let Some((sent, response)) = self.down.pop_front() else {
             return Ok(());
@@ -231,7 +231,7 @@ impl<'a> World<'a> {
         self.check()
     }
 
-    /// Counts what a response is.
+    /// Counts the properties of a response.
     fn classify(&mut self, response: &Response) {
         let sent = &response.resources;
         let names: BTreeSet<&str> = sent.iter().map(|one| &*one.name).collect();
@@ -279,7 +279,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Whether a response has something that can be used and that nobody wants.
+    /// Returns whether a response has a valid resource that is not wanted.
     fn has_unwanted(&self, response: &Response) -> bool {
         let wanted = |one: &Resource| self.reference.wanted.contains(&*one.name);
         let mut sent = response.resources.iter();
@@ -311,7 +311,7 @@ impl<'a> World<'a> {
         self.change_of_names(names)
     }
 
-    /// Wants these names, and checks that the changes are sent if somebody is there.
+    /// Replaces the wanted names, and checks that the changes are sent while connected.
     fn change_of_names(&mut self, names: BTreeSet<String>) -> Result<()> {
         let sent = self.machine.want(&names, &mut self.store);
         let (new, gone) = self.reference.want(names);
@@ -351,7 +351,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// The stream ends, and what is under way is lost.
+    /// Ends the stream. Messages in flight are lost.
     fn end(&mut self) -> Result<()> {
         let (end, event) = match self.rng.u8(..8) {
             0 => (End::Clean, Event::EndedCleanly),
@@ -400,13 +400,13 @@ impl<'a> World<'a> {
         self.check()
     }
 
-    /// The process starts anew with what its predecessor wrote.
+    /// Restarts the process with the state that the previous one wrote.
     fn restart(&mut self) -> Result<()> {
         if self.connected {
             self.end()?;
         }
         self.count(Event::Restarted);
-        // What is wanted is as it was, but for what has changed meanwhile.
+        // The wanted names survive a restart, except for changes in the meantime.
         let mut wanted = self.reference.wanted.clone();
         if self.rng.bool() {
             wanted.pop_first();
@@ -433,7 +433,8 @@ impl<'a> World<'a> {
             .check_state(&self.machine.client, &self.store)
     }
 
-    /// The server makes no more mistakes: in the end the machine holds what it has.
+    /// Checks that the client holds the server's resources in the end, without further
+    /// mistakes.
     fn settle(&mut self) -> Result<()> {
         (self.silent, self.slow) = (0, 0);
         if self.connected {
@@ -463,7 +464,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Lets everything arrive, and returns what the server sent for it.
+    /// Delivers all messages, and returns the responses that the server sent meanwhile.
     fn quiet(&mut self) -> Result<Vec<Response>> {
         let mut sent = Vec::new();
         for _ in 0..20 {
@@ -487,8 +488,8 @@ impl<'a> World<'a> {
         bail!("it never gets quiet")
     }
 
-    /// Every good resource is held in its version, every bad one in the last good version that
-    /// came, and nothing else.
+    /// Checks that every valid resource is held in its current version, every invalid one in
+    /// its last valid version that arrived, and nothing else.
     fn check_server(&self) -> Result<()> {
         for one in TYPES {
             let held = self.store.held.get(one.type_url);

@@ -1,7 +1,7 @@
-//! Machines that are wrong on purpose, to see that the model tells.
+//! Clients with deliberate faults, to verify that the model detects them.
 //!
-//! Each does what a real client could do by mistake: around the right machine, what goes in, comes
-//! out or is kept is changed.
+//! Each fault is a mistake that a real client could make. A wrapper around the correct client
+//! changes its inputs, outputs or state.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -12,35 +12,35 @@ use crate::xds::client::known::claim_bytes;
 use crate::xds::client::usage::Limits;
 use crate::xds::client::{Client, End, Request, Response};
 
-/// What is wrong with a machine.
+/// Fault of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     Nothing,
     /// The first requests of a stream carry the last nonce of the stream before.
     KeepsTheNonce,
-    /// An answer that was made too late is sent on the next stream.
+    /// A late answer is sent on the next stream.
     AnswersLate,
-    /// A rejected version is claimed to be held.
+    /// A rejected version is claimed as held.
     ClaimsWhatItRejected,
-    /// One bad resource keeps the others of its push from applying.
+    /// One invalid resource prevents the others of its push from applying.
     AllOrNothing,
-    /// Removals that come with resources are passed over.
+    /// Removals in a response with resources are ignored.
     MissesRemovals,
-    /// What stands in for a policy outlives it.
+    /// The placeholder of a policy outlives it.
     KeepsStandIns,
-    /// New names ride on the next answer.
+    /// New names are sent in the next answer.
     NamesInAnAnswer,
-    /// A type that nobody subscribed to is accepted.
+    /// A type without subscription is accepted.
     AcceptsAnyType,
-    /// What is held is not claimed on the next stream.
+    /// Held resources are not claimed on the next stream.
     ForgetsVersions,
-    /// What was too much to claim is not claimed, and what has gone meanwhile stays.
+    /// Claims beyond the limit are left out, and resources that disappeared meanwhile stay.
     KeepsWhatIsUnsaid,
-    /// What is wanted while there is no stream is not remembered.
+    /// Names that are added while disconnected are lost.
     ForgetsWants,
-    /// What is wanted no more is kept all the same.
+    /// Names that are no longer wanted are kept.
     NeverForgets,
-    /// The wait is not doubled.
+    /// The delay is not doubled.
     NeverBacksOff,
 }
 
@@ -62,7 +62,7 @@ impl Fault {
     ];
 }
 
-/// The machine, with its fault.
+/// Client with a fault.
 pub(super) struct Machine {
     pub(super) client: Client,
     fault: Fault,
@@ -91,7 +91,7 @@ impl Machine {
         }
     }
 
-    /// A new process: nothing is known any more.
+    /// Restarts with empty state.
     pub(super) fn restart(&mut self) {
         *self = Self::new(self.fault);
     }

@@ -1,4 +1,4 @@
-//! What is held, and what is claimed, up to its limits.
+//! Tests of the limits of held and claimed resources.
 
 use super::*;
 use crate::grpc::security;
@@ -21,7 +21,7 @@ fn what_would_be_too_much_to_claim_is_told_anew_and_nothing_is_dropped_before() 
     let sent = ["a", "b", "c"].map(|name| resource(ALL, name, "1"));
     client.received(response(ALL, sent), &mut taken);
     for _ in 0..2 {
-        // The second stream is one that broke before it said anything.
+        // The second stream breaks before its first response.
         client.disconnected(End::Clean);
         let first = client.connected();
         assert_eq!(first[0].initial_versions, versions(&[]));
@@ -134,7 +134,7 @@ fn what_is_rejected_beyond_the_list_is_counted_until_the_next_stream() {
             .collect(),
         ..response(ALL, [])
     };
-    // The same ones again are not more.
+    // The same rejections again do not add up.
     for count in [1000, 1002, 1003, 1001] {
         client.received(many(count), &mut taken);
     }
@@ -146,7 +146,7 @@ fn what_is_rejected_beyond_the_list_is_counted_until_the_next_stream() {
     assert_eq!((client.rejected().count(), client.unlisted(ALL)), (1, 0));
 }
 
-/// A client of policies alone that may hold so many, and the store that they go to.
+/// Returns a client for policies with a limit of entries, and its store.
 fn policies(entries: usize) -> (Client, Store) {
     let wildcard = Subscription {
         type_url: AUTHORIZATION,
@@ -161,7 +161,7 @@ fn policies(entries: usize) -> (Client, Store) {
     (client, Store::default())
 }
 
-/// A policy that matches nothing, so that only what stands in for it refuses.
+/// Returns a policy that matches nothing, so that only a placeholder can reject.
 fn policy(name: &str) -> Resource {
     let message = security::Authorization {
         name: name.rsplit('/').next().unwrap().to_owned(),
@@ -175,7 +175,7 @@ fn policy(name: &str) -> Resource {
     }
 }
 
-/// What the stream would publish, and whether a tunnel is refused by it.
+/// Publishes the policies as the stream would. Returns whether a tunnel is rejected.
 fn publish(client: &Client, store: &mut Store, policies: &mut Policies) -> bool {
     if client.is_synced() {
         store.told_policies();
@@ -212,7 +212,7 @@ fn a_policy_that_has_no_place_refuses_everything_until_a_stream_tells_all_withou
         assert_eq!(told(&mut client, first), (false, false));
         let beyond = response(AUTHORIZATION, [policy(name)]);
         assert_eq!(told(&mut client, beyond), (true, true), "{name:.9}");
-        // On the same stream nobody can tell whether it has gone.
+        // On the same stream, it is unknown whether the policy has been removed.
         let quiet = response(AUTHORIZATION, []);
         assert_eq!(told(&mut client, quiet.clone()), (false, true));
         for (again, refuses) in [(true, true), (false, false), (false, false)] {

@@ -1,4 +1,4 @@
-//! Each rule by an example; `model` has them all at once.
+//! Tests of each rule by an example; `model` tests them in combination.
 
 mod limits;
 mod on_demand;
@@ -17,14 +17,14 @@ use super::{Client, End, Mode, Request, Resource, Resources, Response, Subscript
 const ALL: &str = "type.googleapis.com/all";
 const SOME: &str = "type.googleapis.com/some";
 
-/// Takes what does not say `bad`, and writes down what it is told.
+/// Store that logs all calls. It rejects the body `bad` and bodies that start with `long`.
 #[derive(Default)]
 struct Taken {
-    /// Whether something stands in for what is rejected.
+    /// True if rejected resources have placeholders.
     stands_in: bool,
-    /// Nobody reads bodies.
+    /// True if bodies are not used.
     unread: bool,
-    /// Each response names everything.
+    /// True if each response is complete.
     whole: bool,
     names: BTreeSet<String>,
     log: Vec<String>,
@@ -125,7 +125,7 @@ fn removal(type_url: &str, name: &str) -> Response {
     }
 }
 
-/// The message of the one NACK, if it is one.
+/// Returns the error of the only answer; none for an ACK.
 fn error(answers: &[Request]) -> Option<&str> {
     assert_eq!(answers.len(), 1);
     answers[0].error.as_deref()
@@ -427,7 +427,7 @@ fn waits_double_up_to_15_s_until_an_end_is_harmless() {
         assert_eq!([wait(end), wait(end), wait(End::Status)], [10, 10, 20]);
         assert_eq!(wait(End::Connect), 40);
     }
-    // A stream that came about and was of use does not count by itself (contract 3.1).
+    // A stream does not reset the backoff by having been useful (contract 3.1).
     client.connected();
     assert_eq!(client.disconnected(End::Status), Duration::from_millis(80));
 }

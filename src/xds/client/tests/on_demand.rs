@@ -1,4 +1,4 @@
-//! Subscription by name.
+//! Tests of subscription by name.
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn names_are_wanted_by_requests_of_their_own() {
         [change(&["b"], &[]), change(&[], &["a"])]
     );
     assert_eq!(taken.log, ["+a", "-a"]);
-    // It was under way when it was forgotten.
+    // The resource was sent before the server processed the unsubscription.
     client.received(response(SOME, [resource(SOME, "a", "2")]), &mut taken);
     assert_eq!(client.held(SOME), 0);
     want(&mut client, &mut taken, &[]);

@@ -1,4 +1,4 @@
-//! What stands in for a rejected resource.
+//! Tests of placeholders for rejected resources.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! Resources that the server sends again as they are held.
+//! Tests of resources that the server sends again unchanged.
 
 use super::*;
 
-/// A resource without a version, as istiod sends clusters and policies.
+/// Returns a resource without a version, like istiod's clusters and policies.
 fn unversioned(type_url: &str, name: &str, body: &'static str) -> Resource {
     Resource {
         body: Some(Bytes::from_static(body.as_bytes())),
@@ -28,7 +28,7 @@ fn istiod_10_a_resource_that_is_sent_again_unchanged_is_not_decoded() {
     assert_eq!(send("one"), (None, vec!["+a".into(), "+b".into()]));
     let (rejected, decoded) = send("bad");
     assert!(rejected.is_some() && decoded.is_empty());
-    // The last good version is still in force.
+    // The last valid version is still in force.
     assert_eq!(send("one"), (None, nothing.map(String::from).into()));
     assert_eq!(client.rejected().count(), 0);
     let held = client.usage.held();

@@ -1,4 +1,4 @@
-//! Responses that name everything, of which absence counts.
+//! Tests of complete responses, in which absence means removal.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! CDS and EDS: what is said of what is wrong, and what becomes of the mesh.
+//! Tests of CDS and EDS: errors, notes, and the resulting mesh.
 
 mod reading;
 
@@ -62,7 +62,7 @@ fn metadata(filter: &str, key: &str, text: &str) -> Metadata {
     }
 }
 
-/// An assignment of one locality with these endpoints.
+/// Returns an assignment of one locality with these endpoints.
 fn assignment(name: &str, endpoints: Vec<LbEndpoint>) -> ClusterLoadAssignment {
     ClusterLoadAssignment {
         cluster_name: name.to_owned(),
@@ -107,7 +107,8 @@ fn put(
     clusters.upsert(of, &resource)
 }
 
-/// The addresses and hostnames of the mesh's workloads with their weights and target ports.
+/// Returns the addresses or hostnames of the mesh's workloads, with their weights and target
+/// ports.
 fn served(clusters: &Clusters, port: u16) -> Vec<(String, u32, u16)> {
     let mesh = clusters.mesh();
     let workloads = mesh.workloads.sorted().into_iter();
@@ -241,7 +242,7 @@ fn endpoints_come_with_eds_and_stay_until_others_come_or_the_cluster_goes() {
     put(&mut clusters, ENDPOINT, "first", &first).expect("the same");
     assert!(clusters.take_change().is_none(), "nothing has changed");
 
-    // Nobody says that there is no endpoint any more: neither a name that is gone, nor a new one.
+    // Neither a removed assignment nor a new EDS name means that there are no endpoints.
     clusters.remove(ENDPOINT, "first");
     assert_eq!(served(&clusters, 80), before);
     put(&mut clusters, CLUSTER, ECHO, &named_by_eds(ECHO, "second")).expect("a cluster");
@@ -299,7 +300,8 @@ fn clusters_of_one_host_are_ports_of_one_service_and_of_one_port_the_first_serve
     );
     assert_eq!(clusters.take_exports(), None);
 
-    // Istio's name for what it exports goes first by its letters, what is configured before all.
+    // Istio's name for an export precedes the others alphabetically, and a configured cluster
+    // precedes all.
     put(&mut clusters, CLUSTER, other, &own(other, "10.0.0.3")).expect("a cluster");
     assert_eq!(serves(&clusters, 80), ["10.0.0.3"]);
     let exports = clusters.take_exports().expect("an export");
@@ -369,7 +371,7 @@ fn what_is_not_used_of_clusters_is_counted_and_said() {
         put(&mut clusters, CLUSTER, &cluster.name, &cluster).expect("a cluster");
     }
     for name in ["PassthroughCluster", "outbound|80|v1|echo.app"] {
-        // Nobody reads what is in it.
+        // The body is not read.
         put(&mut clusters, CLUSTER, name, &named_by_eds("another", "")).expect("a cluster");
     }
     let (count, first) = clusters.unused(CLUSTER);
@@ -420,7 +422,7 @@ fn ports_of_a_service_and_clusters_of_a_port_are_bounded() {
         "cluster.name: `echo.app` has 1024 ports already, and no more are taken"
     );
     assert_eq!(add("other.app:60000"), Ok(()), "of another service");
-    // Hosts have no case, so one port may have any number of clusters.
+    // Host names are case-insensitive, so one port may have any number of clusters.
     let cases = |bits: usize| {
         let letter = |(at, letter): (usize, char)| match bits >> at & 1 {
             1 => letter.to_ascii_uppercase(),

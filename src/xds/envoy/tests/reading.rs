@@ -1,4 +1,4 @@
-//! What is read of an assignment and of the balancing of a cluster.
+//! Tests of the conversion of assignments and of load balancing policies.
 
 use super::*;
 
@@ -113,7 +113,7 @@ fn hbone_is_what_the_metadata_says() {
     let tunnel = metadata("envoy.transport_socket_match", "tunnel", "http");
     let tunnelled = read_one(|one| one.metadata = Some(tunnel)).expect("an assignment");
     assert_eq!(tunnelled.list[0].1.protocol, Protocol::Hbone);
-    // As Istio's gateways have it.
+    // The form that Istio's gateways use.
     let inside = Form::EnvoyInternalAddress(EnvoyInternalAddress {
         endpoint_id: "10.0.0.9:8080".into(),
         ..EnvoyInternalAddress::default()
@@ -315,7 +315,7 @@ fn a_mistake_in_a_locality_or_a_policy_is_named_with_its_place() {
     }
 }
 
-/// One policy of a kind, with these settings.
+/// Returns one policy of a kind, with these settings.
 fn policy(kind: &str, value: &[u8]) -> LoadBalancingPolicy {
     LoadBalancingPolicy {
         policies: vec![load_balancing_policy::Policy {
@@ -341,7 +341,7 @@ fn weights_of_localities_count_where_the_cluster_says_so() {
         (None, None, false, 0),
         (Some(CommonLbConfig::default()), None, false, 0),
         (Some(weighted), None, true, 0),
-        // The kinds of balancing go before.
+        // `load_balancing_policy` takes precedence.
         (
             Some(weighted),
             Some(policy("round_robin.v3.RoundRobin", &[])),

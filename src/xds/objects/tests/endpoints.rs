@@ -1,4 +1,4 @@
-//! The endpoints of objects: how often, where, at which port, and whether at all.
+//! Tests of endpoints: duplicates, locations, ports and health.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::snapshot::mesh::{GatewayAddress, Place, Protocol, Scope};
 use crate::xds::file;
 
-/// What `text` makes of a mesh file in which one workload serves the service.
+/// Joins `text` with a mesh file in which one workload serves the service.
 fn with_mesh_file(text: &str) -> Joined {
     let mesh = "services: [{name: hello, namespace: app, hostname: hello.app.svc.cluster.local,
   vips: [], ports: {80: 8080}}]

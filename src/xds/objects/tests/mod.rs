@@ -1,4 +1,4 @@
-//! Objects of several clusters, and what becomes of them.
+//! Tests of objects of several clusters, from files to snapshots.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -20,7 +20,7 @@ mod tenants;
 const OWN: &str = "hello.app.svc.cluster.local";
 const GLOBAL: &str = "hello.app.mesh.internal";
 
-/// The configuration of a gateway in cluster and network east, with this `exposure`.
+/// Returns the configuration of a gateway in cluster and network east, with this `exposure`.
 fn config(exposure: &str) -> Config {
     let text = format!(
         "gateway: {{cluster: east, network: east, locality: {{region: r1}}}}
@@ -62,7 +62,7 @@ fn snapshot(joined: &Joined) -> Snapshot {
     build(&Snapshot::default(), change)
 }
 
-/// The endpoints that the gateway dials for port 80 of a service.
+/// Returns the endpoints that the gateway dials for port 80 of a service.
 fn endpoints_of(service: &Built) -> Vec<String> {
     let endpoints = service.ports.get(&80).map(|set| &set.endpoints);
     let endpoints = endpoints.into_iter().flatten();
@@ -71,7 +71,7 @@ fn endpoints_of(service: &Built) -> Vec<String> {
     shown
 }
 
-/// Those of the service that has this hostname, if there is one.
+/// Returns the endpoints of the service with this hostname, if it exists.
 fn dialled(joined: &Joined, host: &str) -> Option<Vec<String>> {
     snapshot(joined)
         .services
@@ -79,7 +79,7 @@ fn dialled(joined: &Joined, host: &str) -> Option<Vec<String>> {
         .map(|service| endpoints_of(service))
 }
 
-/// Those of the service that peers reach by this name, if it is exported.
+/// Returns the endpoints of the service that peers reach by this name, if it is exported.
 fn reached(joined: &Joined, host: &str) -> Option<Vec<String>> {
     let snapshot = snapshot(joined);
     let service = snapshot.called(host)?;
@@ -87,7 +87,7 @@ fn reached(joined: &Joined, host: &str) -> Option<Vec<String>> {
     is_exported.then(|| endpoints_of(service))
 }
 
-/// A Service of a cluster, with a label of its scope.
+/// Returns a Service of a cluster, with a label for its scope.
 fn service(cluster: &str, label: &str) -> String {
     format!(
         "---\napiVersion: v1\nkind: Service\nmetadata:\n  name: hello\n  namespace: app\n  \
@@ -96,7 +96,8 @@ fn service(cluster: &str, label: &str) -> String {
     )
 }
 
-/// A slice of a cluster, with more labels and endpoints as YAML list entries.
+/// Returns a slice of a cluster, with additional labels and with endpoints as YAML list
+/// entries.
 fn slice(cluster: &str, labels: &str, endpoints: &str) -> String {
     format!(
         "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: hello-1\n  \
@@ -123,7 +124,8 @@ fn acceptance_3_s4_six_row_scope_table() {
     const GLOBALLY: &str = "solo.io/service-scope: global";
     const LOCAL: &str = "10.0.0.1:8080";
     const REMOTE: &str = "10.0.0.2:8080";
-    // The Service of this cluster, that of the other, and the global service's endpoints.
+    // Label of the Service in this cluster, label of the Service in the other cluster, and
+    // endpoints of the global service.
     type Row = (
         Option<&'static str>,
         Option<&'static str>,
@@ -152,15 +154,15 @@ fn acceptance_3_s4_six_row_scope_table() {
             let joined = joined(&text);
             let row = format!("row {}, the other cluster in network {network}", index + 1);
             assert!(joined.warnings.is_empty(), "{row}: {}", joined.warnings);
-            // What is in another network is known, and dialled by nobody here.
+            // Endpoints of another network are known but not dialled.
             let is_near = |address: &&&str| network == "east" || **address == LOCAL;
             let want = want.map(|all| {
                 let near = all.iter().filter(is_near).map(ToString::to_string);
                 near.collect::<Vec<_>>()
             });
             assert_eq!(reached(&joined, GLOBAL), want, "{row}");
-            // The Service itself is what it was, and exported only where it says so. Where there
-            // is none, its name leads to the global one.
+            // The Service itself is unchanged, and exported only if it declares so. Without a
+            // Service, its name leads to the global one.
             let own = local.map(|_| vec![LOCAL.to_owned()]);
             assert_eq!(dialled(&joined, OWN), own, "{row}");
             let own = match local {

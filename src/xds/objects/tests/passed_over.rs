@@ -1,11 +1,11 @@
-//! Objects with mistakes, each of which is passed over alone, and what they still keep others from.
+//! Tests of invalid objects: each is skipped alone, and still restricts others.
 
 use super::*;
 
 const EXPORTED: &str = "istio.io/global: \"true\"";
 const ONE: &str = "10.0.0.1:8080";
 
-/// Loads a text as a file; returns the objects and the findings.
+/// Loads a text as a file. Returns the objects and the findings.
 fn loaded(text: &str) -> (Objects, String) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("o.yaml");
@@ -92,7 +92,7 @@ fn review_1_a_service_with_a_mistake_stays_in_its_cluster() {
             assert!(joined.local.contains(OWN) && joined.local.contains(GLOBAL));
         }
     }
-    // Whatever is in its place, its labels may have kept it.
+    // A Service without a valid `spec` may have declared itself local.
     for spec in ["spec: 5", "other: 5"] {
         let start = service("east", EXPORTED);
         let (start, _) = start.split_once("spec:").unwrap();
@@ -103,7 +103,8 @@ fn review_1_a_service_with_a_mistake_stays_in_its_cluster() {
 
 #[test]
 fn review_1_services_of_a_namespace_with_a_mistake_stay_in_their_cluster() {
-    // The namespace may have named a waypoint, which tunnels to the service would go past.
+    // The namespace may have named a waypoint, which direct tunnels to the service would
+    // bypass.
     let bad = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: app, labels: [a]}\n";
     let other = in_namespace(&service("east", EXPORTED), "other");
     let text = format!("{bad}{}{other}", service("east", EXPORTED));

@@ -1,21 +1,21 @@
-//! Objects of several tenants, each of whom writes those of a namespace of his own.
+//! Tests of objects of several tenants, each of whom writes to one namespace.
 
 use super::*;
 
-/// The labels of a slice, and the start of a Service's `spec`, that Kubernetes keeps by a selector.
+/// Labels of a slice, and start of a Service's `spec`, for a slice that Kubernetes manages.
 const MANAGED: &str = "endpointslice.kubernetes.io/managed-by: endpointslice-controller.k8s.io";
 const SELECTOR: &str = "selector: {app: hello}, ";
 const EXPORTED: &str = "istio.io/global: \"true\"";
 const KEPT: &str = "istio.io/global: \"false\"";
 
-/// A Service `hello` of a namespace of our cluster.
+/// Returns a Service `hello` in a namespace of our cluster.
 fn service_in(namespace: &str, label: &str, spec: &str) -> String {
     let text = service("east", label);
     let text = text.replacen("namespace: app", &format!("namespace: {namespace}"), 1);
     text.replacen("spec: {", &format!("spec: {{{spec}"), 1)
 }
 
-/// Its slice.
+/// Returns a slice of that Service.
 fn slice_in(namespace: &str, labels: &str, endpoints: &str) -> String {
     let text = slice("east", labels, endpoints);
     text.replacen("namespace: app", &format!("namespace: {namespace}"), 1)
@@ -26,13 +26,14 @@ fn pod_at(namespace: &str, name: &str, ip: &str) -> String {
     format!("{{addresses: [{ip}], targetRef: {target}}}")
 }
 
-/// The endpoints under the name that a namespace's Service has.
+/// Returns the endpoints for the hostname of a namespace's Service.
 fn dialled_in(joined: &Joined, namespace: &str) -> Vec<String> {
     let host = format!("hello.{namespace}.svc.cluster.local");
     dialled(joined, &host).unwrap_or_default()
 }
 
-/// Joins a Service and a slice of each of `a` and `b`; returns the endpoints dialled for each too.
+/// Joins a Service and a slice of each of `a` and `b`. Also returns the endpoints dialled for
+/// each.
 fn both(a: [String; 2], b: [String; 2]) -> (Joined, [Vec<String>; 2]) {
     let joined = joined(&[a.concat(), b.concat()].concat());
     let dialled = ["a", "b"].map(|namespace| dialled_in(&joined, namespace));
@@ -86,7 +87,7 @@ fn what_a_slice_says_of_an_address_holds_in_its_namespace_only() {
     assert!(joined.conflicts.is_empty(), "{}", joined.conflicts);
 }
 
-/// `a` is exported. Each row: the label of `b`, and the namespace of the pod in the slice of each,
+/// `a` is exported. Each row has the label of `b`, and the namespace of the pod in each slice,
 /// or none.
 #[test]
 fn an_address_that_two_namespaces_list_without_proof_is_used_by_neither() {
@@ -114,7 +115,7 @@ fn an_address_that_two_namespaces_list_without_proof_is_used_by_neither() {
         let want = "o.yaml:10: warning: the address 10.0.0.1 of a/hello is not used: namespace b \
                     lists it too at o.yaml:28, and nothing proves whose it is";
         assert!(said.contains(want), "{what}: {said}");
-        // A service that no peer reaches loses nothing.
+        // A service without exposure needs no finding.
         let is_told = said.contains("10.0.0.1 of b/hello is not used");
         assert_eq!(is_told, label == EXPORTED, "{what}: {said}");
     }
@@ -134,7 +135,7 @@ workloads: [{uid: vm, workloadIps: [10.0.0.1], namespace: b, services: {}}]
     assert_eq!(dialled_in(&joined, "b"), [ONE]);
 }
 
-/// Labels of a copy for the Service `hello`, which the controller of this cluster never sees.
+/// Labels of a copy for the Service `hello`, which the controller of this cluster ignores.
 const COPIED: &str = "multicluster.kubernetes.io/source-cluster: west, \
                       multicluster.kubernetes.io/service-name: hello";
 
@@ -179,7 +180,7 @@ fn a_managed_slice_that_the_controller_never_sees_proves_nothing() {
 fn a_slice_that_kubernetes_keeps_cannot_be_outdone_by_one_that_a_tenant_wrote() {
     let forged = || pod_at("a", "web", "10.0.0.1");
     let genuine = || slice_in("b", MANAGED, &pod_at("b", "web", "10.0.0.1"));
-    // Neither label nor selector alone is evidence: a tenant writes both.
+    // Neither label nor selector alone is evidence, because a tenant can write both.
     for (labels, spec) in [("", ""), (MANAGED, ""), ("", SELECTOR)] {
         for (label, other) in [(EXPORTED, KEPT), (KEPT, EXPORTED), (EXPORTED, EXPORTED)] {
             let (joined, dialled) = both(
@@ -197,7 +198,7 @@ fn a_slice_that_kubernetes_keeps_cannot_be_outdone_by_one_that_a_tenant_wrote() 
             );
         }
     }
-    // Both are at their node's address, as both are proven.
+    // Both pods are proven, so they share the address of their node.
     let (joined, dialled) = both(
         [
             service_in("a", EXPORTED, SELECTOR),
@@ -300,7 +301,8 @@ fn services_of_one_namespace_share_pods() {
 
 #[test]
 fn a_host_name_in_a_slice_is_no_endpoint() {
-    // The victim's headless service, a DNS name of one of its pods, and a name of the tenant's own.
+    // The victim's headless service, a DNS name of one of its pods, and a name of the tenant's
+    // own.
     for host in [
         "hello.app.svc.cluster.local",
         "10-0-0-1.app.pod.cluster.local",
@@ -349,7 +351,7 @@ fn a_waypoint_of_another_namespace_or_kept_local_is_used_only_if_its_labels_say_
             "---\napiVersion: v1\nkind: Namespace\n\
              metadata: {{name: {namespace}, labels: {{{names}}}}}\n"
         );
-        // The name is in a label of the Service, or in one of its namespace.
+        // The label is on the Service, or on its namespace.
         for text in [text.clone(), text.replacen(names, "", 1) + &told] {
             let joined = joined(&text);
             let key = format!("{namespace}/hello.{namespace}.svc.cluster.local");
@@ -366,7 +368,7 @@ fn a_waypoint_of_another_namespace_or_kept_local_is_used_only_if_its_labels_say_
     }
 }
 
-/// An import of a namespace with an address.
+/// Returns an import of a namespace with an address.
 fn import(namespace: &str, ip: &str) -> String {
     format!(
         "---\napiVersion: multicluster.x-k8s.io/v1beta1\nkind: ServiceImport\n\
@@ -375,7 +377,7 @@ fn import(namespace: &str, ip: &str) -> String {
     )
 }
 
-/// The hostnames that a virtual address leads to.
+/// Returns the hostnames that a virtual address leads to.
 fn holders(joined: &Joined, ip: &str) -> Vec<String> {
     let vip = ("east".to_owned(), ip.parse().expect("an address"));
     let services = joined.mesh.services.values();
