@@ -1,4 +1,5 @@
-//! What stands for an alias of several services, or of a region, as a service does for its name.
+//! Derived services: the services behind an alias with several targets or a region, combined into
+//! one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,8 +8,8 @@ use super::tiers::Ranking;
 use super::{Alias, Shards, Snapshot, mesh};
 
 impl Snapshot {
-    /// Builds what stands for an alias of several services, or of a region, if any is there.
-    /// Where one of them has a waypoint, tunnels to all go there: none is gone past.
+    /// Builds the derived service of an alias, or removes it if no target exists. If one target has
+    /// a waypoint, tunnels to all targets go there, so that no waypoint is bypassed.
     pub(super) fn derive(&mut self, alias: &Alias) {
         let behind = alias.targets().iter().filter_map(|(host, port)| {
             let service = self.called(host)?;
@@ -50,7 +51,7 @@ impl Snapshot {
             .insert(Arc::clone(alias.label()), Arc::new(service));
     }
 
-    /// Builds anew what stands for aliases.
+    /// Rebuilds all derived services.
     pub(super) fn derive_all(&mut self) {
         self.derived = Shards::default();
         let names = Arc::clone(&self.names);
@@ -60,8 +61,9 @@ impl Snapshot {
     }
 }
 
-/// How the endpoints of a port are balanced, where an Envoy control plane says so. Of several
-/// services it is by the priorities alone: each has its own places and its own drop overloads.
+/// Returns the Envoy assignment of a port of a derived service, if a control plane sent one. With
+/// several targets only the priorities are kept, because localities and drop overloads belong to
+/// single services.
 fn assignment(
     behind: &[(Arc<mesh::Service>, Option<u16>)],
     asked: u16,

@@ -1,9 +1,9 @@
-//! What the data path reads: plain immutable data, swapped whole.
+//! Immutable view of the mesh and its rules, read by the data path and replaced as a whole.
 //!
 //! The control path builds a [`Snapshot`] from the mesh, the trust set and the exposure table
-//! ([`builder`]) and publishes it through the [`Publisher`]; the data path and the admin pages
-//! hold a [`Reader`]. Nothing here does I/O. What lives longer than one snapshot, such as an
-//! endpoint's tunnels in flight, hangs off [`EndpointState`] and is carried over.
+//! ([`builder`]) and publishes it through the [`Publisher`]. The data path and the admin pages hold
+//! a [`Reader`]. Nothing here does I/O. State that outlives a snapshot, such as the number of
+//! tunnels in flight to an endpoint, is in [`EndpointState`], which the next snapshot takes over.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -61,59 +61,60 @@ use index::Index;
 use precedence::VipClaim;
 use traffic::Balancing;
 
-/// One consistent view of the mesh and of who may reach what in it.
+/// Consistent view of the mesh and of the peers that may reach its services.
 ///
-/// A copy shares everything, and the next snapshot all that has not changed.
+/// A clone shares all data. The next snapshot shares everything that has not changed.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// Counts every change.
+    /// Number of changes so far.
     pub version: u64,
-    /// Moves only when trust, exposure, exports, scope, policies, what they select, waypoints,
-    /// identities or the rules of a listener change: open tunnels are judged anew then.
+    /// Number of changes that can revoke the permit of an open tunnel. These are changes of trust,
+    /// exposure, names, exports, scope, policies, their enforcement or selection, waypoints,
+    /// identities, the visibility of services, and listener rules. Each one makes open tunnels be
+    /// evaluated again.
     pub generation: u64,
-    /// The trust domains, and the clusters that these or the issuers stand for.
+    /// Trust domains and issuers, with their clusters.
     pub trust: Arc<TrustSet>,
-    /// Who may reach which service under which name.
+    /// Peers that may reach each service, and the names that they may use.
     pub exposure: Arc<ExposureTable>,
-    /// The other names of services.
+    /// Alternative names of services.
     pub names: Arc<NameTable>,
-    /// What the control plane exports; empty where there is none.
+    /// Services exported by the control plane; empty if there is none.
     pub exports: Arc<ExportSet>,
-    /// What is exported or kept local by objects of its own, and which clusters are linked.
+    /// Services that are exported or kept local by separate objects, and the linked clusters.
     pub scope: Arc<Scope>,
-    /// Istio's authorization policies.
+    /// Authorization policies of Istio.
     pub policies: Arc<Policies>,
-    /// What is done about them.
+    /// Enforcement mode of `policies`.
     pub enforcement: Enforcement,
-    /// What decides beside the mesh which endpoints are picked.
+    /// Inputs of load balancing other than the mesh.
     pub balancing: Arc<Balancing>,
-    /// The mesh as the source told it, for the builder and the admin pages. Workloads that it
-    /// knows by a hostname stand there once for each address.
+    /// Mesh for the builder and the admin pages, as received except that a workload with a hostname
+    /// appears once per resolved address.
     pub mesh: mesh::Mesh,
-    /// Those hostnames.
+    /// Hostnames of workloads, with their addresses.
     pub hosts: Hosts,
     /// Services by hostname.
     pub services: Shards<Arc<str>, Arc<Service>>,
-    /// What stands in the place of a service for aliases of several, or of a region, by what it is
-    /// called.
+    /// Services derived from aliases with several targets or a region, by label.
     pub derived: Shards<Arc<str>, Arc<Service>>,
-    /// The services of this network that claim each VIP, the one of the best rank first.
+    /// Services of this network that claim each VIP, in order of rank.
     vips: Shards<IpAddr, Arc<[VipClaim]>>,
-    /// Whether services have endpoints for TLS listeners too, which few gateways need.
+    /// True if services also have endpoints for TLS listeners, which few gateways need.
     pub direct: bool,
     index: Index,
 }
 
 impl Snapshot {
-    /// The network whose endpoints are local.
+    /// Returns the network whose endpoints are local.
     pub fn network(&self) -> &str {
         &self.index.network
     }
 }
 
 impl Snapshot {
-    /// Whether tunnels from the cluster of `caller` may come here at all. One without a cluster,
-    /// as on TLS listeners, is judged by other rules alone.
+    /// Returns whether the cluster of `caller` is linked. A caller without a cluster, as on TLS
+    /// listeners, passes: other rules decide about it.
     pub fn is_linked(&self, caller: Caller<'_>) -> bool {
         let cluster = self.trust.cluster(caller);
         let linked = self.scope.linked.as_ref();
@@ -123,26 +124,26 @@ impl Snapshot {
     }
 }
 
-/// A service and the endpoints that this gateway may dial for it.
+/// Service and the endpoints that this gateway may dial for it.
 #[derive(Debug)]
 pub struct Service {
-    /// The service's name.
+    /// Name of the service.
     pub name: Arc<str>,
-    /// Its namespace.
+    /// Namespace of the service.
     pub namespace: Arc<str>,
-    /// The hostname by which peers ask for it.
+    /// Hostname by which peers request the service.
     pub hostname: Arc<str>,
-    /// The service as the source told of it.
+    /// Definition as received from the source.
     pub definition: Arc<mesh::Service>,
-    /// The endpoints of each service port, as HBONE listeners dial them. Of a service behind a
-    /// waypoint they are for tunnels that come from there.
+    /// Endpoints per service port, as HBONE listeners dial them. If the service has waypoints, only
+    /// tunnels that come from a waypoint use them.
     pub ports: HashMap<u16, Arc<EndpointSet>>,
-    /// The same for TLS listeners, always at the target port (contract 10, Dialling); empty where
-    /// there is no such listener.
+    /// Endpoints per service port for TLS listeners, always at the target port (contract 10,
+    /// Dialling). Empty if there is no such listener.
     pub direct: HashMap<u16, Arc<EndpointSet>>,
 }
 
-/// The data path's handle: reads the current snapshot and learns when rights may have changed.
+/// Read handle of the data path: the current snapshot and notifications of a new generation.
 #[derive(Clone, Debug)]
 pub struct Reader {
     current: Arc<ArcSwap<Snapshot>>,
@@ -151,25 +152,25 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// The current snapshot, for a look-up that ends before the next await.
+    /// Returns the current snapshot for a lookup that ends before the next await.
     pub fn load(&self) -> Guard<Arc<Snapshot>> {
         self.current.load()
     }
 
-    /// The current snapshot, for as long as it is wanted.
+    /// Returns an owned reference to the current snapshot.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.current.load_full()
     }
 
-    /// Asks to look the hostname up again that `endpoint` has its address from, if it has: the
-    /// address does not answer.
+    /// Requests a refresh of the hostname from which `endpoint` has its address, because the
+    /// address does not answer. Does nothing for an endpoint without a hostname.
     pub fn doubt(&self, endpoint: &Endpoint) {
         if !endpoint.definition.hostname.is_empty() {
             self.doubts.note(&endpoint.definition.hostname);
         }
     }
 
-    /// A receiver that changes whenever the generation does from now on.
+    /// Returns a receiver that reports changes of the generation from now on.
     pub fn generation(&self) -> watch::Receiver<u64> {
         let mut receiver = self.generation.clone();
         receiver.mark_unchanged();
@@ -177,20 +178,21 @@ impl Reader {
     }
 }
 
-/// The control path's handle: swaps snapshots.
+/// Write handle of the control path: builds and swaps snapshots.
 #[derive(Debug)]
 pub struct Publisher {
     current: Arc<ArcSwap<Snapshot>>,
     generation: watch::Sender<u64>,
     hosts: watch::Sender<u64>,
     doubts: Arc<Doubts>,
-    /// Of two changes at once the second is built upon the first. What the data path still reads
-    /// stays here, so that it never falls to a tunnel to free what only an old snapshot had.
+    /// Replaced snapshots that the data path still reads. Holding them here keeps the cost of
+    /// freeing them off the tunnels. The lock serializes updates, so that each one builds on the
+    /// one before.
     old: Mutex<Vec<Arc<Snapshot>>>,
 }
 
 impl Publisher {
-    /// A publisher of an empty snapshot, which exposes nothing and trusts nobody.
+    /// Returns a publisher of an empty snapshot, which exposes nothing and trusts no peer.
     pub fn new() -> Self {
         Self {
             current: Arc::new(ArcSwap::from_pointee(Snapshot::default())),
@@ -201,7 +203,7 @@ impl Publisher {
         }
     }
 
-    /// A reader of what this publisher publishes.
+    /// Returns a reader of the published snapshots.
     pub fn reader(&self) -> Reader {
         Reader {
             current: Arc::clone(&self.current),
@@ -210,34 +212,35 @@ impl Publisher {
         }
     }
 
-    /// A receiver that changes whenever there are other hostnames to look up.
+    /// Returns a receiver that reports changes of the hostnames to resolve.
     pub fn hosts(&self) -> watch::Receiver<u64> {
         self.hosts.subscribe()
     }
 
-    /// The hostnames that are to be looked up again.
+    /// Returns the hostnames for which a refresh was requested.
     pub fn doubts(&self) -> &Doubts {
         &self.doubts
     }
 
-    /// Has every open tunnel judged again, though the snapshot is the same: the certificate of a
-    /// peer is not trusted any more.
+    /// Makes every open tunnel be evaluated again although the snapshot is the same. Used when the
+    /// certificate of a peer is no longer trusted.
     pub fn rejudge(&self) {
         self.generation.send_modify(|_| ());
     }
 
     /// Builds the next snapshot from the current one and swaps it in.
     ///
-    /// Open tunnels are told only after the swap, so that they are judged by the new rules.
+    /// Notifies open tunnels only after the swap, so that they are evaluated by the new rules.
     pub fn update(&self, change: builder::Change) {
         let Ok(()) = self.update_if(change, |_, _| Ok::<_, Infallible>(()));
     }
 
-    /// As [`Self::update`], if `judge` accepts the next snapshot. It is given the current snapshot
-    /// first. No other change comes between the judgement and the swap.
+    /// Updates as [`Self::update`] does, but only if `judge` accepts the next snapshot. `judge`
+    /// gets the current snapshot and the next one. No other change can come between `judge` and the
+    /// swap.
     ///
     /// # Errors
-    /// The error of `judge`; the current snapshot stays.
+    /// Returns the error of `judge`; the current snapshot stays.
     pub fn update_if<T, E>(
         &self,
         change: builder::Change,

@@ -1,4 +1,5 @@
-//! Other names of services: the families of suffixes, and aliases.
+//! Alternative names of services: name families, which share a stem and differ in their suffix, and
+//! aliases.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -6,46 +7,47 @@ use std::sync::Arc;
 
 use crate::wire::{Authority, Host};
 
-/// What the configuration says of names. Like the exposure rules it knows nothing of the mesh.
+/// Families and aliases of the configuration. The table is independent of the mesh, like the
+/// exposure rules.
 #[derive(Debug, Default, PartialEq)]
 pub struct NameTable {
-    /// The suffixes of the families, the first one first.
+    /// Suffixes of families, in order of precedence.
     suffixes: Vec<Box<str>>,
-    /// The aliases by their hosts.
+    /// Aliases by host.
     aliases: HashMap<Box<str>, Vec<Arc<Alias>>>,
-    /// Those with a service of their own, by the stem or the host of each service behind them.
+    /// Aliases with a derived service, by [`Self::key`] of each target.
     derived: HashMap<Box<str>, Vec<Arc<Alias>>>,
 }
 
-/// A name that leads to services.
+/// Configured name that leads to one or more services.
 #[derive(Debug, PartialEq)]
 pub struct Alias {
-    /// The port that has to be asked for; none is any.
+    /// Port that the authority must have; `None` matches any port.
     asked: Option<u16>,
-    /// The services' hostnames and ports; without port it is the one that was asked for.
+    /// Hostnames and ports of the services; a target without a port uses the requested port.
     to: Vec<Target>,
-    /// The clusters that see the name; none is every peer.
+    /// Clusters to which the name is visible; `None` means every peer.
     consumers: Option<Vec<Box<str>>>,
-    /// The region of the endpoints; none is any.
+    /// Region that restricts the endpoints; `None` means any.
     region: Option<Box<str>>,
-    /// The name without port.
+    /// Name without port.
     host: Box<str>,
-    /// What its derived service is called.
+    /// Name of the derived service.
     label: Arc<str>,
 }
 
-/// A hostname and a port.
+/// Hostname and port of a service.
 pub type Target = (Box<str>, Option<u16>);
 
 impl Alias {
-    /// The alias `host` of these services, at the port `asked` or at any.
+    /// Returns the alias `host` of the services in `to`, for the port `asked` or for any port.
     pub fn new(
         (host, asked): (&str, Option<u16>),
         to: Vec<Target>,
         consumers: Option<Vec<Box<str>>>,
         region: Option<Box<str>>,
     ) -> Self {
-        // No authority has one of these characters besides the colon.
+        // The label always has an `@`, which no authority contains, so no hostname equals it.
         let mut label = host.to_owned();
         if let Some(port) = asked {
             let _ = write!(label, ":{port}");
@@ -64,7 +66,8 @@ impl Alias {
         }
     }
 
-    /// The one service that the name is nothing but another name of.
+    /// Returns the target if the alias is only another name for one service: it has a single target
+    /// and no region.
     pub fn plain(&self) -> Option<&Target> {
         match &*self.to {
             [only] if self.region.is_none() => Some(only),
@@ -72,37 +75,38 @@ impl Alias {
         }
     }
 
-    /// The name without port.
+    /// Returns the name without port.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The port that has to be asked for; none is any.
+    /// Returns the port that the authority must have; `None` matches any port.
     pub fn asked(&self) -> Option<u16> {
         self.asked
     }
 
-    /// The services behind it.
+    /// Returns the services behind the alias.
     pub fn targets(&self) -> &[Target] {
         &self.to
     }
 
-    /// The clusters that see the name; none is every peer.
+    /// Returns the clusters to which the name is visible; `None` means every peer.
     pub fn consumers(&self) -> Option<&[Box<str>]> {
         self.consumers.as_deref()
     }
 
-    /// The region of the endpoints; none is any.
+    /// Returns the region that restricts the endpoints; `None` means any.
     pub fn region(&self) -> Option<&str> {
         self.region.as_deref()
     }
 
-    /// What its derived service is called, which no authority can be.
+    /// Returns the name of the derived service, which is never a valid authority.
     pub fn label(&self) -> &Arc<str> {
         &self.label
     }
 
-    /// Whether it still leads where an earlier one did, be it to more services than then.
+    /// Returns whether the alias still leads to every target of `earlier`. Additional targets are
+    /// allowed.
     pub(super) fn stands_for(&self, earlier: &Self) -> bool {
         let is_there = |target: &Target| self.to.contains(target);
         self.label == earlier.label && earlier.to.iter().all(is_there)
@@ -116,7 +120,7 @@ impl Alias {
 }
 
 impl NameTable {
-    /// The table of these suffixes, the first one first, and aliases by their hosts.
+    /// Returns the table of these suffixes, in order of precedence, and of these aliases by host.
     pub fn new<'a>(
         suffixes: impl IntoIterator<Item = &'a str>,
         aliases: impl IntoIterator<Item = (&'a str, Alias)>,
@@ -139,8 +143,8 @@ impl NameTable {
         table
     }
 
-    /// The alias that is asked for, as peers of `cluster` see it; without one, as everybody does.
-    /// What is for some consumers hides from them what is for all.
+    /// Returns the alias that matches `asked` for peers of `cluster`. An alias with consumers takes
+    /// precedence over one for every peer. Without a cluster, only the latter matches.
     pub fn alias(&self, asked: &Authority, cluster: Option<&str>) -> Option<&Arc<Alias>> {
         let Host::Name(name) = &asked.host else {
             return None;
@@ -152,24 +156,25 @@ impl NameTable {
         own.or_else(|| fitting.find(|alias| alias.consumers.is_none()))
     }
 
-    /// All aliases of this host.
+    /// Returns all aliases of a host.
     pub fn called(&self, name: &str) -> &[Arc<Alias>] {
         self.aliases.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// All aliases that have a service of their own.
+    /// Returns all aliases that have a derived service.
     pub(super) fn all_derived(&self) -> impl Iterator<Item = &Arc<Alias>> {
         let aliases = self.aliases.values().flatten();
         aliases.filter(|alias| alias.plain().is_none())
     }
 
-    /// The aliases whose own service has to do with a hostname.
+    /// Returns the aliases whose derived service depends on a hostname.
     pub(super) fn derived(&self, host: &str) -> &[Arc<Alias>] {
         let found = self.derived.get(self.key(host));
         found.map_or(&[], Vec::as_slice)
     }
 
-    /// What all names of a family have in common, `NAME.NAMESPACE`; none of a name of no family.
+    /// Returns the part that all names of a family share, `NAME.NAMESPACE`. Returns `None` for a
+    /// name outside all families.
     pub fn stem<'a>(&self, host: &'a str) -> Option<&'a str> {
         let (end, _) = host.match_indices('.').nth(1)?;
         let (stem, rest) = host.split_at_checked(end)?;
@@ -178,8 +183,8 @@ impl NameTable {
         suffixes.any(|suffix| **suffix == *rest).then_some(stem)
     }
 
-    /// The namespace that a hostname `NAME.NAMESPACE.svc.DOMAIN`, or a name of a family, belongs
-    /// to.
+    /// Returns the namespace to which a hostname `NAME.NAMESPACE.svc.DOMAIN`, or a name of a
+    /// family, belongs.
     pub fn owner<'a>(&self, host: &'a str) -> Option<&'a str> {
         let mut labels = host.split('.');
         let (name, namespace) = (labels.next()?, labels.next()?);
@@ -189,20 +194,21 @@ impl NameTable {
         (is_owned && (is_service || self.stem(host).is_some())).then_some(namespace)
     }
 
-    /// All names of the family that has this stem, the first one first.
+    /// Returns all names of the family with this stem, in the order of the suffixes.
     pub fn family(&self, stem: &str) -> impl Iterator<Item = String> {
         let suffixes = self.suffixes.iter();
         suffixes.map(move |suffix| format!("{stem}.{suffix}"))
     }
 
-    /// Whether two names are one or of one family.
+    /// Returns whether two names are equal or of one family.
     pub fn is_same(&self, one: &str, other: &str) -> bool {
         let stem = self.stem(one);
         one == other || (stem.is_some() && stem == self.stem(other))
     }
 
-    /// What a name and all names of its family have in common. A stem has one dot and is no name
-    /// of a family itself, so that it may be the name of a service too: then both share a key.
+    /// Returns the stem of a name, or the name itself if it is outside all families. A stem has one
+    /// dot and is itself outside all families, so it may equal the hostname of a service. Both then
+    /// share a key.
     fn key<'a>(&self, host: &'a str) -> &'a str {
         self.stem(host).unwrap_or(host)
     }

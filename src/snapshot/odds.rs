@@ -1,5 +1,5 @@
-//! How loaded an endpoint is, and how likely each one is picked: what a pick compares, and what
-//! people are told of it.
+//! Load of endpoints, which a pick compares, and the resulting pick probabilities, which the admin
+//! pages show.
 
 use std::cmp::Ordering;
 
@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use super::endpoints::{Candidate, EndpointSet, Part};
 
-/// The load of an endpoint: tunnels in flight per weight.
+/// Load of an endpoint: tunnels in flight per weight.
 ///
-/// Where the time of dials counts it is (tunnels per weight + 1) × milliseconds: at rest the
-/// nearer endpoint has less, and each tunnel per weight is one more such time.
+/// With `by_latency` it is (tunnels per weight + 1) × dial time in milliseconds. An idle nearer
+/// endpoint then has less load, and each tunnel per weight adds one dial time.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     amount: u64,
@@ -18,7 +18,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// The load of an endpoint now.
+    /// Returns the current load of an endpoint.
     pub fn of(candidate: &Candidate, by_latency: bool) -> Self {
         let (state, weight) = (&candidate.state, candidate.weight);
         let tunnels = u64::from(state.in_flight());
@@ -29,19 +29,20 @@ impl Load {
         Self { amount, weight }
     }
 
-    /// Which is greater, compared without division.
+    /// Compares two loads without division.
     pub fn compare(self, other: Self) -> Ordering {
         let own = u128::from(self.amount) * u128::from(other.weight);
         own.cmp(&(u128::from(other.amount) * u128::from(self.weight)))
     }
 }
 
-/// How likely each endpoint of a set, by its place, is the next one that is picked for a tunnel
-/// that has tried none, as loads and ejections are at `now`. All together are 1, or 0 where
-/// nothing can be picked.
+/// Returns, for each endpoint of a set, the probability that the next pick returns it. The pick is
+/// for a tunnel that has tried no endpoint, with loads and ejections as of `now`. The sum is 1, or
+/// 0 if no endpoint can be picked.
 ///
-/// It is exact: of two draws the first stands unless the second is less loaded, so within a group
-/// an endpoint with a part p of the weight is picked with p × (P(load ≥ its) + P(load > its)).
+/// The result is exact. A pick draws two endpoints and takes the first unless the second is less
+/// loaded. Within a group, an endpoint with a part p of the weight thus has the probability p ×
+/// (P(load ≥ its) + P(load > its)).
 pub fn odds(set: &EndpointSet, now: Instant) -> Vec<f64> {
     let is_healthy = |candidate: &Candidate| !candidate.state.is_ejected(now);
     // Ejected endpoints serve only when no other is left.
@@ -61,11 +62,11 @@ pub fn odds(set: &EndpointSet, now: Instant) -> Vec<f64> {
     odds
 }
 
-/// Adds the share of a group to the odds of its endpoints.
+/// Adds the share of a group to the probabilities of its endpoints.
 fn share_out(part: Part<'_>, share: f64, eligible: impl Fn(&Candidate) -> bool, odds: &mut [f64]) {
     let candidates = part.candidates.iter().zip(odds.iter_mut().skip(part.start));
     let candidates = candidates.filter(|(candidate, _)| eligible(candidate));
-    // Loads change meanwhile: each is read once.
+    // Loads change concurrently, so each is read once.
     let mut all: Vec<_> = candidates
         .map(|(candidate, odds)| (Load::of(candidate, part.by_latency), odds))
         .collect();

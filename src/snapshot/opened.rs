@@ -1,5 +1,5 @@
-//! Workloads that are reached at their own addresses, where an exposure entry of their service says
-//! so: only of those it is known what is at an address.
+//! Workloads that peers may reach at their own addresses, because an exposure entry of their
+//! service allows it. No other address of a workload resolves.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,23 +8,23 @@ use std::sync::Arc;
 use super::lookup::{Found, Means};
 use super::{Endpoint, Service, Shards, Snapshot};
 
-/// The workloads of services whose entry opens them.
+/// Workloads of the services whose entry exposes them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Opened {
-    /// By the hostname of their service.
+    /// Addresses and workloads by the hostname of their service.
     services: Shards<Arc<str>, Arc<BTreeSet<Place>>>,
-    /// What is at each address of this network, in the order of the hostnames.
+    /// Services and workloads at each address of this network, in order of the hostnames.
     addresses: Shards<IpAddr, Arc<[Served]>>,
 }
 
-/// The hostname of a service, and the uid of a workload of it.
+/// Hostname of a service, and uid of one of its workloads.
 type Served = (Arc<str>, Arc<str>);
 
-/// An address of a workload, and its uid.
+/// Address of a workload, and its uid.
 type Place = (IpAddr, Arc<str>);
 
 impl Snapshot {
-    /// What is at an address: each service port that a workload serves at `target` there.
+    /// Returns each service port that a workload at an address serves at the port `target`.
     pub(super) fn at_address(&self, ip: IpAddr, target: u16) -> impl Iterator<Item = Found<'_>> {
         let places = self.index.opened.addresses.get(&ip).into_iter();
         let places = places.flat_map(|places| places.iter());
@@ -48,7 +48,7 @@ impl Snapshot {
         ports.map(found).collect()
     }
 
-    /// The endpoint of one workload for a port of a service, if it may be dialled.
+    /// Returns the endpoint of one workload for a port of a service, if it may be dialled.
     pub(super) fn workload_endpoint(
         &self,
         service: &Service,
@@ -66,7 +66,7 @@ impl Snapshot {
         ready.map(|(endpoint, _)| Arc::clone(endpoint))
     }
 
-    /// Looks anew at which workloads of a service are reached at their addresses.
+    /// Updates the exposed workloads of a service.
     pub(super) fn open(&mut self, host: &str) {
         let opens = || {
             let entry = self.entry_of(host);
@@ -82,7 +82,8 @@ impl Snapshot {
         let members = name.map(|name| self.index.members_of(&name));
         let members = members.into_iter().flatten();
         let workloads = members.filter_map(|member| member.workload());
-        // Nobody says which waypoint stands for an address: what has one is not gone past.
+        // The waypoint of an address is unknown. A workload with one is left out, so that it is not
+        // bypassed.
         let workloads = workloads.filter(|workload| !workload.has_waypoint);
         let new: BTreeSet<Place> = workloads
             .flat_map(|workload| {
@@ -103,7 +104,7 @@ impl Snapshot {
         }
     }
 
-    /// The same for all services of a family, of which another has come or gone.
+    /// Updates the exposed workloads of all services of a family, after one was added or removed.
     pub(super) fn open_family(&mut self, host: &str) {
         let names = Arc::clone(&self.names);
         for name in names
@@ -115,14 +116,14 @@ impl Snapshot {
         }
     }
 
-    /// The same for all services, after a change of the rules.
+    /// Updates the exposed workloads of all services, after a change of the rules.
     pub(super) fn open_all(&mut self) {
         let mut hosts: BTreeSet<Arc<str>> = self.index.opened.services.keys().cloned().collect();
         let entries = self.exposure.hosts().filter(|host| {
             let mut entries = self.exposure.entries(host).iter();
             entries.any(|entry| entry.workloads)
         });
-        // Which of its family it holds for is looked at for each.
+        // An entry may hold for any service of its family; `open` finds out for which one.
         let family = entries.flat_map(|host| {
             let stem = self.names.stem(host).into_iter();
             let names = stem.flat_map(|stem| self.names.family(stem));
@@ -136,7 +137,7 @@ impl Snapshot {
 }
 
 impl Opened {
-    /// Notes whether a workload of a service is at an address.
+    /// Records whether a workload of a service is at an address.
     fn note(&mut self, ip: IpAddr, (host, uid): (&Arc<str>, &Arc<str>), is_there: bool) {
         let old = self.addresses.get(&ip).into_iter();
         let old = old.flat_map(|places| places.iter());

@@ -1,15 +1,15 @@
-//! What leaves this cluster besides what the exposure rules say: services that are exported or
-//! kept local by objects of their own, and the clusters that are linked to ours.
+//! Visibility of services beyond the exposure rules: services that separate objects export or keep
+//! local, and the linked clusters.
 
 use std::collections::HashSet;
 
-/// Services by what their own cluster says of them, and who may come at all.
+/// Services exported or kept local by their own cluster, and the clusters that are linked to it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scope {
-    /// Hostnames of services that are exported to every peer that may come, on all their ports.
+    /// Hostnames of services exported on all ports to every peer of a linked cluster.
     pub exported: HashSet<Box<str>>,
-    /// Hostnames of services that are reached from no other cluster, whatever else is said.
+    /// Hostnames of services that no other cluster reaches, regardless of all other rules.
     pub local: HashSet<Box<str>>,
-    /// The clusters whose peers may use this gateway; none is every one.
+    /// Clusters whose peers may use this gateway; `None` means every cluster.
     pub linked: Option<HashSet<Box<str>>>,
 }

@@ -1,5 +1,5 @@
-//! Where the waypoints of services are: asked by the data path, which goes there, and by the
-//! status page, which says where nothing is.
+//! Location of the waypoints of services, for the data path, which dials them, and for the status
+//! page, which reports missing ones.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -9,12 +9,12 @@ use std::sync::Arc;
 use super::mesh::{self, GatewayAddress, Place};
 use super::{EndpointSet, Protocol, Service, Shards, Snapshot};
 
-/// The places of the waypoints that services name, each with the number of services.
+/// Places of the waypoints that services name, each with the number of these services.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NamedWaypoints(Shards<Place, usize>);
 
 impl NamedWaypoints {
-    /// Counts the waypoints of a service that comes, goes or changes.
+    /// Counts the waypoints of a service that is added, removed or changed.
     pub(super) fn change(
         &mut self,
         before: Option<&Arc<mesh::Service>>,
@@ -48,17 +48,17 @@ impl NamedWaypoints {
 
 /// Services that a change of the mesh affects.
 pub(super) struct Touched<'a> {
-    /// All of it is built anew.
+    /// True if all services are rebuilt.
     pub(super) all: bool,
-    /// A service that comes, goes or changes has waypoints, or had.
+    /// True if an added, removed or changed service has or had waypoints.
     pub(super) has_waypoints: bool,
-    /// Hostnames that other services may answer to.
+    /// Hostnames that another service may now answer to.
     pub(super) hosts: BTreeSet<Cow<'a, str>>,
     /// Services (`namespace/hostname`) that have lost an identity.
     pub(super) losers: Vec<Arc<str>>,
 }
 
-/// Returns a place with its address in the form in which VIPs are kept.
+/// Returns a place with its address in canonical form, as VIPs are stored.
 fn canonical(place: &Place) -> Place {
     match place {
         Place::Name(name) => Place::Name(name.clone()),
@@ -67,9 +67,9 @@ fn canonical(place: &Place) -> Place {
 }
 
 impl Snapshot {
-    /// Follows a change since `before`: other hostnames may be wanted where it touches services
-    /// with waypoints, or waypoints that services name. Returns whether one of these waypoints has
-    /// lost an identity.
+    /// Applies a change since `before`. Requests a review of the wanted hostnames if the change
+    /// affects services with waypoints, or waypoints that services name. Returns whether such a
+    /// waypoint has lost an identity.
     pub(super) fn follow_waypoints(&mut self, before: &Self, touched: &Touched<'_>) -> bool {
         let hosts = touched.hosts.iter().map(|host| &**host);
         let mut places: Vec<_> = match touched.all {
@@ -85,8 +85,8 @@ impl Snapshot {
         self.has_lost_waypoint_identity(before, &places)
     }
 
-    /// Returns the places at which services name a waypoint and which lead to one of these
-    /// hostnames, now or in `before`. Costs what the hostnames do.
+    /// Returns the places at which services name a waypoint and that lead to one of these
+    /// hostnames, now or in `before`. The cost is proportional to the number of hostnames.
     pub(super) fn named_waypoints<'a>(
         &'a self,
         before: &'a Self,
@@ -102,7 +102,7 @@ impl Snapshot {
         places.filter(|place| named.contains_key(place))
     }
 
-    /// Returns the places at which a service may be named as a waypoint.
+    /// Returns the places by which services can name this service as a waypoint.
     fn places_of(&self, service: &mesh::Service) -> Vec<Place> {
         let vips = self.index.vips(service).into_iter();
         let vips = vips.flat_map(|vip| {
@@ -113,8 +113,9 @@ impl Snapshot {
         vips.chain([Place::Name(name)]).collect()
     }
 
-    /// The endpoints of a waypoint. They are dialled at the port of HBONE whatever port of the
-    /// waypoint they serve, so one without HBONE is of no use.
+    /// Returns the endpoints of a waypoint: those of the named port, or else those of any port.
+    /// They are dialled at the HBONE port regardless of the service port, so sets with endpoints
+    /// without HBONE do not qualify.
     pub fn waypoint_endpoints(&self, gateway: &GatewayAddress) -> Option<&Arc<EndpointSet>> {
         let speaks_hbone = |set: &&Arc<EndpointSet>| {
             let endpoints = &set.endpoints;
@@ -126,7 +127,7 @@ impl Snapshot {
         named.or_else(|| ports.values().find(speaks_hbone))
     }
 
-    /// The service of a waypoint: by its name, or by an address of it in this network.
+    /// Returns the service of a waypoint, by its name or by one of its addresses in this network.
     pub fn waypoint(&self, gateway: &GatewayAddress) -> Option<&Arc<Service>> {
         self.waypoint_at(&gateway.place)
     }
@@ -144,7 +145,7 @@ impl Snapshot {
         }
     }
 
-    /// Whether tunnels to a service go to a waypoint and there is none that could take them.
+    /// Returns whether tunnels to a service go to a waypoint and no waypoint can take them.
     pub fn lacks_waypoint(&self, service: &mesh::Service) -> bool {
         let waypoints = &service.waypoints;
         let is_usable =
@@ -154,7 +155,7 @@ impl Snapshot {
 }
 
 impl mesh::Service {
-    /// The waypoints as people write them, with commas between.
+    /// Returns the names of the waypoints, separated by commas, for display.
     pub fn waypoint_names(&self) -> String {
         let names = self.waypoints.iter();
         let names: Vec<_> = names.map(|of| of.gateway.place.to_string()).collect();
