@@ -1,129 +1,130 @@
-//! Authorization policies as plain data (Istio's L4 policies), and what they match.
+//! Authorization policies as plain data (Istio's L4 policies), and their matching.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// A policy: what it covers, and what happens to what it matches.
+/// Policy: its scope, its action and its rules.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// The name.
+    /// Name of the policy.
     pub name: String,
-    /// The namespace.
+    /// Namespace of the policy.
     pub namespace: String,
-    /// What it covers.
+    /// Scope of the policy.
     pub scope: Scope,
-    /// What happens to what it matches.
+    /// Action on a match.
     pub action: Action,
-    /// Its rules: it matches if one of them does, so without a rule it matches nothing.
+    /// Rules, of which one must match. A policy without rules never matches.
     pub rules: Vec<Rule>,
-    /// Whether it only logs.
+    /// True if the policy only logs.
     pub dry_run: bool,
-    /// Whether it stands in for one that could not be read: it then refuses everything that it
-    /// covers (contract 10).
+    /// True if it replaces a policy that could not be read. It then rejects everything in its scope
+    /// (contract 10).
     pub unreadable: bool,
 }
 
-/// What a policy covers.
+/// Scope of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Everything.
+    /// All workloads.
     Global,
-    /// The workloads of its namespace.
+    /// Workloads of the policy's namespace.
     Namespace,
-    /// The workloads that name it.
+    /// Workloads that name the policy.
     Selected,
 }
 
-/// What happens to what a policy matches.
+/// Action of a policy on a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It may go on.
+    /// Permits the tunnel.
     Allow,
-    /// It is refused.
+    /// Rejects the tunnel.
     Deny,
 }
 
-/// A rule matches if all of its clauses do, so without one it always does.
+/// Rule, which matches if all of its clauses do. A rule without clauses always matches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rule {
-    /// The clauses.
+    /// Clauses of the rule.
     pub clauses: Vec<Clause>,
 }
 
-/// A clause matches if one of its matches does, and also if it has none.
+/// Clause, which matches if one of its matches holds or if it has none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Clause {
-    /// The matches.
+    /// Alternative matches.
     pub matches: Vec<Match>,
 }
 
-/// Conditions that have to hold together; without any of them it never matches.
+/// Conditions that must all hold. A match without any condition never holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Match {
-    /// The peer's namespace.
+    /// Condition on the peer's namespace.
     pub namespaces: Condition<StringMatch>,
-    /// The peer's identity without `spiffe://`.
+    /// Condition on the peer's identity without `spiffe://`.
     pub principals: Condition<StringMatch>,
-    /// The peer's service account, as namespace and name.
+    /// Condition on the peer's service account, as namespace and name.
     pub service_accounts: Condition<(String, String)>,
-    /// The peer's address.
+    /// Condition on the peer's address.
     pub source_ips: Condition<IpNet>,
-    /// The endpoint's address.
+    /// Condition on the endpoint's address.
     pub destination_ips: Condition<IpNet>,
-    /// The endpoint's port.
+    /// Condition on the endpoint's port.
     pub destination_ports: Condition<u16>,
 }
 
-/// Two lists about one attribute: it holds if the first is empty or has a hit, and the second has
-/// none.
+/// Pair of lists about one attribute. The condition holds if `any` is empty or contains a match,
+/// and `none` contains no match.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition<T> {
-    /// One of these has to hit.
+    /// Values of which one must match.
     pub any: Vec<T>,
-    /// None of these may hit.
+    /// Values of which none may match.
     pub none: Vec<T>,
 }
 
-/// A condition on a text. Case counts.
+/// Condition on a string, case-sensitive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StringMatch {
-    /// It is this one.
+    /// Matches an equal string.
     Exact(String),
-    /// It begins so.
+    /// Matches a string with this prefix.
     Prefix(String),
-    /// It ends so.
+    /// Matches a string with this suffix.
     Suffix(String),
-    /// It is not empty.
+    /// Matches any string that is not empty.
     Presence,
 }
 
-/// Who asks, and for what, as far as it is known.
+/// Known attributes of a request for which policies are evaluated.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes<'a> {
-    /// The peer's identity, if it has one.
+    /// Identity of the peer, if it has one.
     pub peer: Option<PeerIdentity<'a>>,
-    /// The peer's address, where it is the one that the endpoint sees: that of a gateway is not.
+    /// Address of the peer, if it is the address that the endpoint would see. The address of
+    /// another gateway is not.
     pub source: Option<IpAddr>,
-    /// The endpoint's address.
+    /// Address of the endpoint.
     pub destination: IpAddr,
-    /// The endpoint's port, where it is known: that of an inner CONNECT is not.
+    /// Port of the endpoint, if known. The port of an inner CONNECT is not.
     pub port: Option<u16>,
 }
 
-/// The parts of a peer's identity.
+/// Identity of a peer and its parts.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerIdentity<'a> {
-    /// All of it, `spiffe://…`.
+    /// Whole identity, `spiffe://…`.
     pub principal: &'a str,
-    /// The namespace.
+    /// Namespace of the identity.
     pub namespace: &'a str,
-    /// The service account.
+    /// Service account of the identity.
     pub service_account: &'a str,
 }
 
 impl Policy {
-    /// A policy in the place of one that could not be read.
+    /// Returns a policy that replaces one that could not be read.
     pub fn unreadable(namespace: String, name: String, scope: Scope, dry_run: bool) -> Self {
         Self {
             name,
@@ -136,12 +137,12 @@ impl Policy {
         }
     }
 
-    /// Its name as workloads write it, `namespace/name`.
+    /// Returns the name in the form that workloads use, `namespace/name`.
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// How many rules, clauses, matches and entries of their lists it has together.
+    /// Returns the total number of rules, clauses, matches and list entries.
     pub fn size(&self) -> usize {
         let clauses = || self.rules.iter().flat_map(|rule| &rule.clauses);
         let matches = || clauses().flat_map(|clause| &clause.matches);
@@ -149,10 +150,11 @@ impl Policy {
         self.rules.len() + clauses().count() + matches().count() + entries
     }
 
-    /// Whether the policy matches.
+    /// Returns whether the policy matches.
     ///
-    /// Of a source or a port that is not known an ALLOW is taken to match and a DENY not: what is
-    /// refused is then what the destination, which knows them, would refuse whatever they are.
+    /// A condition on an unknown source or port holds for an ALLOW and fails for a DENY. The
+    /// gateway thus rejects only tunnels that the destination, which has these attributes, would
+    /// reject for any value of them.
     pub fn matches(&self, attributes: &Attributes<'_>) -> bool {
         let unknown = self.action == Action::Allow;
         self.rules.iter().any(|rule| {
@@ -165,13 +167,13 @@ impl Policy {
 }
 
 impl Match {
-    /// Whether nothing is asked for. Such a match never holds, so that a policy of which a
-    /// condition is not understood does not come to mean everybody.
+    /// Returns whether there are no conditions. Such a match never holds, so that a policy whose
+    /// condition is not understood does not apply to every peer.
     fn is_empty(&self) -> bool {
         self.entries() == 0
     }
 
-    /// How many entries its lists have together.
+    /// Returns the total number of entries of the lists.
     fn entries(&self) -> usize {
         self.namespaces.len()
             + self.principals.len()
@@ -214,8 +216,8 @@ impl<T> Condition<T> {
         self.any.len() + self.none.len()
     }
 
-    /// Whether it holds of an attribute; if that is not known, `unknown` is what is taken for the
-    /// answer where one is asked for.
+    /// Returns whether the condition holds for an attribute. If the attribute is unknown, a
+    /// condition that is not empty yields `unknown`.
     fn judge<A: Copy>(
         &self,
         known: Option<A>,
@@ -413,7 +415,7 @@ mod tests {
             source_ips: source,
             ..from
         };
-        // The addresses hit and miss what the outer connection comes from.
+        // One network contains the address of the outer connection, the other does not.
         let nets = ["10.0.0.0/24", "10.9.0.0/24"].map(|text| text.parse().expect("a network"));
         let ports = [any(8080), none(8080)].map(|ports| {
             let both = |from| of_port(from, ports.clone());

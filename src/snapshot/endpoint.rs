@@ -1,4 +1,4 @@
-//! An endpoint and the live state that outlasts a snapshot.
+//! Endpoint, and its live state, which outlives a snapshot.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,50 +10,50 @@ use tokio::time::Instant;
 use super::mesh::{Protocol, Workload};
 use crate::status::WorkloadLabels;
 
-/// One workload's address and port, as the data path dials it.
+/// Address and port of a workload, as the data path dials it.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// The address to dial: `ip:15008` for a workload of HBONE, the target port for any other.
+    /// Address to dial: `ip:15008` for a workload with HBONE, otherwise the target port.
     pub address: SocketAddr,
-    /// How it is dialled.
+    /// Protocol by which the endpoint is dialled.
     pub protocol: Protocol,
-    /// Its share; never 0 in an [`EndpointSet`](super::EndpointSet).
+    /// Weight; never 0 in an [`EndpointSet`](super::EndpointSet).
     pub weight: u32,
-    /// The workload as the source told of it when the endpoint was made.
+    /// Workload as received from the source when the endpoint was built.
     pub definition: Arc<Workload>,
-    /// What logs and metrics say of it.
+    /// Labels of the workload for logs and metrics.
     pub workload: Arc<WorkloadLabels>,
-    /// What lives longer than the snapshot.
+    /// State that outlives the snapshot.
     pub state: Arc<EndpointState>,
 }
 
-/// The live state of an endpoint: load and passive health. It is that of one workload at one
-/// address: an address that a new pod took over starts fresh.
+/// Live state of an endpoint: load and passive health. It belongs to one workload at one address,
+/// so a new pod that reuses an address starts fresh.
 #[derive(Debug)]
 pub struct EndpointState {
     in_flight: AtomicU32,
     strikes: AtomicU16,
-    /// The mean time of its dials, in units of [`DIAL_UNIT_MICROS`]; 0 before the first.
+    /// Mean dial time, in units of [`DIAL_UNIT_MICROS`]; 0 before the first dial.
     dial: AtomicU16,
     /// Milliseconds after `epoch` until which the endpoint is ejected.
     ejected_until_ms: AtomicU64,
     epoch: Instant,
 }
 
-/// The first ejection; each further one doubles it (architecture 5).
+/// Duration of the first ejection; each further one doubles it (architecture 5).
 const EJECTION_FIRST: Duration = Duration::from_secs(5);
-/// The longest ejection.
+/// Maximum duration of an ejection.
 const EJECTION_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// The unit in which the mean time of dials is kept: two seconds, the longest of them, still fit
-/// into 16 bits.
+/// Unit of the mean dial time, in microseconds. The longest dial, two seconds, fits into 16 bits: 2
+/// s / 32 µs = 62,500.
 const DIAL_UNIT_MICROS: u32 = 32;
-/// A dial counts an eighth in the mean: an endpoint that has become slow, or near again, is known
-/// for it after some twenty.
+/// Divisor of the moving mean: a dial counts an eighth. The mean follows an endpoint that becomes
+/// slower or faster within about twenty dials.
 const DIAL_WEIGHT: u16 = 8;
 
 impl EndpointState {
-    /// The state of an endpoint that nobody has dialled yet.
+    /// Returns the state of an endpoint that was never dialled.
     pub fn new() -> Self {
         Self {
             in_flight: AtomicU32::new(0),
@@ -64,29 +64,31 @@ impl EndpointState {
         }
     }
 
-    /// Tunnels open or being opened to the endpoint.
+    /// Returns the number of tunnels that are open or being opened to the endpoint.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Whether the endpoint was ever ejected. Only then may it be so now.
+    /// Returns whether the endpoint was ever ejected, a cheap precondition for
+    /// [`Self::is_ejected`].
     pub fn was_ejected(&self) -> bool {
         self.ejected_until_ms.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether the endpoint is ejected at `now`.
+    /// Returns whether the endpoint is ejected at `now`.
     pub fn is_ejected(&self, now: Instant) -> bool {
         self.millis(now) < self.ejected_until_ms.load(Ordering::Relaxed)
     }
 
-    /// How much longer the endpoint is ejected, if it is at `now`.
+    /// Returns the remaining time of the ejection, if the endpoint is ejected at `now`.
     pub fn ejected_for(&self, now: Instant) -> Option<Duration> {
         let until = self.ejected_until_ms.load(Ordering::Relaxed);
         let left = until.saturating_sub(self.millis(now));
         (left > 0).then_some(Duration::from_millis(left))
     }
 
-    /// Ejects the endpoint: 5 s at first, doubling with each ejection up to 5 min.
+    /// Ejects the endpoint and returns the duration: 5 s at first, doubling with each ejection up
+    /// to 5 min.
     pub fn eject(&self, now: Instant) -> Duration {
         let strikes = self.strikes.fetch_add(1, Ordering::Relaxed);
         let time = EJECTION_FIRST
@@ -97,7 +99,7 @@ impl EndpointState {
         time
     }
 
-    /// Notes how long a dial took that succeeded.
+    /// Records the duration of a successful dial.
     pub fn dialled(&self, time: Duration) {
         let units = time.as_micros() / u128::from(DIAL_UNIT_MICROS);
         let units = u16::try_from(units).unwrap_or(u16::MAX).max(1);
@@ -105,20 +107,21 @@ impl EndpointState {
             0 => units,
             mean => mean - mean / DIAL_WEIGHT + units / DIAL_WEIGHT,
         };
-        // Of two dials that end at once one may be lost.
+        // The update is not atomic: of two concurrent dials, one may be lost.
         self.dial.store(mean.max(1), Ordering::Relaxed);
     }
 
-    /// The mean time of dials in whole milliseconds, at least 1: less is noise. An endpoint that
-    /// was never dialled has 1, so that it will be.
+    /// Returns the mean dial time in milliseconds, rounded up, at least 1 because less is noise. An
+    /// endpoint that was never dialled has 1, so that it gets dialled.
     pub fn dial_millis(&self) -> u32 {
         let micros = u32::from(self.dial.load(Ordering::Relaxed)) * DIAL_UNIT_MICROS;
         micros.div_ceil(1000).max(1)
     }
 
-    /// Forgets earlier failures, because the endpoint has just served.
+    /// Forgets earlier failures after the endpoint has served.
     ///
-    /// An endpoint that is ejected stays so: the tunnel that served may be older than its failure.
+    /// Does nothing while the endpoint is ejected: the tunnel that served may be older than its
+    /// failure.
     pub fn restore(&self, now: Instant) {
         if self.strikes.load(Ordering::Relaxed) != 0 && !self.is_ejected(now) {
             self.strikes.store(0, Ordering::Relaxed);
@@ -131,7 +134,7 @@ impl EndpointState {
 }
 
 impl Endpoint {
-    /// The workload's unique id.
+    /// Returns the unique id of the workload.
     pub fn uid(&self) -> &Arc<str> {
         &self.definition.uid
     }
@@ -143,7 +146,7 @@ impl Default for EndpointState {
     }
 }
 
-/// A tunnel's share of an endpoint's load, given back on drop.
+/// Share of a tunnel in an endpoint's load, released on drop.
 #[derive(Debug)]
 pub struct InFlight(Arc<EndpointState>);
 

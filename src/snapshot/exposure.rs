@@ -8,35 +8,35 @@ use crate::wire::{Authority, Host, SpkiHash};
 
 use super::TrustSet;
 
-/// The exposure rules, looked up by service and by alias. It knows nothing of the mesh, so that
-/// a service that comes and goes keeps its rules.
+/// Exposure rules by service and by alias. The table is independent of the mesh, so a service that
+/// is removed and added again keeps its rules.
 #[derive(Debug, Default, PartialEq)]
 pub struct ExposureTable {
-    /// Exposure of services without an entry to every peer of the trust set, but for those that
-    /// only clients of their namespace see.
+    /// True if services without an entry are exposed to every peer of the trust set, except those
+    /// that are visible only in their namespace.
     expose_all: bool,
-    /// Rules by service hostname.
+    /// Entries by service hostname.
     services: HashMap<Box<str>, Vec<Exposure>>,
-    /// Rules by the host of an alias, each with what the alias stands for.
+    /// Entries by host of an alias, each with the target of the alias.
     aliases: HashMap<Box<str>, Vec<(Alias, Exposure)>>,
-    /// Presence of an entry that says the namespace of its service.
+    /// True if an entry sets the namespace of its service.
     has_namespaces: bool,
-    /// Hosts that routes of TLS listeners open to anyone.
+    /// Hosts that routes of TLS listeners expose to anyone.
     routed: HashSet<Box<str>>,
 }
 
-/// Service and port that a name stands for.
+/// Service and port to which an alias leads.
 #[derive(Clone, Debug, PartialEq)]
 struct Alias {
-    /// The port that has to be asked for; none is any.
+    /// Port that the authority must have; `None` matches any port.
     asked: Option<u16>,
-    /// The service's hostname.
+    /// Hostname of the service.
     host: Box<str>,
-    /// The service's port; none is the one that was asked for.
+    /// Port of the service; `None` means the requested port.
     port: Option<u16>,
 }
 
-/// Exports of a control plane to every peer of the trust set: services and their ports.
+/// Services and ports that a control plane exports to every peer of the trust set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExportSet(HashMap<Box<str>, Vec<u16>>);
 
@@ -62,51 +62,51 @@ impl<'a> FromIterator<(&'a str, u16)> for ExportSet {
     }
 }
 
-/// One entry of the exposure list.
+/// Entry of the exposure list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Exposure {
-    /// Its place in the configuration's list, for people.
+    /// Index in the configuration's list, for display.
     pub index: usize,
-    /// The port that the entry is about; none is all of the service's.
+    /// Port of the service to which the entry applies; `None` means all ports.
     pub port: Option<u16>,
-    /// The namespace of the service; none is that of the service that answers to the hostname.
+    /// Namespace of the service; `None` means that of the service that answers to the hostname.
     pub namespace: Option<Box<str>>,
-    /// Audiences that may reach it; alternatives. Empty is nobody.
+    /// Alternative audiences that may reach the service. If empty, no peer may.
     pub to: Vec<Audience>,
-    /// Exposure of the service's workloads at their own addresses too.
+    /// True if workloads of the service are also exposed at their own addresses.
     pub workloads: bool,
-    /// Routing of tunnels to it, by authority or server name; none is as their listener does.
+    /// Routing key of tunnels to the service; `None` means that of the listener.
     pub route_by: Option<RouteBy>,
 }
 
-/// A description of peers: all its keys must hold, the values of one key are alternatives.
+/// Description of peers. All keys must match; the values of one key are alternatives.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Audience {
-    /// Anyone, known or not.
+    /// True if every peer of the trust set, and every client without an identity, is admitted.
     pub anyone: bool,
-    /// The peer's cluster, by its issuer or its trust domain.
+    /// Cluster of the peer, by its issuer or its trust domain.
     pub cluster: Option<Box<str>>,
-    /// The peer's namespace; empty is any.
+    /// Namespaces of the peer; empty means any.
     pub namespaces: Vec<Box<str>>,
-    /// The peer's namespace and service account; empty is any.
+    /// Namespaces and service accounts of the peer; empty means any.
     pub service_accounts: Vec<(Box<str>, Box<str>)>,
 }
 
-/// Peer's verified identity, which the exposure rules are evaluated for.
+/// Verified identity of a peer, for which the exposure rules are evaluated.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller<'a> {
-    /// The trust domain of the peer's certificate.
+    /// Trust domain of the peer's certificate.
     pub trust_domain: &'a str,
-    /// The issuer of the peer's certificate.
+    /// Issuer of the peer's certificate.
     pub issuer: Option<&'a SpkiHash>,
-    /// The namespace of the peer's identity.
+    /// Namespace of the peer's identity.
     pub namespace: &'a str,
-    /// The service account of the peer's identity.
+    /// Service account of the peer's identity.
     pub service_account: &'a str,
 }
 
 impl Caller<'_> {
-    /// Somebody whose identity nobody has verified, as on a TLS listener.
+    /// Client without a verified identity, as on a TLS listener.
     pub const UNKNOWN: Self = Caller {
         trust_domain: "",
         issuer: None,
@@ -114,25 +114,25 @@ impl Caller<'_> {
         service_account: "",
     };
 
-    /// Returns whether there is no identity. One that was verified has a trust domain.
+    /// Returns whether there is no identity. A verified one always has a trust domain.
     fn is_unknown(self) -> bool {
         self.trust_domain.is_empty()
     }
 }
 
-/// Result of the exposure rules.
+/// Result of evaluating the exposure rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The caller may.
+    /// The caller may reach the service.
     Allowed,
     /// The service is exposed, but not to this caller.
     NotForPeer,
-    /// The service is exposed to nobody.
+    /// The service is exposed to no peer.
     NotExposed,
 }
 
 impl ExposureTable {
-    /// An empty table; `expose_all` says what holds for services without an entry.
+    /// Returns an empty table; `expose_all` is the rule for services without an entry.
     pub fn new(expose_all: bool) -> Self {
         Self {
             expose_all,
@@ -140,8 +140,9 @@ impl ExposureTable {
         }
     }
 
-    /// Adds an entry for `host`, reachable under its own name and under `names`: hosts with the
-    /// port to ask for, none being any. The port that is reached is the entry's, or the asked one.
+    /// Adds an entry for `host`, reachable under its own name and under `names`. Each name has the
+    /// port that the authority must have, or `None` for any. It leads to the entry's port, or else
+    /// to the requested one.
     pub fn expose<'a>(
         &mut self,
         host: &str,
@@ -166,17 +167,17 @@ impl ExposureTable {
             .push(exposure.clone());
     }
 
-    /// Notes hosts that routes of TLS listeners open to anyone.
+    /// Adds hosts that routes of TLS listeners expose to anyone.
     pub fn route<'a>(&mut self, hosts: impl IntoIterator<Item = &'a str>) {
         self.routed.extend(hosts.into_iter().map(Into::into));
     }
 
-    /// The hosts that routes of TLS listeners open to anyone.
+    /// Returns the hosts that routes of TLS listeners expose to anyone.
     pub fn routed(&self) -> impl Iterator<Item = &str> {
         self.routed.iter().map(|host| &**host)
     }
 
-    /// Returns whether a service has an entry, which then decides alone to whom it is exposed.
+    /// Returns whether a service has an entry. If so, its entries alone decide about its exposure.
     pub fn has_entry(&self, host: &str) -> bool {
         self.services.contains_key(host)
     }
@@ -186,53 +187,53 @@ impl ExposureTable {
         !self.services.is_empty()
     }
 
-    /// The hostnames of services with an entry.
+    /// Returns the hostnames of services with an entry.
     pub fn hosts(&self) -> impl Iterator<Item = &str> {
         self.services.keys().map(|host| &**host)
     }
 
-    /// The entries of a service; none where the rule for all services holds.
+    /// Returns the entries of a service; without any, the rule for all services applies.
     pub fn entries(&self, host: &str) -> &[Exposure] {
         self.services.get(host).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns whether any entry says the namespace of its service.
+    /// Returns whether any entry sets the namespace of its service.
     pub fn has_namespaces(&self) -> bool {
         self.has_namespaces
     }
 
-    /// The only namespace whose service answers to a hostname, where an entry says so.
+    /// Returns the only namespace whose service may answer to a hostname, if an entry sets it.
     pub fn namespace(&self, host: &str) -> Option<&str> {
         let mut entries = self.entries(host).iter();
         entries.find_map(|entry| entry.namespace.as_deref())
     }
 
-    /// Returns the routing of tunnels to a port of a service, where an entry sets it.
+    /// Returns the routing key of tunnels to a port of a service, if an entry sets it.
     pub fn route_by(&self, host: &str, port: u16) -> Option<RouteBy> {
         let entries = self.entries(host).iter();
         let mut of_port = entries.filter(|entry| entry.port.is_none_or(|only| only == port));
         of_port.find_map(|entry| entry.route_by)
     }
 
-    /// Returns whether services without an entry are exposed to every peer of the trust set, but
-    /// for those that only clients of their namespace see.
+    /// Returns whether services without an entry are exposed to every peer of the trust set, except
+    /// those that are visible only in their namespace.
     pub fn exposes_all(&self) -> bool {
         self.expose_all
     }
 
-    /// The service and port that an alias stands for.
+    /// Returns the service and port to which an alias leads.
     pub fn alias(&self, asked: &Authority) -> Option<(&str, u16)> {
         let (alias, _) = self.entries_of_alias(asked)?.next()?;
         Some((&alias.host, alias.port.unwrap_or(asked.port)))
     }
 
-    /// The services that have this name as an alias, at whatever port.
+    /// Returns the services that have this name as an alias, for any port.
     pub fn hosts_called<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
         let aliases = self.aliases.get(name).into_iter().flatten();
         aliases.map(|(alias, _)| &*alias.host)
     }
 
-    /// The entries that give a service the name that is asked for.
+    /// Returns the entries that give a service the requested name.
     pub fn entries_called(&self, asked: &Authority) -> impl Iterator<Item = &Exposure> {
         let entries = self.entries_of_alias(asked).into_iter().flatten();
         entries.map(|(_, exposure)| exposure)
@@ -253,15 +254,15 @@ impl ExposureTable {
         )
     }
 
-    /// Judges whether `caller` may reach the service that it asks for by an alias. Only the entries
-    /// count that give the service this alias, as another consumer's name opens nothing.
+    /// Evaluates whether `caller` may reach the service that it requests by an alias. Only entries
+    /// with this alias count, because a name for another consumer grants nothing.
     pub fn judge_alias(&self, caller: Caller<'_>, trust: &TrustSet, asked: &Authority) -> Verdict {
         let entries = self.entries_of_alias(asked).into_iter().flatten();
         verdict(entries.map(|(_, exposure)| exposure), caller, trust)
     }
 
-    /// Judges whether `caller` may reach a workload of service `host`, which serves port `port` of
-    /// it, at its address.
+    /// Evaluates whether `caller` may reach a workload of service `host` at its address; the
+    /// workload serves port `port` of the service.
     pub fn judge_workload(
         &self,
         caller: Caller<'_>,
@@ -274,8 +275,8 @@ impl ExposureTable {
         verdict(entries, caller, trust)
     }
 
-    /// Returns whether the entries of service `host` let `caller` reach port `port` of it by
-    /// anything that is no alias.
+    /// Evaluates whether the entries of service `host` let `caller` reach its port `port` by any
+    /// means other than an alias.
     pub fn judge(&self, caller: Caller<'_>, trust: &TrustSet, host: &str, port: u16) -> Verdict {
         let entries = self.entries(host).iter();
         let entries = entries.filter(|entry| entry.is_about(port));
@@ -284,7 +285,7 @@ impl ExposureTable {
 }
 
 impl Exposure {
-    /// Returns whether the entry is about a port of its service.
+    /// Returns whether the entry applies to a port of its service.
     pub fn is_about(&self, port: u16) -> bool {
         self.port.is_none_or(|only| only == port)
     }
@@ -306,8 +307,8 @@ fn verdict<'a>(
 }
 
 impl Audience {
-    /// Returns whether the caller is one of these. A caller of a domain outside the trust set never
-    /// is, and one without identity only where anyone is.
+    /// Returns whether the caller belongs to this audience. A caller of a domain outside the trust
+    /// set never does. A caller without identity does only if `anyone` is set.
     pub fn admits(&self, caller: Caller<'_>, trust: &TrustSet) -> bool {
         if caller.is_unknown() {
             return self.anyone;

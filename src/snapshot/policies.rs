@@ -1,7 +1,7 @@
-//! Istio's authorization policies by what they cover, and what they say of one tunnel.
+//! Authorization policies of Istio by their scope, and their evaluation for a tunnel.
 //!
-//! They are a part of the snapshot by themselves: nothing of them is resolved into endpoints, so
-//! that neither a change of a policy nor one of a workload costs the other.
+//! Policies are a separate part of the snapshot and are not resolved into endpoints. A change of a
+//! policy therefore rebuilds no workload, and the other way round.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,48 +9,48 @@ use std::sync::Arc;
 use super::authorization::{Action, Attributes, Policy, Scope};
 use super::mesh::Workload;
 
-/// What is done about Istio's authorization policies.
+/// Enforcement mode of Istio's authorization policies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Enforcement {
-    /// Nothing: they are not looked at.
+    /// Policies are not evaluated.
     #[default]
     Off,
-    /// What they refuse is logged and counted.
+    /// Rejections are logged and counted, but not enforced.
     Audit,
-    /// What they refuse is refused.
+    /// Rejections are enforced.
     Enforce,
 }
 
-/// Every policy, by what it covers.
+/// All policies by scope.
 ///
-/// The default is that no source has told its policies yet, which refuses everything: a mesh that
-/// came before its policies would be open.
+/// The default represents a source that has sent no policies yet, and rejects everything. Otherwise
+/// a mesh that arrives before its policies would be open.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Policies {
     told: bool,
     global: Vec<Arc<Policy>>,
     by_namespace: HashMap<Box<str>, Vec<Arc<Policy>>>,
-    /// By `namespace/name`.
+    /// All policies by `namespace/name`.
     by_name: HashMap<Box<str>, Arc<Policy>>,
 }
 
-/// What the policies of a workload say of a tunnel to it.
+/// Result of evaluating the policies of a workload for a tunnel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// Why it is refused, if it is.
+    /// Reason for which the tunnel is rejected, if it is.
     pub refusal: Option<Refusal>,
-    /// Why it would be if those that only log did more.
+    /// Reason for which it would be rejected if dry-run policies were enforced.
     pub dry_run: Option<Refusal>,
 }
 
-/// Why a tunnel is refused.
+/// Reason for which a tunnel is rejected.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Refusal {
-    /// The policies are not known yet.
+    /// No policies have been received yet.
     Untold,
-    /// This policy denies it.
+    /// This DENY policy matches.
     Denied(Arc<Policy>),
-    /// There are policies that allow, this one among them, and none of them does.
+    /// ALLOW policies apply, and none of them matches; this is the first one.
     NotAllowed(Arc<Policy>),
 }
 
@@ -77,28 +77,29 @@ impl FromIterator<Arc<Policy>> for Policies {
 }
 
 impl Policies {
-    /// How many there are.
+    /// Returns the number of policies.
     pub fn len(&self) -> usize {
         self.by_name.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no policies.
     pub fn is_empty(&self) -> bool {
         self.by_name.is_empty()
     }
 
-    /// All of them, in no order.
+    /// Returns all policies in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Policy>> {
         self.by_name.values()
     }
 
-    /// A policy that the workload names and that is not there. It is passed over (contract 5).
+    /// Returns a policy that the workload names and that does not exist. Such a name is ignored
+    /// (contract 5).
     pub fn missing<'a>(&self, workload: &'a Workload) -> Option<&'a str> {
         let mut names = workload.policies.iter().map(|name| &**name);
         names.find(|name| !self.by_name.contains_key(*name))
     }
 
-    /// What the policies that cover `workload` say (contract 5): those of everything, of its
+    /// Evaluates the policies that apply to `workload` (contract 5): the global ones, those of its
     /// namespace, and those that it names.
     pub fn judge(&self, workload: &Workload, attributes: &Attributes<'_>) -> Verdict {
         if !self.told {
@@ -127,7 +128,8 @@ impl Policies {
     }
 }
 
-/// A DENY that matches refuses; so does the lack of an ALLOW that does, if there is any ALLOW.
+/// Returns the reason for a rejection: a DENY that matches, or else no ALLOW that matches if there
+/// is any ALLOW.
 fn refusal<'a>(
     policies: impl Iterator<Item = &'a Arc<Policy>>,
     attributes: &Attributes<'_>,
@@ -224,7 +226,7 @@ mod tests {
         all.iter().cloned().map(Arc::new).collect()
     }
 
-    /// The name of the policy that refuses, and whether it does by denying.
+    /// Returns the name of the policy that rejects, and whether it is a DENY.
     fn refused(verdict: &Verdict) -> Option<(&str, bool)> {
         match verdict.refusal.as_ref()? {
             Refusal::Untold => Some(("", false)),

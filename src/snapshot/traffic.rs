@@ -1,5 +1,5 @@
-//! What decides beside the mesh which endpoints are picked: where this gateway is, what the
-//! configuration says of traffic, and what an operator has said since the start.
+//! Inputs of load balancing other than the mesh: the position of this gateway, the `traffic`
+//! configuration, and the overrides of an operator since the start.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -9,84 +9,85 @@ use super::mesh::{Locality, Mesh, Scope};
 use super::tiers::Count;
 use crate::wire::RegionPattern;
 
-/// Where this gateway is; its network comes with the mesh.
+/// Position of this gateway; its network comes with the mesh.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Position {
-    /// Its cluster.
+    /// Cluster of the gateway.
     pub cluster: Arc<str>,
-    /// Its locality; what is unknown is empty, and is nobody's but theirs who have none either.
+    /// Locality of the gateway. An unknown part is empty and matches only workloads that lack it
+    /// too.
     pub locality: Locality,
-    /// The source of the locality, for people; empty while it is unknown.
+    /// Source of the locality, for display; empty while it is unknown.
     pub origin: Arc<str>,
-    /// The uid of this gateway's own workload. Once the mesh has it, its locality counts.
+    /// Uid of the gateway's own workload. Once the mesh has it, its locality is used.
     pub record: Option<Arc<str>>,
 }
 
-/// The origin of a locality that the mesh has told.
+/// Origin of a locality received from the mesh.
 const RECORD: &str = "istiod's record of this pod";
 
-/// Everything that decides beside the mesh.
+/// All inputs of load balancing other than the mesh.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Balancing {
-    /// Where this gateway is.
+    /// Position of this gateway.
     pub position: Position,
-    /// What the configuration says.
+    /// Traffic configuration.
     pub traffic: Traffic,
-    /// The regions that an operator has evacuated.
+    /// Regions that an operator has evacuated.
     pub evacuated: BTreeSet<RegionPattern>,
 }
 
-/// An order of an operator to the running gateway: gone with a restart.
+/// Command of an operator to the running gateway; a restart discards it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Override {
-    /// New tunnels avoid a region.
+    /// Makes new tunnels avoid a region.
     Evacuate(RegionPattern),
-    /// They no longer do.
+    /// Ends the evacuation of a region.
     Return(RegionPattern),
 }
 
-/// What the configuration says of traffic.
+/// Traffic configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traffic {
     services: HashMap<Arc<str>, Rule>,
     every: Rule,
 }
 
-/// What is said of one service, or of every one. What is none is not said.
+/// Rule for one service, or for every service. A key that is `None` is unset.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rule {
-    /// What endpoints are preferred for.
+    /// Scopes in which endpoints are preferred.
     pub preferences: Option<&'static [Scope]>,
-    /// Below this part of ready endpoints a tier leaves some of its share to the next one.
+    /// Ratio of ready endpoints below which a tier leaves some of its share to the next one.
     pub spill: Option<Spill>,
-    /// The weights of regions; empty where nothing is said.
+    /// Weights of regions; empty if unset.
     pub regions: Regions,
-    /// Whether the time that dials take counts as load.
+    /// True if the time of dials counts as load.
     pub latency: Option<bool>,
 }
 
-/// The weights of regions.
+/// Weights of regions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Regions {
-    /// The most special pattern first.
+    /// Regions, most specific pattern first.
     list: Box<[Region]>,
-    /// Whether any weight is above 0: then what no pattern matches has none.
+    /// True if any weight is above 0. Localities that no pattern matches are then excluded.
     shares: bool,
 }
 
-/// The weight of a region.
+/// Weight of a region.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Region {
-    /// Where.
+    /// Pattern that matches the localities of the region.
     pub pattern: RegionPattern,
-    /// The same, as people read it.
+    /// Text of the pattern, for display.
     pub name: Arc<str>,
-    /// Its weight; with 0 it is evacuated.
+    /// Weight; 0 evacuates the region.
     pub weight: u32,
 }
 
-/// When a tier leaves a part of its share to the next one: with a part r of its endpoints ready it
-/// can take r × `factor` / `of` of all, and no more than all.
+/// Threshold below which a tier leaves a part of its share to the next one. With a ratio r of its
+/// endpoints ready, a tier can take r × `factor` / `of` of all tunnels, at most all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spill {
     factor: u32,
@@ -94,7 +95,7 @@ pub struct Spill {
 }
 
 impl Spill {
-    /// Below this percentage of ready endpoints.
+    /// Returns the threshold at this percentage of ready endpoints.
     pub const fn below(percent: u8) -> Self {
         Self {
             factor: 100,
@@ -102,7 +103,7 @@ impl Spill {
         }
     }
 
-    /// By Envoy's overprovisioning factor in percent.
+    /// Returns the threshold of Envoy's overprovisioning factor in percent.
     pub const fn by_factor(percent: u32) -> Self {
         Self {
             factor: percent,
@@ -110,7 +111,7 @@ impl Spill {
         }
     }
 
-    /// The part of `whole` that can be taken by so many endpoints, rounded down.
+    /// Returns the part of `whole` that these endpoints can take, rounded down.
     pub(super) fn part(self, whole: u64, count: Count) -> u64 {
         let wanted = u128::from(count.all) * u128::from(self.of);
         let have = u128::from(count.ready) * u128::from(self.factor);
@@ -123,7 +124,7 @@ impl Spill {
 }
 
 impl Default for Spill {
-    /// 70 %: about Envoy's factor of 140.
+    /// Returns 70 %, which is close to Envoy's factor of 140.
     fn default() -> Self {
         Self::below(70)
     }
@@ -137,7 +138,7 @@ impl fmt::Display for Spill {
 }
 
 impl Regions {
-    /// The weights of some regions.
+    /// Returns the weights of these regions.
     pub fn new(weights: impl IntoIterator<Item = (RegionPattern, u32)>) -> Self {
         let mut list: Vec<_> = weights
             .into_iter()
@@ -154,35 +155,35 @@ impl Regions {
         }
     }
 
-    /// Whether nothing is said.
+    /// Returns whether there are no weights.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Whether they share out, and do not only evacuate.
+    /// Returns whether the weights distribute tunnels, rather than only evacuate regions.
     pub fn shares(&self) -> bool {
         self.shares
     }
 
-    /// The regions, the most special ones first.
+    /// Returns the regions, most specific first.
     pub fn list(&self) -> &[Region] {
         &self.list
     }
 
-    /// What a locality is in, with its place in the list.
+    /// Returns the most specific region of a locality, with its index in the list.
     pub(super) fn find(&self, locality: &Locality) -> Option<(usize, &Region)> {
         let mut list = self.list.iter().enumerate();
         list.find(|(_, region)| is_in(&region.pattern, locality))
     }
 }
 
-/// Whether a locality is meant by a pattern.
+/// Returns whether a pattern matches a locality.
 pub(super) fn is_in(pattern: &RegionPattern, locality: &Locality) -> bool {
     pattern.matches(&locality.region, &locality.zone, &locality.subzone)
 }
 
 impl Traffic {
-    /// What is said of services by their hostname, and of every one.
+    /// Returns the rules of services by hostname, with the rule for every service.
     pub fn new(services: impl IntoIterator<Item = (Arc<str>, Rule)>, every: Rule) -> Self {
         Self {
             services: services.into_iter().collect(),
@@ -190,19 +191,19 @@ impl Traffic {
         }
     }
 
-    /// What is said of a service itself, if anything is.
+    /// Returns the rule of a service, if it has its own.
     pub fn of(&self, host: &str) -> Option<&Rule> {
         self.services.get(host)
     }
 
-    /// What is said of every service.
+    /// Returns the rule for every service.
     pub fn of_every(&self) -> &Rule {
         &self.every
     }
 }
 
 impl Balancing {
-    /// As it is after a change.
+    /// Returns a copy with these changes applied.
     pub(super) fn changed(
         &self,
         (position, traffic, order): (Option<Position>, Option<Traffic>, Option<Override>),
@@ -218,9 +219,9 @@ impl Balancing {
         next
     }
 
-    /// Returns it with the locality of the gateway's own workload in the mesh as the source told
-    /// it, where workloads keep their uids; none where that changes nothing. A workload that goes
-    /// leaves its locality.
+    /// Returns a copy with the locality of the gateway's own workload, or `None` if nothing
+    /// changes. `told` is the mesh as received, in which workloads keep their uids. If the workload
+    /// is removed, its last locality stays.
     pub(super) fn located(&self, told: &Mesh) -> Option<Self> {
         let own = told.workloads.get(&**self.position.record.as_ref()?)?;
         let is_new = *own.locality != self.position.locality || *self.position.origin != *RECORD;
@@ -233,7 +234,8 @@ impl Balancing {
         Some(next)
     }
 
-    /// Whether the endpoints of a service have to be looked at anew after what was before.
+    /// Returns whether the endpoints of a service must be rebuilt because the inputs differ from
+    /// `before`.
     pub(super) fn differs(&self, before: &Self, host: &str) -> bool {
         (
             &self.position.cluster,
@@ -329,7 +331,7 @@ mod tests {
         assert_eq!(*located.position.origin, *RECORD);
         assert_eq!(located.located(&mesh(at("b"))), None, "nothing changes");
         assert_eq!(located.located(&Mesh::default()), None);
-        // The same place by a better source.
+        // The same place, but from a better source.
         assert!(balancing.located(&mesh(at("a"))).is_some());
     }
 }

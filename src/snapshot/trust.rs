@@ -1,5 +1,5 @@
-//! The set of trust domains, and the cluster of each peer: that of its certificate's issuer, or the
-//! one that its trust domain stands for.
+//! Trust domains and issuers, and the cluster of each peer, which follows from the issuer of its
+//! certificate or from its trust domain.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -8,51 +8,51 @@ use crate::wire::{SpkiHash, UNKNOWN_CLUSTER};
 
 use super::Caller;
 
-/// The cluster that domains without an entry are counted as, all together: who may sign for the
-/// shared roots can invent any number of them.
+/// Label under which tunnels of all domains without an entry are counted. A holder of a signing key
+/// under the shared roots can invent any number of domains.
 const UNLISTED: &str = "unlisted";
 
-/// Trust in peers: trust domains and issuers, each with its cluster, and identities that are
-/// believed what they say of where a tunnel comes from. A peer of any other domain is refused.
+/// Trust domains and issuers with their clusters, and the waypoint and gateway identities whose
+/// `x-istio-source` is trusted. A peer of any other domain is rejected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustSet {
     clusters: HashMap<Box<str>, Arc<str>>,
     waypoints: HashSet<Box<str>>,
-    /// There where domains without an entry are in the set too.
+    /// Present if domains without an entry are in the set too.
     others: Option<Others>,
-    /// There where the issuer says the cluster, and not the domain.
+    /// Present if the issuer rather than the domain determines the cluster.
     issuers: Option<Issuers>,
 }
 
-/// Issuers of certificates, each with its cluster.
+/// Certificate issuers with their clusters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Issuers {
     clusters: HashMap<SpkiHash, Arc<str>>,
-    /// [`UNKNOWN_CLUSTER`]; none where other issuers are refused.
+    /// [`UNKNOWN_CLUSTER`]; `None` if other issuers are rejected.
     unknown: Option<Arc<str>>,
 }
 
 /// Domains without an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Others {
-    /// The clusters that they do not stand for.
+    /// Clusters of the entries; a domain of one of these names is not accepted.
     taken: HashSet<Arc<str>>,
     /// [`UNLISTED`].
     counted: Arc<str>,
 }
 
-/// The cluster of a peer.
+/// Cluster of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCluster {
-    /// The name, for exposure and logs.
+    /// Name for exposure and logs.
     pub name: Arc<str>,
-    /// The name that its tunnels and descriptors are counted under. The configuration bounds how
-    /// many there are.
+    /// Name under which tunnels and descriptors of the peer are counted. The configuration bounds
+    /// the number of these names.
     pub counted: Arc<str>,
 }
 
 impl TrustSet {
-    /// The set of the given (trust domain, cluster) pairs.
+    /// Returns the set of these (trust domain, cluster) pairs.
     pub fn new<'a>(domains: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let entry = |(domain, cluster): (&str, &str)| (domain.into(), cluster.into());
         Self {
@@ -63,9 +63,9 @@ impl TrustSet {
         }
     }
 
-    /// Returns the set in which an issuer says the cluster of the peers whose certificates it
-    /// signed. Those of other issuers are in [`UNKNOWN_CLUSTER`], or in none if
-    /// `rejects_unknown`. Without any issuer the trust domains stand for the clusters.
+    /// Returns the set in which the issuer of a peer's certificate determines its cluster. Peers of
+    /// other issuers are in [`UNKNOWN_CLUSTER`], or in no cluster if `rejects_unknown`. Without any
+    /// issuer, trust domains determine the clusters.
     pub fn with_issuers<'a>(
         self,
         issuers: impl IntoIterator<Item = (SpkiHash, &'a str)>,
@@ -80,8 +80,8 @@ impl TrustSet {
         Self { issuers, ..self }
     }
 
-    /// Returns the set with every other domain in it too, each standing for a cluster of its name.
-    /// No other domain stands for a cluster that one of the set stands for.
+    /// Returns the set extended by every other domain, each with a cluster of its own name. A
+    /// domain named like a cluster of an entry is not included.
     pub fn with_any_domain(self, any_domain: bool) -> Self {
         let others = any_domain.then(|| Others {
             taken: self.clusters.values().map(Arc::clone).collect(),
@@ -90,19 +90,19 @@ impl TrustSet {
         Self { others, ..self }
     }
 
-    /// The same set, with the identities (`spiffe://…`) of waypoints and gateways.
+    /// Returns the set with these identities (`spiffe://…`) of waypoints and gateways.
     pub fn with_waypoints<'a>(self, waypoints: impl IntoIterator<Item = &'a str>) -> Self {
         let waypoints = waypoints.into_iter().map(Into::into).collect();
         Self { waypoints, ..self }
     }
 
-    /// Whether the configuration says that this identity is a waypoint's or a gateway's.
+    /// Returns whether the configuration lists this identity as a waypoint's or a gateway's.
     pub fn is_waypoint(&self, principal: &str) -> bool {
         self.waypoints.contains(principal)
     }
 
-    /// Returns the cluster of a caller: that of its issuer, or the one that its trust domain stands
-    /// for. None if the trust domain is not in the set, or its issuer is refused.
+    /// Returns the cluster of a caller, which its issuer or its trust domain determines. Returns
+    /// `None` if the trust domain is not in the set or the issuer is rejected.
     pub fn cluster<'a>(&'a self, caller: Caller<'a>) -> Option<&'a str> {
         match self.origin(caller.trust_domain, caller.issuer)? {
             Origin::Named(name) => Some(name),
@@ -110,7 +110,7 @@ impl TrustSet {
         }
     }
 
-    /// As [`Self::cluster`], with the name that the peer is counted under.
+    /// Returns the same as [`Self::cluster`], with the name under which the peer is counted.
     pub fn peer_cluster(
         &self,
         domain: &Arc<str>,
@@ -133,27 +133,27 @@ impl TrustSet {
         is_named || (takes_all() && !domain.is_empty()) || self.others(domain).is_some()
     }
 
-    /// Returns the cluster of the peers of an issuer; none where issuers say no cluster, or where
-    /// this one is refused.
+    /// Returns the cluster of an issuer's peers. Returns `None` if issuers do not determine
+    /// clusters or this one is rejected.
     pub fn issuer_cluster(&self, issuer: &SpkiHash) -> Option<&str> {
         let issuers = self.issuers.as_ref()?;
         issuers.cluster(Some(issuer)).map(|name| &**name)
     }
 
-    /// Returns whether issuers say the cluster.
+    /// Returns whether issuers determine clusters.
     pub fn has_issuers(&self) -> bool {
         self.issuers.is_some()
     }
 
-    /// Returns whether the cluster of a peer distinguishes it: issuers say it, or the entries of
-    /// trust domains name several. With one shared trust domain all peers count as one cluster.
+    /// Returns whether clusters distinguish peers: issuers determine them, or the entries of trust
+    /// domains name several. With one shared trust domain, all peers count as one cluster.
     pub fn distinguishes_clusters(&self) -> bool {
         let mut clusters = self.clusters.values();
         let first = clusters.next();
         self.has_issuers() || clusters.any(|cluster| Some(cluster) != first)
     }
 
-    /// The clusters that issuers stand for, each with one of its issuers.
+    /// Returns the clusters of issuers, once for each issuer.
     pub fn issuers(&self) -> impl Iterator<Item = (&str, &SpkiHash)> {
         let issuers = self.issuers.iter().flat_map(|issuers| &issuers.clusters);
         issuers.map(|(issuer, cluster)| (&**cluster, issuer))
@@ -168,7 +168,7 @@ impl TrustSet {
         cluster.flatten().map(Origin::Named)
     }
 
-    /// Returns the domains without an entry, if `domain` is one that is in the set.
+    /// Returns the domains without an entry, if `domain` is one of them and is in the set.
     fn others(&self, domain: &str) -> Option<&Others> {
         let others = self.others.as_ref()?;
         (!domain.is_empty() && !others.taken.contains(domain)).then_some(others)
@@ -177,9 +177,9 @@ impl TrustSet {
 
 /// Source of a peer's cluster.
 enum Origin<'a> {
-    /// An entry, whose cluster this is.
+    /// Cluster of an entry.
     Named(&'a Arc<str>),
-    /// The name of a domain without an entry.
+    /// Domain without an entry, whose name is the cluster.
     Domain(&'a Others),
 }
 
@@ -225,7 +225,7 @@ mod tests {
                 let counted = set.peer_cluster(&"cluster.local".into(), issuer);
                 assert_eq!(counted.map(|it| it.counted).as_deref(), want, "{issuer:?}");
             }
-            // The set of domains still counts.
+            // The trust domain must be in the set as well.
             assert_eq!(set.cluster(of("north.local", Some(&WEST))), None);
             assert_eq!(set.cluster(of("", None)), None);
             let any = set.with_any_domain(true);
@@ -242,7 +242,7 @@ mod tests {
         let one = set(&[("cluster.local", "east")]);
         assert!(!one.distinguishes_clusters());
         assert!(!set(&[("cluster.local", "east"), ("old.local", "east")]).distinguishes_clusters());
-        // A peer of another cluster may have the one domain that is listed.
+        // A peer of another cluster may use the one domain that is listed.
         assert!(!one.clone().with_any_domain(true).distinguishes_clusters());
         assert!(set(&[("east.local", "east"), ("west.local", "west")]).distinguishes_clusters());
         assert!(

@@ -1,5 +1,5 @@
-//! Why a workload is no endpoint of a service: asked by the builder, which leaves it out, and by
-//! the status page, which says so. One function answers both, so that they cannot disagree.
+//! Reasons for which a workload is no endpoint of a service. The builder, which leaves it out, and
+//! the status page, which reports the reason, share one function, so they cannot disagree.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,42 +9,44 @@ use super::builder::HBONE_PORT;
 use super::mesh::{Ports, Protocol, Scope, Service, Template, Workload};
 use super::tiers::Ranking;
 
-/// Why a workload is not dialled for a service port, as far as the mesh says it.
+/// Reason for which a workload is not dialled for a service port, as far as the mesh determines it.
 ///
-/// What only the running gateway knows comes besides: ejections, and addresses on the deny list.
+/// Reasons known only to the running gateway come in addition: ejections, and addresses on the deny
+/// list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unused {
-    /// The service passes original destinations through, and names no endpoint at all.
+    /// The service passes original destinations through and has no endpoints.
     PassThrough,
     /// The service has no such port.
     NoServicePort,
     /// The workload does not serve this port of the service.
     NotServed,
-    /// The record stands for the gateway of another network (contract 8.3).
+    /// The record represents the gateway of another network (contract 8.3).
     StandsForGateway,
-    /// It is in this network, which is not ours.
+    /// The workload is in this network, which is not ours.
     OtherNetwork(String),
-    /// It does not speak HBONE, and the source says that only those who do are dialled.
+    /// The workload does not speak HBONE, and the source restricts dialling to those that do.
     NoHbone,
-    /// It has no IP address.
+    /// The workload has no IP address.
     NoAddress,
-    /// It is dialled by plain TCP, and nobody says at which port.
+    /// The workload is dialled over plain TCP, and its port is unknown.
     NoTargetPort,
-    /// Its weight is 0.
+    /// Weight of the workload is 0.
     Drained,
-    /// It is not healthy, and the service wants endpoints that are.
+    /// The workload is unhealthy, and the service requires healthy endpoints.
     Unhealthy,
     /// An operator has evacuated this region.
     Evacuated(Arc<str>),
     /// This region has weight 0 in the configuration.
     NoWeight(Arc<str>),
-    /// Other regions have weights in the configuration, and this one has none.
+    /// This region has no weight in the configuration, and other regions have one.
     NoRegion(Arc<str>),
-    /// Other localities of its priority have weights in an Envoy assignment, and its own has none.
+    /// The workload's locality has no weight in an Envoy assignment, and others of its priority
+    /// have one.
     NoLocality,
-    /// It misses a preference that the service insists upon (mode STRICT).
+    /// The workload misses a preference that the service requires (mode STRICT).
     NotSame(Scope),
-    /// It could be dialled, but tunnels go to the service's waypoints, which are not gone past.
+    /// The workload could be dialled, but tunnels must go through a waypoint of the service.
     BehindWaypoint,
 }
 
@@ -82,7 +84,8 @@ impl fmt::Display for Unused {
     }
 }
 
-/// Why `workload` is no endpoint of port `port` of `service` in this snapshot; none if it is one.
+/// Returns the reason for which `workload` is no endpoint of port `port` of `service` in this
+/// snapshot, or `None` if it is one.
 pub fn unused(
     snapshot: &Snapshot,
     service: &Service,
@@ -105,8 +108,9 @@ pub fn unused(
         .or_else(behind)
 }
 
-/// The part of [`unused`] that depends on the service, for a workload that can be dialled. That it
-/// is unhealthy comes last: such a workload counts where the ready ones are.
+/// Evaluates the part of [`unused`] that depends on the service, for a workload that can be
+/// dialled. Health is checked last: an unhealthy workload still counts among the endpoints of its
+/// tier.
 pub(super) fn unserved(service: &Service, workload: &Workload, port: u16) -> Option<Unused> {
     if service.passthrough {
         return Some(Unused::PassThrough);
@@ -128,8 +132,8 @@ pub(super) fn unserved(service: &Service, workload: &Workload, port: u16) -> Opt
     }
 }
 
-/// The port at which `workload` serves port `port` of `service`. It names few services, and the
-/// key of one, `namespace/hostname`, need not be put together to find it.
+/// Returns the port at which `workload` serves port `port` of `service`. Scans the workload's few
+/// services, which avoids formatting the key `namespace/hostname`.
 fn target_port(service: &Service, workload: &Workload, port: u16) -> Option<u16> {
     let is_its = |key: &str| {
         let hostname = key.strip_prefix(&*service.namespace);
@@ -141,8 +145,8 @@ fn target_port(service: &Service, workload: &Workload, port: u16) -> Option<u16>
     ports.get(&port).copied()
 }
 
-/// The part of [`unused`] that depends on the workload alone: why it is dialled for no service at
-/// all (contract 8.3).
+/// Evaluates the part of [`unused`] that depends on the workload alone and excludes it from all
+/// services (contract 8.3).
 pub(super) fn undialled(workload: &Workload, network: &str, hbone_only: bool) -> Option<Unused> {
     if workload.network_gateway.is_some()
         || workload.uid.starts_with("NetworkGateway/")
@@ -162,10 +166,10 @@ pub(super) fn undialled(workload: &Workload, network: &str, hbone_only: bool) ->
 
 /// Returns whether a workload is dialled over HBONE for a port of a service, at `target`.
 ///
-/// Istiod sends the pods of waypoints and gateways with `tunnel_protocol: NONE`, and ztunnel dials
-/// a waypoint over HBONE regardless: at the endpoints of service port 15008. With another target
-/// port a Service would turn any port of a pod into HBONE, of which policies judge neither the
-/// port nor the source.
+/// Istiod sends the pods of waypoints and gateways with `tunnel_protocol: NONE`. Ztunnel
+/// nevertheless dials a waypoint over HBONE, at the endpoints of service port 15008. Accepting
+/// another target port would let a Service turn any port of a pod into HBONE. Policies would then
+/// evaluate neither the port nor the source.
 pub(super) fn speaks_hbone(workload: &Template, port: u16, target: u16) -> bool {
     workload.protocol == Protocol::Hbone || (port, target) == (HBONE_PORT, HBONE_PORT)
 }
@@ -226,7 +230,7 @@ mod tests {
         workload.locality = Arc::new(locality);
     }
 
-    /// What is said of a workload by a gateway in network `east`.
+    /// Returns the reason that a gateway in network `east` gives for a workload.
     fn why(service: &Service, workload: &Workload, hbone_only: bool, port: u16) -> Option<Unused> {
         let mut snapshot = Snapshot::default();
         snapshot.index.network = "east".into();
@@ -244,7 +248,7 @@ mod tests {
         unused(&snapshot, service, workload, port)
     }
 
-    /// What is said of port 80 after a change of either.
+    /// Returns the reason for port 80 after a change of the service or the workload.
     fn said(change: impl FnOnce(&mut Service, &mut Workload)) -> Option<Unused> {
         let (mut service, mut workload) = (service(), workload());
         change(&mut service, &mut workload);
@@ -278,7 +282,7 @@ mod tests {
         gateway.services = [("app/echo.app".into(), [(80, 80), (15008, 15008)].into())].into();
         assert_eq!(why(&service, &gateway, true, 15008), None);
         assert_eq!(why(&service, &gateway, true, 80), Some(Unused::NoHbone));
-        // Another target port is no port of HBONE, nor is another service port.
+        // HBONE needs 15008 as both the service port and the target port.
         service.ports.extend([(15008, 0), (80, 0)]);
         for ports in [[(80, 8080), (15008, 8080)], [(80, 15008), (15008, 5432)]] {
             gateway.services = [("app/echo.app".into(), ports.into())].into();

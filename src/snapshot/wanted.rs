@@ -1,5 +1,5 @@
-//! Hostnames that are worth a lookup: those of workloads that a service which can be reached would
-//! dial. A mesh names many more, of gateways of other networks and of services that nobody exposes.
+//! Hostnames that need resolution: those of workloads that a reachable service would dial. A mesh
+//! has many more, of gateways of other networks and of services that are not exposed.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashSet};
@@ -10,9 +10,9 @@ use super::usable::undialled;
 use super::{Host, Snapshot, Unused};
 
 impl Snapshot {
-    /// Returns the hostnames that tunnels may need the addresses of. The cost is that of all
-    /// workloads with a hostname, of the routes of TLS listeners, and of all services behind
-    /// waypoints where one of those workloads is in no service that can be reached.
+    /// Returns the hostnames whose addresses tunnels may need. The cost is linear in the workloads
+    /// with a hostname and the routes of TLS listeners. If such a workload is in no reachable
+    /// service, it is also linear in the services with waypoints.
     pub fn wanted_hosts(&self) -> BTreeMap<Arc<str>, Arc<Host>> {
         let pass = Pass::new(self);
         let known = self.hosts.known.iter();
@@ -26,16 +26,16 @@ impl Snapshot {
     }
 }
 
-/// One look at all hostnames, with what it needs for each of them.
+/// Single pass over all hostnames, with the state that each of them needs.
 struct Pass<'a> {
     snapshot: &'a Snapshot,
-    /// Names that routes of TLS listeners open to anyone, with those that they stand for.
+    /// Names that routes of TLS listeners expose to anyone, with the targets of their aliases.
     routed: HashSet<Family<'a>>,
-    /// The waypoints of services that can be reached, as `namespace/hostname`.
+    /// Waypoints of reachable services, as `namespace/hostname`.
     waypoints: OnceCell<HashSet<String>>,
 }
 
-/// A name, and all that are of its family: their stem, or the one name of no family.
+/// Key of a name: the stem of its family, or the name itself if it is outside all families.
 #[derive(PartialEq, Eq, Hash)]
 enum Family<'a> {
     Stem(&'a str),
@@ -82,7 +82,7 @@ impl<'a> Pass<'a> {
             })
     }
 
-    /// Returns whether a peer may reach the service `namespace/hostname`, or anyone by a TLS
+    /// Returns whether a peer may reach the service `namespace/hostname`, or anyone may by a TLS
     /// listener.
     fn can_be_reached(
         &self,
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// A workload of a service that has the service's name as its hostname.
+    /// Returns a workload of the service `name`, whose hostname is also `name`.
     fn workload(name: &str, change: impl FnOnce(&mut Workload)) -> Workload {
         let mut workload = Workload {
             uid: format!("uid-{name}").into(),
@@ -296,7 +296,8 @@ mod tests {
                     ..Mesh::new(services, [])
                 }
             };
-            // One mesh after the other, whether it is looked at, whether the waypoint is wanted.
+            // Meshes in sequence, each with whether hostnames are reviewed and whether the
+            // waypoint's is wanted.
             let steps = [
                 (mesh(&[&waypoint]), true, false),
                 (mesh(&[&waypoint, &other]), false, false),
