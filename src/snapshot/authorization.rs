@@ -103,12 +103,11 @@ pub enum StringMatch {
 pub struct Attributes<'a> {
     /// Identity of the peer, if it has one.
     pub peer: Option<PeerIdentity<'a>>,
-    /// Address of the peer, if it is the address that the endpoint would see. The address of
-    /// another gateway is not.
+    /// Address of the peer. Unknown for an HBONE endpoint.
     pub source: Option<IpAddr>,
     /// Address of the endpoint.
     pub destination: IpAddr,
-    /// Port of the endpoint, if known. The port of an inner CONNECT is not.
+    /// Port of the endpoint. Unknown for an HBONE endpoint, where the inner CONNECT names it.
     pub port: Option<u16>,
 }
 

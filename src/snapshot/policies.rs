@@ -128,8 +128,8 @@ impl Policies {
     }
 }
 
-/// Returns the reason for a rejection: a DENY that matches, or else no ALLOW that matches if there
-/// is any ALLOW.
+/// Returns the reason for a rejection, if any. A matching DENY rejects. So does the absence of a
+/// matching ALLOW if any ALLOW applies.
 fn refusal<'a>(
     policies: impl Iterator<Item = &'a Arc<Policy>>,
     attributes: &Attributes<'_>,

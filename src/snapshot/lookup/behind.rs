@@ -1,4 +1,4 @@
-//! What is behind an alias or a given name, and the rules of that.
+//! Tests of the services behind aliases and given names, and of their rules.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ fn an_alias_keeps_the_priorities_of_what_is_behind_it() {
             .collect()
     };
     assert_eq!(shares("foo.global:8080"), [(2, 1.0), (1, 0.0)]);
-    // In that region there is no better one.
+    // In that region, no endpoint has a better priority.
     assert_eq!(shares("foo-east.global:80"), [(1, 1.0)]);
 }
 
@@ -107,6 +107,6 @@ fn a_name_that_an_entry_gives_is_routed_by_what_that_entry_says() {
     let strict = Some(RouteBy::Strict);
     assert_eq!(route_by(host, false), [strict; 2]);
     assert_eq!(route_by("echo.app.mesh.internal", false), [strict; 2]);
-    // The service's own entry holds for all its names but this one.
+    // The service's own entry applies to all its names except the given one.
     assert_eq!(route_by("echo.app.mesh.internal", true), [strict, None]);
 }

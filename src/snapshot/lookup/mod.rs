@@ -1,4 +1,4 @@
-//! Lookup of the service that an authority stands for, and evaluation of its exposure.
+//! Lookup of the service to which an authority leads, and evaluation of its exposure.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -18,38 +18,39 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-/// A service port that was asked for.
+/// Service port that matches an authority.
 #[derive(Clone, Debug)]
 pub struct Found<'a> {
-    /// The service.
+    /// Service.
     pub service: &'a Arc<Service>,
-    /// Its port, which it has.
+    /// Port of the service; the service has it.
     pub port: u16,
-    /// The means by which it was asked for.
+    /// Part of the configuration or mesh that the authority matched.
     pub means: Means,
 }
 
-/// Means by which a service was asked for, which decides what has to be exposed.
+/// Part of the configuration or mesh that an authority matched. It determines the exposure rules
+/// that apply.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Means {
-    /// By its hostname, by a name of its family, or by a VIP.
+    /// Hostname, name of its family, or VIP of the service.
     #[default]
     Service,
-    /// By a name that `exposure` gives it.
+    /// Name that `exposure` gives to the service.
     Exposed,
-    /// By an alias of `names`.
+    /// Alias of `names`.
     Alias(Arc<Alias>),
-    /// By an address of this workload.
+    /// Address of this workload.
     Workload(Arc<Workload>),
 }
 
 impl Snapshot {
-    /// Looks up what is asked for: a name that `exposure` gives, then an alias that the caller's
-    /// cluster sees, then a service's hostname, then a name of a service's family, then a VIP of
-    /// this network, then an address of a workload of this network that is exposed.
+    /// Looks up the service of an authority. A name is matched against the names that `exposure`
+    /// gives, then the aliases visible to the caller's cluster, hostnames, and names of families.
+    /// An address is matched against the VIPs of this network, then its exposed workloads.
     ///
-    /// Names of the configuration come first: a tenant who gives a service such a hostname must not
-    /// take them over. Nothing is resolved by DNS.
+    /// Names of the configuration come first, so that a tenant cannot take them over by choosing
+    /// such a hostname. Nothing is resolved by DNS.
     pub fn find(&self, caller: Caller<'_>, asked: &Authority) -> Option<Found<'_>> {
         let (service, port, means) = match &asked.host {
             Host::Name(name) => self.find_name(caller, name, asked)?,
@@ -66,7 +67,7 @@ impl Snapshot {
         })
     }
 
-    /// Looks up what a name stands for.
+    /// Looks up the service of a name.
     fn find_name(
         &self,
         caller: Caller<'_>,
@@ -86,8 +87,8 @@ impl Snapshot {
         Some((self.named(name)?, asked.port, Means::Service))
     }
 
-    /// The workload at an address. Of several services that it serves at this port the first one
-    /// counts that the caller may reach so.
+    /// Looks up the workload at an address. If it serves this port for several services, returns
+    /// the first that the caller may reach by address, or else the first.
     fn find_workload(&self, caller: Caller<'_>, ip: IpAddr, target: u16) -> Option<Found<'_>> {
         let mut found = self.at_address(ip, target);
         let first = found.next()?;
@@ -101,44 +102,45 @@ impl Snapshot {
         Some(found.find(is_allowed).unwrap_or(first))
     }
 
-    /// Returns the service that a name stands for to a peer to whom the configuration gives no
-    /// other one by it. A name that is for other peers, or at another port, is left to nobody but a
-    /// service in the namespace that owns it.
+    /// Returns the service of a name that the configuration does not give to the peer. If the
+    /// configuration gives the name to other peers or for another port, only a service in the
+    /// namespace that owns it may answer.
     pub fn named(&self, name: &str) -> Option<&Arc<Service>> {
         let service = self.called(name)?;
         self.may_be_named(name, &service.definition)
             .then_some(service)
     }
 
-    /// Returns whether a service may have a name that the configuration does not give the peer.
+    /// Returns whether a service may have a name that the configuration does not give to the peer.
     fn may_be_named(&self, name: &str, service: &mesh::Service) -> bool {
         let owner = self.names.owner(&service.hostname);
         owner == Some(&service.namespace) || !self.is_given(name)
     }
 
-    /// Returns whether the configuration gives a service this name besides its own.
+    /// Returns whether the configuration gives this name to a service, by an alias or in
+    /// `exposure`.
     pub(super) fn is_given(&self, name: &str) -> bool {
         !self.names.called(name).is_empty() || self.exposure.hosts_called(name).next().is_some()
     }
 
-    /// The service that a hostname or a name of its family stands for.
+    /// Returns the service of a hostname or of a name of its family.
     pub fn called(&self, host: &str) -> Option<&Arc<Service>> {
         let own = self.services.get(host);
         own.or_else(|| self.of_family(self.names.stem(host)?))
     }
 
-    /// The service of a hostname, or what an alias of several has in its place.
+    /// Returns the service of a hostname, or the derived service of a label.
     pub fn service(&self, host: &str) -> Option<&Arc<Service>> {
         self.services.get(host).or_else(|| self.derived.get(host))
     }
 
-    /// Of the services of one family the first one by the order of the suffixes.
+    /// Returns the first service of a family in order of the suffixes.
     fn of_family(&self, stem: &str) -> Option<&Arc<Service>> {
         let mut names = self.names.family(stem);
         names.find_map(|name| self.services.get(&*name))
     }
 
-    /// The endpoints of what was found, those of TLS listeners if `direct`.
+    /// Returns the endpoints of a lookup result, those for TLS listeners if `direct`.
     pub fn endpoints(&self, found: &Found<'_>, direct: bool) -> Arc<EndpointSet> {
         let Found { service, port, .. } = found;
         if let Means::Workload(workload) = &found.means {
@@ -159,8 +161,8 @@ impl Snapshot {
 
 /// Exposure of the services that a lookup found.
 impl Snapshot {
-    /// Judges by the exposure rules, and by the control plane's exports where they say nothing.
-    /// `host` is the hostname of the service that `asked` stands for.
+    /// Evaluates the exposure rules, or the control plane's exports if the rules have no entry.
+    /// `host` is the hostname of the service to which `asked` leads.
     pub fn judge(
         &self,
         caller: Caller<'_>,
@@ -192,8 +194,8 @@ impl Snapshot {
         }
     }
 
-    /// Returns whether `exposure.default` exposes a service that has no entry. One that only
-    /// clients of its namespace see (`exportTo: ["."]`) has to be exposed by name.
+    /// Returns whether `exposure.default` exposes a service without an entry. A service that is
+    /// visible only in its namespace (`exportTo: ["."]`) needs an entry.
     pub fn is_exposed_by_default(&self, host: &str) -> bool {
         let is_private = |service: &Arc<Service>| service.definition.private;
         self.exposure.exposes_all() && !self.services.get(host).is_some_and(is_private)
@@ -208,12 +210,13 @@ impl Snapshot {
             .judge_workload(caller, &self.trust, &entry, port)
     }
 
-    /// Each service behind an alias has to be exposed to the caller. Those that the mesh does not
-    /// have, or that have no such port, have no endpoint behind it either.
+    /// Evaluates each service behind an alias; all must be exposed to the caller. Targets that do
+    /// not exist or lack the port are left out, because they contribute no endpoint.
     fn judge_targets(&self, caller: Caller<'_>, alias: &Alias, asked: u16) -> Verdict {
         let mut judged: Vec<_> = self.behind(alias, asked).collect();
         if judged.is_empty() {
-            // An open tunnel can outlive all of them, and keeps its right by their rules alone.
+            // An open tunnel can outlive all targets. The rules of their names alone then decide
+            // about it.
             let targets = alias.targets().iter();
             judged = targets
                 .map(|(host, port)| (&**host, port.unwrap_or(asked)))
@@ -225,8 +228,8 @@ impl Snapshot {
         refusals.next().unwrap_or(Verdict::Allowed)
     }
 
-    /// Judges an open tunnel by the service behind an alias whose endpoint it has, if the mesh has
-    /// that no more: [`Self::judge`] looks at those that are there.
+    /// Evaluates an open tunnel by the target of an alias that serves its endpoint, if that target
+    /// no longer exists. [`Self::judge`] evaluates only targets that exist.
     pub fn judge_gone(
         &self,
         caller: Caller<'_>,
@@ -260,7 +263,7 @@ impl Snapshot {
         refusal.unwrap_or(Verdict::Allowed)
     }
 
-    /// The services behind an alias that are there, with the port that is asked for.
+    /// Returns the existing services behind an alias, each with the port that is reached.
     pub fn behind(&self, alias: &Alias, asked: u16) -> impl Iterator<Item = (&str, u16)> {
         alias.targets().iter().filter_map(move |(host, port)| {
             let (service, port) = (self.called(host)?, port.unwrap_or(asked));
@@ -269,8 +272,8 @@ impl Snapshot {
         })
     }
 
-    /// By what tunnels are routed, where an entry of the service says so, or one that gives it the
-    /// name. Of several the one that says most does, as of several services behind an alias.
+    /// Returns the routing key of tunnels, if an entry of the service or of the requested name sets
+    /// it. Of several entries or of several services behind an alias, the strictest applies.
     pub fn route_by(
         &self,
         asked: &Authority,
@@ -292,8 +295,8 @@ impl Snapshot {
         }
     }
 
-    /// Returns whether `asked` may still stand for a service, as it did when a tunnel was opened.
-    /// Services come and go without changing that: only the configuration does.
+    /// Returns whether `asked` may still lead to a service as when a tunnel was opened. Only the
+    /// configuration changes the result, not the presence of services.
     pub fn stands_for(
         &self,
         caller: Caller<'_>,
@@ -326,14 +329,15 @@ impl Snapshot {
         }
     }
 
-    /// Returns whether a service stays in its cluster by its own word, whatever else is said.
+    /// Returns whether an object of its own cluster keeps a service local, which overrides all
+    /// other rules.
     pub fn is_kept(&self, host: &str) -> bool {
         self.scope.local.contains(host)
     }
 
-    /// The hostname whose entries hold for a service: its own, else one of its family that no
-    /// service has for itself. One that an object exports may be two services, that of its cluster
-    /// and that of all: entries of either hold for both.
+    /// Returns the hostname whose entries apply to a service: its own, or else a name of its family
+    /// that no other service has. An exported hostname can be two services, one of its cluster and
+    /// one of all clusters; entries of either apply to both.
     pub fn entry_of<'a>(&self, host: &'a str) -> Cow<'a, str> {
         if self.exposure.has_entry(host) || !self.exposure.has_entries() {
             return Cow::Borrowed(host);
@@ -346,8 +350,8 @@ impl Snapshot {
         found.map_or(Cow::Borrowed(host), Cow::Owned)
     }
 
-    /// Returns whether an object of its own exports a service, or the control plane a port of it,
-    /// by its hostname or by another name of its family.
+    /// Returns whether a service is exported, by a separate object or by the control plane for this
+    /// port. The export may use its hostname or another name of its family.
     pub fn is_exported(&self, host: &str, port: u16) -> bool {
         let is_its =
             |name: &str| self.exports.contains(name, port) && self.is_other_name(name, host);
@@ -356,21 +360,21 @@ impl Snapshot {
             || self.family_of(host).any(|name| is_its(&name))
     }
 
-    /// All names of the family that a name is of, if it is of one.
+    /// Returns all names of the family to which a name belongs, if any.
     pub(super) fn family_of(&self, host: &str) -> impl Iterator<Item = String> {
         let stem = self.names.stem(host).into_iter();
         stem.flat_map(|stem| self.names.family(stem))
     }
 
-    /// Returns whether another name of its family stands for a service.
+    /// Returns whether `name` is an alternative name, by its family, of the service `host`.
     fn is_other_name(&self, name: &str, host: &str) -> bool {
         let is_other = *name != *host && !self.services.contains_key(name);
         let called = || self.called(name);
         is_other && called().is_none_or(|service| *service.hostname == *host)
     }
 
-    /// Returns whether rules of a family may hold for another service of it than before when the
-    /// one of this hostname comes or goes.
+    /// Returns whether adding or removing the service of this hostname may move rules of its family
+    /// from one service to another.
     pub(super) fn shares_rules(&self, host: &str) -> bool {
         let names: Vec<_> = self.family_of(host).collect();
         let has_rules = |name: &String| self.exposure.has_entry(name) || self.exports.has(name);

@@ -1,4 +1,5 @@
-//! What names lead to after a row of changes, against the same built from nothing.
+//! Test that a sequence of changes leads each name to the same result as a snapshot built from
+//! scratch.
 
 use std::sync::Arc;
 
@@ -9,7 +10,8 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, Mesh, Workload};
 use crate::snapshot::{ExposureTable, NameTable, Scope, Snapshot};
 
-/// What names lead to, for each of two callers: the service, who may, and the endpoints.
+/// Returns, for each name and each of two callers, the service, whether the caller may reach it,
+/// and the endpoints.
 fn meaning(snapshot: &Snapshot) -> Vec<String> {
     let mut texts: Vec<_> = HOSTS.map(|host| format!("{host}:80")).into();
     let aliases = ["one.name", "two.name", "region.name"];
@@ -32,7 +34,7 @@ fn meaning(snapshot: &Snapshot) -> Vec<String> {
     said.collect()
 }
 
-/// Two families, each with a service for each suffix.
+/// Names of two families, one service for each suffix.
 const HOSTS: [&str; 6] = [
     "a.x.svc.cluster.local",
     "a.x.mesh.internal",
@@ -49,8 +51,8 @@ fn drawn_host(rng: &mut Rng) -> &'static str {
 fn drawn_service(rng: &mut Rng) -> mesh::Service {
     let place = rng.usize(..HOSTS.len());
     let mut service = service(HOSTS[place], &[80, 81]);
-    // One that does not own its family. Each VIP is claimed by one hostname only, as the age of a
-    // claim is not what the same mesh says from nothing.
+    // The last service does not own its family. Each VIP is claimed by one hostname only, because
+    // the age of a claim is lost when a snapshot is built from scratch.
     if place == HOSTS.len() - 1 {
         service.namespace = "z".into();
     }

@@ -1,4 +1,4 @@
-//! Names against tables.
+//! Table-driven tests of lookup and exposure.
 
 use std::collections::BTreeMap;
 
@@ -33,8 +33,8 @@ pub(super) fn service(hostname: &str, ports: &[u16]) -> mesh::Service {
     }
 }
 
-/// A workload of region `r` and the last number of its address, which serves services at the same
-/// ports of them and of its own.
+/// Returns a workload with this last byte of its address. It serves each service at the given
+/// (hostname, service port, target port).
 pub(super) fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) -> Workload {
     let mut ports: BTreeMap<String, Vec<(u16, u16)>> = BTreeMap::new();
     for (hostname, port, target) in services {
@@ -70,7 +70,7 @@ fn target(text: &str) -> (Box<str>, Option<u16>) {
     }
 }
 
-/// An alias as the configuration has it: its name, its targets, its consumers and its region.
+/// Alias as configured: name, targets, consumers and region.
 pub(super) type Given<'a> = (&'a str, &'a [&'a str], Option<&'a [&'a str]>, &'a str);
 
 pub(super) fn names(aliases: &[Given<'_>]) -> NameTable {
@@ -113,7 +113,8 @@ pub(super) fn built(mesh: Mesh, names: NameTable, exposure: ExposureTable) -> Sn
     build(&Snapshot::default(), change)
 }
 
-/// `hostname:port`, and who may, as a letter for each caller: `w`est, `n`orth, nobody known.
+/// Returns, for callers of west, of north and without identity, `hostname:port` and whether the
+/// caller may reach it.
 pub(super) fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>; 3] {
     let callers = [caller("west.local"), caller("north.local"), Caller::UNKNOWN];
     callers.map(|caller| {
@@ -161,19 +162,19 @@ fn names_are_looked_up_in_their_order() {
     let snapshot = built(Mesh::new(services, workloads), names, exposure);
     let other = |port: u16| format!("other.app.svc.cluster.local:{port}");
     let echo = format!("{echo}:80");
-    // Of each: what west finds, and what all others find.
+    // Each row: authority, result for west, result for all other callers.
     for (text, west, others) in [
         (&*echo, &*echo, &*echo),
         ("echo.app.mesh.internal:80", &echo, &echo),
-        // A name of the configuration is before a hostname, which a tenant may have chosen.
+        // A configured name takes precedence over a hostname, which a tenant may have chosen.
         ("taken.global:80", &echo, &echo),
-        // A name of `exposure` is before an alias, an alias before a family.
+        // A name of `exposure` takes precedence over an alias, and an alias over a family.
         ("given.global:80", &echo, &echo),
         ("echo.app.global:80", &other(81), &echo),
         ("for.some:80", &echo, &other(80)),
         ("for.some:81", "", ""),
         ("gone.global:80", "", ""),
-        // Of two services of one family the first one is meant by the other names.
+        // Of two services of one family, the other names lead to the first.
         (
             "both.app.global:80",
             "both.app.svc.cluster.local:80",
@@ -184,7 +185,7 @@ fn names_are_looked_up_in_their_order() {
             "both.app.mesh.internal:80",
             "both.app.mesh.internal:80",
         ),
-        // A VIP and a workload of this network only.
+        // Only VIPs and workloads of this network match.
         ("240.0.0.1:80", &echo, &echo),
         ("10.0.0.3:8080", &echo, &echo),
         ("10.0.0.3:80", "", ""),
@@ -232,7 +233,7 @@ fn an_entry_holds_for_all_names_of_its_service() {
     for (text, west, north) in [
         ("echo.app.svc.cluster.local:80", true, false),
         ("echo.app.global:80", true, false),
-        // Each of two services of one family has its own entry or none.
+        // Two services of one family do not share entries.
         ("both.app.mesh.internal:80", true, false),
         ("both.app.svc.cluster.local:80", false, false),
         ("both.app.global:80", false, false),
@@ -246,8 +247,8 @@ fn an_entry_holds_for_all_names_of_its_service() {
         assert_eq!([by_west, by_north], [Some(west), Some(north)], "{text}");
         assert_eq!(by_unknown, Some(false), "{text}");
     }
-    // What an entry of the family opened is its own service's once that is there, and tunnels are
-    // judged anew.
+    // An entry for another name of the family stops applying once that name has its own service.
+    // Tunnels are then evaluated again.
     let appears = service("echo.app.mesh.internal", &[80]);
     let mesh = Mesh::new(services.into_iter().chain([appears]), []);
     let change = Change {
@@ -269,13 +270,13 @@ pub(super) fn payments() -> Mesh {
     let workloads = [
         workload(1, "us-west-2", &[(WEST2, 80, 8080)]),
         workload(2, "us-east-2", &[(EAST2, 80, 8080)]),
-        // It serves both, and is one endpoint.
+        // Serves both, but is one endpoint.
         workload(3, "us-west-2", &[(WEST2, 80, 8080), (EAST2, 80, 8080)]),
     ];
     Mesh::new([service(WEST2, &[80]), service(EAST2, &[80])], workloads)
 }
 
-/// The last numbers of the addresses that `text` leads to, in their order.
+/// Returns the last bytes of the endpoint addresses to which `text` leads, in order.
 pub(super) fn lasts(snapshot: &Snapshot, domain: &str, text: &str) -> Option<Vec<u8>> {
     let found = snapshot.find(caller(domain), &asked(text))?;
     let set = snapshot.endpoints(&found, false);
@@ -329,10 +330,10 @@ fn an_alias_of_several_services_has_the_endpoints_of_all_and_of_a_region_those_t
     ] {
         assert_eq!(at(domain, text), None, "{domain} {text}");
     }
-    // West may reach both services behind it, north only one, and strangers none.
+    // West may reach both services behind it, north one, a caller without identity none.
     let allowed = found(&snapshot, "foo.global:80").map(|found| found.map(|found| found.1));
     assert_eq!(allowed, [Some(true), Some(false), Some(false)]);
-    // What is behind it comes and goes.
+    // One target and one workload are removed.
     let mut mesh = payments();
     mesh.services
         .remove("useast2/foo.useast2.svc.cluster.local");
@@ -373,7 +374,7 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     let (echo, other) = ("echo.app.svc.cluster.local", "other.app.svc.cluster.local");
     let mut here = workload(1, "", &[(echo, 80, 8080), (other, 80, 8080)]);
     here.network = "east".into();
-    // The same address, of another network.
+    // The same address in another network.
     let mut there = workload(1, "", &[(echo, 80, 8080)]);
     (there.uid, there.network) = ("uid-there".into(), "west".into());
     let mut sick = workload(2, "", &[(echo, 80, 8080)]);
@@ -401,14 +402,14 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     let allowed = |text| found(&snapshot, text).map(|found| found.map(|found| found.1));
     let nobody = [Some(false); 3];
     for (text, want) in [
-        // Both may, each by the entry of another service.
+        // Both may, each by the entry of a different service.
         ("10.0.0.1:8080", [Some(true), Some(true), Some(false)]),
         ("10.0.0.2:8080", [Some(true), Some(false), Some(false)]),
         ("10.0.0.3:8080", [Some(true), Some(false), Some(false)]),
         ("10.0.0.3:8081", nobody),
         ("10.0.0.3:80", [None; 3]),
         ("10.0.0.4:8080", [None; 3]),
-        // Its own waypoint is not gone past.
+        // A workload with its own waypoint is not exposed, so that the waypoint is not bypassed.
         ("10.0.0.5:8080", [None; 3]),
     ] {
         assert_eq!(allowed(text), want, "{text}");
@@ -427,7 +428,7 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     assert_eq!(dialled("10.0.0.1:8080"), ["10.0.0.1:15008"]);
     assert_eq!(dialled("10.0.0.3:8080"), ["10.0.0.3:8080"]);
     assert!(dialled("10.0.0.2:8080").is_empty(), "it is not healthy");
-    // The tunnels to it and by its service are one load.
+    // Tunnels by address and tunnels by service name count as one load.
     let by_name = snapshot.services.get(echo).expect("a service");
     let authority = asked("10.0.0.1:8080");
     let found = snapshot
@@ -437,7 +438,7 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     let same =
         |one: &Arc<crate::snapshot::Endpoint>| Arc::ptr_eq(&one.state, &set.endpoints[0].state);
     assert!(by_name.ports[&80].endpoints.iter().any(same));
-    // Without the entries nothing is known of addresses.
+    // Without the entries no address resolves.
     let change = Change {
         exposure: Some(ExposureTable::new(true)),
         ..Change::default()
@@ -487,7 +488,7 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
             built(Mesh::default(), names(aliases), table(Some("given.global"))),
         ),
     ];
-    // Of each name: whether it still stands for what it did.
+    // Each row: authority, and whether it still leads to the same service in each later snapshot.
     for (text, want) in [
         (
             "echo.app.svc.cluster.local:80",
@@ -556,7 +557,7 @@ fn exposing_all_admits_the_trust_set_to_what_more_than_its_namespace_sees() {
     ] {
         let got = found(&snapshot, &format!("{name}:80")).map(|one| one.map(|one| one.1));
         let [west, north] = want.map(Some);
-        // `all` is all peers of the trust set.
+        // `all` means all peers of the trust set.
         assert_eq!(got, [west, north, Some(false)], "{name}");
     }
 }

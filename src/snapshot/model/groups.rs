@@ -1,5 +1,5 @@
-//! What the mesh, the configuration and an operator mean for the groups of a service: a plain
-//! reading of the rules, by texts and fractions.
+//! Reference implementation of the groups of a service, from the mesh, the configuration and an
+//! operator's overrides. It uses strings and floating-point numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::super::traffic::{Position, Regions, Rule, Spill, Traffic};
 use super::super::{Endpoint, EndpointSet};
 use crate::wire::RegionPattern;
 
-/// What is said of a service, or of every one.
+/// Traffic rule for one service, or for every service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Entry {
     preferences: Option<&'static [Scope]>,
@@ -19,15 +19,15 @@ pub(super) struct Entry {
     regions: Vec<(&'static str, u32)>,
 }
 
-/// All that decides beside the mesh.
+/// All inputs of load balancing other than the mesh.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Said {
-    /// By hostname; `*` is every service.
+    /// By hostname; `*` means every service.
     pub(super) traffic: BTreeMap<String, Entry>,
     pub(super) evacuated: BTreeSet<&'static str>,
 }
 
-/// A group: its tier, its endpoints by uid, and its share.
+/// Group: its tier, the uids of its endpoints, and its share.
 pub(super) type Group = (String, Vec<String>, f64);
 
 const PREFERENCES: [&[Scope]; 5] = [
@@ -40,7 +40,7 @@ const PREFERENCES: [&[Scope]; 5] = [
 
 pub(super) const PLACES: [&str; 6] = ["*", "r1", "r2", "r1/z1", "r1/z2", "r2/z1"];
 
-/// Where the gateway of the model is.
+/// Position of the gateway in the model.
 pub(super) fn position() -> Position {
     Position {
         cluster: "c1".into(),
@@ -58,14 +58,14 @@ fn place(text: &str) -> Locality {
     }
 }
 
-/// Draws where a workload is.
+/// Sets a random location of a workload.
 pub(super) fn locate(rng: &mut Rng, workload: &mut Workload) {
     workload.locality = place(rng.choice(&PLACES[3..]).expect("a place")).into();
     workload.cluster = (*rng.choice(&["c1", "c2"]).expect("a cluster")).into();
     workload.priority = rng.u32(..2);
 }
 
-/// Draws how a service is balanced.
+/// Sets random balancing keys of a service.
 pub(super) fn balance(rng: &mut Rng, service: &mut Service) {
     match rng.u8(..4) {
         0 => {
@@ -87,7 +87,7 @@ pub(super) fn balance(rng: &mut Rng, service: &mut Service) {
                 localities,
                 drops: Vec::new(),
             });
-            // The same for each port that a service can have.
+            // The same assignment for each port that a service can have.
             let ports = (0..3).map(|at| (super::port(at), Arc::clone(&assignment)));
             service.assignments = ports.collect();
         }
@@ -95,7 +95,7 @@ pub(super) fn balance(rng: &mut Rng, service: &mut Service) {
     }
 }
 
-/// Draws what is said of a service.
+/// Returns a random traffic rule.
 pub(super) fn entry(rng: &mut Rng) -> Entry {
     let regions = PLACES.into_iter().map(|place| (place, rng.u32(..3)));
     let regions: Vec<_> = regions.filter(|(place, _)| place.len() % 3 != 1).collect();
@@ -111,12 +111,12 @@ pub(super) fn entry(rng: &mut Rng) -> Entry {
 }
 
 impl Said {
-    /// Whether a ready workload is an endpoint.
+    /// Returns whether a ready workload is an endpoint.
     pub(super) fn uses(&self, service: &Service, workload: &Workload) -> bool {
         spot(service, self, workload).is_some_and(|(.., weight)| weight > 0)
     }
 
-    /// The same for the builder.
+    /// Converts the rules to the builder's input.
     pub(super) fn traffic(&self) -> Traffic {
         let rule =
             |entry: &Entry| Rule {
@@ -142,10 +142,10 @@ fn is_in(place: &str, locality: &Locality) -> bool {
     place == "*" || place == text(locality) || *place == *locality.region
 }
 
-/// Where an endpoint stands: its tier, the name of that, its place within, and the weight of it.
+/// Tier of an endpoint, the name of the tier, the place within it, and the weight of the place.
 type Spot = (usize, String, String, u32);
 
-/// None for an endpoint that is passed over and not counted.
+/// Returns `None` for an endpoint that is neither used nor counted.
 fn spot(service: &Service, said: &Said, workload: &Workload) -> Option<Spot> {
     let at = &*workload.locality;
     if said.evacuated.iter().any(|place| is_in(place, at)) {
@@ -225,9 +225,9 @@ fn by_preference(of: &[Scope], strict: bool, workload: &Workload) -> Option<(usi
     Some((of.len() - matched, name))
 }
 
-/// The groups that have ready endpoints, of all endpoints with whether they are ready.
+/// Returns the groups with ready endpoints. `all` has each endpoint with whether it is ready.
 pub(super) fn groups(service: &Service, said: &Said, all: &[(&Workload, bool)]) -> Vec<Group> {
-    /// Its ready ones by uid, and how many there are.
+    /// Uids of ready endpoints, and the number of all.
     type Counted = (Vec<String>, usize);
     let mut tiers: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
     let mut spots: BTreeMap<(usize, String), (String, u32, Counted)> = BTreeMap::new();
@@ -278,7 +278,7 @@ pub(super) fn groups(service: &Service, said: &Said, all: &[(&Workload, bool)]) 
     shares
 }
 
-/// Whether a set is shared out like this.
+/// Returns whether a set has these groups and shares.
 pub(super) fn is_like(set: &EndpointSet, want: &[Group]) -> bool {
     let uids = |endpoints: &[Arc<Endpoint>]| -> Vec<_> {
         let uids = endpoints.iter().map(|one| one.uid().to_string());
@@ -302,7 +302,7 @@ pub(super) fn is_like(set: &EndpointSet, want: &[Group]) -> bool {
         });
         found.map(|place| want.remove(place)).is_some()
     });
-    // Those that stand in first are of the first tiers, and of these those with most.
+    // Groups follow the order of tiers and, within a tier, of falling shares.
     let order: Vec<_> = groups
         .map(|group| (group.tier.to_string(), group.share))
         .collect();
@@ -312,7 +312,7 @@ pub(super) fn is_like(set: &EndpointSet, want: &[Group]) -> bool {
     all_found && want.is_empty() && is_falling
 }
 
-/// A tier can take its ready part times the first by the second.
+/// Returns the threshold as (factor, divisor): a tier can take its ready ratio × factor / divisor.
 fn threshold(service: &Service, said: &Said) -> (u64, u64) {
     let own = said.traffic.get(&*service.hostname);
     let by_own = own.is_some_and(|own| {

@@ -1,5 +1,5 @@
-//! The builder against a plain reading of the rules, over changes that a seed draws: whatever it
-//! shares with the snapshot before, the next one has to be what the mesh says by itself.
+//! Randomized test of the builder against a reference implementation of the rules. Whatever the
+//! next snapshot shares with the previous one, it must equal the one that the mesh alone defines.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -20,30 +20,30 @@ const SEEDS: u64 = 128;
 const STEPS: usize = 60;
 const NETWORK: &str = "east";
 
-/// What is wrong with a builder.
+/// Defect injected into the builder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Nothing,
-    /// What has gone stays.
+    /// Removed workloads stay.
     MissesRemovals,
-    /// Every snapshot is built from nothing.
+    /// Every snapshot is built from scratch.
     LosesStates,
-    /// Services are looked at only when they change themselves.
+    /// Services are rebuilt only when services change, not when workloads do.
     MissesWorkloads,
-    /// A change of a service that has the name already is passed over.
+    /// Changes of existing services are ignored.
     MissesServices,
-    /// What the configuration says of balancing is looked at only when a mesh comes with it.
+    /// A change of the `traffic` configuration is ignored unless a mesh comes with it.
     MissesTraffic,
-    /// Evacuations are forgotten with the next change.
+    /// Evacuations are ignored.
     ForgetsOrders,
 }
 
-/// Hostname to namespace and, by port, what is dialled: uid, address and weight.
+/// Services by hostname: namespace and, by port, the uid, address and weight of each endpoint.
 type Services = BTreeMap<String, (String, BTreeMap<u16, Vec<(String, SocketAddr, u32)>>)>;
 
 type States = HashMap<(String, SocketAddr), Arc<EndpointState>>;
 
-/// The steps since which services claim hostnames, and VIPs.
+/// Steps since which services claim hostnames and VIPs.
 #[derive(Debug, Default)]
 struct Ages {
     step: u64,
@@ -54,7 +54,7 @@ struct Ages {
 }
 
 impl Ages {
-    /// The age of each claim: that of before if it was there.
+    /// Returns the age of each current claim, which is the previous one if the claim existed.
     fn aged<K: Ord>(
         old: &BTreeMap<K, u64>,
         step: u64,
@@ -68,7 +68,7 @@ impl Ages {
     }
 }
 
-/// The one that comes before all others; none if two do.
+/// Returns the item of the lowest rank, or `None` on a tie.
 fn first<T>(claims: impl Iterator<Item = ((bool, u64), T)>) -> Option<T> {
     let mut claims: Vec<_> = claims.collect();
     claims.sort_by_key(|(rank, _)| *rank);
@@ -77,7 +77,7 @@ fn first<T>(claims: impl Iterator<Item = ((bool, u64), T)>) -> Option<T> {
     first.map(|(_, claim)| claim)
 }
 
-/// The service that answers to each hostname, and the hostname to each VIP.
+/// Returns the service that answers to each hostname, and the hostname that answers to each VIP.
 fn answering<'a>(
     mesh: &'a Mesh,
     ages: &mut Ages,
@@ -118,7 +118,7 @@ fn answering<'a>(
     (hosts, vips)
 }
 
-/// Returns the services and VIPs that a mesh means, in the plainest way.
+/// Returns the expected services and VIPs of a mesh, computed in the simplest way.
 fn meaning(mesh: &Mesh, said: &Said, ages: &mut Ages) -> (Services, BTreeMap<IpAddr, String>) {
     let (answering, vips) = answering(mesh, ages);
     let mut services = Services::new();
@@ -142,8 +142,8 @@ fn is_ready(service: &Service, workload: &Workload) -> bool {
     workload.healthy || service.allow_unhealthy
 }
 
-/// The workloads that are endpoints once they are ready and nobody leaves them out, and where they
-/// are dialled.
+/// Returns the workloads of a service port that can be endpoints, ready or not, with the addresses
+/// to dial.
 fn members<'a>(mesh: &'a Mesh, service: &Service, port: u16) -> Vec<(&'a Workload, SocketAddr)> {
     let name = format!("{}/{}", service.namespace, service.hostname);
     let mut found = Vec::new();
@@ -240,8 +240,8 @@ fn service(rng: &mut Rng, (namespace, hostname): (&str, &str)) -> Service {
     service
 }
 
-/// Returns the port of HBONE for the second port of a service: a workload that serves it at the
-/// same port is dialled over HBONE.
+/// Returns the HBONE port for the second port of a service. A workload that serves it at the same
+/// port is dialled over HBONE.
 fn port(at: u16) -> u16 {
     if at == 1 { HBONE_PORT } else { 80 + at }
 }
@@ -290,7 +290,7 @@ fn workload(rng: &mut Rng, uid: &str) -> Workload {
     workload
 }
 
-/// Draws some changes of a mesh.
+/// Applies a few random changes to a mesh.
 fn change(rng: &mut Rng, mesh: &mut Mesh) {
     for _ in 0..rng.u8(..5) {
         let uid = format!("uid-{}", rng.u8(..12));
@@ -310,7 +310,7 @@ fn change(rng: &mut Rng, mesh: &mut Mesh) {
         }
     }
     if rng.u8(..8) == 0 {
-        // As a file is read again: nothing is shared, and the most is the same.
+        // Simulates a file that is read again: nothing is shared, but most is equal.
         let (services, workloads) = (mesh.services.sorted(), mesh.workloads.sorted());
         let services = services.into_iter().map(|one| Service::clone(one));
         let workloads = workloads.into_iter().map(|one| Workload::clone(one));
@@ -320,7 +320,7 @@ fn change(rng: &mut Rng, mesh: &mut Mesh) {
     }
 }
 
-/// Draws a change of what decides beside the mesh. Returns what an operator orders.
+/// Randomly changes an input other than the mesh. Returns the operator's command, if it is one.
 fn say(rng: &mut Rng, said: &mut Said) -> Option<Override> {
     let host = match rng.u8(..4) {
         0 => "*".to_owned(),
@@ -345,7 +345,7 @@ fn say(rng: &mut Rng, said: &mut Said) -> Option<Override> {
     None
 }
 
-/// Returns the mesh that a wrong builder makes of another one.
+/// Returns the mesh as a builder with this defect would see it.
 fn spoilt(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
     let mut mesh = mesh.clone();
     let gone = |mesh: &Mesh| {
@@ -372,10 +372,10 @@ fn spoilt(fault: Fault, old: &Snapshot, mesh: &Mesh) -> Mesh {
     mesh
 }
 
-/// Checks that each service of the snapshot is shared out as it should be.
+/// Checks the groups and shares of each service of the snapshot.
 ///
 /// # Errors
-/// A service that is not, with its groups.
+/// Returns a service with wrong groups or shares.
 fn shared_out(snapshot: &Snapshot, mesh: &Mesh, said: &Said) -> Result<(), String> {
     for (hostname, service) in snapshot.services.iter() {
         let definition = &service.definition;
@@ -392,10 +392,10 @@ fn shared_out(snapshot: &Snapshot, mesh: &Mesh, said: &Said) -> Result<(), Strin
     Ok(())
 }
 
-/// Runs one schedule.
+/// Runs one random sequence of changes.
 ///
 /// # Errors
-/// In which step the snapshot is not what the mesh says.
+/// Returns the step at which the snapshot differs from the expected one.
 fn run(seed: u64, fault: Fault) -> Result<(), String> {
     let mut rng = Rng::with_seed(seed);
     let mut mesh = Mesh {
@@ -406,7 +406,7 @@ fn run(seed: u64, fault: Fault) -> Result<(), String> {
     let mut ages = Ages::default();
     for step in 0..STEPS {
         let order = say(&mut rng, &mut said);
-        // Sometimes nothing else changes.
+        // In some steps the mesh does not change.
         let has_mesh = rng.u8(..4) > 0 || fault == Fault::LosesStates;
         if has_mesh {
             change(&mut rng, &mut mesh);
@@ -461,7 +461,7 @@ fn any_row_of_changes_makes_the_snapshot_that_the_mesh_says() {
     }
 }
 
-/// Few endpoints of a schedule are of one service. Here all are.
+/// In the sequences above a service has few endpoints. Here all belong to one service.
 #[test]
 fn any_service_is_shared_out_as_mesh_and_configuration_say() {
     let mut several = 0;

@@ -1,8 +1,8 @@
 //! Precedence of services that claim one hostname or one VIP.
 //!
-//! Tenants write hostnames and addresses of services, and choose their names. The order is: what
-//! the operator configured, the canonical service, the service in the namespace that the hostname
-//! belongs to, and the claim that was seen first. Where nothing of that decides, none answers.
+//! Tenants choose names, hostnames and addresses of their services. The order is: the operator's
+//! configuration, the canonical service, the service in the namespace that owns the hostname, and
+//! the oldest claim. If no rule decides, no service answers.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -14,24 +14,24 @@ use super::{Service, Shards, Snapshot, mesh};
 #[cfg(test)]
 mod tests;
 
-/// A claim of a service to a hostname.
+/// Claim of a service to a hostname.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
-    /// The service's `namespace/hostname`.
+    /// Service as `namespace/hostname`.
     pub(super) name: Arc<str>,
     pub(super) service: Arc<mesh::Service>,
-    /// Version of the first snapshot of an unbroken row that has the claim.
+    /// Version of the snapshot since which the claim exists without interruption.
     pub(super) since: u64,
 }
 
-/// A claim of a service, which answers to its hostname, to a VIP.
+/// Claim to a VIP by a service that answers to its hostname.
 #[derive(Clone, Debug)]
 pub(super) struct VipClaim {
     pub(super) host: Arc<str>,
     pub(super) rank: Rank,
 }
 
-/// The rank of a claim: the least one wins.
+/// Rank of a claim; the lowest wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     is_unconfigured: bool,
@@ -40,40 +40,40 @@ pub(super) struct Rank {
     pub(super) since: u64,
 }
 
-/// A hostname or a VIP that several services claim, or none that may have it.
+/// Hostname or VIP of which at least one claimant does not answer.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Collision {
-    /// The hostname or VIP.
+    /// Hostname or VIP.
     what: String,
-    /// The service that answers, `namespace/hostname`.
+    /// Service that answers, as `namespace/hostname`.
     winner: Option<String>,
-    /// The other services.
+    /// Claimants that do not answer.
     losers: Vec<String>,
     why: Why,
 }
 
-/// The rule that decides a collision.
+/// Rule that decides a collision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Why {
-    /// An entry of `exposure.services` says the namespace.
+    /// An entry of `exposure.services` sets the namespace.
     Namespace(String),
     /// An entry of `exposure.services` names the service.
     Entry,
-    /// A name of the configuration wins over a hostname.
+    /// A configured name takes precedence over a hostname.
     Configured,
     Canonical,
     /// The hostname, or another one of its family, belongs to this namespace.
     Owner(String),
     First,
-    /// Nothing does.
+    /// No rule decides about the hostname.
     Hostname,
     Vip,
 }
 
-/// Losers of one collision that are named.
+/// Maximum number of losers in the text of a collision.
 const LOSERS_SHOWN: usize = 5;
 
-/// Returns the item of the least rank; none if two have it.
+/// Returns the item of the lowest rank, or `None` on a tie.
 fn least<T>(ranked: impl Iterator<Item = (Rank, T)>) -> Option<T> {
     let (mut least, mut is_tied) = (None::<(Rank, T)>, false);
     for (rank, item) in ranked {
@@ -88,7 +88,7 @@ fn least<T>(ranked: impl Iterator<Item = (Rank, T)>) -> Option<T> {
 }
 
 impl Rank {
-    /// Names the first rule by which this rank is before another one.
+    /// Returns the first rule by which this rank precedes another.
     fn why(&self, other: &Self, service: &mesh::Service) -> Why {
         if self.is_unconfigured != other.is_unconfigured {
             Why::Entry
@@ -122,8 +122,8 @@ impl Snapshot {
             .is_none_or(|only| *only == *namespace)
     }
 
-    /// Returns the only namespace that may have a hostname, where an entry of it or of another
-    /// name of its family says so.
+    /// Returns the only namespace that may have a hostname, if an entry for it or for another name
+    /// of its family sets one.
     pub fn namespace_of(&self, host: &str) -> Option<&str> {
         if !self.exposure.has_namespaces() {
             return None;
@@ -135,8 +135,9 @@ impl Snapshot {
         })
     }
 
-    /// Returns the namespace to which a family belongs, if a service there claims another name of
-    /// it and `namespace` is not that one: nobody else takes one of its names over.
+    /// Returns the namespace that owns the family of a hostname, if it is not `namespace` and a
+    /// service there claims another name of the family. No other namespace may then take a name of
+    /// it.
     fn family_owner(&self, host: &str, namespace: &str) -> Option<&str> {
         let stem = self.names.stem(host)?;
         let owner = self.names.owner(host).filter(|owner| *owner != namespace)?;
@@ -157,8 +158,8 @@ impl Snapshot {
         }
     }
 
-    /// The rank of a service that claims a VIP. The namespace of its hostname says nothing of the
-    /// address: everybody may give a hostname of the own namespace to a service.
+    /// Returns the rank of a claim to a VIP. The namespace of the hostname does not count for an
+    /// address, because any tenant can choose a hostname of their own namespace.
     fn vip_rank(&self, service: &mesh::Service, since: u64) -> Rank {
         let host = &*service.hostname;
         let has_entry = |name: &str| self.exposure.has_entry(name);
@@ -179,8 +180,8 @@ impl Snapshot {
         }
     }
 
-    /// Notes whether a hostname claims a VIP. The claim is as old as before if the same service
-    /// had it.
+    /// Adds or removes the claim of a hostname to a VIP. If `is_same` is set, the service is the
+    /// same as before and the claim keeps its age.
     pub(super) fn claim_vip(&mut self, vip: IpAddr, host: &str, is_claimed: bool, is_same: bool) {
         let old = self.vips.get(&vip).map_or(&[][..], |claims| claims);
         let before = old.iter().find(|claim| *claim.host == *host);
@@ -188,7 +189,7 @@ impl Snapshot {
         let others = old.iter().filter(|claim| *claim.host != *host);
         let mut claims: Vec<_> = others.cloned().collect();
         if let [alone] = &mut *claims {
-            // [`Self::rank_vips`] passes it over while it is alone.
+            // [`Self::rank_vips`] skips single claims, so their rank may be outdated.
             let service = self.services.get(&alone.host);
             let rank = service.map(|of| self.vip_rank(&of.definition, alone.rank.since));
             alone.rank = rank.unwrap_or(alone.rank);
@@ -205,8 +206,8 @@ impl Snapshot {
         }
     }
 
-    /// Gives claims to VIPs the age that they had before all of them were made anew, by the claims
-    /// and the services of then. A claim is the same if it is of the same service.
+    /// Restores the age of claims to VIPs after all of them were rebuilt. `vips` and `services` are
+    /// those of before. A claim keeps its age if it is of the same service.
     pub(super) fn keep_ages(
         &mut self,
         vips: &Shards<IpAddr, Arc<[VipClaim]>>,
@@ -230,8 +231,8 @@ impl Snapshot {
         }
     }
 
-    /// Ranks the claims to VIPs anew, after a change of the configuration. One that is alone is
-    /// ranked when another one comes.
+    /// Ranks contested claims to VIPs again, after a change of the configuration. A single claim is
+    /// ranked when a second one is added.
     pub(super) fn rank_vips(&mut self) {
         let contested = self.vips.iter().filter(|(_, claims)| claims.len() > 1);
         let contested = contested.flat_map(|(vip, claims)| {
@@ -244,9 +245,9 @@ impl Snapshot {
     }
 }
 
-/// Collisions, for people.
+/// Reports of collisions.
 impl Snapshot {
-    /// All hostnames and VIPs that several services claim.
+    /// Returns all hostnames and VIPs of which a claimant does not answer.
     pub fn collisions(&self) -> impl Iterator<Item = Collision> {
         let hosts = self.index.all_claimed();
         let hosts = hosts.filter_map(|host| self.collision(host));
@@ -255,7 +256,7 @@ impl Snapshot {
         hosts.chain(vips)
     }
 
-    /// Returns what is to be said of a hostname if not every service that claims it answers.
+    /// Returns the collision of a hostname if any of its claimants does not answer.
     pub fn collision(&self, host: &str) -> Option<Collision> {
         let (claims, mut winner) = (self.index.claims(host), self.answering(host));
         let is_given = winner.is_some() && self.is_given(host);
@@ -289,7 +290,7 @@ impl Snapshot {
         })
     }
 
-    /// Returns what is to be said of a VIP of this network that several services claim.
+    /// Returns the collision of a VIP of this network that several services claim.
     pub fn vip_collision(&self, vip: IpAddr) -> Option<Collision> {
         let claims = self.vips.get(&vip)?;
         let [first, second, ..] = &**claims else {
@@ -312,7 +313,8 @@ impl Snapshot {
 }
 
 impl Collision {
-    /// Returns whether an entry's `namespace` decides it, and the service that it means answers.
+    /// Returns whether an entry's `namespace` decides the collision and the service of that
+    /// namespace answers.
     pub fn is_intended(&self) -> bool {
         self.winner.is_some() && matches!(self.why, Why::Namespace(_))
     }

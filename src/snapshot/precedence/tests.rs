@@ -1,4 +1,4 @@
-//! Hostnames and VIPs that several services claim.
+//! Tests of hostnames and VIPs that several services claim.
 
 use super::*;
 use crate::snapshot::builder::{Change, build};
@@ -7,7 +7,7 @@ use crate::snapshot::{Exposure, ExposureTable, NameTable};
 
 const VIP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(240, 0, 0, 1));
 
-/// A service `NAMESPACE/HOSTNAME`, canonical with a star behind it.
+/// Parses a service `NAMESPACE/HOSTNAME`, canonical if an asterisk follows.
 fn service(text: &str) -> mesh::Service {
     let (namespace, host) = text.split_once('/').expect("a namespace");
     let host = host.trim_end_matches('*');
@@ -30,7 +30,7 @@ fn next(old: &Snapshot, services: &[&str]) -> Snapshot {
     build(old, change)
 }
 
-/// A snapshot without services, by entries `HOST` or `NAMESPACE/HOST`.
+/// Returns a snapshot without services, with entries `HOST` or `NAMESPACE/HOST`.
 fn configured(entries: &[&str]) -> Snapshot {
     let change = Change {
         exposure: Some(table(entries)),
@@ -66,7 +66,7 @@ fn the_configuration_then_the_canonical_then_the_owner_then_the_first_has_a_host
     const OWN: &str = "echo.app.svc.cluster.local";
     const FREE: &str = "api.example";
     let name = |namespace: &str, host: &str| format!("{namespace}/{host}");
-    // Each of the configuration, one set of services after the other, and who answers.
+    // Each row: entries, hostname, and a sequence of claiming namespaces with the one that answers.
     for (entries, host, steps) in [
         (
             &[][..],
@@ -175,7 +175,7 @@ fn a_vip_is_of_the_service_that_comes_first_by_the_same_rules() {
         "240.0.0.1 is claimed by a/a.a.svc.cluster.local, and z/echo.z.svc.cluster.local \
          answers: `exposure.services` has an entry for it"
     );
-    // Another service of the same hostname is another claim.
+    // Another service with the same hostname is a new claim.
     let moved = next(&second, &["y/echo.z.svc.cluster.local", other]);
     assert_eq!(by_vip(&moved), host(other));
 }
@@ -194,7 +194,7 @@ fn review_3_an_entry_that_comes_before_a_rival_counts_for_a_vip_that_nobody_else
     let exposed = entry(&first, &["echo.z.svc.cluster.local"]);
     let both = next(&exposed, &[own, rival]);
     assert_eq!(both.by_vip(VIP).map(|of| &*of.namespace), Some("z"));
-    // The other way round: the entry goes while nobody else claims the VIP.
+    // The reverse: the entry is removed while the claim is the only one.
     let both = next(&entry(&exposed, &[]), &[own, rival]);
     assert_eq!(both.by_vip(VIP).map(|of| &*of.namespace), Some("a"));
 }
@@ -216,7 +216,7 @@ fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
         let namespace = snapshot.by_vip(VIP).map(|of| of.namespace.to_string());
         assert_eq!(namespace.as_deref(), Some("z"), "direct: {direct}");
     }
-    // A claim that was alone is older than one that comes later.
+    // A single claim is older than one that is added later.
     let rebuilt = Change {
         direct: Some(true),
         ..Change::default()
@@ -224,7 +224,7 @@ fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
     let alone = build(&first, rebuilt);
     let joined = next(&alone, &[own, third]);
     assert_eq!(joined.by_vip(VIP).map(|of| &*of.namespace), Some("z"));
-    // Another service of the same hostname is another claim.
+    // Another service with the same hostname is a new claim.
     let change = Change {
         mesh: Some((
             Mesh::new(["y/echo.z.svc.cluster.local", other].map(service), []),

@@ -1,8 +1,8 @@
-//! Which endpoints of a service are preferred, and how much of its tunnels each group of them
-//! gets: what the service, the configuration and the operator say, seen from this gateway.
+//! Ranking of a service's endpoints into tiers, and the share of tunnels that each group gets, as
+//! seen from this gateway.
 //!
-//! Of a key of balancing what the configuration says of the service itself counts first, then what
-//! the source says of it, then what the configuration says of every service.
+//! Each balancing key comes from the first source that sets it. Sources are the configuration for
+//! the service, its definition in the mesh, and the configuration for every service.
 
 #[cfg(test)]
 mod tests;
@@ -17,22 +17,22 @@ use super::mesh::{Assignment, Locality, Scope, Service, Workload};
 use super::traffic::{Balancing, Regions, Spill, is_in};
 use super::{Endpoint, EndpointSet, Unused};
 
-/// How the endpoints of one service are ranked.
+/// Ranking of the endpoints of one service port.
 #[derive(Debug)]
 pub(super) struct Ranking<'a> {
     network: &'a str,
     balancing: &'a Balancing,
-    /// What endpoints are preferred for, the first preference first.
+    /// Scopes in which endpoints are preferred, most important first.
     preferences: &'a [Scope],
     strict: bool,
-    /// Where the tiers are those of an Envoy assignment.
+    /// Present if the tiers are the priorities of an Envoy assignment.
     assignment: Option<&'a Assignment>,
     places: Places<'a>,
     spill: Spill,
     by_latency: bool,
 }
 
-/// What the places within a tier have weights by.
+/// Source of the weights of places within a tier.
 #[derive(Debug)]
 enum Places<'a> {
     None,
@@ -40,19 +40,19 @@ enum Places<'a> {
     Localities(&'a [(u32, Locality, u32)]),
 }
 
-/// Where an endpoint stands.
+/// Tier and place of an endpoint.
 #[derive(Clone, Copy, Debug)]
 struct Spot {
-    /// Tiers are used in this order,
+    /// Order of the tier; lower ones are used first.
     order: u32,
     tier: Tier,
-    /// and of a tier the places that have weights, by their place in the list of these.
+    /// Index of the place in the list of weights; `None` if the place has no weight of its own.
     place: Option<usize>,
-    /// The weight of the place. With 0 it counts in its tier, and gets nothing.
+    /// Weight of the place. An endpoint of weight 0 counts in its tier but gets no tunnels.
     weight: u32,
 }
 
-/// The endpoints of one spot.
+/// Endpoints of one spot.
 #[derive(Debug)]
 struct Group {
     spot: Spot,
@@ -60,7 +60,7 @@ struct Group {
     ready: Vec<Arc<Endpoint>>,
 }
 
-/// How many endpoints are ready, and how many there are that are not drained.
+/// Number of ready endpoints, and of all that are not drained.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Count {
     pub(super) ready: u32,
@@ -74,19 +74,19 @@ impl Count {
     }
 }
 
-/// Where the tiers of degraded endpoints begin. Envoy's priorities end at 128.
+/// Offset of the tiers of degraded endpoints. Envoy's priorities end at 128.
 const DEGRADED_FROM: u32 = 1 << 16;
 
-/// All of a tier: shares are whole percents, as Envoy's are.
+/// Load of a tier that takes everything: shares are whole percents, as Envoy's are.
 const WHOLE: u64 = 100;
 
-/// How finely the share of a tier is divided among its places. With 100 of them at the most, all
-/// parts together fit 32 bits.
+/// Resolution at which the share of a tier is divided among its places. All parts together are at
+/// most 100 × 2²⁴, which fits 32 bits.
 const FINE: u64 = 1 << 24;
 
 impl<'a> Ranking<'a> {
-    /// How a port of a service is ranked by a gateway in `network`; `host` is what the
-    /// configuration calls the service.
+    /// Returns the ranking of a service port for a gateway in `network`. `host` is the service's
+    /// name in the configuration.
     pub(super) fn new(
         (service, port): (&'a Service, u16),
         host: &str,
@@ -96,7 +96,7 @@ impl<'a> Ranking<'a> {
         let every = balancing.traffic.of_every();
         let own = balancing.traffic.of(host);
         let own_regions = own.map(|own| &own.regions).filter(|own| !own.is_empty());
-        // Who writes weights for regions wants these and not the nearest one.
+        // Weights of regions imply that near endpoints are not preferred.
         let shares = |regions: &Regions| regions.shares().then_some(&[][..]);
         let said = own.and_then(|own| own.preferences.or_else(|| shares(&own.regions)));
         let assignment = service.assignments.get(&port).map(|one| &**one);
@@ -129,7 +129,7 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    /// Whether all endpoints are one group of which nothing is to be said.
+    /// Returns whether all endpoints form one group without a tier, place or special rule.
     fn is_plain(&self) -> bool {
         self.preferences.is_empty()
             && self.assignment.is_none()
@@ -138,7 +138,7 @@ impl<'a> Ranking<'a> {
             && !self.by_latency
     }
 
-    /// Why a workload is no endpoint because of where it runs, if it is not.
+    /// Returns the reason for which the location of a workload excludes it, if it does.
     pub(super) fn excludes(&self, workload: &Workload) -> Option<Unused> {
         match self.spot(workload) {
             Ok(spot) => (spot.weight == 0).then_some(Unused::NoLocality),
@@ -146,7 +146,7 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    /// The set of these endpoints, each with whether it is ready.
+    /// Returns the set of these endpoints, each with whether it is ready.
     pub(super) fn set<'e>(
         &self,
         endpoints: impl Iterator<Item = (&'e Arc<Endpoint>, bool)>,
@@ -200,8 +200,8 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    /// The groups with what they get: of the load of their tier by weight, as far as they are
-    /// ready themselves.
+    /// Returns the groups with their parts. The load of a tier is divided by the weights of its
+    /// groups, each reduced by the group's own ratio of ready endpoints.
     fn shared(
         &self,
         tiers: &BTreeMap<u32, Count>,
@@ -230,7 +230,8 @@ impl<'a> Ranking<'a> {
         found.sort_by_key(|(order, parts, _)| (*order, *parts));
         let mut found: Vec<_> = found.into_iter().map(|(.., group)| group).collect();
         if found.iter().all(|group| group.parts == 0) {
-            // So few are ready that no tier can take anything. They serve before nobody does.
+            // So few are ready that no share is above 0. The first group with a ready endpoint
+            // takes all.
             let first = found.iter_mut().find(|group| !group.endpoints.is_empty());
             first.into_iter().for_each(|group| group.parts = 1);
         }
@@ -248,10 +249,10 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    /// Where a workload stands.
+    /// Returns the tier and place of a workload.
     ///
     /// # Errors
-    /// Why it is not used at all, nor counted.
+    /// Returns the reason for which it is neither used nor counted.
     fn spot(&self, workload: &Workload) -> Result<Spot, Unused> {
         let locality = &workload.locality;
         let mut evacuated = self.balancing.evacuated.iter();
@@ -289,10 +290,10 @@ impl<'a> Ranking<'a> {
         })
     }
 
-    /// The tier of a workload: by its priority, or by how many of the preferences it matches, up to
-    /// the first that it misses, as ztunnel ranks (contract 7). There is no rank for NODE: a
-    /// gateway is on a node by chance. All that is dialled is in our network, so what ztunnel makes
-    /// of others changes nothing here.
+    /// Returns the tier of a workload, by its priority or by the number of preferences that it
+    /// matches. As in ztunnel's ranking, the first mismatch ends the count (contract 7). NODE has
+    /// no rank, because the node of a gateway is arbitrary. Only workloads of this network are
+    /// dialled, so ztunnel's rules for other networks do not matter here.
     fn tier(&self, workload: &Workload) -> Result<(u32, Tier), Unused> {
         if self.assignment.is_some() {
             let priority = workload.priority;
@@ -331,7 +332,7 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    /// The name of a place that has a weight.
+    /// Returns the name of a place with a weight.
     fn name(&self, place: usize) -> Option<Arc<str>> {
         match self.places {
             Places::None => None,
@@ -345,13 +346,13 @@ impl<'a> Ranking<'a> {
     }
 }
 
-/// The place in the order of the degraded endpoints of a priority: after all that are not.
+/// Returns the order of a priority's degraded endpoints: after all tiers that are not degraded.
 fn twin(priority: u32) -> u32 {
     priority.saturating_add(DEGRADED_FROM)
 }
 
-/// Counts the endpoints of a priority together, as Envoy does: those that are degraded are none
-/// of its ready ones, and the other way round.
+/// Counts the healthy and the degraded endpoints of a priority together, as Envoy does. In the
+/// total of either tier, the endpoints of the other one count as not ready.
 fn join<K: Ord + Clone, V>(
     all: &mut BTreeMap<K, V>,
     twin: impl Fn(&K) -> K,
@@ -375,15 +376,16 @@ fn join<K: Ord + Clone, V>(
 }
 
 impl Found {
-    /// Whether nothing is to be said of it if it is the only one.
+    /// Returns whether the group needs no description if it is the only one.
     fn is_plain(&self) -> bool {
         matches!(self.tier, Tier::Any | Tier::Priority(0)) && self.place.is_none()
     }
 }
 
-/// How much each tier gets, in percent, as Envoy does it: what it can take by its ready part, of
-/// what those before it have left. Where all together cannot take all, in proportion to what they
-/// can; what rounding leaves is the first one's that can take anything.
+/// Returns the load of each tier in percent, by Envoy's algorithm. A tier takes what its ratio of
+/// ready endpoints allows, of what the tiers before it have left. If all together cannot take 100
+/// %, the loads are scaled up in proportion. The rounding remainder goes to the first tier that can
+/// take anything.
 fn loads(spill: Spill, tiers: impl Iterator<Item = Count>) -> Vec<u64> {
     let able: Vec<_> = tiers.map(|count| spill.part(WHOLE, count)).collect();
     let total = able.iter().sum::<u64>().clamp(1, WHOLE);

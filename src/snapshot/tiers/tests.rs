@@ -1,4 +1,4 @@
-//! The groups of a service and their shares, as tables.
+//! Table-driven tests of the groups of a service and their shares.
 
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Template};
@@ -8,10 +8,10 @@ use crate::wire::RegionPattern;
 
 use super::*;
 
-/// Regions and their weights, and the groups that come of them.
+/// Regions with their weights, and the expected groups.
 type Weighed<'a> = (&'a [(&'a str, u32)], &'a [&'a str]);
 
-/// `region/zone`, cluster, ready.
+/// Workload as `region/zone`, cluster, and whether it is ready.
 type Told<'a> = (&'a str, &'a str, bool);
 
 fn locality(text: &str) -> Locality {
@@ -55,7 +55,7 @@ fn service(preferences: &[Scope]) -> Service {
     }
 }
 
-/// The gateway is in `us-west/us-west-a` of cluster `west`.
+/// Builds a snapshot for a gateway in `us-west/us-west-a` of cluster `west`.
 fn built(service: Service, workloads: Vec<Workload>, change: Change) -> Snapshot {
     let position = Position {
         cluster: "west".into(),
@@ -74,7 +74,7 @@ fn set(snapshot: &Snapshot) -> &Arc<EndpointSet> {
     &snapshot.services.get("echo.app").expect("a service").ports[&80]
 }
 
-/// The groups as people read them: tier, place, share in percent, ready of all.
+/// Formats the groups: tier, place, share in percent, ready of all.
 fn groups(snapshot: &Snapshot) -> Vec<String> {
     let set = set(snapshot);
     let Some(groups) = set.groups() else {
@@ -126,7 +126,7 @@ fn each_preference_matched_before_the_first_one_missed_is_a_tier() {
                 "same network 0% 3/3",
             ],
         ),
-        // The order of the mesh's own words: a zone of that name in another region is one too.
+        // Order as configured in the mesh: a zone of the same name in another region matches too.
         (
             &[Zone, Region],
             &[
@@ -166,7 +166,7 @@ fn strict_drops_what_misses_a_preference_and_says_so() {
     assert_eq!(set(&snapshot).left_out(), &left_out[..1]);
 }
 
-/// Some endpoints of the own zone, of the own region and of others: (ready, all).
+/// Returns workloads of the gateway's zone, of its region and of another region, by (ready, all).
 fn near_and_far(counts: [(usize, usize); 3]) -> Vec<Workload> {
     let places = [
         "us-west/us-west-a",
@@ -191,7 +191,7 @@ fn a_tier_leaves_its_share_gradually_to_the_next() {
         ([(1, 10), (3, 10), (10, 10)], [14, 42, 44]),
         ([(0, 10), (3, 10), (10, 10)], [0, 42, 58]),
         ([(0, 10), (0, 10), (1, 10)], [0, 0, 100]),
-        // Together they cannot take all: each gets more than it should.
+        // Together they cannot take 100 %: each gets more than its threshold allows.
         ([(2, 10), (2, 10), (2, 10)], [34, 33, 33]),
         ([(1, 10), (0, 10), (2, 10)], [34, 0, 66]),
         ([(0, 10), (0, 10), (0, 10)], [0, 0, 0]),
@@ -250,7 +250,7 @@ fn weights_of_regions_share_out_what_is_ready_there() {
             &[("us-west/*", 10), ("us-east", 90)],
             &["all us-east 90% 2/2", "all us-west 10% 2/3"],
         ),
-        // The threshold holds for each place: half of us-west-b can take 1 / 1.4 of its weight.
+        // The threshold applies to each place: half of us-west-b can take 1 / 1.4 of its weight.
         (
             &[("us-west/us-west-b", 50), ("*", 50)],
             &["all * 58% 5/5", "all us-west/us-west-b 42% 1/2"],
@@ -297,8 +297,8 @@ fn the_own_entry_counts_before_the_source_and_that_before_every() {
             nothing(),
             &["plain, 6 ready"],
         ),
-        // Weights without a distribution mean any tier, unless the source has one and all the
-        // configuration says is for every service.
+        // Weights without preferences mean a single tier. The source's preferences still apply if
+        // only the rule for every service has weights.
         (
             &[Scope::Region],
             said(None, split),
@@ -326,8 +326,8 @@ fn the_own_entry_counts_before_the_source_and_that_before_every() {
     }
 }
 
-/// Envoy's own arithmetic: `load_balancer_impl.cc` gives each priority
-/// min(100, factor × ready / all) of what is left, and each locality weight × that ratio.
+/// Tests against Envoy's arithmetic: `load_balancer_impl.cc` gives each priority min(100, factor ×
+/// ready / all) of the remaining load, and each locality weight × that ratio.
 #[test]
 fn an_assignment_is_shared_out_as_envoy_does() {
     let assigned = |by_locality, localities: &[(u32, &str, u32)]| {
@@ -372,13 +372,13 @@ fn an_assignment_is_shared_out_as_envoy_does() {
             &[(0, "a", 1, 2), (0, "b", 2, 2)],
             &["priority 0 b 59% 2/2", "priority 0 a 41% 1/2"],
         ),
-        // A locality without weight counts for its priority, and gets nothing.
+        // A locality without weight counts in its priority but gets no tunnels.
         (
             assigned(true, &[(0, "a", 1), (0, "b", 0), (1, "c", 1)]),
             &[(0, "a", 2, 2), (0, "b", 0, 2), (1, "c", 1, 1)],
             &["priority 0 a 70% 2/2", "priority 1 c 30% 1/1"],
         ),
-        // None of the priority has one: then they do not count.
+        // If no locality of a priority has a weight, weights are ignored.
         (
             assigned(true, &[(0, "a", 0)]),
             &[(0, "a", 2, 2), (0, "b", 1, 2)],
@@ -400,7 +400,7 @@ fn an_assignment_is_shared_out_as_envoy_does() {
     }
 }
 
-/// As Envoy has it: they take what all that are healthy leave, and are none of the ready ones.
+/// As in Envoy, degraded endpoints take what healthy ones leave, and count as not ready there.
 #[test]
 fn degraded_endpoints_take_what_the_others_leave() {
     let assigned = |by_locality| {
@@ -416,7 +416,7 @@ fn degraded_endpoints_take_what_the_others_leave() {
             ..service(&[])
         }
     };
-    // Priority, locality, degraded, how many.
+    // Priority, locality, degraded, number.
     type Of = (u32, &'static str, bool, usize);
     let table: [(bool, &[Of], &[&str]); 5] = [
         (
@@ -447,7 +447,7 @@ fn degraded_endpoints_take_what_the_others_leave() {
             &[(0, "a", true, 2)],
             &["degraded of priority 0 100% 2/2"],
         ),
-        // The weights of localities are those of their priority.
+        // The locality weights are those of the priority.
         (
             true,
             &[(0, "a", true, 2), (0, "b", true, 2)],
@@ -500,7 +500,7 @@ fn an_operator_evacuates_a_region_and_takes_it_back() {
         set(&second).left_out(),
         [Unused::Evacuated("us-west".into())]
     );
-    // A change of the mesh does not undo it, nor one of the configuration.
+    // Neither a change of the mesh nor one of the configuration ends the evacuation.
     let mesh = Mesh::new([service(&[])], told(&EVERYWHERE[..4]));
     let change = Change {
         mesh: Some((mesh, "net".into())),
