@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aws_lc_rs::digest::{Context, SHA256, digest};
-use prost::Message;
+use bytes::Bytes;
+use prost::{DecodeError, Message};
 
 const MAGIC: [u8; 8] = *b"\xf5strait\n";
 /// The format that this build writes, and the only one that it reads.
@@ -49,26 +50,25 @@ pub(super) struct Entry {
     #[prost(string, tag = "3")]
     pub(super) version: String,
     #[prost(bytes = "bytes", tag = "4")]
-    pub(super) body: bytes::Bytes,
+    pub(super) body: Bytes,
 }
 
 impl Entry {
-    /// As it stands in the file, but for its length.
-    pub(super) fn encode(&self) -> Arc<[u8]> {
+    /// Returns its bytes in the file, without the length.
+    pub(super) fn encode(&self) -> Bytes {
         self.encode_to_vec().into()
     }
 }
 
-/// An entry whose type and name are kept apart from the rest of it.
-pub(super) type Split = (&'static str, Arc<str>, Arc<[u8]>);
+/// Entry whose type and name are kept apart from the rest of it.
+pub(super) type Split = (&'static str, Arc<str>, Bytes);
+
+/// Entry that was read, and its part without type and name, as in [`Split`].
+pub(super) type Restored = (Entry, Bytes);
 
 /// The length of an entry with its first fields; the rest of it follows.
 fn first((type_url, name, rest): &Split) -> Vec<u8> {
-    let first = Entry {
-        type_url: (*type_url).to_owned(),
-        name: name.to_string(),
-        ..Entry::default()
-    };
+    let first = named(type_url, name);
     let mut bytes = Vec::new();
     // Writing to a vector cannot fail.
     let _ = prost::encode_length_delimiter(first.encoded_len() + rest.len(), &mut bytes);
@@ -142,7 +142,7 @@ fn head(length: usize) -> Vec<u8> {
 ///
 /// # Errors
 /// What is wrong with it.
-pub(super) fn read(path: &Path) -> Result<Option<(Header, Vec<Entry>)>, String> {
+pub(super) fn read(path: &Path) -> Result<Option<(Header, Vec<Restored>)>, String> {
     let metadata = match path.metadata() {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         metadata => metadata.map_err(|error| error.to_string())?,
@@ -154,14 +154,17 @@ pub(super) fn read(path: &Path) -> Result<Option<(Header, Vec<Entry>)>, String> 
     if metadata.len() > limit {
         return Err(format!("it has more than {FILE_BYTES_MAX} bytes"));
     }
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0) + 1);
     let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
     read.map_err(|error| error.to_string())?;
-    parse(&bytes).map(Some)
+    parse(&bytes.into()).map(Some)
 }
 
-/// What is in a file.
-pub(super) fn parse(bytes: &[u8]) -> Result<(Header, Vec<Entry>), String> {
+/// Parses a file. The entries are slices of it: no body is copied.
+///
+/// # Errors
+/// Returns what is wrong with the file.
+pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Vec<Restored>), String> {
     let Some((magic, rest)) = bytes.split_first_chunk() else {
         return Err("it is too short".to_owned());
     };
@@ -192,10 +195,10 @@ pub(super) fn parse(bytes: &[u8]) -> Result<(Header, Vec<Entry>), String> {
     if digest(&SHA256, summed).as_ref() != sum {
         return Err("it is damaged: its checksum is another".to_owned());
     }
-    payload(&summed[HEAD_BYTES..])
+    payload(bytes.slice_ref(&summed[HEAD_BYTES..]))
 }
 
-fn payload(mut bytes: &[u8]) -> Result<(Header, Vec<Entry>), String> {
+fn payload(mut bytes: Bytes) -> Result<(Header, Vec<Restored>), String> {
     let wrong = |error: prost::DecodeError| format!("it cannot be decoded: {error}");
     let header = Header::decode_length_delimited(&mut bytes).map_err(wrong)?;
     if header.resources > RESOURCES_MAX {
@@ -203,10 +206,41 @@ fn payload(mut bytes: &[u8]) -> Result<(Header, Vec<Entry>), String> {
     }
     let mut entries = Vec::new();
     for _ in 0..header.resources {
-        entries.push(Entry::decode_length_delimited(&mut bytes).map_err(wrong)?);
+        entries.push(entry(&mut bytes).map_err(wrong)?);
     }
     if !bytes.is_empty() {
         return Err(format!("{} bytes follow its last resource", bytes.len()));
     }
     Ok((header, entries))
+}
+
+/// Takes the first entry.
+fn entry(bytes: &mut Bytes) -> Result<Restored, DecodeError> {
+    let length = prost::decode_length_delimiter(&mut *bytes)?;
+    if length > bytes.len() {
+        return Err(DecodeError::new("it is cut off"));
+    }
+    let whole = bytes.split_to(length);
+    let entry = Entry::decode(whole.clone())?;
+    let rest = Entry {
+        version: entry.version.clone(),
+        body: entry.body.clone(),
+        ..Entry::default()
+    };
+    // Both come last in the files that this build writes.
+    let rest = match whole.len().checked_sub(rest.encoded_len()) {
+        Some(first) if first == named(&entry.type_url, &entry.name).encoded_len() => {
+            whole.slice(first..)
+        }
+        _ => rest.encode(),
+    };
+    Ok((entry, rest))
+}
+
+fn named(type_url: &str, name: &str) -> Entry {
+    Entry {
+        type_url: type_url.to_owned(),
+        name: name.to_owned(),
+        ..Entry::default()
+    }
 }

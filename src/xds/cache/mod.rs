@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use self::file::{Entry, Header};
+use self::file::{Entry, Header, Restored};
 use super::client::{Client, Resource, Resources, Response, UNPLACED};
 use super::envoy::ENDPOINT;
 use super::source::Source;
@@ -68,7 +68,7 @@ struct Kept {
 /// By type and name, each resource but for these two as it stands in the file.
 #[derive(Debug, Default)]
 struct State {
-    entries: BTreeMap<&'static str, BTreeMap<Arc<str>, Arc<[u8]>>>,
+    entries: BTreeMap<&'static str, BTreeMap<Arc<str>, Bytes>>,
     /// Bytes of the bodies of policies that cannot be read, by name and together.
     unreadable: BTreeMap<Arc<str>, usize>,
     unreadable_bytes: usize,
@@ -118,7 +118,7 @@ impl Recorder {
         recorder
     }
 
-    fn fill(&mut self, path: &Path, header: &Header, entries: Vec<Entry>, client: &mut Client) {
+    fn fill(&mut self, path: &Path, header: &Header, entries: Vec<Restored>, client: &mut Client) {
         let began = Instant::now();
         let (total, mut held) = (entries.len(), 0);
         for entry in entries {
@@ -147,7 +147,7 @@ impl Recorder {
     }
 
     /// Takes a resource from the file; says whether it is in use.
-    fn take(&mut self, entry: Entry, client: &mut Client) -> bool {
+    fn take(&mut self, (entry, rest): Restored, client: &mut Client) -> bool {
         let mut types = [ADDRESS, AUTHORIZATION, CLUSTER, ENDPOINT].into_iter();
         let Some(type_url) = types.find(|known| *known == entry.type_url) else {
             return false;
@@ -160,10 +160,20 @@ impl Recorder {
         };
         let name = Arc::clone(&resource.name);
         let bytes = resource.body.as_ref().map_or(0, Bytes::len);
-        let (version, bytes) = match self.upsert(type_url, &resource) {
-            Ok(()) => (Arc::clone(&resource.version), bytes),
+        let (version, bytes) = match self.store.upsert(type_url, &resource) {
+            Ok(()) => {
+                if let Some(kept) = &self.kept {
+                    kept.keep(type_url, &name, rest);
+                }
+                (Arc::clone(&resource.version), bytes)
+            }
             // It is to be sent again, or to be said to be gone.
-            Err(_) if self.store.has_stand_in(type_url, &name) => Default::default(),
+            Err(_) if self.store.has_stand_in(type_url, &name) => {
+                if let Some(kept) = &self.kept {
+                    kept.put_unreadable(type_url, &resource);
+                }
+                Default::default()
+            }
             Err(_) => return false,
         };
         let holds = client.restore(type_url, Arc::clone(&name), version, bytes);
@@ -308,14 +318,18 @@ impl Kept {
             body,
             ..Entry::default()
         };
-        let entry = entry.encode();
+        self.keep(type_url, &resource.name, entry.encode());
+    }
+
+    /// Keeps an entry as it is in the file, without its type and name.
+    fn keep(&self, type_url: &'static str, name: &Arc<str>, entry: Bytes) {
         let state = &mut *self.state();
-        state.drop_unreadable(type_url, &resource.name);
+        state.drop_unreadable(type_url, name);
         let entries = state.entries.entry(type_url).or_default();
-        match entries.get_mut(&*resource.name) {
+        match entries.get_mut(&**name) {
             Some(old) if *old == entry => return,
             Some(old) => *old = entry,
-            None => drop(entries.insert(Arc::clone(&resource.name), entry)),
+            None => drop(entries.insert(Arc::clone(name), entry)),
         }
         state.changed = true;
     }
@@ -356,7 +370,7 @@ impl Kept {
             let entries = state.entries.iter();
             let entries = entries.flat_map(|(of, entries)| entries.iter().map(move |it| (*of, it)));
             let entries =
-                entries.map(|(of, (name, rest))| (of, Arc::clone(name), Arc::clone(rest)));
+                entries.map(|(of, (name, rest))| (of, Arc::clone(name), rest.clone()));
             entries.collect()
         };
         let now = SystemTime::now();
