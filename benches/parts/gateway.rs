@@ -194,11 +194,11 @@ fn endpoints() -> Mesh {
         addresses: [[127, 0, 0, 1].into()].into(),
         healthy: true,
         capacity: 1,
+        services: [("app/endpoint.app".into(), ports.into_iter().collect())].into(),
         template: Template {
             namespace: "app".into(),
             trust_domain: "east.local".into(),
             protocol: Protocol::Tcp,
-            services: [("app/endpoint.app".into(), ports.into_iter().collect())].into(),
             ..Template::default()
         }
         .into(),

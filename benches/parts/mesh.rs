@@ -10,7 +10,7 @@ use strait::snapshot::{
     Audience, Endpoint, EndpointSet, EndpointState, Exposure, ExposureTable, NameTable, Snapshot,
     TrustSet,
 };
-use strait::telemetry::{Source, WorkloadLabels};
+use strait::telemetry::Source;
 
 /// Cluster and network of the gateway.
 pub const NETWORK: &str = "east";
@@ -50,6 +50,11 @@ fn workload(index: usize, service: usize) -> Workload {
         addresses: [address([10, 0, 0, 1], index)].into(),
         healthy: true,
         capacity: weight(index),
+        services: [(
+            format!("app/{}", hostname(service)).into(),
+            [(80, 8080)].into(),
+        )]
+        .into(),
         template: Template {
             namespace: "app".into(),
             service_account: "default".into(),
@@ -60,11 +65,6 @@ fn workload(index: usize, service: usize) -> Workload {
             workload_name: format!("service-{service}").into(),
             canonical_name: format!("service-{service}").into(),
             canonical_revision: "v1".into(),
-            services: [(
-                format!("app/{}", hostname(service)).into(),
-                [(80, 8080)].into(),
-            )]
-            .into(),
             ..Template::default()
         }
         .into(),
@@ -128,14 +128,12 @@ pub fn source() -> Source {
 
 /// Returns a set of endpoints without tunnels in flight.
 pub fn endpoints(count: usize) -> EndpointSet {
-    let labels = Arc::new(WorkloadLabels::default());
     let endpoint = |index| {
         Arc::new(Endpoint {
             address: (address([10, 0, 0, 1], index), 15008).into(),
             protocol: Protocol::Hbone,
             definition: Arc::new(workload(index, 0)),
             weight: weight(index),
-            workload: Arc::clone(&labels),
             state: Arc::new(EndpointState::default()),
         })
     };

@@ -143,7 +143,7 @@ fn record(criterion: &mut Criterion) {
             address: endpoint.address,
             pod: Arc::clone(&endpoint.definition) as _,
         };
-        record.connected(destination, &endpoint.workload);
+        record.connected(destination, endpoint.labels());
         record.finish(Reason::Completed);
     };
     let mut group = criterion.benchmark_group("record");

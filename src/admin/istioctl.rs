@@ -164,7 +164,7 @@ async fn istioctl_reads_the_dump() {
     };
     let remote = mesh::Workload {
         uid: "west".into(),
-        network_gateway: Some(Box::new(gateway.clone())),
+        network_gateway: Some(Arc::new(gateway.clone())),
         template: Arc::new(mesh::Template {
             policies: ["app/p".into()].into(),
             ..mesh::Template::default()

@@ -246,6 +246,7 @@ pub(super) fn mesh() -> Mesh {
         addresses: ["10.0.0.1".parse().expect("an address")].into(),
         healthy: true,
         capacity: 3,
+        services: [("app/echo.app".into(), ports.into())].into(),
         template: Template {
             namespace: "app".into(),
             service_account: "echo".into(),
@@ -253,7 +254,6 @@ pub(super) fn mesh() -> Mesh {
             cluster: "east".into(),
             network: "east".into(),
             protocol: Protocol::Hbone,
-            services: [("app/echo.app".into(), ports.into())].into(),
             ..Template::default()
         }
         .into(),

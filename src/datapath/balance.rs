@@ -206,7 +206,6 @@ mod tests {
                 address: ([10, 0, 0, 1], 15008).into(),
                 protocol: Protocol::Hbone,
                 weight,
-                workload: Arc::default(),
                 state: Arc::new(EndpointState::default()),
             })
         };

@@ -291,12 +291,12 @@ mod tests {
             addresses: [ip(last)].into(),
             healthy: true,
             capacity: 1,
+            services: [(service.into(), [(80, 8080)].into())].into(),
             template: mesh::Template {
                 namespace: "app".into(),
                 trust_domain: "east.local".into(),
                 service_account: account.into(),
                 protocol: Protocol::Hbone,
-                services: [(service.into(), [(80, 8080)].into())].into(),
                 ..mesh::Template::default()
             }
             .into(),

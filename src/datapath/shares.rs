@@ -53,12 +53,12 @@ fn workload(at: usize, cluster: &str, place: &str) -> Workload {
         addresses: [[10, 0, high, low].into()].into(),
         healthy: true,
         capacity: 1,
+        services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
         template: Template {
             cluster: cluster.into(),
             locality: locality(place).into(),
             network: "shared".into(),
             protocol: Protocol::Hbone,
-            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
             ..Template::default()
         }
         .into(),

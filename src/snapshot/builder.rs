@@ -115,9 +115,9 @@ mod tests {
             addresses: [ip.parse().expect("an address")].into(),
             healthy: true,
             capacity: 1,
+            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
             template: mesh::Template {
                 protocol: Protocol::Hbone,
-                services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
                 ..mesh::Template::default()
             }
             .into(),
@@ -192,7 +192,7 @@ mod tests {
         let mut here = workload("here", "10.0.0.6");
         here.network = "east".into();
         let mut through = workload("through", "10.0.0.7");
-        through.network_gateway = Some(Box::new(gateway()));
+        through.network_gateway = Some(Arc::new(gateway()));
         let mut nowhere = workload("nowhere", "10.0.0.8");
         nowhere.addresses = Box::default();
         let workloads = vec![

@@ -21,8 +21,6 @@ pub struct Endpoint {
     pub weight: u32,
     /// Workload as received from the source when the endpoint was built.
     pub definition: Arc<Workload>,
-    /// Labels of the workload for logs and metrics.
-    pub workload: Arc<WorkloadLabels>,
     /// State that outlives the snapshot.
     pub state: Arc<EndpointState>,
 }
@@ -137,6 +135,11 @@ impl Endpoint {
     /// Returns the unique id of the workload.
     pub fn uid(&self) -> &Arc<str> {
         &self.definition.uid
+    }
+
+    /// Returns the labels of its workload in metrics and logs.
+    pub fn labels(&self) -> &Arc<WorkloadLabels> {
+        self.definition.labels()
     }
 }
 

@@ -28,21 +28,21 @@ struct Edit {
 }
 
 impl Edits {
-    /// Counts workloads of a template that come and that go, whether they can be dialled or not:
-    /// they may be of another network. A source without service accounts has no identities.
-    pub(super) fn change(&mut self, template: &mesh::Template, come: usize, gone: usize) {
-        if template.service_account.is_empty() || come == gone {
+    /// Counts workloads that come and that go, all of the template and the services of `like`,
+    /// whether they can be dialled or not: they may be of another network. A source without service accounts has no identities.
+    pub(super) fn change(&mut self, like: &mesh::Workload, come: usize, gone: usize) {
+        if like.service_account.is_empty() || come == gone {
             return;
         }
         let is_own = |service: &&Arc<str>| {
             let namespace = service.split_once('/').map(|(namespace, _)| namespace);
-            namespace == Some(&*template.namespace)
+            namespace == Some(&*like.namespace)
         };
-        let mut own = template.services.keys().filter(is_own).peekable();
+        let mut own = like.services.keys().filter(is_own).peekable();
         if own.peek().is_none() {
             return;
         }
-        let principal: Arc<str> = template.principal().concat().into();
+        let principal: Arc<str> = like.principal().concat().into();
         for service in own {
             let edits = self.0.entry(Arc::clone(service)).or_default();
             let edit = edits.entry(Arc::clone(&principal)).or_default();
@@ -150,12 +150,12 @@ mod tests {
     fn workload(uid: &str, namespace: &str, service: &str) -> mesh::Workload {
         mesh::Workload {
             uid: uid.into(),
+            services: [(service.into(), [(80, 80)].into())].into(),
             template: mesh::Template {
                 network: "west".into(),
                 trust_domain: "east.local".into(),
                 namespace: namespace.into(),
                 service_account: "own".into(),
-                services: [(service.into(), [(80, 80)].into())].into(),
                 ..mesh::Template::default()
             }
             .into(),

@@ -61,9 +61,10 @@ struct Claimed<'a> {
     has_waypoints: bool,
 }
 
-/// Workloads of one template that come, change or go.
+/// Workloads of one template and of the same services that come, change or go.
 struct Pods<'a> {
-    template: &'a mesh::Template,
+    /// One of them.
+    like: &'a mesh::Workload,
     gone: Vec<&'a mesh::Workload>,
     /// Each with what it was before.
     come: Vec<(&'a Arc<mesh::Workload>, Option<&'a mesh::Workload>)>,
@@ -185,14 +186,9 @@ impl Index {
         let (pods, reselected) = pods(old, new);
         let mut identities = identities::Edits::default();
         let mut edits: HashMap<&'a Arc<str>, Edits<'a>> = HashMap::new();
-        for Pods {
-            template,
-            gone,
-            come,
-        } in pods
-        {
-            identities.change(template, come.len(), gone.len());
-            let ports = ports(template, self.direct);
+        for Pods { like, gone, come } in pods {
+            identities.change(like, come.len(), gone.len());
+            let ports = ports(like, self.direct);
             let come = come.into_iter().filter_map(|(workload, before)| {
                 let address = self.dialled(workload).filter(|_| !ports.is_empty())?;
                 let known = before.and_then(|before| self.member(before));
@@ -202,7 +198,7 @@ impl Index {
             });
             let gone = gone.into_iter().map(|workload| (&*workload.uid, None));
             let changed: Vec<_> = gone.chain(come).collect();
-            for service in template.services.keys() {
+            for service in like.services.keys() {
                 edits
                     .entry(service)
                     .or_default()
@@ -485,7 +481,7 @@ fn pods<'a>(old: &'a Mesh, new: &'a Mesh) -> (Vec<Pods<'a>>, bool) {
             .or_insert(all.len());
         if place == all.len() {
             all.push(Pods {
-                template: &workload.template,
+                like: workload,
                 gone: Vec::new(),
                 come: Vec::new(),
             });

@@ -37,7 +37,6 @@ impl Member {
                 protocol,
                 weight: workload.capacity,
                 definition: Arc::clone(workload),
-                workload: Arc::clone(workload.labels()),
                 state: state.map_or_else(Arc::default, |old| Arc::clone(&old.state)),
             })
         };
@@ -95,10 +94,10 @@ impl Member {
     }
 }
 
-/// Returns the ports at which workloads of a template are dialled, by TLS listeners too if
+/// Returns the ports at which a workload is dialled, by TLS listeners too if
 /// `direct`.
-pub(super) fn ports(template: &mesh::Template, direct: bool) -> Vec<(u16, Protocol)> {
-    let targets = template.services.values().flat_map(mesh::Ports::iter);
+pub(super) fn ports(workload: &mesh::Workload, direct: bool) -> Vec<(u16, Protocol)> {
+    let targets = workload.services.values().flat_map(mesh::Ports::iter);
     // A port that is dialled for several services is dialled over HBONE if it is for one. Of a
     // workload without HBONE this is port 15008 alone.
     let mut ports = BTreeMap::<u16, Protocol>::new();
@@ -106,8 +105,8 @@ pub(super) fn ports(template: &mesh::Template, direct: bool) -> Vec<(u16, Protoc
         if direct {
             ports.entry(target).or_default();
         }
-        let protocol = ports.entry(dialled_port(template, target)).or_default();
-        if speaks_hbone(template, port, target) {
+        let protocol = ports.entry(dialled_port(workload, target)).or_default();
+        if speaks_hbone(workload, port, target) {
             *protocol = Protocol::Hbone;
         }
     }

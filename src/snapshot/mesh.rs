@@ -3,7 +3,6 @@
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, OnceLock};
@@ -49,7 +48,7 @@ impl Mesh {
 }
 
 /// A map of few entries, side by side in the order of their keys.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sorted<K, V>(Box<[(K, V)]>);
 
 impl<K: Ord, V> Sorted<K, V> {
@@ -177,7 +176,7 @@ pub struct Waypoint {
 }
 
 /// A gateway or a waypoint: where it is, and its port of HBONE.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayAddress {
     /// Where it is.
     pub place: Place,
@@ -247,13 +246,40 @@ pub struct Workload {
     /// True if it is used only where no better endpoint can take a tunnel (Envoy's DEGRADED).
     pub degraded: bool,
     /// Gateway of another network through which it is reached.
-    pub network_gateway: Option<Box<GatewayAddress>>,
-    /// Fields that it may have in common with others.
+    pub network_gateway: Option<Arc<GatewayAddress>>,
+    /// For each `namespace/hostname`, service port to target port.
+    pub services: Services,
+    /// Fields that it may have in common with workloads of other services, too.
     pub template: Arc<Template>,
 }
 
+/// Services of a workload, shared by all workloads of the same: for each `namespace/hostname`,
+/// service port to target port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Services(pub Arc<Sorted<Arc<str>, Ports>>);
+
+impl Deref for Services {
+    type Target = Sorted<Arc<str>, Ports>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl FromIterator<(Arc<str>, Ports)> for Services {
+    fn from_iter<I: IntoIterator<Item = (Arc<str>, Ports)>>(entries: I) -> Self {
+        Self(Arc::new(entries.into_iter().collect()))
+    }
+}
+
+impl<const N: usize> From<[(Arc<str>, Ports); N]> for Services {
+    fn from(entries: [(Arc<str>, Ports); N]) -> Self {
+        entries.into_iter().collect()
+    }
+}
+
 /// Fields that the pods of one Deployment in one zone have in common.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Template {
     /// Namespace.
     pub namespace: Arc<str>,
@@ -285,8 +311,6 @@ pub struct Template {
     pub has_waypoint: bool,
     /// Names, `namespace/name`, of the policies that select it.
     pub policies: Box<[Arc<str>]>,
-    /// For each `namespace/hostname`, service port to target port.
-    pub services: Sorted<Arc<str>, Ports>,
     /// Labels of its workloads.
     pub labels: Derived<WorkloadLabels>,
 }
@@ -315,10 +339,6 @@ impl<T> PartialEq for Derived<T> {
 }
 
 impl<T> Eq for Derived<T> {}
-
-impl<T> Hash for Derived<T> {
-    fn hash<H: Hasher>(&self, _: &mut H) {}
-}
 
 impl Deref for Workload {
     type Target = Template;
@@ -351,8 +371,15 @@ impl Workload {
     }
 
     /// Returns `own_name` for a name: none, and so no memory, if the uid ends in it.
-    pub fn own_name(uid: &str, name: &str) -> Option<Arc<str>> {
-        (uid.rsplit('/').next() != Some(name)).then(|| name.into())
+    pub fn own_name(uid: &Arc<str>, name: &str) -> Option<Arc<str>> {
+        if uid.rsplit('/').next() == Some(name) {
+            return None;
+        }
+        // The name of a split-horizon record is its uid.
+        Some(match **uid == *name {
+            true => Arc::clone(uid),
+            false => name.into(),
+        })
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher as _, Hash};
 use std::sync::{Arc, OnceLock};
+
+use foldhash::fast::RandomState;
 
 /// Mean number of entries in a shard above which the number of shards doubles.
 const SHARD_MEAN_MAX: usize = 32;
@@ -238,9 +240,10 @@ where
 }
 
 /// Returns the hash of a key. The random state is one for all maps: maps are compared by hash.
+/// Keys that collide cost a few comparisons, because a shard is searched by halves.
 fn hash<Q: Hash + ?Sized>(key: &Q) -> u32 {
     static STATE: OnceLock<RandomState> = OnceLock::new();
-    let hash = STATE.get_or_init(RandomState::new).hash_one(key);
+    let hash = STATE.get_or_init(RandomState::default).hash_one(key);
     u32::try_from(hash >> 32).unwrap_or_default()
 }
 

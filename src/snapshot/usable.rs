@@ -150,7 +150,7 @@ fn target_port(service: &Service, workload: &Workload, port: u16) -> Option<u16>
 pub(super) fn undialled(workload: &Workload, network: &str, hbone_only: bool) -> Option<Unused> {
     if workload.network_gateway.is_some()
         || workload.uid.starts_with("NetworkGateway/")
-        || workload.uid.contains("/SplitHorizonWorkload/")
+        || workload.uid.split('/').nth(1) == Some("SplitHorizonWorkload")
     {
         Some(Unused::StandsForGateway)
     } else if !workload.network.is_empty() && *workload.network != *network {
@@ -203,10 +203,10 @@ mod tests {
             addresses: ["10.0.0.1".parse().expect("an address")].into(),
             healthy: true,
             capacity: 1,
+            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
             template: Template {
                 network: "east".into(),
                 protocol: Protocol::Hbone,
-                services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
                 ..Template::default()
             }
             .into(),
@@ -350,11 +350,11 @@ mod tests {
             (|service, _| service.passthrough = true, Unused::PassThrough),
             (|service, _| service.ports.clear(), Unused::NoServicePort),
             (
-                |_, workload| workload.services = mesh::Sorted::default(),
+                |_, workload| workload.services = mesh::Services::default(),
                 Unused::NotServed,
             ),
             (
-                |_, workload| workload.network_gateway = Some(Box::new(gateway())),
+                |_, workload| workload.network_gateway = Some(Arc::new(gateway())),
                 Unused::StandsForGateway,
             ),
             (

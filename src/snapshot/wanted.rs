@@ -153,10 +153,10 @@ mod tests {
             uid: format!("uid-{name}").into(),
             healthy: true,
             capacity: 1,
+            services: [(format!("app/{name}.app").into(), [(80, 8080)].into())].into(),
             template: Template {
                 hostname: name.into(),
                 protocol: Protocol::Hbone,
-                services: [(format!("app/{name}.app").into(), [(80, 8080)].into())].into(),
                 ..Template::default()
             }
             .into(),

@@ -42,8 +42,8 @@ mod tests {
     fn every_list_counts_and_a_service_without_ports_too() {
         let ports = || [(80, 8080), (81, 8081)].into();
         let workload = Workload {
+            services: [("a".into(), ports()), ("b".into(), [].into())].into(),
             template: Template {
-                services: [("a".into(), ports()), ("b".into(), [].into())].into(),
                 policies: ["a/p".into(), "a/q".into()].into(),
                 ..Template::default()
             }

@@ -58,7 +58,9 @@ impl Exports {
 fn exported(name: &str) -> Option<(String, u16)> {
     let parts: Vec<_> = name.splitn(5, '|').collect();
     match parts[..] {
-        ["inbound-vip", port, "tcp", host] => Some((normal_hostname(host)?, port.parse().ok()?)),
+        ["inbound-vip", port, "tcp", host] => {
+            Some((normal_hostname(host)?.into_owned(), port.parse().ok()?))
+        }
         _ => None,
     }
 }

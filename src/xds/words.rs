@@ -1,25 +1,28 @@
-//! Words and localities that many resources have in common, each kept once.
+//! Interner of strings and other values that many resources have in common.
 
-use std::collections::HashSet;
-use std::hash::Hash;
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher as _, Hash, Hasher as _, RandomState};
 use std::sync::Arc;
 
 use crate::snapshot::Locality;
-use crate::snapshot::mesh::Template;
+use crate::snapshot::mesh::{GatewayAddress, Ports, Services, Sorted, Template};
 
-/// So many are kept without asking who still has them.
+/// Number of values of a kind that are kept without a look at who else has them.
 const SWEPT_MIN: usize = 1024;
 
-/// Namespaces, clusters, nodes and the like. What nobody uses any more goes with time.
+/// Namespaces, clusters, nodes and the like, each kept once. Unused ones are removed from time to
+/// time.
 #[derive(Debug, Default)]
 pub(super) struct Words {
     words: Shared<str>,
     localities: Shared<Locality>,
-    templates: Shared<Template>,
+    gateways: Shared<GatewayAddress>,
+    templates: SharedParts<Template>,
+    services: SharedParts<Sorted<Arc<str>, Ports>>,
 }
 
 impl Words {
-    /// The one copy of a word.
+    /// Returns the one copy of a word.
     pub(super) fn share(&mut self, word: &str) -> Arc<str> {
         if word.is_empty() {
             return Arc::default();
@@ -28,23 +31,120 @@ impl Words {
         known.unwrap_or_else(|| self.words.put(word.into()))
     }
 
-    /// The one copy of a locality.
+    /// Returns the one copy of a word of which there is a copy already.
+    pub(super) fn share_arc(&mut self, word: &Arc<str>) -> Arc<str> {
+        let known = self.words.known.get(word).cloned();
+        known.unwrap_or_else(|| self.words.put(Arc::clone(word)))
+    }
+
+    /// Returns the one copy of a locality.
     pub(super) fn share_locality(&mut self, locality: Locality) -> Arc<Locality> {
         let known = self.localities.known.get(&locality).cloned();
         known.unwrap_or_else(|| self.localities.put(locality.into()))
     }
 
-    /// Returns the one copy of a template.
+    /// Returns the one copy of a gateway.
+    pub(super) fn share_gateway(&mut self, gateway: GatewayAddress) -> Arc<GatewayAddress> {
+        let known = self.gateways.known.get(&gateway).cloned();
+        known.unwrap_or_else(|| self.gateways.put(gateway.into()))
+    }
+
+    /// Returns the one copy of a template whose strings and locality come from here.
     pub(super) fn share_template(&mut self, template: Template) -> Arc<Template> {
-        let known = self.templates.known.get(&template).cloned();
-        known.unwrap_or_else(|| self.templates.put(template.into()))
+        let Template {
+            namespace,
+            service_account,
+            trust_domain,
+            cluster,
+            network,
+            hostname,
+            protocol,
+            locality,
+            workload_name,
+            workload_type,
+            canonical_name,
+            canonical_revision,
+            host_network,
+            has_waypoint,
+            policies,
+            labels: _,
+        } = &template;
+        let strings = [
+            namespace,
+            service_account,
+            trust_domain,
+            cluster,
+            network,
+            hostname,
+            workload_name,
+            workload_type,
+            canonical_name,
+            canonical_revision,
+        ];
+        let mut hasher = self.templates.state.build_hasher();
+        for text in strings.into_iter().chain(policies.iter()) {
+            Arc::as_ptr(text).addr().hash(&mut hasher);
+        }
+        Arc::as_ptr(locality).addr().hash(&mut hasher);
+        (protocol, host_network, has_waypoint).hash(&mut hasher);
+        self.templates.share(hasher.finish(), template)
+    }
+
+    /// Returns the one copy of services whose names come from here.
+    pub(super) fn share_services(&mut self, services: Sorted<Arc<str>, Ports>) -> Services {
+        let mut hasher = self.services.state.build_hasher();
+        for (name, ports) in services.iter() {
+            Arc::as_ptr(name).addr().hash(&mut hasher);
+            for port in ports.iter() {
+                port.hash(&mut hasher);
+            }
+        }
+        Services(self.services.share(hasher.finish(), services))
     }
 }
 
+/// Values that are found by a hash of the addresses of their shared parts, which is much cheaper
+/// than one of their contents.
+#[derive(Debug)]
+struct SharedParts<T> {
+    state: RandomState,
+    known: HashMap<u64, Arc<T>>,
+    /// Number of known values at which unused ones are removed.
+    sweep_at: usize,
+}
+
+impl<T: PartialEq> SharedParts<T> {
+    fn share(&mut self, hash: u64, value: T) -> Arc<T> {
+        if let Some(known) = self.known.get(&hash)
+            && **known == value
+        {
+            return Arc::clone(known);
+        }
+        if self.known.len() >= self.sweep_at {
+            self.known.retain(|_, known| Arc::strong_count(known) > 1);
+            self.sweep_at = SWEPT_MIN.max(2 * self.known.len());
+        }
+        let value = Arc::new(value);
+        self.known.insert(hash, Arc::clone(&value));
+        value
+    }
+}
+
+impl<T> Default for SharedParts<T> {
+    fn default() -> Self {
+        Self {
+            state: RandomState::new(),
+            known: HashMap::new(),
+            sweep_at: SWEPT_MIN,
+        }
+    }
+}
+
+/// Values that are found by their contents.
 #[derive(Debug)]
 struct Shared<T: Eq + Hash + ?Sized> {
     known: HashSet<Arc<T>>,
-    /// When so many are known, those that nobody uses go.
+    /// Number of known values at which unused ones are removed.
     sweep_at: usize,
 }
 
@@ -89,5 +189,32 @@ mod tests {
         let mut words = Words::default();
         let mut share = || words.share_locality(Locality::default());
         assert!(Arc::ptr_eq(&share(), &share()));
+    }
+
+    #[test]
+    fn templates_and_services_are_kept_once_and_go_when_unused() {
+        let mut words = Words::default();
+        let mut shared = |name: &str, port| {
+            let template = Template {
+                canonical_name: words.share(name),
+                ..Template::default()
+            };
+            let services = Sorted::from([(words.share(name), [(80, port)].into())]);
+            let parts = (
+                words.share_template(template),
+                words.share_services(services),
+            );
+            assert!(words.templates.known.len() <= SWEPT_MIN);
+            parts
+        };
+        let (template, services) = shared("a", 80);
+        for at in 0..3 * SWEPT_MIN {
+            shared(&format!("b{at}"), 80);
+        }
+        let (same, other_ports) = shared("a", 81);
+        assert!(Arc::ptr_eq(&template, &same));
+        assert_ne!(services, other_ports);
+        assert!(Arc::ptr_eq(&services.0, &shared("a", 80).1.0));
+        assert!(!Arc::ptr_eq(&template, &shared("c", 80).0));
     }
 }

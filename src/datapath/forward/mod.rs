@@ -121,7 +121,7 @@ async fn open(asked: Box<Asked>, target: Result<Target, Reason>) -> Option<Box<O
     match opened {
         Ok((tunnel, upstream)) => {
             let endpoint = upstream.right.endpoint();
-            record.connected(describe(endpoint), &endpoint.workload);
+            record.connected(describe(endpoint), endpoint.labels());
             Some(Box::new(Open {
                 gateway,
                 peer,

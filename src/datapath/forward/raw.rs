@@ -82,7 +82,7 @@ async fn open(mut arrived: Box<Arrived>) -> Option<Box<Open>> {
         }
     };
     let endpoint = upstream.right.endpoint();
-    record.connected(describe(endpoint), &endpoint.workload);
+    record.connected(describe(endpoint), endpoint.labels());
     let account = gateway.budget.account();
     Some(Box::new(Open {
         gateway,

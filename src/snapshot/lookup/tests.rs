@@ -49,13 +49,13 @@ pub(super) fn workload(last: u8, region: &str, services: &[(&str, u16, u16)]) ->
         addresses: [[10, 0, 0, last].into()].into(),
         healthy: true,
         capacity: 1,
+        services: ports.collect(),
         template: mesh::Template {
             protocol: Protocol::Hbone,
             locality: Arc::new(Locality {
                 region: region.into(),
                 ..Locality::default()
             }),
-            services: ports.collect(),
             ..mesh::Template::default()
         }
         .into(),

@@ -248,7 +248,7 @@ fn port(at: u16) -> u16 {
 
 fn workload(rng: &mut Rng, uid: &str) -> Workload {
     let place = Place::Name("ns-0/gateway".into());
-    let gateway = Box::new(GatewayAddress { place, port: 15008 });
+    let gateway = Arc::new(GatewayAddress { place, port: 15008 });
     let ports = |rng: &mut Rng| {
         let is_gateway = rng.bool();
         let target = |at| match at {
@@ -272,6 +272,7 @@ fn workload(rng: &mut Rng, uid: &str) -> Workload {
         healthy: rng.u8(..5) > 0,
         capacity: rng.u32(..4),
         network_gateway: (rng.u8(..12) == 0).then_some(gateway),
+        services: (0..rng.u8(..4)).map(|_| named(rng)).collect(),
         template: Template {
             workload_name: format!("deployment-{}", rng.u8(..2)).into(),
             network: (*rng.choice(&words).expect("a network")).into(),
@@ -280,7 +281,6 @@ fn workload(rng: &mut Rng, uid: &str) -> Workload {
             } else {
                 Protocol::Hbone
             },
-            services: (0..rng.u8(..4)).map(|_| named(rng)).collect(),
             ..Template::default()
         }
         .into(),

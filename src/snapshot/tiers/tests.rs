@@ -32,11 +32,11 @@ fn workload(at: usize, (place, cluster, healthy): Told<'_>) -> Workload {
         node: "a-node".into(),
         healthy,
         capacity: 1,
+        services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
         template: Template {
             cluster: cluster.into(),
             locality: locality(place).into(),
             protocol: Protocol::Hbone,
-            services: [("app/echo.app".into(), [(80, 8080)].into())].into(),
             ..Template::default()
         }
         .into(),

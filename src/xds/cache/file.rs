@@ -199,7 +199,7 @@ pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Vec<Restored>), String> {
 }
 
 fn payload(mut bytes: Bytes) -> Result<(Header, Vec<Restored>), String> {
-    let wrong = |error: prost::DecodeError| format!("it cannot be decoded: {error}");
+    let wrong = |error: DecodeError| format!("it cannot be decoded: {error}");
     let header = Header::decode_length_delimited(&mut bytes).map_err(wrong)?;
     if header.resources > RESOURCES_MAX {
         return Err(format!("it has more than {RESOURCES_MAX} resources"));
@@ -216,12 +216,11 @@ fn payload(mut bytes: Bytes) -> Result<(Header, Vec<Restored>), String> {
 
 /// Takes the first entry.
 fn entry(bytes: &mut Bytes) -> Result<Restored, DecodeError> {
-    let length = prost::decode_length_delimiter(&mut *bytes)?;
-    if length > bytes.len() {
-        return Err(DecodeError::new("it is cut off"));
-    }
-    let whole = bytes.split_to(length);
-    let entry = Entry::decode(whole.clone())?;
+    let mut whole = bytes.clone();
+    let entry = Entry::decode_length_delimited(&mut *bytes)?;
+    // The length has been read once already, so that it is one and within the buffer.
+    let length = prost::decode_length_delimiter(&mut whole)?;
+    whole.truncate(length);
     let rest = Entry {
         version: entry.version.clone(),
         body: entry.body.clone(),

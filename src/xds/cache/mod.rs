@@ -369,8 +369,7 @@ impl Kept {
             }
             let entries = state.entries.iter();
             let entries = entries.flat_map(|(of, entries)| entries.iter().map(move |it| (*of, it)));
-            let entries =
-                entries.map(|(of, (name, rest))| (of, Arc::clone(name), rest.clone()));
+            let entries = entries.map(|(of, (name, rest))| (of, Arc::clone(name), rest.clone()));
             entries.collect()
         };
         let now = SystemTime::now();

@@ -133,8 +133,8 @@ fn what_was_accepted_is_there_after_a_restart() {
     write(&restored).unwrap();
     let (header, entries) = file::read(&path).unwrap().unwrap();
     assert_eq!((header.resources, entries.len()), (2, 2));
-    let b = entries.iter().find(|entry| entry.name == "b").unwrap();
-    assert_eq!(b.body, workload("b", "2").body.unwrap());
+    let b = entries.iter().find(|entry| entry.0.name == "b").unwrap();
+    assert_eq!(b.0.body, workload("b", "2").body.unwrap());
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
     write(&filled(folder.path())).unwrap();
     let path = folder.path().join("cache");
     let good = fs::read(&path).unwrap();
-    let why = |bytes: &[u8]| file::parse(bytes).unwrap_err();
+    let why = |bytes: &[u8]| file::parse(&Bytes::copy_from_slice(bytes)).unwrap_err();
     for end in 0..good.len() {
         let why = why(&good[..end]);
         assert!(
@@ -260,7 +260,7 @@ fn a_file_that_cannot_be_used_is_refused_by_what_is_wrong() {
         ..Header::default()
     };
     let split = |rest| (ADDRESS, Arc::from("a"), rest);
-    let entry = split(Arc::from(*b"\x7f\x01"));
+    let entry = split(Bytes::from_static(b"\x7f\x01"));
     let none = split(Entry::default().encode());
     for (header, entries, want) in [
         (header(1), vec![entry], "it cannot be decoded"),
@@ -333,8 +333,8 @@ async fn the_file_follows_in_five_seconds_and_is_written_no_more_often() {
     // deadline: the clock is paused.
     tokio::time::sleep(EVERY_MIN + Duration::from_millis(10)).await;
     let (_, entries) = file::read(&path).unwrap().unwrap();
-    let a = entries.iter().find(|entry| entry.name == "a").unwrap();
-    assert_eq!(a.version, "v29");
+    let a = entries.iter().find(|entry| entry.0.name == "a").unwrap();
+    assert_eq!(a.0.version, "v29");
     fs::remove_file(&path).unwrap();
     recorder.save();
     // deadline: the clock is paused.

@@ -185,9 +185,9 @@ mod tests {
         let workload = |host: &&str| Workload {
             uid: format!("uid-of-{host}").into(),
             capacity: 1,
+            services: [("app/db.app".into(), [(80, 8080)].into())].into(),
             template: Template {
                 hostname: (*host).into(),
-                services: [("app/db.app".into(), [(80, 8080)].into())].into(),
                 ..Template::default()
             }
             .into(),

@@ -201,7 +201,7 @@ impl Endpoints {
             health(one.health_status, &mut workload);
             let metadata = one.metadata.unwrap_or_default();
             named(&metadata, &mut workload, words);
-            self.add(one.host_identifier, &metadata, workload, seen)
+            self.add(one.host_identifier, &metadata, workload, (seen, words))
                 .map_err(at)?;
         }
         Ok(())
@@ -230,7 +230,7 @@ impl Endpoints {
         from: Option<HostIdentifier>,
         metadata: &Metadata,
         mut workload: Workload,
-        seen: &mut HashSet<String>,
+        (seen, words): (&mut HashSet<String>, &mut Words),
     ) -> Result<(), String> {
         let endpoint = match from {
             Some(HostIdentifier::Endpoint(endpoint)) => endpoint,
@@ -271,6 +271,7 @@ impl Endpoints {
             self.leave_out(format!("{address} is there twice"));
             return Ok(());
         }
+        workload.template = words.share_template(Arc::unwrap_or_clone(workload.template));
         self.list.push((address, workload, port));
         Ok(())
     }

@@ -29,7 +29,7 @@ use super::unknown::fields;
 use super::wds::shown;
 use super::words::Words;
 use crate::grpc::{cluster as cds, endpoint as eds};
-use crate::snapshot::mesh::{Assignment, Mesh, Service, Sorted, Template, Workload};
+use crate::snapshot::mesh::{Assignment, Mesh, Service, Services, Sorted, Workload};
 use crate::snapshot::{ExportSet, Shards};
 use crate::status::Unused;
 
@@ -463,22 +463,16 @@ fn workloads(cluster: &str, serving: &Serving) -> Vec<Workload> {
     let (host, port) = &serving.target;
     let (namespace, _) = service_of(host);
     let key: Arc<str> = format!("{namespace}/{host}").into();
-    // Endpoints that share a template share the one with the service, too.
-    let mut templates = HashMap::new();
+    let mut services = HashMap::new();
     let list = serving.endpoints.list.iter();
     let made = list.map(|(address, workload, target)| {
-        let base = (Arc::as_ptr(&workload.template), *target);
-        let template = templates.entry(base).or_insert_with(|| {
+        let services = services.entry(*target).or_insert_with(|| {
             let ports = Sorted::from([(*port, *target)]);
-            let template = Template {
-                services: Sorted::from([(Arc::clone(&key), ports)]),
-                ..Template::clone(&workload.template)
-            };
-            Arc::new(template)
+            Services::from([(Arc::clone(&key), ports)])
         });
         Workload {
             uid: format!("{cluster}/{address}").into(),
-            template: Arc::clone(template),
+            services: services.clone(),
             ..workload.clone()
         }
     });

@@ -9,6 +9,7 @@ mod policies;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::Path;
@@ -21,7 +22,7 @@ use crate::config::yaml::Document;
 use crate::config::{Findings, Report};
 use crate::snapshot::Policies;
 use crate::snapshot::mesh::{
-    Derived, Locality, Mesh, Ports, Protocol, Service, Sorted, Template, Workload,
+    Derived, Locality, Mesh, Ports, Protocol, Service, Services, Sorted, Template, Workload,
 };
 
 /// Service or workload with its position in the file.
@@ -133,16 +134,18 @@ fn workload_fields(
         gateways::address(v, "workloads[].networkGateway").map(Some)
     });
     let (policies, has_waypoint) = policies_and_passed_over(fields);
+    let uid = uid?.into();
     Some(Workload {
-        own_name: Workload::own_name(uid?, name?),
-        uid: uid?.into(),
+        own_name: Workload::own_name(&uid, name?),
+        uid,
         node: node?,
         addresses: addresses?.into(),
         healthy: healthy?,
         capacity: capacity?,
         priority: 0,
         degraded: false,
-        network_gateway: gateway?.map(Box::new),
+        network_gateway: gateway?.map(Arc::new),
+        services: Services(Arc::new(services?)),
         template: Template {
             namespace: namespace?.into(),
             service_account: service_account?,
@@ -159,7 +162,6 @@ fn workload_fields(
             host_network: host_network?,
             has_waypoint,
             policies: policies?.into(),
-            services: services?,
             labels: Derived::default(),
         }
         .into(),
@@ -396,7 +398,7 @@ fn segment(value: Value<'_>) -> Option<String> {
 fn hostname(value: Value<'_>) -> Option<String> {
     value.parsed(
         "a host name, such as `echo.app.svc.cluster.local`",
-        normal_hostname,
+        |text| normal_hostname(text).map(Cow::into_owned),
     )
 }
 

@@ -1,5 +1,6 @@
 //! EndpointSlices: endpoints of a Service in one cluster.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -150,7 +151,11 @@ fn backend(value: Value<'_>, is_named: bool) -> Option<Backend> {
 fn host(list: Value<'_>) -> Option<Arc<str>> {
     let read: Vec<_> = list
         .items()
-        .map(|item| item.parsed("a host name, such as `gw.example`", normal_hostname))
+        .map(|item| {
+            item.parsed("a host name, such as `gw.example`", |text| {
+                normal_hostname(text).map(Cow::into_owned)
+            })
+        })
         .collect();
     if read.is_empty() {
         list.error("is empty", "one host name");

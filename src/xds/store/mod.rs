@@ -103,8 +103,8 @@ impl Store {
         match address.r#type {
             Some(proto::address::Type::Workload(from)) => {
                 is_named(resource, "workload.uid", &from.uid)?;
-                let workload = wds::workload(from, &mut self.words)?;
-                self.put_workload(resource, workload)?;
+                let workload = wds::workload(&resource.name, from, &mut self.words)?;
+                self.put_workload(workload)?;
             }
             Some(proto::address::Type::Service(from)) => {
                 let name = format!("{}/{}", from.namespace, from.hostname);
@@ -112,9 +112,14 @@ impl Store {
                 is_named(resource, "service.hostname", &name)?;
                 let old = self.services.get(&resource.name);
                 if old.is_none_or(|old| **old != service) {
-                    self.count("service.ports", &resource.name, service.count())?;
+                    self.count(
+                        "service.ports",
+                        self.counted(&resource.name),
+                        service.count(),
+                    )?;
                     self.workloads.remove(&resource.name);
-                    let name = Arc::clone(&resource.name);
+                    // Workloads name their services by the same word.
+                    let name = self.words.share_arc(&resource.name);
                     self.services.insert(name, Arc::new(service));
                     self.changed = true;
                 }
@@ -124,13 +129,19 @@ impl Store {
         Ok(())
     }
 
-    fn put_workload(&mut self, resource: &Resource, mut workload: Workload) -> Result<(), String> {
-        workload.uid = Arc::clone(&resource.name);
+    fn put_workload(&mut self, workload: Workload) -> Result<(), String> {
         let old = self.workloads.get(&workload.uid);
         if old.is_some_and(|old| **old == workload) {
             return Ok(());
         }
-        self.count("workload.services", &resource.name, workload.count())?;
+        let counted = match old {
+            Some(old) => old.count(),
+            None => self
+                .services
+                .get(&workload.uid)
+                .map_or(0, |old| old.count()),
+        };
+        self.count("workload.services", counted, workload.count())?;
         self.services.remove(&workload.uid);
         self.workloads
             .insert(Arc::clone(&workload.uid), Arc::new(workload));
@@ -139,8 +150,8 @@ impl Store {
     }
 
     /// Notes what the lists of a service or workload have, in place of what is known by the name.
-    fn count(&mut self, field: &str, name: &str, new: usize) -> Result<(), String> {
-        let all = self.endpoints - self.counted(name) + new;
+    fn count(&mut self, field: &str, old: usize, new: usize) -> Result<(), String> {
+        let all = self.endpoints - old + new;
         if all > ENDPOINTS_MAX && all > self.endpoints {
             return Err(format!(
                 "{field}: {all} endpoints with these, and at most {ENDPOINTS_MAX} are taken"

@@ -25,6 +25,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ use crate::grpc::workload::gateway_address::Destination;
 use crate::grpc::workload::load_balancing;
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{
-    Derived, GatewayAddress, Locality, Place, Ports, Protocol, Scope, Service, Sorted, Template,
+    Derived, GatewayAddress, Locality, Place, Protocol, Scope, Service, Services, Template,
     Waypoint, Workload,
 };
 
@@ -159,7 +160,11 @@ fn preferences(from: &[i32]) -> Vec<Scope> {
 }
 
 /// Reads a workload; what it has in common with others it shares.
-pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workload, String> {
+pub(super) fn workload(
+    uid: &Arc<str>,
+    from: proto::Workload,
+    words: &mut Words,
+) -> Result<Workload, String> {
     if from.uid.is_empty() {
         return Err("workload.uid: empty".to_owned());
     }
@@ -201,20 +206,20 @@ pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workl
             .iter()
             .map(|name| or(name, ""))
             .collect(),
-        services,
         locality,
         labels: Derived::default(),
     };
     Ok(Workload {
-        own_name: Workload::own_name(&from.uid, &from.name),
-        uid: from.uid.into(),
+        own_name: Workload::own_name(uid, &from.name),
+        uid: Arc::clone(uid),
         node,
         addresses: addresses.into(),
         healthy: from.status == i32::from(proto::WorkloadStatus::Healthy),
         capacity: from.capacity.unwrap_or(1),
         priority: 0,
         degraded: false,
-        network_gateway: network_gateway.map(Box::new),
+        network_gateway: network_gateway.map(|gateway| words.share_gateway(gateway)),
+        services,
         template: words.share_template(template),
     })
 }
@@ -223,20 +228,23 @@ pub(super) fn workload(from: proto::Workload, words: &mut Words) -> Result<Workl
 fn services(
     from: BTreeMap<String, proto::PortList>,
     words: &mut Words,
-) -> Result<Sorted<Arc<str>, Ports>, String> {
+) -> Result<Services, String> {
     few("workload.services", from.len(), SERVICES_MAX)?;
     let mut services: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
     for (name, list) in from {
         let at = |why| format!("workload.services[{}]{why}", shown(&name));
         let parts = name.split_once('/');
         let (namespace, host) = parts.ok_or_else(|| at(": want NAMESPACE/HOSTNAME".to_owned()))?;
-        let key = format!("{namespace}/{}", hostname(host));
+        let key = match hostname(host) {
+            Cow::Borrowed(same) if same.len() == host.len() => words.share(&name),
+            host => words.share(&format!("{namespace}/{host}")),
+        };
         let ports = ports(&list.ports).map_err(|why| at(format!(".{why}")))?;
-        services.entry(words.share(&key)).or_default().extend(ports);
+        services.entry(key).or_default().extend(ports);
     }
     let services = services.into_iter();
     let services = services.map(|(key, ports)| (key, ports.into_iter().collect()));
-    Ok(services.collect())
+    Ok(words.share_services(services.collect()))
 }
 
 /// Whether a field has no more entries than are taken: each takes more memory than it has bytes.
@@ -336,8 +344,8 @@ pub(super) fn namespace(text: String) -> Result<String, String> {
 
 /// Returns the hostname in its normal form. One that no authority can name is kept, escaped: the
 /// record counts, and nobody finds it by that name.
-fn hostname(text: &str) -> String {
-    normal_hostname(text).unwrap_or_else(|| text.escape_debug().to_string())
+fn hostname(text: &str) -> Cow<'_, str> {
+    normal_hostname(text).unwrap_or_else(|| text.escape_debug().to_string().into())
 }
 
 /// What a message shows of a text that may be anything.

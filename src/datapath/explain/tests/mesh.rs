@@ -185,6 +185,7 @@ fn workload(rng: &mut Rng, at: u8) -> Workload {
         healthy: !one_in(rng, 5),
         capacity: *rng.choice(&weights).expect("a weight"),
         priority: rng.u32(..3),
+        services: served.into_iter().map(|of| (key(of), ports())).collect(),
         template: Template {
             namespace: "app".into(),
             cluster: if rng.bool() { "east" } else { "other" }.into(),
@@ -195,7 +196,6 @@ fn workload(rng: &mut Rng, at: u8) -> Workload {
             } else {
                 Protocol::Hbone
             },
-            services: served.into_iter().map(|of| (key(of), ports())).collect(),
             ..Template::default()
         }
         .into(),
