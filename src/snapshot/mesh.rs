@@ -96,8 +96,16 @@ impl<K, V> Default for Sorted<K, V> {
 /// Of several entries with one key the last one counts.
 impl<K: Ord, V> FromIterator<(K, V)> for Sorted<K, V> {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
-        let entries: BTreeMap<K, V> = entries.into_iter().collect();
-        Self(entries.into_iter().collect())
+        let mut entries: Vec<(K, V)> = entries.into_iter().collect();
+        entries.sort_by(|(one, _), (other, _)| one.cmp(other));
+        entries.dedup_by(|later, kept| {
+            let is_same = later.0 == kept.0;
+            if is_same {
+                std::mem::swap(later, kept);
+            }
+            is_same
+        });
+        Self(entries.into())
     }
 }
 

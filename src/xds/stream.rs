@@ -42,9 +42,12 @@ const REQUESTS_MAX: usize = 16;
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
 /// The time for each message, while not all has been told: a server that says nothing has hung.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// Time from one snapshot to the next while changes keep coming. A change that comes alone does
-/// not wait. At 1,000 changes a second a snapshot of 20 costs little more than one of 5.
-const SNAPSHOTS_APART: Duration = Duration::from_millis(20);
+/// Time from one snapshot to the next after a single message. A change that comes alone does not
+/// wait.
+const SNAPSHOTS_APART: Duration = Duration::from_millis(5);
+/// The same after a snapshot of several messages: while changes keep coming, one snapshot of 20
+/// changes costs little more than one of 5.
+const BATCHES_APART: Duration = Duration::from_millis(20);
 /// Messages that make one snapshot, at most.
 const MESSAGES_MAX: usize = 64;
 /// A nonce or a type longer than this is no word.
@@ -259,14 +262,18 @@ impl Feed {
             };
             let Some(response) = response else { break };
             heard = Instant::now();
-            let row = self
-                .row((response, next), &mut responses, &requests, (client, store))
+            let drained = self
+                .drain_batch((response, next), &mut responses, &requests, (client, store))
                 .await;
             // What was accepted is published though the stream has broken: the version that we
             // will claim says that it is in force.
             let changes = self.publish(client, store, answers);
-            next = Instant::now() + SNAPSHOTS_APART;
-            row?;
+            next = Instant::now();
+            next += if drained? > 1 {
+                BATCHES_APART
+            } else {
+                SNAPSHOTS_APART
+            };
             self.send_all(&requests, changes).await?;
             *useful = true;
             self.status.set_discovery(|known| known.retries = 0);
@@ -296,14 +303,15 @@ impl Feed {
         Ok((requests, responses))
     }
 
-    /// Takes a message, and those that are there already or come before the next snapshot is due.
-    async fn row(
+    /// Applies a message, and those that have arrived or arrive before the next snapshot is due.
+    /// Returns their number.
+    async fn drain_batch(
         &self,
         (first, due): (Push, Instant),
         responses: &mut Messages,
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
         (client, store): (&mut Client, &mut Recorder),
-    ) -> Result<(), Ended> {
+    ) -> Result<usize, Ended> {
         let (mut next, mut count) = (Some(first), 0);
         while let Some(push) = next.take() {
             let response = push.response;
@@ -323,7 +331,7 @@ impl Feed {
                 next = before(due, responses).await?;
             }
         }
-        Ok(())
+        Ok(count)
     }
 
     async fn send_all(

@@ -197,6 +197,7 @@ mod tests {
         let mut shared = |name: &str, port| {
             let template = Template {
                 canonical_name: words.share(name),
+                locality: words.share_locality(Locality::default()),
                 ..Template::default()
             };
             let services = Sorted::from([(words.share(name), [(80, port)].into())]);

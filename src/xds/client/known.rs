@@ -173,6 +173,9 @@ impl Known {
                 self.remove(name, usage, resources);
             }
         }
+        if self.held.is_empty() {
+            self.held.reserve(response.resources.len());
+        }
         for resource in &response.resources {
             let name = &*resource.name;
             if contradictions.contains_key(name) {
@@ -400,6 +403,9 @@ pub(super) fn claim_bytes(name: &str, version: &str) -> usize {
 /// Returns the names with contradictory entries in a response, each with a version and the
 /// reason. The intended entry is unknown, so the held version stays.
 fn contradictions(response: &Response) -> BTreeMap<&str, (&str, &'static str)> {
+    if response.resources.len() + response.removed.len() < 2 {
+        return BTreeMap::new();
+    }
     let removed: HashSet<&str> = response.removed.iter().map(String::as_str).collect();
     let mut seen = HashSet::with_capacity(response.resources.len());
     let mut found = BTreeMap::new();

@@ -85,7 +85,7 @@ pub fn service(from: proto::Service) -> Result<Service, String> {
         namespace: namespace.into(),
         hostname: hostname.into(),
         vips: vips(from.addresses)?,
-        ports,
+        ports: ports.collect(),
         subject_alt_names: from.subject_alt_names,
         waypoints: waypoints(from.waypoint, from.weighted_waypoints)?,
         ingress_use_waypoint: from.ingress_use_waypoint,
@@ -230,7 +230,7 @@ fn services(
     words: &mut Words,
 ) -> Result<Services, String> {
     few("workload.services", from.len(), SERVICES_MAX)?;
-    let mut services: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
+    let mut services = Vec::<(Arc<str>, Vec<_>)>::with_capacity(from.len());
     for (name, list) in from {
         let at = |why| format!("workload.services[{}]{why}", shown(&name));
         let parts = name.split_once('/');
@@ -240,8 +240,17 @@ fn services(
             host => words.share(&format!("{namespace}/{host}")),
         };
         let ports = ports(&list.ports).map_err(|why| at(format!(".{why}")))?;
-        services.entry(key).or_default().extend(ports);
+        services.push((key, ports.collect()));
     }
+    // Two names may have one normal form.
+    services.sort_by(|(one, _), (other, _)| one.cmp(other));
+    services.dedup_by(|(name, ports), (kept, all)| {
+        let is_same = name == kept;
+        if is_same {
+            all.append(ports);
+        }
+        is_same
+    });
     let services = services.into_iter();
     let services = services.map(|(key, ports)| (key, ports.into_iter().collect()));
     Ok(words.share_services(services.collect()))
@@ -261,13 +270,12 @@ fn few(field: &str, count: usize, most: usize) -> Result<(), String> {
 ///
 /// A target that is no port, such as the 0 of a named port, is 0: the record counts, and only
 /// dialing at the target port needs it. A service port that no authority can name is passed over.
-fn ports(from: &[proto::Port]) -> Result<BTreeMap<u16, u16>, String> {
+fn ports(from: &[proto::Port]) -> Result<impl Iterator<Item = (u16, u16)>, String> {
     few("ports", from.len(), PORTS_MAX)?;
-    let ports = from.iter().filter_map(|port| {
+    Ok(from.iter().filter_map(|port| {
         let service = number(port.service_port);
         (service != 0).then(|| (service, number(port.target_port)))
-    });
-    Ok(ports.collect())
+    }))
 }
 
 /// Reads a gateway or a waypoint. What is no port, such as the 0 that istiod leaves where a gateway
