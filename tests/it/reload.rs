@@ -11,7 +11,7 @@ use crate::support::{
     identities, mounted, raw, replace, run, until,
 };
 
-/// Within which a good file is in force, by the promise of the README: bounds without slack.
+/// Within which a good file is in force, by docs/operations.md: bounds without slack.
 const SECOND: Duration = Duration::from_secs(1);
 
 async fn reloads(gateway: &Gateway, what: &str, result: &str, count: f64) {
