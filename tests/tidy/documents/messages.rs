@@ -1,20 +1,28 @@
 //! The table of messages in `docs/log.md`, from the tracing macros of the source.
 
 use std::collections::BTreeSet;
+use std::fs;
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
+use super::markdown::top;
 use super::page::{assert_generated, table};
 use crate::references::attributes;
 use crate::tree::{self, is_test_code};
 
+/// Macros of the access log, whose messages are in a table that is written by hand.
+const ACCESS: [&str; 3] = ["access", "ended", "event"];
+const PAGE: &str = "docs/log.md";
 const LEVELS: [&str; 4] = ["error", "warn", "info", "debug"];
 
-/// Messages of a source, each with its level, its fields and the module.
+/// Messages of the source, each with its level, its fields and the module.
+#[derive(Default)]
 struct Messages {
     module: String,
     found: BTreeSet<Vec<String>>,
+    /// Messages of the access log.
+    access: BTreeSet<String>,
 }
 
 impl Messages {
@@ -42,6 +50,10 @@ impl Messages {
         if message.starts_with('{') {
             return;
         }
+        if ACCESS.contains(&level) {
+            self.access.insert(message);
+            return;
+        }
         let fields: Vec<_> = parts[..at].iter().filter_map(|part| field(part)).collect();
         let fields = fields.join(", ");
         let row = [
@@ -63,7 +75,7 @@ impl Messages {
                 TokenTree::Group(group),
             ] = three
                 && mark.as_char() == '!'
-                && LEVELS.contains(&&*name.to_string())
+                && is_log(&name.to_string())
             {
                 self.add(&name.to_string(), group.stream());
             }
@@ -85,11 +97,15 @@ impl<'ast> Visit<'ast> for Messages {
 
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
         let name = call.path.segments.last().map(|last| last.ident.to_string());
-        match name.filter(|name| LEVELS.contains(&&**name)) {
+        match name.filter(|name| is_log(name)) {
             Some(level) => self.add(&level, call.tokens.clone()),
             None => self.scan(call.tokens.clone()),
         }
     }
+}
+
+fn is_log(name: &str) -> bool {
+    LEVELS.contains(&name) || ACCESS.contains(&name)
 }
 
 fn is(token: &TokenTree, wanted: char) -> bool {
@@ -115,22 +131,26 @@ fn field(part: &[TokenTree]) -> Option<String> {
 
 #[test]
 fn the_page_of_the_log_lists_every_message() {
-    let mut found = BTreeSet::new();
+    let mut messages = Messages::default();
     for source in tree::production() {
-        let module = source
-            .module()
-            .into_iter()
-            .take(2)
-            .collect::<Vec<_>>()
-            .join("::");
-        let mut messages = Messages { module, found };
+        let module: Vec<_> = source.module().into_iter().take(2).collect();
+        messages.module = module.join("::");
         messages.visit_file(&source.parse());
-        found = messages.found;
     }
-    assert!(found.len() > 30, "the messages are found");
-    let rows: Vec<_> = found.into_iter().collect();
+    assert!(messages.found.len() > 30, "the messages are found");
+    let rows: Vec<_> = messages.found.into_iter().collect();
     let text = table(&["message", "level", "fields", "module"], &rows);
-    assert_generated("docs/log.md", "messages", &text);
+    assert_generated(PAGE, "messages", &text);
+
+    assert!(messages.access.len() > 3, "the access log is found");
+    let page = fs::read_to_string(top().join(PAGE)).unwrap();
+    for message in messages.access {
+        let cell = format!("| `{message}` |");
+        assert!(
+            page.contains(&cell),
+            "{message} is not in the table of the access log"
+        );
+    }
 }
 
 #[test]
@@ -141,7 +161,7 @@ fn a_message_is_found_with_its_fields_wherever_it_stands() {
                 #[cfg(test)] mod tests { fn i() { info!(\"three\"); } }";
     let mut messages = Messages {
         module: "m".to_owned(),
-        found: BTreeSet::new(),
+        ..Messages::default()
     };
     messages.visit_file(&syn::parse_file(text).unwrap());
     let rows: Vec<_> = messages.found.iter().map(|row| row.join(" ")).collect();
