@@ -19,6 +19,8 @@ mod demo;
 #[cfg(test)]
 mod deploy;
 #[cfg(test)]
+mod documents;
+#[cfg(test)]
 mod explain;
 #[cfg(test)]
 mod issuers;

@@ -15,8 +15,8 @@ use crate::support::{
     ECHO, Endpoint, Gateway, Identities, Net, Settings, broken, echoes, replace, run, until,
 };
 
-const README: &str = include_str!("../../README.md");
-/// The first lines of the examples in the README.
+const PAGE: &str = include_str!("../../docs/security.md");
+/// The first lines of the examples on the page.
 const ONE_DOMAIN: &str = "# One trust domain for all clusters";
 const DOMAIN_EACH: &str = "# A trust domain for each cluster";
 /// Section that the harness writes.
@@ -94,9 +94,9 @@ impl World {
     }
 }
 
-/// Returns the example of the README that begins with `first`.
+/// Returns the example of the page that begins with `first`.
 fn example(first: &str) -> &'static str {
-    let (_, rest) = README.split_once(first).expect("the example");
+    let (_, rest) = PAGE.split_once(first).expect("the example");
     let (_, rest) = rest.split_once('\n').expect("more lines");
     rest.split_once("```").expect("its end").0
 }

@@ -11,7 +11,7 @@ use crate::support::{
     identities, mounted, raw, replace, run, until,
 };
 
-/// Time in which a valid file is in force, as the README promises; a bound without slack.
+/// Time in which a valid file is in force, by docs/operations.md; a bound without slack.
 const SECOND: Duration = Duration::from_secs(1);
 
 async fn reloads(gateway: &Gateway, what: &str, result: &str, count: f64) {

@@ -1,4 +1,4 @@
-//! Permitted imports between modules: the table of ARCHITECTURE.md.
+//! Allowed imports between the modules of ARCHITECTURE.md.
 //!
 //! It keeps the graph two arms that meet in one place: `xds → snapshot ← datapath`.
 

@@ -6,6 +6,8 @@
 #[cfg(test)]
 mod datapath;
 #[cfg(test)]
+mod documents;
+#[cfg(test)]
 mod files;
 #[cfg(test)]
 mod imports;

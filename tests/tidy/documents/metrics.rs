@@ -1,0 +1,162 @@
+//! The table of `docs/metrics.md`, from a page of metrics on which each has a sample.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use strait::reason::Reason;
+use strait::telemetry::{Destination, DestinationService, Metrics, Record, Source, WorkloadLabels};
+
+use super::page::{assert_generated, table};
+use crate::tree;
+
+/// A label with more values is listed without them.
+const VALUES_MAX: usize = 6;
+/// The labels of the `istio_tcp_*` counters are the same for all, and many.
+const TCP_PREFIX: &str = "istio_tcp_";
+const TCP_LABELS: &str = "Istio's, see below";
+
+/// A metric on a page of metrics.
+#[derive(Debug, Default)]
+struct Described {
+    help: String,
+    kind: String,
+    /// Names of labels in their order, each with the values that were seen.
+    labels: Vec<(String, BTreeSet<String>)>,
+}
+
+/// Gives each family of samples that has none at the start a sample.
+fn sampled(metrics: &Arc<Metrics>) {
+    let source = Arc::new(Source {
+        address: ([192, 0, 2, 7], 40001).into(),
+        principal: "spiffe://west.local/ns/shop/sa/checkout".into(),
+        trust_domain: "west.local".into(),
+        namespace: "shop".into(),
+        service_account: "checkout".into(),
+        cluster: "west".into(),
+        counted_cluster: "west".into(),
+    });
+    let destination = Destination {
+        address: ([10, 0, 0, 1], 15008).into(),
+        pod: "echo".into(),
+    };
+    let mut open = Record::new(metrics, &source, "echo:80");
+    open.routed(DestinationService::default());
+    open.connected(destination, &Arc::new(WorkloadLabels::default()));
+    open.finish(Reason::Completed);
+    drop(open);
+    let mut failed = Record::new(metrics, &source, "echo:80");
+    failed.finish(Reason::NoEndpoint);
+    drop(failed);
+    metrics.baggage_mismatch(&source);
+    metrics.certificates_end("identity", &[("leaf", SystemTime::now())]);
+    let xds = metrics.xds();
+    xds.expect("type");
+    xds.accepted("type");
+    xds.holds("type", 1, 0);
+    xds.terminated("Clean");
+}
+
+/// The metrics of a page in Prometheus' text format.
+fn described(page: &str) -> BTreeMap<String, Described> {
+    let mut found: BTreeMap<String, Described> = BTreeMap::new();
+    for line in page.lines() {
+        if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|l| l.split_once(' ')) {
+            found.entry(name.to_owned()).or_default().help = help.trim_end_matches('.').to_owned();
+        } else if let Some((name, kind)) =
+            line.strip_prefix("# TYPE ").and_then(|l| l.split_once(' '))
+        {
+            found.entry(name.to_owned()).or_default().kind = kind.to_owned();
+        } else if let Some((name, rest)) = line.split_once('{') {
+            let labels = rest.rsplit_once('}').unwrap().0;
+            let Some(one) = found.get_mut(name) else {
+                continue;
+            };
+            for pair in labels.split("\",").filter(|pair| !pair.is_empty()) {
+                let (label, value) = pair.split_once("=\"").unwrap();
+                let value = value.trim_end_matches('"').to_owned();
+                match one.labels.iter_mut().find(|(name, _)| name == label) {
+                    Some((_, values)) => drop(values.insert(value)),
+                    None => one.labels.push((label.to_owned(), [value].into())),
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The labels of a metric; `closed` has the values of those that exist from the start.
+fn labels(name: &str, all: &Described, closed: Option<&Described>) -> String {
+    if name.starts_with(TCP_PREFIX) {
+        return TCP_LABELS.to_owned();
+    }
+    let label = |(label, _): &(String, BTreeSet<String>)| {
+        let mut lists = closed.into_iter().flat_map(|closed| &closed.labels);
+        let values = lists
+            .find(|(name, _)| name == label)
+            .map(|(_, values)| values);
+        match values {
+            Some(values) if (2..=VALUES_MAX).contains(&values.len()) => {
+                let values: Vec<_> = values.iter().map(|value| format!("`{value}`")).collect();
+                format!("`{label}`: {}", values.join(", "))
+            }
+            _ => format!("`{label}`"),
+        }
+    };
+    all.labels.iter().map(label).collect::<Vec<_>>().join("; ")
+}
+
+#[test]
+fn the_page_of_metrics_lists_every_metric() {
+    let metrics = Arc::new(Metrics::new());
+    let closed = described(&metrics.encode_plain());
+    sampled(&metrics);
+    let all = described(&metrics.encode_plain());
+    let row = |(name, one): (&String, &Described)| {
+        let labels = labels(name, one, closed.get(name));
+        vec![
+            format!("`{name}`"),
+            one.kind.clone(),
+            labels,
+            one.help.clone(),
+        ]
+    };
+    let rows: Vec<_> = all.iter().map(row).collect();
+    let mut text = table(&["metric", "type", "labels", "meaning"], &rows);
+    let tcp = &all["istio_tcp_connections_opened_total"];
+    let names: Vec<_> = tcp
+        .labels
+        .iter()
+        .map(|(name, _)| format!("`{name}`"))
+        .collect();
+    text.push_str(&format!(
+        "\nThe labels of the `{TCP_PREFIX}*` counters are, in this order:\n\n{}\n",
+        names
+            .chunks(3)
+            .map(|names| format!("- {}\n", names.join(", ")))
+            .collect::<String>()
+    ));
+    assert_generated("docs/metrics.md", "metrics", &text);
+
+    // A family without a sample is on no page: each name in the source has to be here.
+    let names: BTreeSet<_> = all
+        .keys()
+        .map(|name| name.trim_end_matches("_total"))
+        .collect();
+    for source in tree::production() {
+        for name in registered(&source.text) {
+            let name = name.trim_end_matches("_total");
+            assert!(names.contains(name), "{name} has no sample in `sampled`");
+        }
+    }
+}
+
+/// Literals that are names of metrics.
+fn registered(text: &str) -> impl Iterator<Item = &str> {
+    let literals = text.split('"').skip(1);
+    literals.filter(|literal| {
+        let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+        let is_ours = literal.starts_with("strait_") || literal.starts_with("istio_");
+        is_ours && literal.chars().all(is_name)
+    })
+}
