@@ -310,8 +310,8 @@ fn hand_over(
         held,
         listener: Arc::clone(listener),
     };
-    if worker.queue.try_send(accepted).is_err() {
-        gateway.metrics.connection_shed("worker");
+    if let Err(full) = worker.queue.try_send(accepted) {
+        turn_away(gateway, &full.into_inner().stream, "worker", None);
     }
 }
 

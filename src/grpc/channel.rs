@@ -5,7 +5,7 @@
 //! run time.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -167,9 +167,19 @@ async fn aside<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> 
 
 fn read_now(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let metadata = fs::metadata(path)?;
-    match metadata.is_file() && metadata.len() <= most {
-        true => fs::read(path),
-        false => Err(io::Error::other("is no file of a sensible size")),
+    let refused = || io::Error::other(format!("is not a file of at most {most} bytes"));
+    if !metadata.is_file() {
+        return Err(refused());
+    }
+    // It may grow while it is read.
+    let mut bytes = Vec::new();
+    fs::File::open(path)?
+        .take(most + 1)
+        .read_to_end(&mut bytes)?;
+    if u64::try_from(bytes.len()).is_ok_and(|length| length <= most) {
+        Ok(bytes)
+    } else {
+        Err(refused())
     }
 }
 

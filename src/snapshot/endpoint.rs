@@ -88,7 +88,11 @@ impl EndpointState {
     /// Ejects the endpoint and returns the duration: 5 s at first, doubling with each ejection up
     /// to 5 min.
     pub fn eject(&self, now: Instant) -> Duration {
-        let strikes = self.strikes.fetch_add(1, Ordering::Relaxed);
+        let more = |strikes: u16| Some(strikes.saturating_add(1));
+        let strikes = self
+            .strikes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .unwrap_or_default();
         let time = EJECTION_FIRST
             .saturating_mul(1 << strikes.min(16))
             .min(EJECTION_MAX);
@@ -184,6 +188,9 @@ mod tests {
             assert_eq!(state.ejected_for(now + time), None);
         }
         assert_eq!(times, [5, 10, 20, 40, 80, 160, 300, 300]);
+        state.strikes.store(u16::MAX, Ordering::Relaxed);
+        state.eject(Instant::now());
+        assert_eq!(state.eject(Instant::now()), EJECTION_MAX, "no overflow");
         state.restore(Instant::now());
         assert!(
             state.is_ejected(Instant::now()),

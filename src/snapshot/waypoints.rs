@@ -113,7 +113,8 @@ impl Snapshot {
         vips.chain([Place::Name(name)]).collect()
     }
 
-    /// Returns the endpoints of a waypoint: those of the named port, or else those of any port.
+    /// Returns the endpoints of a waypoint: those of the named port, or else those of the lowest
+    /// port.
     /// They are dialled at the HBONE port regardless of the service port, so sets with endpoints
     /// without HBONE do not qualify.
     pub fn waypoint_endpoints(&self, gateway: &GatewayAddress) -> Option<&Arc<EndpointSet>> {
@@ -124,7 +125,10 @@ impl Snapshot {
         };
         let ports = &self.waypoint(gateway)?.ports;
         let named = ports.get(&gateway.port).filter(speaks_hbone);
-        named.or_else(|| ports.values().find(speaks_hbone))
+        named.or_else(|| {
+            let others = ports.iter().filter(|(_, set)| speaks_hbone(set));
+            others.min_by_key(|(port, _)| **port).map(|(_, set)| set)
+        })
     }
 
     /// Returns the service of a waypoint, by its name or by one of its addresses in this network.

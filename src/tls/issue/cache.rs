@@ -32,6 +32,8 @@ const FILE_BYTES_MAX: u64 = 2 << 20;
 const OPEN: u32 = 0o077;
 /// Name of the system's roots in [`Saved::authority`].
 const SYSTEM: &str = "SYSTEM";
+/// The same without TLS, where nothing verifies the authority.
+const PLAINTEXT: &str = "PLAINTEXT";
 
 /// Directory for the key and chain of one identity.
 #[derive(Clone, Debug)]
@@ -255,7 +257,8 @@ fn authority(roots: &Roots) -> Result<BTreeSet<String>, CacheError> {
             CacheError::Roots(format!("{file}: {error}"))
         })?,
         Roots::Pem(text) => text.clone().into_bytes(),
-        Roots::System | Roots::Plaintext => return Ok(BTreeSet::from([SYSTEM.to_owned()])),
+        Roots::System => return Ok(BTreeSet::from([SYSTEM.to_owned()])),
+        Roots::Plaintext => return Ok(BTreeSet::from([PLAINTEXT.to_owned()])),
     };
     let digest_of = |certificate: CertificateDer<'_>| {
         let sum = digest(&SHA256, &certificate);
@@ -452,6 +455,19 @@ mod tests {
             ..stored
         };
         assert!(refused(&absent, SystemTime::now()).contains("/no/such: No such file"));
+    }
+
+    #[test]
+    fn a_certificate_obtained_without_tls_is_refused_under_the_systems_roots() {
+        let fixture = Fixture::new();
+        let with = |roots| Cache {
+            roots,
+            ..fixture.cache()
+        };
+        let (plaintext, system) = (with(Roots::Plaintext), with(Roots::System));
+        plaintext.store(&fixture.material()).unwrap();
+        assert!(plaintext.load(SystemTime::now()).unwrap().is_some());
+        refused(&system, SystemTime::now());
     }
 
     #[test]
