@@ -1,7 +1,8 @@
 //! The checks of files by commands that serve nobody, also on machines without the gateway's
 //! certificates, such as a laptop or a CI runner.
 
-use crate::config::{Discovery, Examined, Identity, Severity, Source};
+use crate::config::{Discovery, Examined, Identity, Source};
+use crate::yaml::Severity;
 
 use super::inputs::{Report, complete};
 

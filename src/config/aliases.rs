@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::exposure::{all, host_port, known_cluster};
-use super::fields::Value;
 use super::listeners::Line;
 use super::{Exposure, HostPort};
+use crate::yaml::Value;
 
 /// Default of `names.suffixes`: Kubernetes' own, that of its multi-cluster services, and those of
 /// Istio's multi-cluster meshes.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::fields::Value;
+use crate::yaml::Value;
 
 /// Services that are exported without an object of their own that says so.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -182,9 +182,9 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::findings::Report;
     use crate::config::tests::with;
-    use crate::config::yaml::Document;
+    use crate::yaml::Document;
+    use crate::yaml::Report;
 
     fn read(text: &str) -> Result<AutoExport, String> {
         let document = Document::parse(Path::new("a.yaml"), text).unwrap();

@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
-use super::fields::Value;
-use super::findings::Report;
 use super::{Bind, Binds, Listener};
+use crate::yaml::{Report, Value};
 
 /// An address that is served besides the listeners.
 #[derive(Debug)]

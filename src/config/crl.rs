@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::fields::Value;
 use super::serialize::lossy_paths;
+use crate::yaml::Value;
 
 /// Certificate revocation lists (RFC 5280) for the leaves and intermediates of peers.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -1,7 +1,7 @@
 //! What is in force where nobody says anything, as it would be written.
 
-use super::yaml::{Kind, Node};
 use super::{ADMIN, CERTIFICATE_TTL, DRAIN_DEADLINE, DRAIN_LAG, METRICS, READINESS, TRUST_DOMAIN};
+use crate::yaml::{Kind, Node};
 
 /// What a line of a default says of its origin.
 pub(super) const ORIGIN: &str = "the default";

@@ -7,9 +7,9 @@ use serde::Serializer;
 use crate::wire::sni::RouteBy;
 
 use super::auto;
-use super::fields::Value;
 use super::names::is_segment;
 use super::{Audience, DefaultExposure, ExposedService, Exposure, HostPort};
+use crate::yaml::Value;
 
 /// What is wrong with an empty list of alternatives.
 const EMPTY: &str = "is empty, which admits nobody";

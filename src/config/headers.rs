@@ -2,7 +2,7 @@
 
 use http::HeaderName;
 
-use super::fields::Value;
+use crate::yaml::Value;
 
 /// Metadata of a call: what gRPC and we say ourselves cannot be said here.
 pub(super) fn read(value: Value<'_>) -> Option<Vec<(String, String)>> {

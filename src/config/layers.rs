@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::pod::{Defaults, Environment, Flags, Pod};
-use super::yaml::{Document, Kind, Node};
-use super::{Config, Examined, Findings, defaults, read};
+use super::{Config, Examined, defaults, read};
+use crate::yaml::{Document, Findings, Kind, Node};
 
 /// How much further in each level is printed.
 const INDENT: usize = 2;

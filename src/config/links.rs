@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use serde::Serialize;
 
-use super::fields::Value;
+use crate::yaml::Value;
 
 /// A direction in which tunnels may go.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]

@@ -8,8 +8,8 @@ use serde::{Serialize, Serializer};
 use crate::wire::sni::{RouteBy, SniPattern};
 
 use super::checks;
-use super::fields::{Fields, Value};
 use super::names::HostPort;
+use crate::yaml::{Fields, Value};
 
 /// A place where peers connect.
 #[derive(Clone, Debug, PartialEq, Serialize)]

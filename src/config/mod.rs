@@ -10,8 +10,6 @@ mod checks;
 mod crl;
 mod defaults;
 mod exposure;
-pub mod fields;
-pub mod findings;
 mod headers;
 mod identity;
 mod layers;
@@ -27,7 +25,6 @@ mod sources;
 mod tests;
 mod traffic;
 mod trust;
-pub mod yaml;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -38,6 +35,7 @@ use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 
 use crate::wire::sni::RouteBy;
+use crate::yaml::{Document, Findings, Place};
 
 pub use aliases::{Alias, Names, SUFFIXES};
 pub use auto::{AutoExport, Selector};
@@ -46,7 +44,6 @@ use serialize::{
 };
 
 pub use crl::{Crl, CrlPolicy};
-pub use findings::{Finding, Findings, Place, Report, Severity};
 pub use identity::parse_identity;
 pub use layers::Source;
 pub use level::{Access, Directives};
@@ -528,7 +525,7 @@ impl Config {
 
     /// As [`Config::check`], for a text that would stand in the file `path`.
     pub fn parse(path: &Path, text: &str) -> (Option<Self>, Findings) {
-        match yaml::Document::parse(path, text) {
+        match Document::parse(path, text) {
             Ok(document) => {
                 let examined = read::config(&document).strict();
                 (examined.config, examined.findings)

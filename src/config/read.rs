@@ -7,19 +7,17 @@ use std::time::Duration;
 use super::aliases;
 use super::checks::{self, Opened};
 use super::exposure;
-use super::fields::{Fields, Value};
-use super::findings::Report;
 use super::links;
 use super::listeners::{self, network, socket_address};
 use super::sources;
 use super::traffic;
 use super::trust;
-use super::yaml::Document;
 use super::{
     ADMIN, Access, Config, DRAIN_DEADLINE, DRAIN_LAG, Dial, Directives, Discovery, Drain, Examined,
     Exposure, Gateway, Limits, Link, Listener, Locality, LocalityOrigin, Log, LogFormat, METRICS,
     Names, Policy, PolicyMode, READINESS, Trust,
 };
+use crate::yaml::{Document, Fields, Report, Value};
 use bytesize::ByteSize;
 
 /// More threads than any machine that we know of has cores.

@@ -8,13 +8,13 @@ use rustls::pki_types::pem::PemObject;
 use serde::Serialize;
 use spiffe::SpiffeId;
 
-use super::fields::{Fields, Value};
 use super::headers;
 use super::trust::trust_domain_name;
 use super::{
     CERTIFICATE_TTL, ControlPlane, Discovery, Dns, HostPort, Identity, IdentityFiles, IstioCa,
     Roots, TRUST_DOMAIN,
 };
+use crate::yaml::{Fields, Value};
 
 pub(super) const IDENTITY_EXAMPLE: &str =
     "{kind: files, chain: certs/gateway.crt, key: certs/gateway.key, roots: certs/root.crt}";

@@ -2,9 +2,9 @@
 
 use serde::{Serialize, Serializer};
 
-use super::fields::Value;
 use super::{HostPort, Locality, checks};
 use crate::wire::RegionPattern;
+use crate::yaml::Value;
 
 /// What is said of the endpoints of one service, or of every one.
 #[derive(Clone, Debug, PartialEq, Serialize)]

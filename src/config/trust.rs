@@ -9,10 +9,10 @@ use spiffe::TrustDomain as SpiffeTrustDomain;
 
 use super::checks;
 use super::crl::{self, Crl};
-use super::fields::Value;
 use super::identity::parse_identity;
 use super::serialize::lossy_path_option;
 use crate::wire::{SpkiHash, UNKNOWN_CLUSTER};
+use crate::yaml::Value;
 
 /// Trust in peers: trust domains, issuers, revocation lists, and identities of waypoints.
 #[derive(Clone, Debug, PartialEq, Serialize)]

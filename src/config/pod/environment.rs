@@ -5,8 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::config::findings::Findings;
-use crate::config::yaml::{Document, Kind, Node};
+use crate::yaml::{Document, Findings, Kind, Node};
 
 /// Istio's `ProxyConfig` of this pod, in YAML or JSON.
 const PROXY_CONFIG: &str = "PROXY_CONFIG";

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use super::Builder;
 use super::environment::Said;
-use super::{Builder, Report};
+use crate::yaml::Report;
 
 /// Values are quoted in findings up to this many characters.
 const SHOWN_MAX: usize = 80;

@@ -2,7 +2,7 @@
 
 use super::environment::{Environment, Said};
 use super::{Builder, LABELS};
-use crate::config::yaml::Node;
+use crate::yaml::Node;
 
 /// The variable with the whole locality, as the labels have it.
 const VARIABLE: &str = "ISTIO_META_LOCALITY";

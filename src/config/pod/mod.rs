@@ -14,9 +14,8 @@ mod tests;
 use std::thread;
 use std::time::Duration;
 
-use super::findings::Findings;
-use super::yaml::{Entry, Kind, Layer, Node};
-use super::{DRAIN_LAG, Report, TRUST_DOMAIN};
+use super::{DRAIN_LAG, TRUST_DOMAIN};
+use crate::yaml::{Entry, Findings, Kind, Layer, Node};
 
 pub use environment::Environment;
 use environment::Said;

@@ -15,11 +15,9 @@ use std::sync::Arc;
 
 use self::gateways::Balancer;
 use super::names::{normal_hostname, service_key};
-use crate::config::fields::{Fields, Value};
-use crate::config::yaml::Document;
-use crate::config::{Findings, Report};
 use crate::snapshot::Policies;
 use crate::snapshot::mesh::{Locality, Mesh, Ports, Protocol, Service, Sorted, Workload};
+use crate::yaml::{Document, Fields, Findings, Report, Value};
 
 /// A service or workload and where it stands in the file.
 type Placed<'a, T> = (T, Value<'a>);

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::config::{Finding, Findings, Place, Severity};
+use crate::yaml::{Finding, Findings, Place, Severity};
 
 /// Files of all directories together. A cluster of 10,000 services may have one for each.
 const FILES_MAX: usize = 20_000;

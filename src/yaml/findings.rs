@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::yaml::{self, Document};
+use super::tree::{self, Document};
 
 /// Findings kept per file. Nobody reads more than a screen of them, and a hostile file must not
 /// cost more memory in findings than in text.
@@ -93,7 +93,7 @@ impl Findings {
 
     /// Returns whether a finding keeps the file from being used even where no certificates are
     /// needed.
-    pub(super) fn has_errors_beside_absent(&self) -> bool {
+    pub(crate) fn has_errors_beside_absent(&self) -> bool {
         self.0
             .iter()
             .any(|finding| finding.severity == Severity::Error)
@@ -169,7 +169,7 @@ impl Report {
 
     /// Remembers the line that names another file, for findings about that file's contents.
     pub fn names(&self, path: PathBuf, line: u64) {
-        let place = yaml::place(&self.file, &self.origins, line);
+        let place = tree::place(&self.file, &self.origins, line);
         self.paths.borrow_mut().push((path, place));
     }
 
@@ -185,7 +185,7 @@ impl Report {
 
     /// Notes a file of certificates, a key or a token that does not exist.
     pub fn note_absent(&self, path: &Path, line: u64, what: String, how: String) {
-        let place = yaml::place(&self.file, &self.origins, line);
+        let place = tree::place(&self.file, &self.origins, line);
         self.absent.borrow_mut().push((path.to_owned(), place));
         self.push(Severity::Absent, line, what, how);
     }
@@ -248,7 +248,7 @@ impl Report {
         // Keys and values are quoted in findings, and findings go to terminals and logs.
         let (what, how) = (printable(what), printable(how));
         found.push(Finding {
-            place: yaml::place(&self.file, &self.origins, line),
+            place: tree::place(&self.file, &self.origins, line),
             severity,
             what,
             how,

@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use super::findings::{Place, Report};
-use super::yaml::{Document, Entry, Kind, Node};
+use super::tree::{Document, Entry, Kind, Node};
 
 /// Values are quoted in findings up to this many characters.
 const QUOTE_CHARS_MAX: usize = 80;

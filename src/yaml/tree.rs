@@ -1,6 +1,6 @@
 //! A YAML document as a tree in which every key and value knows its line.
 //!
-//! `serde-saphyr` does the parsing. The tree is read by [`super::fields`], entry by entry, so that
+//! `serde-saphyr` does the parsing. The tree is read by [`super::value`], entry by entry, so that
 //! one mistake does not hide the next one: a derived `Deserialize` would stop at the first.
 
 use std::fmt;
@@ -44,7 +44,7 @@ pub struct Document {
     text: Arc<str>,
     /// The value of the whole document.
     pub root: Node,
-    pub(super) origins: Vec<String>,
+    pub(crate) origins: Vec<String>,
 }
 
 /// A tree that was made and not parsed: each value knows the name of what it came from.
@@ -137,7 +137,7 @@ impl Document {
     }
 
     /// A layer alone, as if the file were empty.
-    pub(super) fn of_layer(file: &Path, layer: &Layer) -> Self {
+    pub(crate) fn of_layer(file: &Path, layer: &Layer) -> Self {
         Self {
             file: file.to_owned(),
             text: Arc::default(),
@@ -148,7 +148,7 @@ impl Document {
 
     /// Lays the file over a layer: maps are merged key by key, and all else is the file's. An
     /// empty file changes nothing.
-    pub(super) fn over(mut self, layer: &Layer) -> Self {
+    pub(crate) fn over(mut self, layer: &Layer) -> Self {
         self.root = match self.root.kind {
             Kind::Null => layer.root.clone(),
             _ => self.root.over(&layer.root),
@@ -158,13 +158,13 @@ impl Document {
     }
 
     /// Where a value stands.
-    pub(super) fn place_of(&self, node: &Node) -> Place {
+    pub(crate) fn place_of(&self, node: &Node) -> Place {
         place(&self.file, &self.origins, node.line.into())
     }
 
     /// What relative paths of a value are relative to, and how to say so: the folder of the file,
     /// or the working directory for what is of no file.
-    pub(super) fn folder_of(&self, node: &Node) -> (&Path, &'static str) {
+    pub(crate) fn folder_of(&self, node: &Node) -> (&Path, &'static str) {
         match node.line < ORIGINS {
             true => (
                 self.file.parent().unwrap_or_else(|| Path::new("")),
@@ -175,7 +175,7 @@ impl Document {
     }
 
     /// The characters of a scalar as they stand in the file.
-    pub(super) fn text_of(&self, node: &Node) -> Option<&str> {
+    pub(crate) fn text_of(&self, node: &Node) -> Option<&str> {
         let (start, length) = (node.span.0 as usize, node.span.1 as usize);
         self.text.get(start..start.checked_add(length)?)
     }
@@ -210,7 +210,7 @@ fn plain<'a>(file: &Path, text: &'a str) -> Result<&'a str, Findings> {
 }
 
 /// What a line stands for, for findings.
-pub(super) fn place(file: &Path, origins: &[String], line: u64) -> Place {
+pub(crate) fn place(file: &Path, origins: &[String], line: u64) -> Place {
     let index = line.checked_sub(ORIGINS.into());
     let index = index.and_then(|index| usize::try_from(index).ok());
     match index.and_then(|index| origins.get(index)) {
@@ -224,7 +224,7 @@ pub(super) fn place(file: &Path, origins: &[String], line: u64) -> Place {
 
 impl Node {
     /// A value that was made, from the origin of this index.
-    pub(super) fn made(origin: usize, kind: Kind) -> Self {
+    pub(crate) fn made(origin: usize, kind: Kind) -> Self {
         let origin = u32::try_from(origin).unwrap_or(u32::MAX);
         Self {
             line: ORIGINS.saturating_add(origin),
@@ -265,7 +265,7 @@ impl Node {
     }
 
     /// The text under a key of this map.
-    pub(super) fn word(&self, key: &str) -> Option<&str> {
+    pub(crate) fn word(&self, key: &str) -> Option<&str> {
         match &self.get(key)?.kind {
             Kind::Text(text) => Some(text),
             _ => None,
@@ -273,7 +273,7 @@ impl Node {
     }
 
     /// As [`Self::get`], to change it.
-    pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
+    pub(crate) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
         let Kind::Map(entries) = &mut self.kind else {
             return None;
         };
@@ -282,7 +282,7 @@ impl Node {
     }
 
     /// The value under a key of this map.
-    pub(super) fn get(&self, key: &str) -> Option<&Self> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Self> {
         let Kind::Map(entries) = &self.kind else {
             return None;
         };
