@@ -1,4 +1,4 @@
-//! Findings about a file, line by line, in the one form that every tool of ours prints.
+//! Findings about a file, each with its line, in the one form that all commands print.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::tree::{self, Document};
 
-/// Findings kept per file. Nobody reads more than a screen of them, and a hostile file must not
-/// cost more memory in findings than in text.
+/// Maximum findings of a file: a hostile file must not cost more memory in findings than in text.
 const FINDINGS_MAX: usize = 200;
 
 /// Severity of a finding.
@@ -15,18 +14,18 @@ const FINDINGS_MAX: usize = 200;
 pub enum Severity {
     /// The file is not used.
     Error,
-    /// A file with certificates, a key or a token does not exist: an error for whoever needs it.
+    /// A file with certificates, a key or a token does not exist: an error where it is needed.
     Absent,
     /// One object of the file is not used. The rest of the file is.
     PassedOver,
-    /// The file is used, but probably does not say what its author meant.
+    /// The file is used, but probably not as its author intended.
     Warning,
 }
 
 /// Place of a text: a line of a file, or a source without lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The file, as it was named when it was loaded; or what else says it, such as a variable of
+    /// The file, as named when it was loaded, or the name of another source, such as a variable of
     /// the environment.
     pub file: PathBuf,
     /// The line, counted from one; 0 where it is no file.
@@ -104,7 +103,7 @@ impl Findings {
         self.0.is_empty()
     }
 
-    /// The one error of a file that could not even be parsed.
+    /// Makes the findings of a file that cannot be parsed.
     pub(crate) fn one(file: &Path, line: u64, what: &str, how: &str) -> Self {
         let report = Report::new(file);
         report.error(line, what, how);
@@ -143,12 +142,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// An empty report about `file`.
+    /// Makes an empty report about `file`.
     pub fn new(file: &Path) -> Self {
         Self::with_origins(file, Vec::new())
     }
 
-    /// An empty report about a document, which need not be the file's alone.
+    /// Makes an empty report about a document, with the origins of its layer.
     pub fn of(document: &Document) -> Self {
         Self::with_origins(&document.file, document.origins.clone())
     }
@@ -167,18 +166,19 @@ impl Report {
         }
     }
 
-    /// Remembers the line that names another file, for findings about that file's contents.
+    /// Notes the line that names another file, for findings about that file's contents.
     pub fn names(&self, path: PathBuf, line: u64) {
         let place = tree::place(&self.file, &self.origins, line);
         self.paths.borrow_mut().push((path, place));
     }
 
-    /// The files that were named so far, each with its place.
+    /// Returns the files that were named so far, each with its place.
     pub fn named(&self) -> Vec<(PathBuf, Place)> {
         self.paths.borrow().clone()
     }
 
-    /// The named files of certificates, keys and tokens that do not exist, each with its place.
+    /// Returns the named files of certificates, keys and tokens that do not exist, each with its
+    /// place.
     pub fn absent(&self) -> Vec<(PathBuf, Place)> {
         self.absent.borrow().clone()
     }
@@ -196,7 +196,7 @@ impl Report {
         self.severity.set(severity);
     }
 
-    /// Notes something that keeps the file, or an object of it, from being used.
+    /// Notes an error: the file, or an object of it, is not used.
     pub fn error(&self, line: u64, what: impl Into<String>, how: impl Into<String>) {
         let severity = self.severity.get();
         self.errors.set(self.errors.get() + 1);
@@ -205,18 +205,18 @@ impl Report {
         self.push(severity, line, what.into(), how.into());
     }
 
-    /// Notes something that the author probably did not mean.
+    /// Notes a warning: something that the author probably did not intend.
     pub fn warning(&self, line: u64, what: impl Into<String>, how: impl Into<String>) {
         self.push(Severity::Warning, line, what.into(), how.into());
     }
 
-    /// How many errors there are so far; a reader compares two counts to see whether a part was
-    /// read without any.
+    /// Returns the number of errors so far. A reader compares two counts to see whether a part has
+    /// errors.
     pub fn errors(&self) -> usize {
         self.errors.get()
     }
 
-    /// Ends the collection.
+    /// Returns the findings, sorted by line.
     pub fn into_findings(self) -> Findings {
         let mut found = self.found.into_inner();
         found.sort_by_key(|finding| finding.place.line);

@@ -3,10 +3,12 @@
 //! The configuration, the mesh file and Kubernetes objects are read by this module: one mistake
 //! does not hide the next one, and each is reported with its line.
 
+mod fields;
 mod findings;
 mod tree;
 mod value;
 
+pub use fields::Fields;
 pub use findings::{Finding, Findings, Place, Report, Severity};
 pub use tree::{Document, Entry, FILE_BYTES_MAX, Kind, Layer, Node};
-pub use value::{Fields, Value};
+pub use value::Value;
