@@ -11,7 +11,8 @@ use serde_json::{Value as Json, json};
 
 use super::HostPort;
 use super::define::{
-    Absent, Address, Credential, NewFile, Read, ServicePort, Shape, Type, section, words,
+    Absent, Address, Credential, NewFile, Read, ServicePort, Shape, TEXT, Type, scalar, section,
+    words,
 };
 use crate::yaml::{Fields, Value};
 
@@ -284,36 +285,28 @@ fn compare_clusters(_: Value<'_>, read: &[(NamedCluster, Value<'_>)]) {
     }
 }
 
-impl Type for Roots {
-    type Out = Self;
+scalar! {
+    Roots => Roots, "the path of a PEM file, a PEM text, or `SYSTEM`", "string",
+        |value, _| roots(value), |roots| json!(roots);
+}
 
-    /// Reads roots as ztunnel's `XDS_ROOT_CA` has them: a file, its text, or the word for those of
-    /// the system.
-    fn read(value: Value<'_>) -> Option<Self> {
-        let text = value.text()?;
-        if text == SYSTEM {
-            return Some(Self::System);
-        }
-        if !text.trim_start().starts_with("-----BEGIN") {
-            return value.credential_path().map(Self::File);
-        }
-        let mut certificates = CertificateDer::pem_slice_iter(text.as_bytes()).peekable();
-        if certificates.peek().is_none() || certificates.any(|certificate| certificate.is_err()) {
-            let how = format!("PEM of certificates, the path of a file with them, or `{SYSTEM}`");
-            value.error("has a PEM text that cannot be read as certificates", how);
-            return None;
-        }
-        Some(Self::Pem(text.to_owned()))
+/// Reads roots as ztunnel's `XDS_ROOT_CA` has them: a file, its text, or the word for those of the
+/// system.
+fn roots(value: Value<'_>) -> Option<Roots> {
+    let text = value.text()?;
+    if text == SYSTEM {
+        return Some(Roots::System);
     }
-
-    fn show(out: &Self) -> Json {
-        json!(out)
+    if !text.trim_start().starts_with("-----BEGIN") {
+        return value.credential_path().map(Roots::File);
     }
-
-    fn shape() -> Shape {
-        let format = "the path of a PEM file, a PEM text, or `SYSTEM`";
-        Shape::Scalar(format.to_owned(), json!({"type": "string"}))
+    let mut certificates = CertificateDer::pem_slice_iter(text.as_bytes()).peekable();
+    if certificates.peek().is_none() || certificates.any(|certificate| certificate.is_err()) {
+        let how = format!("PEM of certificates, the path of a file with them, or `{SYSTEM}`");
+        value.error("has a PEM text that cannot be read as certificates", how);
+        return None;
     }
+    Some(Roots::Pem(text.to_owned()))
 }
 
 /// Metadata of calls. That of gRPC and of the gateway itself cannot be replaced.
@@ -353,7 +346,7 @@ impl Type for Headers {
     }
 
     fn shape() -> Shape {
-        let of = Shape::Scalar(HEADER.to_owned(), json!({"type": super::define::TEXT}));
+        let of = Shape::Scalar(HEADER.to_owned(), json!({"type": TEXT}));
         Shape::Pairs(Box::new(of))
     }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 use spiffe::SpiffeId;
 
-use super::define::{Credential, NewFolder, Segment, Shape, Ttl, Type, section};
+use super::define::{Credential, NewFolder, Segment, Shape, Ttl, Type, form, path, section};
 use super::discovery::{ControlPlane, ReadKeys, read_kind};
 use super::trust::DomainName;
 use super::{CERTIFICATE_TTL, TRUST_DOMAIN};
@@ -124,26 +124,13 @@ impl Type for Identity {
     }
 }
 
-/// The socket of a SPIFFE Workload API.
-pub(in crate::config) enum Socket {}
-
-const SOCKET: &str = "the socket of a SPIFFE Workload API, such as \
-                      `unix:///var/run/secrets/workload-spiffe-uds/socket`";
-
-impl Type for Socket {
-    type Out = PathBuf;
-
-    fn read(value: Value<'_>) -> Option<PathBuf> {
-        value.parsed(SOCKET, unix_socket)
-    }
-
-    fn show(out: &PathBuf) -> Json {
-        super::define::path(out)
-    }
-
-    fn shape() -> Shape {
-        Shape::Scalar(SOCKET.to_owned(), json!({"type": "string"}))
-    }
+form! {
+    /// The socket of a SPIFFE Workload API.
+    Socket => PathBuf,
+        "the socket of a SPIFFE Workload API, such as \
+         `unix:///var/run/secrets/workload-spiffe-uds/socket`",
+        "string",
+        |value, wanted| value.parsed(wanted, unix_socket), |socket| path(socket);
 }
 
 /// Returns the path of a unix socket in SPIFFE's form, `unix:///PATH`; none of other addresses.

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value as Json, json};
 
 use super::checks;
-use super::define::{NonEmpty, ServicePort, Shape, Type, section, words};
+use super::define::{NonEmpty, ServicePort, Shape, Type, scalar, section, words};
 use super::names::HostPort;
 use crate::wire::sni::{RouteBy, SniPattern};
 use crate::yaml::Value;
@@ -260,27 +260,17 @@ fn compare_routes(routes: &[SniRoute], is_open: bool, list: Value<'_>) {
     checks::repeated(names.iter().map(|(name, item)| (name.as_str(), *item)));
 }
 
-impl Type for SniPattern {
-    type Out = Self;
-
-    fn read(value: Value<'_>) -> Option<Self> {
-        let text = value.text()?;
-        let read = Self::parse(text);
-        if let Err(error) = &read {
-            let what = format!("is `{text}`, which {error}");
-            value.error(what, "a name, `*.` and a name for all below it, or `\"*\"`");
-        }
-        read.ok()
-    }
-
-    fn show(out: &Self) -> Json {
-        json!(out.to_string())
-    }
-
-    fn shape() -> Shape {
-        let format = "`NAME`, `*.NAME` or `*`";
-        Shape::Scalar(format.to_owned(), json!({"type": "string"}))
-    }
+scalar! {
+    SniPattern => SniPattern, "`NAME`, `*.NAME` or `*`", "string",
+        |value, wanted| {
+            let text = value.text()?;
+            let read = SniPattern::parse(text);
+            if let Err(error) = &read {
+                value.error(format!("is `{text}`, which {error}"), wanted);
+            }
+            read.ok()
+        },
+        |pattern| json!(pattern.to_string());
 }
 
 #[cfg(test)]

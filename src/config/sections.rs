@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde_json::json;
 
-use super::define::{DrainTime, MaybeEmpty, OneOrMore, Shape, Size, Type, section, words};
+use super::define::{DrainTime, MaybeEmpty, OneOrMore, Size, form, section, words};
 use super::level::{Access, Directives};
 use super::{ADMIN, DRAIN_DEADLINE, DRAIN_LAG, METRICS, READINESS};
 use crate::yaml::Value;
@@ -179,30 +179,20 @@ words! {
     }
 }
 
-/// The level of the log.
-pub(in crate::config) enum Level {}
+form! {
+    /// The level of the log.
+    Level => String,
+        "a level (`off`, `error`, `warn`, `info`, `debug`, `trace`) or a list such as \
+         `info,strait::datapath=debug`",
+        "string", level, |level| json!(level);
+}
 
-const LEVEL: &str = "a level (`off`, `error`, `warn`, `info`, `debug`, `trace`) or a list such as \
-                     `info,strait::datapath=debug`";
-
-impl Type for Level {
-    type Out = String;
-
-    fn read(value: Value<'_>) -> Option<String> {
-        let read = value.parsed(LEVEL, |text| Directives::parse(text).ok())?;
-        if !read.has_default {
-            let what = format!("is `{}`, which silences everything else", read.text);
-            value.error(what, format!("`info,{}`", read.text));
-            return None;
-        }
-        Some(read.text)
+fn level(value: Value<'_>, wanted: &str) -> Option<String> {
+    let read = value.parsed(wanted, |text| Directives::parse(text).ok())?;
+    if !read.has_default {
+        let what = format!("is `{}`, which silences everything else", read.text);
+        value.error(what, format!("`info,{}`", read.text));
+        return None;
     }
-
-    fn show(out: &String) -> serde_json::Value {
-        json!(out)
-    }
-
-    fn shape() -> Shape {
-        Shape::Scalar(LEVEL.to_owned(), json!({"type": "string"}))
-    }
+    Some(read.text)
 }

@@ -1,9 +1,9 @@
 //! The `traffic` section: preferred endpoints, and weights of regions.
 
-use serde_json::{Value as Json, json};
+use serde_json::json;
 
 use super::checks;
-use super::define::{Hostname, NonEmpty, Percent, Shape, Type, Weight, section, words};
+use super::define::{Hostname, NonEmpty, Percent, Weight, form, scalar, section, words};
 use crate::wire::RegionPattern;
 use crate::yaml::{Fields, Value};
 
@@ -88,46 +88,22 @@ fn compare_regions(_: Value<'_>, read: &[(RegionWeight, Value<'_>)]) {
     checks::repeated(named.iter().map(|(name, item)| (&**name, *item)));
 }
 
-/// A hostname, or `*` for every service.
-pub(in crate::config) enum AnyService {}
-
-const ANY_SERVICE: &str = "the hostname of a service without port, or `*` for every service";
-
-impl Type for AnyService {
-    type Out = Option<String>;
-
-    fn read(value: Value<'_>) -> Option<Self::Out> {
-        value.parsed(ANY_SERVICE, |text| match text {
+form! {
+    /// A hostname, or `*` for every service.
+    AnyService => Option<String>,
+        "the hostname of a service without port, or `*` for every service", "string",
+        |value, wanted| value.parsed(wanted, |text| match text {
             "*" => Some(None),
             _ => Hostname::parse(text).map(Some),
-        })
-    }
-
-    fn show(out: &Self::Out) -> Json {
-        json!(out)
-    }
-
-    fn shape() -> Shape {
-        Shape::Scalar(ANY_SERVICE.to_owned(), json!({"type": "string"}))
-    }
+        }),
+        |service| json!(service);
 }
 
-const REGION: &str = "`REGION`, `REGION/*`, `REGION/ZONE`, `REGION/ZONE/SUBZONE` or `*`";
-
-impl Type for RegionPattern {
-    type Out = Self;
-
-    fn read(value: Value<'_>) -> Option<Self> {
-        value.parsed(REGION, Self::parse)
-    }
-
-    fn show(out: &Self) -> Json {
-        json!(out.to_string())
-    }
-
-    fn shape() -> Shape {
-        Shape::Scalar(REGION.to_owned(), json!({"type": "string"}))
-    }
+scalar! {
+    RegionPattern => RegionPattern,
+        "`REGION`, `REGION/*`, `REGION/ZONE`, `REGION/ZONE/SUBZONE` or `*`", "string",
+        |value, wanted| value.parsed(wanted, RegionPattern::parse),
+        |region| json!(region.to_string());
 }
 
 #[cfg(test)]

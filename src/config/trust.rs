@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
-use serde_json::{Value as Json, json};
+use serde_json::json;
 use spiffe::TrustDomain as SpiffeTrustDomain;
 
 use super::checks;
-use super::define::{Credential, NonEmpty, Shape, Type, path, section, words};
+use super::define::{Credential, NonEmpty, TEXT, form, path, scalar, section, words};
 use super::identity::parse_identity;
 use crate::wire::{SpkiHash, UNKNOWN_CLUSTER};
 use crate::yaml::Value;
@@ -216,105 +216,54 @@ fn compare_clusters(_: Value<'_>, read: &[(IssuerCluster, Value<'_>)]) {
     checks::repeated(read.iter().map(|(one, item)| (one.name.as_str(), *item)));
 }
 
-impl Type for Issuer {
-    type Out = Self;
-
-    fn read(value: Value<'_>) -> Option<Self> {
-        /// Length from which hexadecimal digits are a hash with a mistake, and no file.
-        const MISTYPED_MIN: usize = 32;
-        let text = value.text()?;
-        if let Some(hash) = SpkiHash::parse(text) {
-            return Some(Self::Hash(hash));
-        }
-        if text.len() >= MISTYPED_MIN && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            let what = format!("has {} hexadecimal digits", text.len());
-            value.error(what, "the 64 of a SHA-256, or the path of a PEM file");
-            return None;
-        }
-        value.credential_path().map(Self::File)
-    }
-
-    fn show(out: &Self) -> Json {
-        json!(out.to_string())
-    }
-
-    fn shape() -> Shape {
-        let format = "64 hexadecimal digits, or the path of a PEM file";
-        Shape::Scalar(format.to_owned(), json!({"type": super::define::TEXT}))
-    }
+scalar! {
+    Issuer => Issuer, "64 hexadecimal digits, or the path of a PEM file", TEXT,
+        |value, _| issuer(value), |issuer| json!(issuer.to_string());
 }
 
-/// A file of revocation lists, which is watched. [`check_crl`] looks whether it exists.
-pub(in crate::config) enum CrlFile {}
-
-impl Type for CrlFile {
-    type Out = PathBuf;
-
-    fn read(value: Value<'_>) -> Option<PathBuf> {
-        value.watched_path()
-    }
-
-    fn show(out: &PathBuf) -> Json {
-        path(out)
-    }
-
-    fn shape() -> Shape {
-        Credential::shape()
-    }
-}
-
-/// The identity of a workload, as its certificate has it.
-pub(in crate::config) enum WorkloadId {}
-
-const WORKLOAD_ID: &str = "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`";
-
-impl Type for WorkloadId {
-    type Out = String;
-
-    fn read(value: Value<'_>) -> Option<String> {
-        value.parsed(WORKLOAD_ID, |text| {
+form! {
+    /// A file of revocation lists, which is watched. [`check_crl`] looks whether it exists.
+    CrlFile => PathBuf, "the path of a file, relative to the file that names it", "string",
+        |value, _| value.watched_path(), |file| path(file);
+    /// The identity of a workload, as its certificate has it.
+    WorkloadId => String, "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`",
+        "string",
+        |value, wanted| value.parsed(wanted, |text| {
             parse_identity(text).map(|_| text.to_owned())
-        })
-    }
-
-    fn show(out: &String) -> Json {
-        json!(out)
-    }
-
-    fn shape() -> Shape {
-        Shape::Scalar(WORKLOAD_ID.to_owned(), json!({"type": "string"}))
-    }
+        }),
+        |id| json!(id);
+    /// The name of a trust domain.
+    DomainName => String, "the name of a trust domain alone, such as `east.local`", TEXT,
+        domain_name, |name| json!(name);
 }
 
-/// The name of a trust domain.
-pub(in crate::config) enum DomainName {}
-
-const DOMAIN_NAME: &str = "the name of a trust domain alone, such as `east.local`";
-
-impl Type for DomainName {
-    type Out = String;
-
-    fn read(value: Value<'_>) -> Option<String> {
-        let text = value.text()?;
-        if text.contains('*') {
-            let what = format!("is `{text}`, and a pattern would trust domains that nobody named");
-            value.error(what, "each trust domain by its name");
-            return None;
-        }
-        value.parsed(DOMAIN_NAME, |text| {
-            let name = SpiffeTrustDomain::new(text).ok();
-            let name = name.filter(|_| !text.contains("://"))?;
-            Some(name.as_str().to_owned())
-        })
+fn issuer(value: Value<'_>) -> Option<Issuer> {
+    /// Length from which hexadecimal digits are a hash with a mistake, and no file.
+    const MISTYPED_MIN: usize = 32;
+    let text = value.text()?;
+    if let Some(hash) = SpkiHash::parse(text) {
+        return Some(Issuer::Hash(hash));
     }
-
-    fn show(out: &String) -> Json {
-        json!(out)
+    if text.len() >= MISTYPED_MIN && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        let what = format!("has {} hexadecimal digits", text.len());
+        value.error(what, "the 64 of a SHA-256, or the path of a PEM file");
+        return None;
     }
+    value.credential_path().map(Issuer::File)
+}
 
-    fn shape() -> Shape {
-        Shape::Scalar(DOMAIN_NAME.to_owned(), json!({"type": super::define::TEXT}))
+fn domain_name(value: Value<'_>, wanted: &str) -> Option<String> {
+    let text = value.text()?;
+    if text.contains('*') {
+        let what = format!("is `{text}`, and a pattern would trust domains that nobody named");
+        value.error(what, "each trust domain by its name");
+        return None;
     }
+    value.parsed(wanted, |text| {
+        let name = SpiffeTrustDomain::new(text).ok();
+        let name = name.filter(|_| !text.contains("://"))?;
+        Some(name.as_str().to_owned())
+    })
 }
 
 #[cfg(test)]

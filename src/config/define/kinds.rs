@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use ipnet::IpNet;
 use serde_json::{Value as Json, json};
 
-use super::{Shape, Type};
+use super::{Shape, Type, form, scalar};
 use crate::config::names::{HostPort, is_segment};
 use crate::wire::sni::RouteBy;
 use crate::yaml::Value;
@@ -27,41 +27,6 @@ const TTL: (Duration, Duration) = (
     Duration::from_secs(60),
     Duration::from_secs(365 * 24 * 60 * 60),
 );
-
-/// Implements [`Type`] for scalars: format in words, JSON types, reader and JSON form.
-macro_rules! scalar {
-    ($(
-        $kind:ty => $out:ty, $format:expr, $types:expr, $read:expr, $show:expr;
-    )*) => { $(
-        impl Type for $kind {
-            type Out = $out;
-
-            fn read(value: Value<'_>) -> Option<$out> {
-                let read: fn(Value<'_>, &str) -> Option<$out> = $read;
-                read(value, $format)
-            }
-
-            fn show(out: &$out) -> Json {
-                let show: fn(&$out) -> Json = $show;
-                show(out)
-            }
-
-            fn shape() -> Shape {
-                Shape::Scalar($format.to_owned(), json!({"type": $types}))
-            }
-        }
-    )* };
-}
-
-/// Defines a type that only names a form of values, for Rust types with several forms.
-macro_rules! form {
-    ($($(#[$doc:meta])* $name:ident => $out:ty, $($scalar:expr),+;)*) => { $(
-        $(#[$doc])*
-        pub(in crate::config) enum $name {}
-
-        scalar! { $name => $out, $($scalar),+; }
-    )* };
-}
 
 /// JSON types of text: an unquoted number or boolean is its characters.
 pub(in crate::config) const TEXT: [&str; 3] = ["string", "number", "boolean"];
@@ -272,11 +237,7 @@ impl<T: Type> Type for Vec<T> {
     }
 
     fn shape() -> Shape {
-        Shape::List {
-            of: Box::new(T::shape()),
-            needs_entry: false,
-            or_one: false,
-        }
+        Shape::list(T::shape(), false, false)
     }
 }
 
@@ -299,11 +260,7 @@ impl<T: Type> Type for NonEmpty<T> {
     }
 
     fn shape() -> Shape {
-        Shape::List {
-            of: Box::new(T::shape()),
-            needs_entry: true,
-            or_one: false,
-        }
+        Shape::list(T::shape(), true, false)
     }
 }
 
@@ -325,10 +282,6 @@ impl<T: Type> Type for OneOrMore<T> {
     }
 
     fn shape() -> Shape {
-        Shape::List {
-            of: Box::new(T::shape()),
-            needs_entry: true,
-            or_one: true,
-        }
+        Shape::list(T::shape(), true, true)
     }
 }

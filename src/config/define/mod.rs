@@ -55,6 +55,16 @@ pub(super) enum Shape {
     Kinds(Vec<(&'static str, Vec<Key>)>),
 }
 
+impl Shape {
+    fn list(of: Self, needs_entry: bool, or_one: bool) -> Self {
+        Self::List {
+            of: Box::new(of),
+            needs_entry,
+            or_one,
+        }
+    }
+}
+
 /// Definition of one key.
 #[derive(Clone, Debug)]
 pub(super) struct Key {
@@ -416,4 +426,40 @@ macro_rules! words {
     };
 }
 
-pub(super) use {section, serialized, words};
+/// Implements [`Type`] for scalars: format in words, JSON types, reader and JSON form.
+macro_rules! scalar {
+    ($(
+        $kind:ty => $out:ty, $format:expr, $types:expr, $read:expr, $show:expr;
+    )*) => { $(
+        impl $crate::config::define::Type for $kind {
+            type Out = $out;
+
+            fn read(value: $crate::yaml::Value<'_>) -> Option<$out> {
+                let read: fn($crate::yaml::Value<'_>, &str) -> Option<$out> = $read;
+                read(value, $format)
+            }
+
+            fn show(out: &$out) -> serde_json::Value {
+                let show: fn(&$out) -> serde_json::Value = $show;
+                show(out)
+            }
+
+            fn shape() -> $crate::config::define::Shape {
+                $crate::config::define::Shape::Scalar(
+                    $format.to_owned(), serde_json::json!({"type": $types}))
+            }
+        }
+    )* };
+}
+
+/// Defines a type that only names a form of values, for Rust types with several forms.
+macro_rules! form {
+    ($($(#[$doc:meta])* $name:ident => $out:ty, $($scalar:expr),+;)*) => { $(
+        $(#[$doc])*
+        pub(in crate::config) enum $name {}
+
+        $crate::config::define::scalar! { $name => $out, $($scalar),+; }
+    )* };
+}
+
+pub(super) use {form, scalar, section, serialized, words};
