@@ -12,6 +12,7 @@ pub mod config;
 pub mod lifecycle;
 pub mod reason;
 pub mod watch;
+pub mod yaml;
 
 pub mod tls;
 pub mod wire;

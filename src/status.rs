@@ -41,6 +41,12 @@ pub trait PodName: fmt::Debug + Send + Sync {
     fn pod_name(&self) -> &str;
 }
 
+impl PodName for String {
+    fn pod_name(&self) -> &str {
+        self
+    }
+}
+
 /// Source that is read at the start and again after every change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum What {

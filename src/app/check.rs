@@ -1,7 +1,8 @@
 //! Checks of files for commands that do not serve. They also work without the gateway's
 //! certificates, such as on a laptop or a CI runner.
 
-use crate::config::{Discovery, Examined, Identity, Severity, Source};
+use crate::config::{Discovery, Examined, Identity, Source};
+use crate::yaml::Severity;
 
 use super::inputs::{Report, complete};
 

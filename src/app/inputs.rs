@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use crate::config::{
-    self, Config, DefaultExposure, Discovery, Examined, Findings, Identity, IdentityFiles, IstioCa,
-    Listener, PolicyMode, Severity, Source, findings, parse_identity,
+    self, Config, DefaultExposure, Discovery, Examined, Identity, IdentityFiles, IstioCa, Listener,
+    PolicyMode, Source, parse_identity,
 };
 use crate::grpc::channel;
 use crate::snapshot::builder::Change;
@@ -18,6 +18,7 @@ use crate::snapshot::{
 };
 use crate::tls::{self, Material, PeerTrust, TlsError};
 use crate::xds::{self, objects::Objects};
+use crate::yaml::{Findings, Place, Severity};
 
 use super::told::Told;
 use super::{compare, revocation, traffic, trust};
@@ -332,7 +333,7 @@ impl Report {
     }
 
     /// Warns of a private key that every user of the machine may read or write.
-    fn private(&mut self, path: &Path, key: &Path, named: &[(PathBuf, findings::Place)]) {
+    fn private(&mut self, path: &Path, key: &Path, named: &[(PathBuf, Place)]) {
         let mode = key.metadata().map_or(0, |metadata| metadata.mode());
         if mode & OTHERS == 0 {
             return;
@@ -353,7 +354,7 @@ fn located(
     error: &TlsError,
     path: &Path,
     own: Option<&IdentityFiles>,
-    named: &[(PathBuf, findings::Place)],
+    named: &[(PathBuf, Place)],
 ) -> String {
     let (file, is_said) = match error {
         TlsError::Pem { file, .. }
@@ -376,13 +377,9 @@ fn located(
 }
 
 /// Returns the place that names a file, or the first line of the configuration in `path`.
-pub(super) fn place_of(
-    file: &Path,
-    path: &Path,
-    named: &[(PathBuf, findings::Place)],
-) -> findings::Place {
+pub(super) fn place_of(file: &Path, path: &Path, named: &[(PathBuf, Place)]) -> Place {
     let found = named.iter().find(|(named, _)| named == file);
-    let first = || findings::Place {
+    let first = || Place {
         file: path.to_owned(),
         line: 1,
     };

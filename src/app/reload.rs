@@ -14,7 +14,6 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use tracing::{error, info, warn};
 
-use crate::config::yaml::FILE_BYTES_MAX;
 use crate::config::{Config, Discovery, Examined, Identity, Listener, Log, Source};
 use crate::datapath::Gateway;
 use crate::snapshot::Publisher;
@@ -24,6 +23,7 @@ use crate::telemetry::LogHandle;
 use crate::tls::{self, Material, PeerTrust};
 use crate::watch::FileWatcher;
 use crate::xds::{self, objects::contents};
+use crate::yaml::FILE_BYTES_MAX;
 
 use super::App;
 use super::certificates::Shared;

@@ -3,10 +3,11 @@
 
 use std::collections::HashSet;
 
-use crate::config::{Config, Discovery, Findings};
+use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{Policies, Scope};
 use crate::xds::objects::{Objects, join};
+use crate::yaml::Findings;
 
 /// Content of the mesh file and of the files of objects.
 #[derive(Clone, Debug, Default)]

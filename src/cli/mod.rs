@@ -16,6 +16,7 @@ mod drain;
 mod explain;
 pub mod load;
 mod proxy;
+mod schema;
 mod stop;
 mod trust;
 
@@ -100,6 +101,8 @@ enum Command {
     /// Shows the issuers of the peers' certificates.
     #[command(subcommand)]
     Trust(trust::Command),
+    /// Prints the keys of strait.yaml as a JSON Schema, which editors use.
+    Schema(schema::Args),
     /// Writes development certificates: a root, an intermediate per cluster, SPIFFE leaves.
     Certs(certs::Args),
     Load(Box<load::Args>),
@@ -139,6 +142,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Proxy(args) => return exit(proxy::run(&args)),
         Command::Demo(args) => demo::run(&args),
         Command::Certs(args) => certs::run(&args),
+        Command::Schema(args) => schema::run(&args),
         Command::Status(args) => return ask::status(&args),
         Command::Dump(args) => return ask::dump(&args),
         Command::Drain(command) => return drain::run(&command),

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use serde::Serialize;
-
-use super::exposure::{all, host_port, known_cluster};
-use super::fields::Value;
+use super::define::{Hostname, NonEmpty, OneOrMore, Service, section};
 use super::listeners::Line;
-use super::{Exposure, HostPort};
+use super::names::HostPort;
+use crate::yaml::{Fields, Value};
 
-/// Default of `names.suffixes`: Kubernetes' own, that of its multi-cluster services, and those of
-/// Istio's multi-cluster meshes.
+const ALIAS: &str = "names.aliases[]";
+
+/// Default of `names.suffixes`: that of Kubernetes, that of its multi-cluster services, and those
+/// of Istio's multi-cluster meshes.
 pub const SUFFIXES: [&str; 4] = [
     "svc.cluster.local",
     "svc.clusterset.local",
@@ -18,203 +18,81 @@ pub const SUFFIXES: [&str; 4] = [
     "global",
 ];
 
-/// Names of services besides their hostnames.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Names {
-    /// Suffixes under which `NAME.NAMESPACE.SUFFIX` is one service, the first one first. Default
-    /// [`SUFFIXES`].
-    pub suffixes: Vec<String>,
-    /// Names that lead to services. Default: none.
-    pub aliases: Vec<Alias>,
-}
-
-/// A name that leads to services.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Alias {
-    /// The name. Without port it is the port of its services, if they say one; else any.
-    pub name: HostPort,
-    /// The services behind it, at least one. Without port, the one that was asked for.
-    pub to: Vec<HostPort>,
-    /// The clusters that see the name, as `trust` names them. Default: all do, and peers
-    /// without identity too.
-    pub consumers: Option<Vec<String>>,
-    /// The region in which its endpoints have to be. Default: any.
-    pub region: Option<String>,
-    /// Where it stands.
-    #[serde(skip)]
-    pub line: Line,
-}
-
-impl Default for Names {
-    fn default() -> Self {
-        Self {
-            suffixes: SUFFIXES.map(str::to_owned).into(),
-            aliases: Vec::new(),
-        }
+section! {
+    /// Names of services besides their hostnames.
+    pub struct Names at "names" or default, check(check) {
+        /// Suffixes of families: `NAME.NAMESPACE.SUFFIX` is one service under all of these. A
+        /// service with the exact name wins, then the order of this list. A service outside
+        /// NAMESPACE has no such name if one of NAMESPACE has any of them. Exposure of one name of
+        /// a family holds for its service, unless its hostname has an exposure of its own.
+        suffixes: Vec<String> as Vec<Hostname> = default(SUFFIXES.map(str::to_owned).into());
+        /// Further names of services.
+        aliases: Vec<Alias> = default(Vec::new());
     }
 }
 
-/// Reads the section. `clusters` are those that `trust` names; none when the trust
-/// section could not be read, which must not bring findings here as well.
-pub(super) fn read(
-    value: Value<'_>,
-    clusters: Option<&BTreeSet<String>>,
-    exposure: Option<&Exposure>,
-) -> Option<Names> {
-    let mut fields = value.fields("names")?;
-    let suffixes = match fields.get("suffixes") {
-        Some(list) => suffixes(list),
-        None => Some(Names::default().suffixes),
-    };
-    let aliases: Vec<_> = match fields.get("aliases") {
-        Some(list) => list
-            .items()
-            .map(|item| Some((alias(item, clusters)?, item)))
-            .collect(),
-        None => Vec::new(),
-    };
-    fields.finish();
-    let read: Vec<_> = aliases.iter().flatten().collect();
-    for (at, (alias, value)) in read.iter().enumerate() {
-        let earlier = || read.iter().take(at).map(|(alias, _)| alias);
-        is_free(alias, *value, exposure);
-        is_no_repetition(alias, *value, earlier());
-        leads_to_services(alias, *value, read.iter().map(|(alias, _)| alias));
+section! {
+    /// A name that leads to services.
+    pub struct Alias at "names.aliases[]", check(check_alias), compare(compare) {
+        /// The name, which no service has. Without port it has that of `to`, or any.
+        name: HostPort as Service = required("\"payments.global\"");
+        /// Service behind the name, or several, whose endpoints then serve it together; a peer
+        /// needs each of them to be exposed to it. A host alone has the requested port.
+        to: Vec<HostPort> as OneOrMore<Service> = required(
+            "\"payments.uswest2.svc.cluster.local\"");
+        /// Clusters that see the name; each may have a target of its own. For others the service is
+        /// unknown. Clients of TLS listeners see only names without `consumers`. `strait check`
+        /// warns of a consumer that may not reach a service of `to`.
+        consumers: Option<Vec<String>> as Option<NonEmpty<String>> = default(None, "all");
+        /// Region to which the endpoints are restricted.
+        region: Option<String> = default(None, "every region");
+        /// The line.
+        line: Line = aside(|fields: &Fields<'_>| Line(fields.line()));
     }
-    let aliases = aliases.into_iter().map(|read| Some(read?.0));
-    Some(Names {
-        suffixes: suffixes?,
-        aliases: aliases.collect::<Option<_>>()?,
-    })
 }
 
-fn suffixes(list: Value<'_>) -> Option<Vec<String>> {
-    let read: Vec<_> = list.items().map(|item| (suffix(item), item)).collect();
-    let mut suffixes: Vec<String> = Vec::new();
-    for (suffix, item) in &read {
-        let Some(suffix) = suffix else { continue };
-        if suffixes.contains(suffix) {
+fn check(names: Names, value: Value<'_>) -> Option<Names> {
+    let mut seen = BTreeSet::new();
+    let items = value.at("names", "suffixes").entries();
+    for (suffix, item) in names.suffixes.iter().zip(items) {
+        if !seen.insert(suffix) {
             item.error(format!("has `{suffix}` twice"), "each suffix once");
         }
-        suffixes.push(suffix.clone());
     }
-    (suffixes.len() == read.len()).then_some(suffixes)
+    Some(names)
 }
 
-fn suffix(value: Value<'_>) -> Option<String> {
-    let wanted = "what follows NAME.NAMESPACE and a dot, without wildcards, such as \
-                  `svc.cluster.local` or `global`";
-    value.parsed(wanted, |text| {
-        let name = HostPort::parse(text).ok()?;
-        (name.port.is_none() && !name.is_address()).then_some(name.host)
-    })
-}
-
-fn alias(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Alias> {
-    let mut fields = value.fields("names.aliases[]")?;
-    let named = fields.need("name", "\"payments.global\"");
-    let name = named.and_then(name);
-    let example = "\"payments.uswest2.svc.cluster.local\"";
-    let to = fields.need("to", example).and_then(targets);
-    let consumers = fields.get("consumers").map(|list| {
-        let cluster = |item| known_cluster(item, clusters);
-        all(list, "is empty, so no consumer sees the name", cluster)
-    });
-    let region = fields.get("region").map(Value::text);
-    fields.finish();
-    let (name, to) = (name?, to?);
-    let alias = Alias {
-        name: HostPort {
-            port: port_of(&name, &to, named?)?,
-            ..name
-        },
-        to,
-        consumers: match consumers {
-            Some(consumers) => Some(consumers?),
-            None => None,
-        },
-        region: match region {
-            Some(region) => Some(region?.to_owned()),
-            None => None,
-        },
-        line: Line(value.line()),
-    };
+/// Gives a name without a port that of its services.
+fn check_alias(mut alias: Alias, value: Value<'_>) -> Option<Alias> {
+    let mut hosts = BTreeSet::new();
+    if let Some(twice) = alias.to.iter().find(|target| !hosts.insert(&target.host)) {
+        let what = format!("has {} twice", twice.host);
+        value.at(ALIAS, "to").error(what, "each service once");
+        return None;
+    }
+    let ports: BTreeSet<_> = alias.to.iter().map(|target| target.port).collect();
+    if alias.name.port.is_none() {
+        if ports.len() > 1 {
+            let what = "has no port, and the services behind it have several";
+            let how = format!("`\"{}:PORT\"`", alias.name);
+            value.at(ALIAS, "name").error(what, how);
+            return None;
+        }
+        alias.name.port = ports.first().copied().flatten();
+    }
     Some(alias)
 }
 
-/// The port to ask for; none is any.
-#[expect(clippy::option_option, reason = "the outer none has been reported")]
-fn port_of(name: &HostPort, to: &[HostPort], value: Value<'_>) -> Option<Option<u16>> {
-    let ports: BTreeSet<_> = to.iter().map(|target| target.port).collect();
-    match (name.port, ports.first()) {
-        (Some(port), _) => Some(Some(port)),
-        (None, Some(only)) if ports.len() == 1 => Some(*only),
-        _ => {
-            let what = "has no port, and the services behind it have several";
-            value.error(what, format!("`\"{name}:PORT\"`"));
-            None
-        }
+fn compare(_: Value<'_>, read: &[(Alias, Value<'_>)]) {
+    for (at, (alias, value)) in read.iter().enumerate() {
+        let earlier = read.iter().take(at).map(|(alias, _)| alias);
+        is_no_repetition(alias, *value, earlier);
+        leads_to_services(alias, *value, read.iter().map(|(alias, _)| alias));
     }
 }
 
-fn name(value: Value<'_>) -> Option<HostPort> {
-    host_port(value).filter(|name| {
-        let what = format!("is `{name}`, an address, which is never looked up as a name");
-        if name.is_address() {
-            value.error(what, "a name, such as `payments.global`");
-        }
-        !name.is_address()
-    })
-}
-
-/// One target or a list of them.
-fn targets(value: Value<'_>) -> Option<Vec<HostPort>> {
-    let targets = match value.is_list() {
-        true => all(value, "is empty, so the name leads nowhere", target)?,
-        false => vec![target(value)?],
-    };
-    let twice = |at: usize, target: &HostPort| {
-        let earlier = targets.iter().take(at);
-        earlier.into_iter().any(|other| other.host == target.host)
-    };
-    let again = targets.iter().enumerate();
-    if let Some((_, target)) = again.into_iter().find(|(at, target)| twice(*at, target)) {
-        let what = format!("has {} twice", target.host);
-        value.error(what, "each service once");
-        return None;
-    }
-    Some(targets)
-}
-
-fn target(value: Value<'_>) -> Option<HostPort> {
-    host_port(value).filter(|target| {
-        let what = format!("is `{target}`, an address, and services are known by their hostnames");
-        if target.is_address() {
-            value.error(what, "the hostname of a service");
-        }
-        !target.is_address()
-    })
-}
-
-/// Names of `exposure` and exposed services come first, so that an alias of theirs is never used.
-fn is_free(alias: &Alias, value: Value<'_>, exposure: Option<&Exposure>) {
-    let name = &alias.name;
-    for exposed in exposure.into_iter().flat_map(|of| &of.services) {
-        let line = exposed.line;
-        if exposed.service.host == name.host {
-            let what =
-                format!("has the name `{name}`, which is the service exposed on line {line}");
-            value.error(what, "a name that no service has");
-        }
-        if exposed.names.iter().any(|other| other.overlaps(name)) {
-            let what = format!("has the name `{name}`, which line {line} gives to a service");
-            value.error(what, "each name once, here or in `exposure`");
-        }
-    }
-}
-
-/// Of two aliases for one consumer nobody could say which is meant. One for all is what the others
-/// see beside those that are for some.
+/// Reports a name that two aliases have for one consumer. An alias for all is seen by consumers
+/// without one of their own.
 fn is_no_repetition<'a>(
     alias: &Alias,
     value: Value<'_>,
@@ -236,7 +114,7 @@ fn is_no_repetition<'a>(
     }
 }
 
-/// What an alias leads to is never another alias.
+/// Reports an alias that leads to another alias.
 fn leads_to_services<'a>(
     alias: &Alias,
     value: Value<'_>,
@@ -336,15 +214,15 @@ mod tests {
             ("{name: a.global}", "`names.aliases[]` has no `to`"),
             (
                 "{name: 10.0.0.1, to: a.b}",
-                "an address, which is never looked up as a name",
+                "an address, and services are known by hostnames",
             ),
             (
                 "{name: a.global, to: \"10.0.0.1:80\"}",
-                "services are known by their hostnames",
+                "an address, and services are known by hostnames",
             ),
             (
                 "{name: a.global, to: []}",
-                "is empty, so the name leads nowhere",
+                "`names.aliases[].to` is empty; write at least one entry",
             ),
             (
                 "{name: a.global, to: [a.b, \"a.b:80\"]}",
@@ -356,7 +234,7 @@ mod tests {
             ),
             (
                 "{name: a.global, to: a.b, consumers: []}",
-                "so no consumer sees the name",
+                "`names.aliases[].consumers` is empty; write at least one entry",
             ),
             (
                 "{name: a.global, to: a.b, consumers: [south]}",

@@ -1,42 +1,67 @@
 //! `exposure.auto`: rules that export Services by labels, with Kubernetes' selectors.
 
 use serde::Serialize;
+use serde_json::{Value as Json, json};
 
-use super::fields::Value;
+use super::define::{MaybeEmpty, Shape, Type, section, words};
+use crate::yaml::Value;
 
-/// Services that are exported without an object of their own that says so.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct AutoExport {
-    /// Which namespaces. Default: all, if `services` is given.
-    pub namespaces: Option<Selector>,
-    /// Which Services in them. Default: all, if `namespaces` is given.
-    pub services: Option<Selector>,
-    /// Which of these Services the rule leaves out. Default: none.
-    pub except: Option<Selector>,
+section! {
+    /// A rule that exports Services without objects of their own. At least one of `namespaces` and
+    /// `services` is given.
+    pub struct AutoExport at "exposure.auto[]", check(check) {
+        /// Namespaces whose Services are exported. Other labels than `kubernetes.io/metadata.name`
+        /// need the Namespace objects in the files.
+        namespaces: Option<Selector> = default(None, "every namespace");
+        /// Services that are exported.
+        services: Option<Selector> = default(None, "every Service of `namespaces`");
+        /// Services that are not exported in spite of the other keys.
+        except: Option<Selector> = default(None, "none");
+    }
 }
 
 /// A selector of labels: all requirements must hold. There is at least one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Selector(Vec<Requirement>);
 
-/// What one label must be.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Requirement {
-    key: String,
-    operator: Operator,
-    values: Vec<String>,
+section! {
+    /// Keys of a selector.
+    pub(super) struct SelectorKeys at "exposure.auto[] selector" {
+        /// Labels with their values.
+        labels ["matchLabels"]: Vec<Requirement> as Labels = default(Vec::new(), "none");
+        /// Requirements of labels.
+        expressions ["matchExpressions"]: Vec<Requirement> = default(Vec::new(), "none");
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-enum Operator {
-    In,
-    NotIn,
-    Exists,
-    DoesNotExist,
+section! {
+    /// A requirement of one label.
+    pub(super) struct Requirement at "matchExpressions[]", check(check_requirement) {
+        /// Key of the label.
+        key: String = required("team");
+        /// Comparison with `values`.
+        operator: Operator = required("In");
+        /// Values of the label, of `In` and `NotIn`.
+        values: Vec<String> as Vec<MaybeEmpty> = default(Vec::new(), "none");
+    }
+}
+
+words! {
+    /// Comparison of a label with values.
+    pub(super) enum Operator {
+        /// The label has one of the values.
+        In = "In",
+        /// The label is absent or has another value.
+        NotIn = "NotIn",
+        /// The label is there.
+        Exists = "Exists",
+        /// The label is absent.
+        DoesNotExist = "DoesNotExist",
+    }
 }
 
 impl AutoExport {
-    /// Whether the rule exports a Service with these labels in a namespace with those.
+    /// Returns whether the rule exports a Service with these labels in a namespace with those.
     pub fn exports<'a>(
         &self,
         namespace: impl Fn(&str) -> Option<&'a str>,
@@ -54,13 +79,13 @@ impl AutoExport {
 }
 
 impl Selector {
-    /// Whether it asks for no label but this one.
+    /// Returns whether all requirements are about this label.
     pub fn is_about(&self, label: &str) -> bool {
         self.0.iter().all(|requirement| requirement.key == label)
     }
 
-    /// Whether labels fit, which `label` finds by their keys. As in Kubernetes, a label that is
-    /// not there is in no list.
+    /// Returns whether labels match; `label` looks one up by its key. As in Kubernetes, an absent
+    /// label is in no list.
     fn matches<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.0.iter().all(|requirement| {
             let value = label(&requirement.key);
@@ -80,101 +105,83 @@ impl Selector {
     }
 }
 
-/// Reads one rule.
-pub(super) fn rule(value: Value<'_>) -> Option<AutoExport> {
-    let mut fields = value.fields("exposure.auto[]")?;
-    let namespaces = fields.get("namespaces").map(selector);
-    let services = fields.get("services").map(selector);
-    let except = fields.get("except").map(selector);
-    fields.finish();
-    if namespaces.is_none() && services.is_none() {
+fn check(rule: AutoExport, value: Value<'_>) -> Option<AutoExport> {
+    if rule.namespaces.is_none() && rule.services.is_none() {
         let how = "`{services: {matchLabels: {KEY: VALUE}}}`, or `exposure.default: all`";
         value.error("selects nothing by itself", how);
         return None;
     }
-    // A selector that could not be read must not become none, which is every label.
-    let read = |selector: Option<Option<Selector>>| match selector {
-        Some(selector) => selector.map(Some),
-        None => Some(None),
-    };
-    Some(AutoExport {
-        namespaces: read(namespaces)?,
-        services: read(services)?,
-        except: read(except)?,
-    })
+    Some(rule)
 }
 
-fn selector(value: Value<'_>) -> Option<Selector> {
-    let mut fields = value.fields("exposure.auto[] selector")?;
-    let labels = fields.get("matchLabels").map_or(Some(Vec::new()), labels);
-    let expressions = fields.get("matchExpressions");
-    let expressions = expressions.map_or(Some(Vec::new()), |list| {
-        let read: Vec<_> = list.items().map(expression).collect();
-        read.into_iter().collect()
-    });
-    fields.finish();
-    let mut all = labels?;
-    all.extend(expressions?);
-    if all.is_empty() {
-        value.error(
-            "is empty, which would select everything",
-            "`{matchLabels: {KEY: VALUE}}`, or remove the key",
-        );
-        return None;
+fn check_requirement(requirement: Requirement, value: Value<'_>) -> Option<Requirement> {
+    let needs_values = matches!(requirement.operator, Operator::In | Operator::NotIn);
+    if needs_values != requirement.values.is_empty() {
+        return Some(requirement);
     }
-    Some(Selector(all))
+    if needs_values {
+        value.error("has no `values`", "`values: [VALUE]`");
+    } else {
+        let what = "has `values`, which its operator does not read";
+        value.error(what, "it without them");
+    }
+    None
 }
 
-fn labels(value: Value<'_>) -> Option<Vec<Requirement>> {
-    if !value.is_map() {
-        value.error("is not a map", "`{KEY: VALUE}`");
-        return None;
+impl Type for Selector {
+    type Out = Self;
+
+    fn read(value: Value<'_>) -> Option<Self> {
+        let SelectorKeys {
+            mut labels,
+            expressions,
+        } = SelectorKeys::read(value)?;
+        labels.extend(expressions);
+        if labels.is_empty() {
+            let how = "`{matchLabels: {KEY: VALUE}}`, or remove the key";
+            value.error("is empty, which would select everything", how);
+            return None;
+        }
+        Some(Self(labels))
     }
-    let read = value.pairs().map(|(entry, value)| {
-        Some(Requirement {
-            key: entry.key.to_string(),
-            operator: Operator::In,
-            values: vec![value.text_or_empty()?.to_owned()],
-        })
-    });
-    let read: Vec<_> = read.collect();
-    read.into_iter().collect()
+
+    fn show(out: &Self) -> Json {
+        json!(out)
+    }
+
+    fn shape() -> Shape {
+        SelectorKeys::shape()
+    }
 }
 
-fn expression(value: Value<'_>) -> Option<Requirement> {
-    let mut fields = value.fields("matchExpressions[]")?;
-    let key = fields.need("key", "team").and_then(Value::text);
-    let words = [
-        ("In", Operator::In),
-        ("NotIn", Operator::NotIn),
-        ("Exists", Operator::Exists),
-        ("DoesNotExist", Operator::DoesNotExist),
-    ];
-    let operator = fields.need("operator", "In");
-    let operator = operator.and_then(|value| value.choice(&words));
-    let values = fields.get("values").map_or(Some(Vec::new()), |list| {
-        let read: Vec<_> = list.items().map(Value::text_or_empty).collect();
-        read.into_iter().map(|one| Some(one?.to_owned())).collect()
-    });
-    fields.finish();
-    let (key, operator, values) = (key?, operator?, values?);
-    let lists = matches!(operator, Operator::In | Operator::NotIn);
-    if lists == values.is_empty() {
-        let (what, how) = match lists {
-            true => ("has no `values`", "`values: [VALUE]`"),
-            false => (
-                "has `values`, which its operator does not read",
-                "it without them",
-            ),
-        };
-        value.error(what, how);
-        return None;
+/// Labels with their values, as requirements.
+pub(in crate::config) enum Labels {}
+
+impl Type for Labels {
+    type Out = Vec<Requirement>;
+
+    fn read(value: Value<'_>) -> Option<Self::Out> {
+        if !value.is_map() {
+            value.error("is not a map", "`{KEY: VALUE}`");
+            return None;
+        }
+        let read = value.pairs().map(|(entry, value)| {
+            Some(Requirement {
+                key: entry.key.to_string(),
+                operator: Operator::In,
+                values: vec![value.text_or_empty()?.to_owned()],
+            })
+        });
+        read.collect::<Vec<_>>().into_iter().collect()
     }
-    Some(Requirement {
-        key: key.to_owned(),
-        operator,
-        values,
-    })
+
+    fn show(out: &Self::Out) -> Json {
+        json!(out)
+    }
+
+    fn shape() -> Shape {
+        Shape::Pairs(Box::new(MaybeEmpty::shape()))
+    }
 }
 
 #[cfg(test)]
@@ -182,14 +189,14 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::findings::Report;
     use crate::config::tests::with;
-    use crate::config::yaml::Document;
+    use crate::yaml::Document;
+    use crate::yaml::Report;
 
     fn read(text: &str) -> Result<AutoExport, String> {
         let document = Document::parse(Path::new("a.yaml"), text).unwrap();
         let report = Report::new(&document.file);
-        let read = rule(Value::of_document(&document, &report));
+        let read = AutoExport::read(Value::of_document(&document, &report));
         read.ok_or_else(|| report.into_findings().to_string())
     }
 

@@ -1,33 +1,182 @@
-//! What several values of `strait.yaml` must hold together.
+//! Checks of values of several sections together.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
-use super::fields::Value;
-use super::findings::Report;
-use super::{Bind, Binds, Listener};
+use super::define::Type;
+use super::{
+    ADMIN, Discovery, Distribution, Exposure, Gateway, Identity, Link, METRICS, Names, Policy,
+    PolicyMode, READINESS, Traffic, Trust,
+};
+use crate::wire::UNKNOWN_CLUSTER;
+use crate::yaml::{Document, Report, Value};
 
-/// An address that is served besides the listeners.
+/// The sections that others are checked against, each if it is readable.
 #[derive(Debug)]
-pub(super) struct Opened<'a> {
-    /// The key of the section.
-    pub label: &'static str,
-    /// The address, given or default.
-    pub address: SocketAddr,
-    /// Where it is given; none for a default.
-    pub given: Option<Value<'a>>,
+pub(super) struct Sections {
+    pub gateway: Option<Gateway>,
+    pub identity: Option<Identity>,
+    pub trust: Option<Trust>,
+    pub discovery: Option<Discovery>,
+    pub exposure: Option<Exposure>,
+    names: Option<Names>,
+    links: Option<Vec<Link>>,
+    traffic: Option<Vec<Traffic>>,
+    policy: Option<Policy>,
 }
 
-impl Opened<'_> {
-    pub(super) fn to_bind(&self) -> Bind {
-        Bind { bind: self.address }
+impl Sections {
+    /// Reads the sections, without their findings: the reader of the configuration reports them.
+    pub(super) fn read(document: &Document) -> Self {
+        let report = Report::of(document);
+        let root = Value::of_document(document, &report);
+        Self {
+            gateway: section::<Gateway>(root, "gateway"),
+            identity: section::<Identity>(root, "identity"),
+            trust: section::<Trust>(root, "trust"),
+            discovery: section::<Discovery>(root, "discovery"),
+            exposure: section::<Exposure>(root, "exposure"),
+            names: section::<Names>(root, "names"),
+            links: section::<Vec<Link>>(root, "links"),
+            traffic: section::<Vec<Traffic>>(root, "traffic"),
+            policy: section::<Policy>(root, "policy"),
+        }
+    }
+
+    /// Reports values that contradict other sections.
+    pub(super) fn check(&self, root: Value<'_>, report: &Report) {
+        reserved_clusters(root);
+        self.clusters(root);
+        self.aliases(root);
+        self.own_links(root);
+        self.policies(root);
+        self.localities(root);
+        overlaps(root, report);
+        admin_is_local(root);
+    }
+
+    /// Reports clusters that `trust` does not name.
+    fn clusters(&self, root: Value<'_>) {
+        let Some(clusters) = self.trust.as_ref().and_then(Trust::cluster_names) else {
+            return;
+        };
+        let audiences = root.find("exposure.services[].to[].cluster");
+        let consumers = root.find("names.aliases[].consumers[]");
+        for value in audiences.into_iter().chain(consumers) {
+            let Some(cluster) = value.word().filter(|cluster| !clusters.contains(*cluster)) else {
+                continue;
+            };
+            let known: Vec<_> = clusters.iter().map(|name| format!("`{name}`")).collect();
+            let what = format!("is `{cluster}`, and `trust` names no such cluster");
+            value.error(what, format!("one of {}", known.join(", ")));
+        }
+    }
+
+    /// Reports aliases that are never used: names of `exposure` and exposed services come first.
+    fn aliases(&self, root: Value<'_>) {
+        let (Some(names), Some(exposure)) = (&self.names, &self.exposure) else {
+            return;
+        };
+        for (alias, value) in names.aliases.iter().zip(root.find("names.aliases[]")) {
+            let name = &alias.name;
+            for exposed in &exposure.services {
+                let line = exposed.line;
+                if exposed.service.host == name.host {
+                    let what = format!(
+                        "has the name `{name}`, which is the service exposed on line {line}"
+                    );
+                    value.error(what, "a name that no service has");
+                }
+                if exposed.names.iter().any(|other| other.overlaps(name)) {
+                    let what =
+                        format!("has the name `{name}`, which line {line} gives to a service");
+                    value.error(what, "each name once, here or in `exposure`");
+                }
+            }
+        }
+    }
+
+    /// Warns of links by which the gateway cannot be used.
+    fn own_links(&self, root: Value<'_>) {
+        let (Some(gateway), Some(links)) = (&self.gateway, &self.links) else {
+            return;
+        };
+        let own = &gateway.cluster;
+        let clusters = self.trust.as_ref().and_then(Trust::cluster_names);
+        let clusters: Option<&BTreeSet<String>> = clusters.as_ref();
+        for (Link { from, to }, value) in links.iter().zip(root.find("links[]")) {
+            let is_unknown = clusters.is_some_and(|clusters| !clusters.contains(from));
+            if to == own && from != to && is_unknown {
+                let what = format!("is from `{from}`, and `trust` names no such cluster");
+                value.warning(what, "a cluster that it names");
+            }
+        }
+        if !links.is_empty() && links.iter().all(|link| link.to != *own) {
+            let what =
+                format!("has no link to `{own}`, so only peers of `{own}` may use this gateway");
+            for list in root.find("links") {
+                list.warning(&what, format!("`{{from: CLUSTER, to: {own}}}` into it"));
+            }
+        }
+    }
+
+    /// Reports policies that are expected of a control plane of Envoy's.
+    fn policies(&self, root: Value<'_>) {
+        let is_off = self
+            .policy
+            .is_none_or(|policy| policy.istio == PolicyMode::Off);
+        if is_off || !matches!(self.discovery, Some(Discovery::Envoy { .. })) {
+            return;
+        }
+        for value in root.find("policy.istio") {
+            let what = "asks for Istio's policies, which a control plane of Envoy's does not have";
+            value.error(what, "`off`, and in `exposure` who may reach what");
+        }
+    }
+
+    /// Warns of preferences that need a locality of the gateway, where none is known before the
+    /// start: istiod's record of the pod may name one.
+    fn localities(&self, root: Value<'_>) {
+        let is_later = matches!(self.discovery, Some(Discovery::Istio { .. }));
+        let (Some(gateway), Some(traffic), false) = (&self.gateway, &self.traffic, is_later) else {
+            return;
+        };
+        let (region, zone) = (&gateway.locality.region, &gateway.locality.zone);
+        for (entry, value) in traffic.iter().zip(root.find("traffic[]")) {
+            let lacks = match entry.distribution {
+                Some(Distribution::Close) => region.is_empty() || zone.is_empty(),
+                Some(Distribution::Region) => region.is_empty(),
+                Some(Distribution::Network | Distribution::Any) | None => false,
+            };
+            if lacks {
+                let what = "compares with the gateway's locality, which `gateway.locality` does \
+                            not say";
+                let how = "`gateway: {locality: {region: REGION, zone: ZONE}}`";
+                value.at("traffic[]", "distribution").warning(what, how);
+            }
+        }
     }
 }
 
-/// Returns the addresses of a section that may have several.
-pub(super) fn to_binds(opened: &[Opened<'_>]) -> Binds {
-    Binds {
-        bind: opened.iter().map(|opened| opened.address).collect(),
+fn section<T: Type>(root: Value<'_>, key: &'static str) -> Option<T::Out> {
+    root.find(key).into_iter().next().and_then(T::read)
+}
+
+/// Reports clusters with the name of the cluster of all issuers without an entry.
+fn reserved_clusters(root: Value<'_>) {
+    if root.find("trust.clusters[]").is_empty() {
+        return;
+    }
+    let named = [
+        "gateway.cluster",
+        "trust.clusters[].name",
+        "trust.domains[].cluster",
+    ];
+    for name in named.into_iter().flat_map(|path| root.find(path)) {
+        if name.word() == Some(UNKNOWN_CLUSTER) {
+            let what = format!("is `{UNKNOWN_CLUSTER}`, which is the cluster of all other issuers");
+            name.error(what, "another name");
+        }
     }
 }
 
@@ -48,25 +197,32 @@ pub(super) fn repeated<'a>(named: impl Iterator<Item = (&'a str, Value<'a>)>) {
 }
 
 /// Reports addresses that cannot be bound together, at the later line of the two.
-pub(super) fn overlaps<'a>(
-    report: &Report,
-    listeners: &[(Listener, u64)],
-    opened: impl Iterator<Item = &'a Opened<'a>>,
-) {
-    let listeners = listeners.iter().map(|(listener, line)| {
-        (
-            format!("listener `{}`", listener.name),
-            listener.bind,
-            Some(*line),
-        )
-    });
-    let opened = opened.map(|opened| {
-        let line = opened.given.map(Value::line);
-        (format!("`{}.bind`", opened.label), opened.address, line)
-    });
-    let all: Vec<_> = listeners.chain(opened).collect();
+fn overlaps(root: Value<'_>, report: &Report) {
+    let address = |value: Value<'_>| Some((value.word()?.parse().ok()?, Some(value.line())));
+    let mut all: Vec<(String, SocketAddr, Option<u64>)> = Vec::new();
+    for listener in root.find("listeners[]") {
+        let name = listener.peek("name").unwrap_or("?");
+        let bind = listener.child("listeners[]", "bind").and_then(address);
+        all.extend(bind.map(|(bind, line)| (format!("listener `{name}`"), bind, line)));
+    }
+    for (path, several, default) in [
+        ("admin.bind", "admin.bind[]", ADMIN),
+        ("metrics.bind", "metrics.bind[]", METRICS),
+        ("readiness.bind", "readiness.bind[]", READINESS),
+    ] {
+        let given = root.find(path).into_iter().chain(root.find(several));
+        let mut binds: Vec<_> = given.filter_map(address).collect();
+        if binds.is_empty() {
+            binds.push((default, None));
+        }
+        all.extend(
+            binds
+                .into_iter()
+                .map(|(bind, line)| (format!("`{path}`"), bind, line)),
+        );
+    }
     for (index, (label, address, line)) in all.iter().enumerate() {
-        for (earlier_label, earlier, earlier_line) in &all[..index] {
+        for (earlier_label, earlier, earlier_line) in all.iter().take(index) {
             if !addresses_overlap(*address, *earlier) {
                 continue;
             }
@@ -78,8 +234,8 @@ pub(super) fn overlaps<'a>(
     }
 }
 
-/// Whether the kernel would refuse the second of two binds. `[::]` also takes IPv4; port 0 is a
-/// port that is free.
+/// Returns whether the kernel would refuse the second of two binds. `[::]` also takes IPv4; port 0
+/// is any free port.
 fn addresses_overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
     let covers =
@@ -89,15 +245,16 @@ fn addresses_overlap(one: SocketAddr, other: SocketAddr) -> bool {
 }
 
 /// The admin pages stop the process and show its state, without a password.
-pub(super) fn admin_is_local(admin: &Opened<'_>) {
-    if let Some(given) = admin.given
-        && !admin.address.ip().to_canonical().is_loopback()
-    {
-        let what = format!(
-            "is `{}`, where other hosts could stop this gateway",
-            admin.address
-        );
-        given.error(what, format!("`\"127.0.0.1:{}\"`", admin.address.port()));
+fn admin_is_local(root: Value<'_>) {
+    for value in root.find("admin.bind") {
+        let address = value
+            .word()
+            .and_then(|text| text.parse::<SocketAddr>().ok());
+        let is_remote = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
+        if let Some(address) = address.filter(is_remote) {
+            let what = format!("is `{address}`, where other hosts could stop this gateway");
+            value.error(what, format!("`\"127.0.0.1:{}\"`", address.port()));
+        }
     }
 }
 
@@ -130,7 +287,7 @@ mod tests {
         for (bind, count, said) in [
             ("\"[::]:1\"", 1, ""),
             ("[\"[::]:1\", \"127.0.0.1:2\"]", 2, ""),
-            ("[]", 0, "`metrics.bind` is empty; write `\"[::]:15020\"`"),
+            ("[]", 0, "`metrics.bind` is empty; write at least one"),
             ("[\"[::]:1\", many]", 0, "`metrics.bind[]` is `many`"),
             (
                 "[\"[::]:1\", \"127.0.0.1:1\"]",

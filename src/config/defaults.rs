@@ -1,81 +1,68 @@
-//! What is in force where nobody says anything, as it would be written.
+//! Values in force that no source gives, in the form of `strait.yaml`.
 
-use super::yaml::{Kind, Node};
-use super::{ADMIN, CERTIFICATE_TTL, DRAIN_DEADLINE, DRAIN_LAG, METRICS, READINESS, TRUST_DOMAIN};
+use serde_json::Value as Json;
 
-/// What a line of a default says of its origin.
+use super::Config;
+use super::define::{Absent, Key, Shape};
+use super::layers::scalar;
+use crate::yaml::{Kind, Node};
+
+/// The origin of a default in `--print-config`.
 pub(super) const ORIGIN: &str = "the default";
 
 /// A section and its keys with their values in YAML; a section that is one value has the key ``.
 pub(super) type Section = (&'static str, Vec<(&'static str, String)>);
 
-/// All that a document does not say itself, by section.
+/// Returns the defaults of all keys that a document lacks, by section.
 pub(super) fn missing(root: &Node) -> Vec<Section> {
-    let mut sections = all(root);
-    for (name, keys) in &mut sections {
-        let said = root.get(name);
-        keys.retain(|(key, _)| match key.is_empty() {
-            true => said.is_none(),
-            // What is no map is a mistake, and has a finding.
-            false => said.is_none_or(|section| {
-                matches!(section.kind, Kind::Map(_)) && section.get(key).is_none()
-            }),
-        });
+    let sections = Config::keys().into_iter();
+    let sections = sections.map(|section| (section.name, missing_in(root, &section)));
+    let mut sections: Vec<_> = sections.collect();
+    if let Some(gateway) = root.get("gateway")
+        && let (Some(cluster), None) = (gateway.word("cluster"), gateway.get("network"))
+    {
+        let own = sections.iter_mut().find(|(name, _)| *name == "gateway");
+        own.into_iter()
+            .for_each(|(_, keys)| keys.push(("network", scalar(cluster))));
     }
     sections
 }
 
-fn all(root: &Node) -> Vec<Section> {
-    let plain = |value: &str| value.to_owned();
-    let quoted = |value: &dyn ToString| serde_json::Value::from(value.to_string()).to_string();
-    let time = |time| quoted(&humantime::format_duration(time));
-    let cluster = root
-        .get("gateway")
-        .and_then(|gateway| gateway.get("cluster"));
-    let network = cluster.and_then(|cluster| match &cluster.kind {
-        Kind::Text(text) => Some(super::layers::scalar(text)),
-        _ => None,
-    });
-    let network = network.map(|network| ("network", network));
-    let identity = root
-        .get("identity")
-        .and_then(|identity| identity.word("kind"));
-    let of_authority = match identity {
-        Some("istio-ca") => vec![
-            ("trust_domain", plain(TRUST_DOMAIN)),
-            ("ttl", time(CERTIFICATE_TTL)),
-        ],
-        _ => Vec::new(),
+fn missing_in(root: &Node, section: &Key) -> Vec<(&'static str, String)> {
+    let given = root.get(section.name);
+    let keys = match (&section.shape, given) {
+        (Shape::Map(keys), Some(_)) => keys,
+        (Shape::Map(keys), None) if matches!(section.absent, Absent::Nested) => keys,
+        (Shape::Kinds(kinds), Some(given)) => {
+            let kind = kinds
+                .iter()
+                .find(|(kind, _)| given.word("kind") == Some(kind));
+            let Some((_, keys)) = kind else {
+                return Vec::new();
+            };
+            keys
+        }
+        (Shape::Map(_) | Shape::Kinds(_), _) => return Vec::new(),
+        (_, Some(_)) => return Vec::new(),
+        (_, None) => return default(section, "").into_iter().collect(),
     };
-    let mut of_trust = vec![("skip_validation", plain("false"))];
-    let clusters = root.get("trust").and_then(|trust| trust.get("clusters"));
-    of_trust.extend(clusters.map(|_| ("unknown_issuers", plain("accept"))));
-    vec![
-        ("gateway", network.into_iter().collect()),
-        ("identity", of_authority),
-        (
-            "exposure",
-            vec![("default", plain("none")), ("services", plain("[]"))],
-        ),
-        ("trust", of_trust),
-        ("policy", vec![("istio", quoted(&"off"))]),
-        ("dns", vec![("servers", plain("[]"))]),
-        ("dial", vec![("allow", plain("[]"))]),
-        ("workers", vec![("", plain("0"))]),
-        ("admin", vec![("bind", quoted(&ADMIN))]),
-        ("metrics", vec![("bind", quoted(&METRICS))]),
-        ("readiness", vec![("bind", quoted(&READINESS))]),
-        (
-            "drain",
-            vec![("lag", time(DRAIN_LAG)), ("deadline", time(DRAIN_DEADLINE))],
-        ),
-        (
-            "log",
-            vec![
-                ("level", plain("info")),
-                ("access", plain("all")),
-                ("format", plain("text")),
-            ],
-        ),
-    ]
+    // A section that is no map is a mistake, and has a finding.
+    let is_absent = |key: &&Key| {
+        given
+            .is_none_or(|given| matches!(given.kind, Kind::Map(_)) && given.get(key.name).is_none())
+    };
+    let absent = keys.iter().filter(is_absent);
+    absent.filter_map(|key| default(key, key.name)).collect()
+}
+
+fn default(key: &Key, name: &'static str) -> Option<(&'static str, String)> {
+    let Absent::Value(value) = &key.absent else {
+        return None;
+    };
+    let text = match value {
+        Json::String(text) => scalar(text),
+        // JSON is YAML.
+        other => other.to_string(),
+    };
+    Some((name, text))
 }

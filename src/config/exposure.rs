@@ -1,317 +1,170 @@
-//! The `exposure` section: which services, to whom, under which names.
+//! The `exposure` section: services that peers may reach, the peers, and further names.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
+use std::path::PathBuf;
 
-use serde::Serializer;
-
+use super::auto::AutoExport;
+use super::define::{Account, ExistingPath, NonEmpty, Segment, Service, section, words};
+use super::names::HostPort;
 use crate::wire::sni::RouteBy;
+use crate::yaml::{Fields, Value};
 
-use super::auto;
-use super::fields::Value;
-use super::names::is_segment;
-use super::{Audience, DefaultExposure, ExposedService, Exposure, HostPort};
+const ENTRY: &str = "exposure.services[]";
+const AUDIENCE: &str = "exposure.services[].to[]";
 
-/// What is wrong with an empty list of alternatives.
-const EMPTY: &str = "is empty, which admits nobody";
-
-/// One entry as read, with the values that findings about it point to.
-struct Entry<'a> {
-    exposed: ExposedService,
-    names: Vec<(HostPort, Value<'a>)>,
-    /// Where it says by what tunnels are routed, or where it could.
-    route_by: Value<'a>,
-    /// The entry.
-    value: Value<'a>,
-}
-
-pub(super) fn word<S: Serializer>(
-    route_by: &Option<RouteBy>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    match route_by {
-        Some(route_by) => serializer.collect_str(route_by),
-        None => serializer.serialize_none(),
+section! {
+    /// Services that peers may reach through the gateway.
+    pub struct Exposure at "exposure" or default, check(check) {
+        /// Exposure of services without an entry. With `discovery.kind: istio` and `envoy` the
+        /// services that istiod exports (clusters `inbound-vip|PORT|tcp|HOST`) are exposed to the
+        /// whole trust set besides, unless they have an entry: then the entry alone counts.
+        default: DefaultExposure = default(DefaultExposure::None);
+        /// Exposed services.
+        services: Vec<ExposedService> = default(Vec::new());
+        /// Files of Kubernetes objects, and directories, of which every `.yaml`, `.yml` and `.json`
+        /// is read. The objects export services or keep them in this cluster. With
+        /// `discovery.kind: file` they also define services and endpoints.
+        files: Vec<PathBuf> as Vec<ExistingPath> = default(Vec::new());
+        /// Rules by which Services of these files are exported, besides those that export
+        /// themselves.
+        auto: Vec<AutoExport> = default(Vec::new());
     }
 }
 
-/// Reads the section. `clusters` are those that `trust` names; none when the trust
-/// section could not be read, which must not bring findings here as well.
-pub(super) fn read(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Exposure> {
-    let mut fields = value.fields("exposure")?;
-    let default = fields
-        .get("default")
-        .map_or(Some(DefaultExposure::None), default_exposure);
-    let entries: Vec<_> = match fields.get("services") {
-        Some(list) => list
-            .items()
-            .filter_map(|item| entry(item, clusters))
-            .collect(),
-        None => Vec::new(),
-    };
-    let files: Vec<_> = match fields.get("files") {
-        Some(list) => list.items().map(Value::existing_path).collect(),
-        None => Vec::new(),
-    };
-    let auto = fields.get("auto");
-    let rules: Vec<_> = auto
-        .into_iter()
-        .flat_map(|list| list.items().map(auto::rule))
-        .collect();
-    fields.finish();
-    if let Some(auto) = auto.filter(|_| files.is_empty()) {
-        let what = "selects Services of `exposure.files`, and there are none";
-        auto.error(what, "`files: [DIRECTORY]` beside it");
+words! {
+    /// Exposure of services without an entry.
+    pub enum DefaultExposure or None {
+        /// They are not exposed.
+        None = "none",
+        /// They are exposed to every peer of the trust set, except services that only their
+        /// namespace sees (`exportTo: ["."]`).
+        All = "all",
     }
-    aliases_are_unambiguous(&entries);
-    routing_is_unambiguous(&entries);
-    names_are_shared(&entries);
-    namespaces_are_unambiguous(&entries);
-    let services = entries.into_iter().map(|entry| entry.exposed).collect();
-    Some(Exposure {
-        default: default?,
-        services,
-        files: files.into_iter().collect::<Option<_>>()?,
-        auto: rules.into_iter().collect::<Option<_>>()?,
-    })
 }
 
-fn default_exposure(value: Value<'_>) -> Option<DefaultExposure> {
-    let words = [
-        ("none", DefaultExposure::None),
-        ("all", DefaultExposure::All),
-    ];
-    let default = value.choice(&words)?;
-    if default == DefaultExposure::All {
+section! {
+    /// A service that some peers may reach.
+    pub struct ExposedService at "exposure.services[]", check(check_entry), compare(compare) {
+        /// Hostname of the service, with a port or for all its ports.
+        service: HostPort as Service = required("\"echo.app.svc.cluster.local:80\"");
+        /// Namespace of the service. No service of another namespace has the hostname, or another
+        /// name of its family, then.
+        namespace: Option<String> as Option<Segment> = default(
+            None, "that of the service with the hostname");
+        /// Peers that may reach the service. Entries are alternatives; all keys of one entry must
+        /// hold; the values of a key are alternatives.
+        to: Vec<Audience> = default(Vec::new(), "no peer, with a warning");
+        /// Further names under which these peers reach the service. No addresses, and no hostname
+        /// of a service. Names without port have the port of `service`. `strait check` warns of two
+        /// entries of a service with different names.
+        names: Vec<HostPort> as Vec<Service> = default(Vec::new());
+        /// Exposure of the service's workloads at their addresses and target ports, such as
+        /// `10.0.0.7:8080`, unless a workload has a waypoint of its own.
+        workloads: bool = default(false);
+        /// Routing of tunnels to this service on HBONE listeners, as `listeners[].route_by`. All
+        /// entries of one port of a service agree.
+        route_by: Option<RouteBy> = default(None, "that of the listener");
+        /// The line of the entry, for findings that need the mesh.
+        line: u64 = aside(Fields::line);
+    }
+}
+
+section! {
+    /// Peers that a service is exposed to. At least one key is given.
+    pub struct Audience at "exposure.services[].to[]" or default, check(check_audience) {
+        /// Every peer of the trust set and, on TLS listeners, every client. No other key is given
+        /// then.
+        anyone: bool = default(false);
+        /// Peers of this cluster, which `trust` names.
+        cluster: Option<String> = default(None, "every cluster");
+        /// Peers of these namespaces.
+        namespaces: Vec<String> as NonEmpty<Segment> = default(Vec::new(), "every namespace");
+        /// Peers with these service accounts.
+        service_accounts: Vec<(String, String)> as NonEmpty<Account> = default(
+            Vec::new(), "every service account");
+    }
+}
+
+fn check(exposure: Exposure, value: Value<'_>) -> Option<Exposure> {
+    let at = |key| value.at("exposure", key);
+    if exposure.default == DefaultExposure::All {
         let what = "is `all`: every service of the mesh can be reached by every trusted peer";
-        value.warning(what, "`none` and an entry for each service that is shared");
+        at("default").warning(what, "`none` and an entry for each service that is shared");
     }
-    Some(default)
+    if exposure.files.is_empty() && !exposure.auto.is_empty() {
+        let what = "selects Services of `exposure.files`, and there are none";
+        at("auto").error(what, "`files: [DIRECTORY]` beside it");
+    }
+    Some(exposure)
 }
 
-fn entry<'a>(value: Value<'a>, clusters: Option<&BTreeSet<String>>) -> Option<Entry<'a>> {
-    let mut fields = value.fields("exposure.services[]")?;
-    let service = fields
-        .need("service", "\"echo.app.svc.cluster.local:80\"")
-        .and_then(service);
-    let own = match fields.get("namespace") {
-        Some(value) => namespace(value).map(Some),
-        None => Some(None),
-    };
-    let to: Option<Vec<_>> = match fields.get("to") {
-        // Collected before it is turned around, so that every audience reports its findings.
-        Some(list) => {
-            let read: Vec<_> = list.items().map(|item| audience(item, clusters)).collect();
-            read.into_iter().collect()
-        }
-        None => Some(Vec::new()),
-    };
-    let names: Vec<_> = match fields.get("names") {
-        Some(list) => list
-            .items()
-            .map(|item| Some((alias(item)?, item)))
-            .collect(),
-        None => Vec::new(),
-    };
-    let workloads = fields.get("workloads").map_or(Some(false), Value::flag);
-    let routed = fields.get("route_by");
-    let route_by = match routed {
-        Some(route_by) => route_by.choice(&RouteBy::WORDS).map(Some),
-        None => Some(None),
-    };
-    fields.finish();
-    let (service, to, workloads) = (service?, to?, workloads?);
-    let names = names.into_iter().collect::<Option<Vec<_>>>()?;
-    if to.is_empty() {
-        let what = format!("exposes `{service}` to nobody");
+/// Gives names without a port that of the service.
+#[expect(clippy::unnecessary_wraps, reason = "a check may refuse what was read")]
+fn check_entry(mut entry: ExposedService, value: Value<'_>) -> Option<ExposedService> {
+    if entry.to.is_empty() {
+        let what = format!("exposes `{}` to nobody", entry.service);
         value.warning(what, "`to: [{cluster: CLUSTER}]` or `to: [{anyone: true}]`");
     }
-    let with_port = |(name, value): (HostPort, Value<'a>)| {
-        (
-            HostPort {
-                port: name.port.or(service.port),
-                ..name
-            },
-            value,
-        )
-    };
-    let names: Vec<_> = names.into_iter().map(with_port).collect();
-    let aliases = names.iter().map(|(name, _)| name.clone()).collect();
-    let exposed = ExposedService {
-        service,
-        namespace: own?,
-        to,
-        names: aliases,
-        workloads,
-        route_by: route_by?,
-        line: value.line(),
-    };
-    let route_by = routed.unwrap_or(value);
-    Some(Entry {
-        exposed,
-        names,
-        route_by,
-        value,
-    })
+    for name in &mut entry.names {
+        name.port = name.port.or(entry.service.port);
+    }
+    Some(entry)
 }
 
-pub(super) fn host_port(value: Value<'_>) -> Option<HostPort> {
-    let text = value.text()?;
-    match HostPort::parse(text) {
-        Ok(name) => Some(name),
-        Err(error) => {
-            let how = "`host:port` or `host`, such as `echo.app.svc.cluster.local:80`";
-            value.error(format!("is `{text}`, which {error}"), how);
-            None
-        }
-    }
-}
-
-fn service(value: Value<'_>) -> Option<HostPort> {
-    let name = host_port(value)?;
-    if name.is_address() {
-        let what = format!("is `{name}`, an address, and services are known by their hostnames");
-        let how =
-            "the `hostname` that the mesh has for it, such as `echo.app.svc.cluster.local:80`";
-        value.error(what, how);
-        return None;
-    }
-    Some(name)
-}
-
-fn alias(value: Value<'_>) -> Option<HostPort> {
-    let name = host_port(value)?;
-    if name.is_address() {
-        let what = format!("is `{name}`, an address, which is never looked up as a name");
-        value.error(
-            what,
-            "a name, or add the address to the service's `vips` in the mesh",
-        );
-        return None;
-    }
-    Some(name)
-}
-
-fn audience(value: Value<'_>, clusters: Option<&BTreeSet<String>>) -> Option<Audience> {
-    if value.is_map() && value.is_vacant() {
-        let what = "has an empty entry, which does not say whether it means nobody or everybody";
-        value.error(
-            what,
-            "`{anyone: true}` to admit every peer, or remove it to admit nobody",
-        );
-        return None;
-    }
-    let mut fields = value.fields("exposure.services[].to[]")?;
-    let anyone = fields.get("anyone").map_or(Some(false), Value::flag);
-    let cluster = fields
-        .get("cluster")
-        .map(|cluster| known_cluster(cluster, clusters));
-    let namespaces = fields.get("namespaces");
-    let accounts = fields.get("service_accounts");
-    fields.finish();
-    let named = cluster.is_some() || namespaces.is_some() || accounts.is_some();
-    let namespaces = namespaces.map_or(Some(Vec::new()), |list| all(list, EMPTY, namespace));
-    let accounts = accounts.map_or(Some(Vec::new()), |list| all(list, EMPTY, account));
-    let (anyone, namespaces) = (anyone?, namespaces?);
-    match (anyone, named) {
-        (true, true) => {
+fn check_audience(audience: Audience, value: Value<'_>) -> Option<Audience> {
+    let Audience {
+        cluster,
+        namespaces,
+        service_accounts,
+        ..
+    } = &audience;
+    let is_named = cluster.is_some() || !namespaces.is_empty() || !service_accounts.is_empty();
+    if audience.anyone == is_named {
+        let (what, how) = if is_named {
             let what = "has `anyone: true` next to other keys, which would then mean nothing";
-            value.error(what, "either `{anyone: true}` or the other keys");
-        }
-        (false, false) => {
-            value.error(
-                "admits nobody",
-                "`{anyone: true}` to admit every peer, or remove it",
-            );
-        }
-        _ => {}
+            (what, "either `{anyone: true}` or the other keys")
+        } else {
+            let how = "`{anyone: true}` to admit every peer, or remove it to admit nobody";
+            ("admits nobody", how)
+        };
+        value.error(what, how);
     }
-    for (namespace, name, item) in accounts.iter().flatten() {
+    let items = value.at(AUDIENCE, "service_accounts").entries();
+    for ((namespace, name), item) in service_accounts.iter().zip(items) {
         if !namespaces.is_empty() && !namespaces.contains(namespace) {
             let what = format!(
                 "has `{namespace}/{name}`, whose namespace is not in `namespaces`: all keys of an \
                  entry must hold, so no peer has it"
             );
-            item.error(
-                what,
-                format!("`{namespace}` into `namespaces`, or remove `namespaces`"),
-            );
+            let how = format!("`{namespace}` into `namespaces`, or remove `namespaces`");
+            item.error(what, how);
         }
     }
-    let cluster = match cluster {
-        Some(cluster) => Some(cluster?),
-        None => None,
-    };
-    let service_accounts = accounts?
-        .into_iter()
-        .map(|(ns, name, _)| (ns, name))
-        .collect();
-    Some(Audience {
-        anyone,
-        cluster,
-        namespaces,
-        service_accounts,
-    })
+    Some(audience)
 }
 
-/// The entries of a list that must not be empty; `empty` says what that would mean.
-pub(super) fn all<'a, T>(
-    list: Value<'a>,
-    empty: &str,
-    read: impl Fn(Value<'a>) -> Option<T>,
-) -> Option<Vec<T>> {
-    if list.is_vacant() {
-        list.error(empty, "at least one entry, or remove the key");
-        return None;
-    }
-    let read: Vec<_> = list.items().map(read).collect();
-    read.into_iter()
-        .collect::<Option<Vec<_>>>()
-        .filter(|read| !read.is_empty())
-}
+type Entry<'a> = (ExposedService, Value<'a>);
 
-pub(super) fn known_cluster(
-    value: Value<'_>,
-    clusters: Option<&BTreeSet<String>>,
-) -> Option<String> {
-    let cluster = value.text()?;
-    if let Some(clusters) = clusters
-        && !clusters.contains(cluster)
-    {
-        let known: Vec<_> = clusters.iter().map(|name| format!("`{name}`")).collect();
-        let what = format!("is `{cluster}`, and `trust` names no such cluster");
-        value.error(what, format!("one of {}", known.join(", ")));
-        return None;
-    }
-    Some(cluster.to_owned())
-}
-
-fn namespace(value: Value<'_>) -> Option<String> {
-    let wanted = "the name of one namespace; leave the key out for every namespace";
-    value.parsed(wanted, |text| is_segment(text).then(|| text.to_owned()))
-}
-
-fn account<'a>(value: Value<'a>) -> Option<(String, String, Value<'a>)> {
-    let wanted = "`NAMESPACE/NAME`, such as `shop/checkout`";
-    let (namespace, name) = value.parsed(wanted, |text| {
-        let (namespace, name) = text.split_once('/')?;
-        let good = is_segment(namespace) && is_segment(name);
-        good.then(|| (namespace.to_owned(), name.to_owned()))
-    })?;
-    Some((namespace, name, value))
+fn compare(_: Value<'_>, entries: &[Entry<'_>]) {
+    aliases_are_unambiguous(entries);
+    routing_is_unambiguous(entries);
+    names_are_shared(entries);
+    namespaces_are_unambiguous(entries);
 }
 
 /// A name must lead to one service: it is neither a service's own nor given to two.
 fn aliases_are_unambiguous(entries: &[Entry<'_>]) {
     let mut services: HashMap<&str, Vec<&ExposedService>> = HashMap::new();
-    for Entry { exposed, .. } in entries {
+    for (exposed, _) in entries {
         services
             .entry(&exposed.service.host)
             .or_default()
             .push(exposed);
     }
     let mut given: HashMap<&str, Vec<(&HostPort, &HostPort, u64)>> = HashMap::new();
-    for Entry { exposed, names, .. } in entries {
-        for (name, value) in names {
+    for (exposed, entry) in entries {
+        let items = entry.at(ENTRY, "names").entries();
+        for (name, value) in exposed.names.iter().zip(items) {
             if name.host == exposed.service.host {
                 let what = format!(
                     "is `{name}`, which has the service's own host: its own name wins, so this \
@@ -347,10 +200,7 @@ fn aliases_are_unambiguous(entries: &[Entry<'_>]) {
 /// Tunnels to one port of a service are routed in one way, whoever asks.
 fn routing_is_unambiguous(entries: &[Entry<'_>]) {
     let mut seen: HashMap<&str, Vec<&ExposedService>> = HashMap::new();
-    for Entry {
-        exposed, route_by, ..
-    } in entries
-    {
+    for (exposed, value) in entries {
         let earlier = seen.entry(&exposed.service.host).or_default();
         let other = earlier.iter().find(|other| {
             other.route_by != exposed.route_by && other.service.overlaps(&exposed.service)
@@ -360,7 +210,9 @@ fn routing_is_unambiguous(entries: &[Entry<'_>]) {
                 "routes tunnels to `{}` in another way than line {} does",
                 exposed.service, other.line
             );
-            route_by.error(what, "the same `route_by`, or none, in both entries");
+            value
+                .at(ENTRY, "route_by")
+                .error(what, "the same `route_by`, or none, in both entries");
         }
         earlier.push(exposed);
     }
@@ -374,7 +226,7 @@ fn names_are_shared(entries: &[Entry<'_>]) {
         let has = |name: &HostPort| other.names.iter().any(|own| own.overlaps(name));
         !one.names.iter().all(has)
     };
-    for Entry { exposed, value, .. } in entries {
+    for (exposed, value) in entries {
         let earlier = seen.entry(&exposed.service.host).or_default();
         let other = earlier.iter().find(|other| {
             other.to != exposed.to
@@ -398,7 +250,7 @@ fn names_are_shared(entries: &[Entry<'_>]) {
 /// A hostname is of one namespace: no other one can have it.
 fn namespaces_are_unambiguous(entries: &[Entry<'_>]) {
     let mut seen: HashMap<&str, &ExposedService> = HashMap::new();
-    for Entry { exposed, value, .. } in entries {
+    for (exposed, value) in entries {
         let Some(namespace) = &exposed.namespace else {
             continue;
         };

@@ -1,13 +1,149 @@
-//! The identity of a workload: one strict parse, for certificates and for the configuration.
+//! The `identity` section, and the one strict parser of identities, for certificates and the
+//! configuration.
 
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::{Value as Json, json};
 use spiffe::SpiffeId;
 
-/// The longest SPIFFE id (SPIFFE-ID section 2.3).
+use super::define::{Credential, NewFolder, Segment, Shape, Ttl, Type, form, path, section};
+use super::discovery::{ControlPlane, ReadKeys, read_kind};
+use super::trust::DomainName;
+use super::{CERTIFICATE_TTL, TRUST_DOMAIN};
+use crate::yaml::Value;
+
+/// Bytes of the longest SPIFFE id (SPIFFE-ID section 2.3).
 const ID_BYTES_MAX: usize = 2048;
 
-/// Splits an identity of the form that Istio gives to workloads,
-/// `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`, into trust domain, namespace and service account.
-/// Nothing else is one.
+/// Source of the gateway's certificate.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Identity {
+    /// Files, which are watched.
+    Files(IdentityFiles),
+    /// Istio's certificate authority, which signs for a key of the gateway.
+    IstioCa(IstioCa),
+    /// A SPIFFE Workload API, which has the key as well.
+    Spiffe {
+        /// The socket of the API. Default: that of the environment, else the one that Istio mounts.
+        socket: Option<PathBuf>,
+    },
+}
+
+section! {
+    /// A certificate in files.
+    pub struct IdentityFiles at "identity" {
+        /// PEM file with the leaf and its intermediates. The leaf has one URI SAN,
+        /// `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+        chain: PathBuf as Credential = required("certs/gateway.crt");
+        /// PEM file with the private key of the leaf.
+        key: PathBuf as Credential = required("certs/gateway.key");
+        /// PEM file with the roots by which peers are verified.
+        roots: PathBuf as Credential = required("certs/root.crt");
+    }
+}
+
+section! {
+    /// A certificate that Istio's authority signs, for the identity
+    /// `spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/ACCOUNT`.
+    pub struct IstioCa at "identity" {
+        /// The authority.
+        plane: ControlPlane = flatten(ControlPlane::read_keys);
+        /// Trust domain of the certificate, which has to be that of the token.
+        trust_domain: String as DomainName = default(TRUST_DOMAIN.to_owned());
+        /// Namespace of the certificate, which has to be that of the token.
+        namespace: Option<String> as Option<Segment> = default(None, "`POD_NAMESPACE`");
+        /// Service account of the certificate, which has to be that of the token.
+        service_account: Option<String> as Option<Segment> = default(
+            None, "`SERVICE_ACCOUNT` or `ISTIO_META_SERVICE_ACCOUNT`");
+        /// Requested lifetime. The certificate is replaced at half of it. The authority rejects
+        /// more than it allows.
+        ttl: Duration as Ttl = default(CERTIFICATE_TTL);
+        /// Directory for key and certificate, in a tmpfs, for a restart without the authority. It
+        /// is created with mode 0700. One of another user or open to others is ignored with a
+        /// warning, as is a file in it with a mode other than 0600. The file is used until the
+        /// certificate expires, for the same identity, while each root of `identity.roots` at its
+        /// issue is still there. An expired certificate is removed within 15 s, or at the start.
+        cache: Option<PathBuf> as Option<NewFolder> = default(None, "nothing is stored");
+    }
+}
+
+section! {
+    /// A certificate of a SPIFFE Workload API.
+    pub(super) struct SpiffeKeys at "identity" {
+        /// Socket of the Workload API.
+        socket: Option<PathBuf> as Option<Socket> = default(
+            None,
+            "`SPIFFE_ENDPOINT_SOCKET`, else `unix:///var/run/secrets/workload-spiffe-uds/socket`"
+        );
+    }
+}
+
+impl Identity {
+    /// Returns the word for it in `strait.yaml`.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Files(_) => "files",
+            Self::IstioCa(_) => "istio-ca",
+            Self::Spiffe { .. } => "spiffe",
+        }
+    }
+}
+
+impl Type for Identity {
+    type Out = Self;
+
+    fn read(value: Value<'_>) -> Option<Self> {
+        let kinds: [(_, ReadKeys<Self>); 3] = [
+            ("files", |keys| {
+                Some(Self::Files(IdentityFiles::read_keys(keys)?))
+            }),
+            ("istio-ca", |keys| {
+                Some(Self::IstioCa(IstioCa::read_keys(keys)?))
+            }),
+            ("spiffe", |keys| {
+                let SpiffeKeys { socket } = SpiffeKeys::read_keys(keys)?;
+                Some(Self::Spiffe { socket })
+            }),
+        ];
+        read_kind(value.fields("identity")?, "files", &kinds)
+    }
+
+    fn show(out: &Self) -> Json {
+        json!(out)
+    }
+
+    fn shape() -> Shape {
+        Shape::Kinds(vec![
+            ("files", IdentityFiles::keys()),
+            ("istio-ca", IstioCa::keys()),
+            ("spiffe", SpiffeKeys::keys()),
+        ])
+    }
+}
+
+form! {
+    /// The socket of a SPIFFE Workload API.
+    Socket => PathBuf,
+        "the socket of a SPIFFE Workload API, such as \
+         `unix:///var/run/secrets/workload-spiffe-uds/socket`",
+        "string",
+        |value, wanted| value.parsed(wanted, unix_socket), |socket| path(socket);
+}
+
+/// Returns the path of a unix socket in SPIFFE's form, `unix:///PATH`; none of other addresses.
+pub fn unix_socket(text: &str) -> Option<PathBuf> {
+    let path = text
+        .strip_prefix("unix://")
+        .or_else(|| text.strip_prefix("unix:"));
+    let path = PathBuf::from(path?);
+    path.is_absolute().then_some(path)
+}
+
+/// Splits an identity of Istio's form, `spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT`, into trust
+/// domain, namespace and service account. Other forms are rejected.
 pub fn parse_identity(uri: &str) -> Option<[&str; 3]> {
     let id = SpiffeId::new(uri).ok()?;
     // The crate lower-cases the trust domain; here a domain is compared byte for byte.

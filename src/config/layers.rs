@@ -1,20 +1,20 @@
-//! What a configuration is read from: a file, or a file that lies over what a pod says by itself.
+//! Sources of a configuration: a file, or a file over the settings of a pod.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::pod::{Defaults, Environment, Flags, Pod};
-use super::yaml::{Document, Kind, Node};
-use super::{Config, Examined, Findings, defaults, read};
+use super::{Config, Examined, defaults};
+use crate::yaml::{Document, Findings, Kind, Node};
 
-/// How much further in each level is printed.
+/// Columns by which each level is indented.
 const INDENT: usize = 2;
 
-/// The column in which the origins stand, where values are short enough.
+/// Column of the origins, after short values.
 const ORIGIN_COLUMN: usize = 56;
 
-/// Where a configuration comes from; it can be read again at any time.
+/// Source of a configuration, which can be read again at any time.
 #[derive(Clone, Debug)]
 pub struct Source {
     file: PathBuf,
@@ -24,7 +24,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// A file alone; who we are besides is said by the environment of this process.
+    /// Makes a source of a file alone. The environment of this process names the pod.
     pub fn file(file: &Path) -> Self {
         Self {
             file: file.to_owned(),
@@ -34,8 +34,8 @@ impl Source {
         }
     }
 
-    /// What a pod with this environment and these arguments says, and over that a file, if one
-    /// was named or if there is one in the `usual` place.
+    /// Makes a source of the settings of a pod, with this environment and these arguments, and of a
+    /// file over them, if one is named or exists in the `usual` place.
     pub fn pod(
         environment: Environment,
         flags: &Flags,
@@ -50,22 +50,22 @@ impl Source {
         }
     }
 
-    /// Who we are to a control plane, with this configuration in force.
+    /// Returns the pod towards a control plane, with this configuration in force.
     pub fn who(&self, config: &Config) -> Pod {
         Pod::new(&self.environment, config)
     }
 
-    /// The environment that says what no configuration does.
+    /// Returns the environment.
     pub fn environment(&self) -> &Environment {
         &self.environment
     }
 
-    /// The file. That of a pod need not exist.
+    /// Returns the file. That of a pod need not exist.
     pub fn path(&self) -> &Path {
         &self.file
     }
 
-    /// What it is called where all of it is meant.
+    /// Returns the name of the whole source.
     pub fn label(&self) -> String {
         match self.defaults.is_some() && self.is_absent() {
             true => "the pod".to_owned(),
@@ -73,23 +73,22 @@ impl Source {
         }
     }
 
-    /// Whether there is no file, and there need not be. A broken link is found when it is read.
+    /// Returns whether there is no file, and none is needed. A broken link is an error of reading.
     fn is_absent(&self) -> bool {
         self.is_optional && !self.file.is_symlink() && !self.file.exists()
     }
 
-    /// Reads and checks it all, and gives what it names of other files also when it cannot be
-    /// used, so that their mistakes can be found in the same run.
+    /// Reads and checks the source. The files that it names are returned even if it cannot be used,
+    /// so that their mistakes are found in the same run.
     pub fn examine(&self) -> Examined {
         self.examine_without_keys().strict()
     }
 
-    /// As [`Source::examine`], but gives a configuration also where nothing is wrong but that
-    /// files of certificates, keys and tokens do not exist, as on another machine than the
-    /// gateway's.
+    /// As [`Source::examine`], but returns a configuration also if files of certificates, keys and
+    /// tokens are absent, as on another machine than the gateway's.
     pub fn examine_without_keys(&self) -> Examined {
         let mut examined = match self.document() {
-            Ok(document) => read::config(&document),
+            Ok(document) => Examined::of(&document),
             Err(findings) => Examined {
                 findings,
                 ..Examined::default()
@@ -105,8 +104,8 @@ impl Source {
         examined
     }
 
-    /// All that is in force, as a file of its own would say it, each value with the place that
-    /// says so as a comment. Values of `headers` may be secrets and are left out.
+    /// Prints all values in force as one file, each with its origin as a comment. Values of
+    /// `headers` may be secrets and are left out.
     ///
     /// # Errors
     /// The file cannot be read or is not YAML.
@@ -134,7 +133,7 @@ impl Source {
 }
 
 impl Examined {
-    /// Without the configuration, if a file does not exist that a gateway needs.
+    /// Removes the configuration if a file is absent that a gateway needs.
     #[must_use]
     pub fn strict(mut self) -> Self {
         self.config = self.config.filter(|_| !self.findings.has_errors());
@@ -154,7 +153,7 @@ struct Printer<'a> {
 }
 
 impl Printer<'_> {
-    /// All sections, each with what holds for it though nobody says so.
+    /// Prints all sections, each with its defaults.
     fn document(&mut self, root: &Node) {
         let Kind::Map(entries) = &root.kind else {
             return self.entries(root, 0, false);
@@ -176,13 +175,13 @@ impl Printer<'_> {
         }
         let limits = root.get("limits");
         if limits.is_none_or(|limits| limits.get("buffers").is_none()) {
-            // Not a number that could be read back: it is looked up at the start.
+            // No number that could be read back: it is determined at the start.
             let said = "# limits.buffers: a quarter of the memory of this process";
             self.line(said, defaults::ORIGIN);
         }
     }
 
-    /// Keys of a section that nobody says; `opens` where no key of it was printed before.
+    /// Prints the defaults of a section; `opens` if no key of it was printed before.
     fn missing(&mut self, name: &str, keys: &[(&str, String)], opens: bool) {
         if opens && keys.iter().any(|(key, _)| !key.is_empty()) {
             let _ = writeln!(self.text, "{name}:");
@@ -200,7 +199,7 @@ impl Printer<'_> {
         let _ = writeln!(self.text, "{said:<ORIGIN_COLUMN$}  # {by}");
     }
 
-    /// A map or list with entries, each on lines of its own; `is_secret` hides their values.
+    /// Prints the entries of a map or list, each on lines of its own; `is_secret` hides values.
     fn entries(&mut self, node: &Node, depth: usize, is_secret: bool) {
         match &node.kind {
             Kind::Map(entries) => {
@@ -239,7 +238,7 @@ fn is_empty_map(node: &Node) -> bool {
     matches!(&node.kind, Kind::Map(entries) if entries.is_empty())
 }
 
-/// Whether a value takes lines of its own.
+/// Returns whether a value takes lines of its own.
 fn is_open(node: &Node) -> bool {
     match &node.kind {
         Kind::Map(entries) => !entries.is_empty(),
@@ -260,7 +259,7 @@ fn value(document: &Document, node: &Node) -> String {
     }
 }
 
-/// Text as YAML: as it is where nothing but text could be meant, else quoted.
+/// Returns text as YAML, quoted if it could be read as another type.
 pub(super) fn scalar(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./".contains(&byte);
     let is_word = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')

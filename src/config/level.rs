@@ -1,45 +1,43 @@
-//! The log's level, as `log.level` and the admin page `/logging` write it, and the mode of the
-//! access log.
+//! Level of the log, in `log.level` and on the admin page `/logging`, and mode of the access log.
 
-use serde::Serialize;
+use super::define::words;
 
-/// The words that a level may be.
+/// Words for levels.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// The longest text that is read.
+/// Maximum bytes of a text.
 const BYTES_MAX: usize = 4096;
 
-/// The tunnels that get a line in the access log. Lines about tunnels that were never open, and
-/// about handshakes, are limited besides.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Access {
-    /// Every tunnel.
-    #[default]
-    All,
-    /// Tunnels and handshakes that ended by an error, and one of 100 of the other tunnels.
-    Sampled,
-    /// Tunnels and handshakes that ended by an error.
-    Errors,
-    /// Nothing.
-    Off,
+words! {
+    /// The tunnels with a line in the access log. Lines about tunnels that never opened, and about
+    /// handshakes, are limited besides.
+    pub enum Access or All {
+        /// Every tunnel.
+        All = "all",
+        /// Tunnels and handshakes that ended by an error, and one of 100 of the other tunnels.
+        Sampled = "sampled",
+        /// Tunnels and handshakes that ended by an error.
+        Errors = "errors",
+        /// Nothing.
+        Off = "off",
+    }
 }
 
 /// A level, `target=level`, or several of them with commas between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directives {
-    /// The directives without the blanks around them, as the filter wants them.
+    /// The directives without blanks around them.
     pub text: String,
-    /// Whether one of them is a level alone, which holds for every target without one.
+    /// Whether one of them has no target, and holds for every target without one.
     pub has_default: bool,
 }
 
 impl Directives {
-    /// Parses more strictly than `EnvFilter`, which takes a misspelt level for the name of a
-    /// target and then logs nothing else.
+    /// Parses directives. `EnvFilter` is less strict: it takes a misspelt level for the name of a
+    /// target, and then logs nothing else.
     ///
     /// # Errors
-    /// What was written wrong, and how to write it.
+    /// The mistake, and the text to write instead.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.len() > BYTES_MAX {
             return Err(format!("longer than {BYTES_MAX} bytes"));

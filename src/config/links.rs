@@ -1,61 +1,31 @@
-//! `links`: which cluster may use the gateways of which other.
+//! The `links` section: clusters that may use the gateways of other clusters.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
-use serde::Serialize;
+use super::define::section;
+use crate::yaml::Value;
 
-use super::fields::Value;
-
-/// A direction in which tunnels may go.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
-pub struct Link {
-    /// The cluster whose peers open tunnels.
-    pub from: String,
-    /// The cluster whose gateways they may use.
-    pub to: String,
+section! {
+    /// A direction of tunnels between clusters.
+    pub struct Link at "links[]", derive(Eq, Hash), compare(compare) {
+        /// Cluster whose peers open tunnels.
+        from: String = required("west");
+        /// Cluster whose gateways they may use.
+        to: String = required("east");
+    }
 }
 
-/// Reads the list. `clusters` are those that `trust` names, if these could be read, and
-/// `own` is the one that this gateway stands in.
-pub(super) fn read(
-    value: Value<'_>,
-    clusters: Option<&BTreeSet<String>>,
-    own: Option<&str>,
-) -> Option<Vec<Link>> {
-    let read: Vec<_> = value
-        .items()
-        .map(|item| Some((link(item)?, item)))
-        .collect();
+fn compare(_: Value<'_>, read: &[(Link, Value<'_>)]) {
     let mut seen = HashSet::new();
-    for (link, item) in read.iter().flatten() {
+    for (link, item) in read {
         let Link { from, to } = link;
         if !seen.insert(link) {
-            item.error(format!("says `{from}` to `{to}` twice"), "each link once");
+            item.error(format!("has `{from}` to `{to}` twice"), "each link once");
         } else if from == to {
-            let what = format!("links `{from}` to itself, which it always is");
+            let what = format!("links `{from}` to itself, which is implied");
             item.warning(what, "the list without it");
-        } else if own == Some(to) && clusters.is_some_and(|clusters| !clusters.contains(from)) {
-            let what = format!("is from `{from}`, and `trust` names no such cluster");
-            item.warning(what, "a cluster that it names");
         }
     }
-    let mut links = read.iter().flatten().map(|(link, _)| link);
-    if let Some(own) = own.filter(|own| !read.is_empty() && links.all(|link| link.to != *own)) {
-        let what = format!("has no link to `{own}`, so only peers of `{own}` may use this gateway");
-        value.warning(what, format!("`{{from: CLUSTER, to: {own}}}` into it"));
-    }
-    read.into_iter().map(|read| Some(read?.0)).collect()
-}
-
-fn link(value: Value<'_>) -> Option<Link> {
-    let mut fields = value.fields("links[]")?;
-    let from = fields.need("from", "west").and_then(Value::text);
-    let to = fields.need("to", "east").and_then(Value::text);
-    fields.finish();
-    Some(Link {
-        from: from?.to_owned(),
-        to: to?.to_owned(),
-    })
 }
 
 #[cfg(test)]
@@ -90,7 +60,7 @@ mod tests {
             ),
             (
                 "[{from: a, to: b}, {from: a, to: b}]",
-                "11: error: `links[]` says `a` to `b` twice; write each link once",
+                "11: error: `links[]` has `a` to `b` twice; write each link once",
             ),
             (
                 "[{from: a, to: a}]",

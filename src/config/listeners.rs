@@ -1,49 +1,52 @@
-//! The `listeners` section: where peers connect, and what becomes of their connections.
+//! The `listeners` section: addresses for peers, their protocols and routes.
 
 use std::net::SocketAddr;
 
 use ipnet::IpNet;
 use serde::{Serialize, Serializer};
-
-use crate::wire::sni::{RouteBy, SniPattern};
+use serde_json::{Value as Json, json};
 
 use super::checks;
-use super::fields::{Fields, Value};
+use super::define::{NonEmpty, ServicePort, Shape, Type, scalar, section, words};
 use super::names::HostPort;
+use crate::wire::sni::{RouteBy, SniPattern};
+use crate::yaml::Value;
 
-/// A place where peers connect.
+const PLACE: &str = "listeners[]";
+const ROUTES: &str = "listeners[].routes[]";
+
+/// An address on which peers connect.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Listener {
-    /// Its name in logs and findings. Required, unique.
+    /// The name in logs and findings, which is unique.
     pub name: String,
-    /// Its address. Required.
+    /// The address.
     pub bind: SocketAddr,
-    /// Where that stands, for findings that only show once the mesh is known.
+    /// The line, for findings that need the mesh.
     #[serde(skip)]
     pub line: Line,
-    /// The networks whose peers may connect. Default: none, which is all.
+    /// The networks whose peers may connect; none is all.
     pub sources: Vec<IpNet>,
-    /// What its peers speak.
+    /// The protocol of its peers.
     #[serde(flatten)]
     pub protocol: ListenerProtocol,
 }
 
-/// What the peers of a listener speak. Default HBONE.
+/// Protocol of the peers of a listener.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "protocol", rename_all = "lowercase")]
 pub enum ListenerProtocol {
     /// HBONE.
     Hbone {
-        /// By what tunnels are routed, unless the service that they ask for says so itself.
-        /// Default: by their authority.
+        /// The routing of tunnels to services that do not define it themselves.
         #[serde(serialize_with = "word")]
         route_by: RouteBy,
     },
-    /// TLS, which is passed on unread, routed by the server name of its hello.
+    /// TLS passthrough, routed by the server name of the ClientHello.
     Tls(TlsRouting),
 }
 
-/// How a TLS listener routes. Exactly one of the two keys is given.
+/// Routing of a TLS listener.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum TlsRouting {
@@ -52,27 +55,76 @@ pub enum TlsRouting {
         /// `istio`.
         routing: &'static str,
     },
-    /// By routes of the listener's own, which also expose their targets through it.
+    /// By routes of the listener, which also expose their targets through it.
     Routes {
         /// The routes; no name is in two of them.
         routes: Vec<SniRoute>,
     },
 }
 
-/// Server names and the service that they stand for.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct SniRoute {
-    /// The names. Required.
-    #[serde(serialize_with = "patterns")]
-    pub sni: Vec<SniPattern>,
-    /// The service; it always has a port. Required.
-    pub to: HostPort,
-    /// Where that stands, for findings that only show once the mesh is known.
-    #[serde(skip)]
-    pub line: Line,
+section! {
+    /// Keys of a listener.
+    pub(super) struct ListenerKeys at "listeners[]", planned("to") {
+        /// Name in logs and findings, which is unique.
+        name: String = required("cross-network");
+        /// Address and port.
+        bind: SocketAddr = required("\"[::]:15008\"");
+        /// Protocol of the peers.
+        protocol: Protocol = default(Protocol::Hbone);
+        /// Routing of tunnels, of `protocol: hbone`. `authority`: by the authority of the CONNECT.
+        /// `sni`: the authority must be a service that the peer may reach; it is answered 200, and
+        /// the server name of the TLS inside (`outbound_.PORT_._.HOST`, or a name at the
+        /// authority's port) is resolved and authorized in its place. `strict`: by the authority,
+        /// and no byte reaches the endpoint before the server name inside is one of the same
+        /// service. With `sni` and `strict`, a tunnel without ClientHello within 5 s and 16 KiB is
+        /// reset.
+        route_by: Option<RouteBy> = default(None, "`authority`");
+        /// Routing by Istio's names, of `protocol: tls`: `outbound_.PORT_._.HOST`, with one of
+        /// Istio's protocols in ALPN. Only services that are exposed to `{anyone: true}` are
+        /// reached. Names of subsets are unknown.
+        routing: Option<Routing> = default(None, "`routes` are required with `protocol: tls`");
+        /// Routes by server name, of `protocol: tls`, instead of `routing`. The target is open to
+        /// every client of this listener, whatever `exposure` contains.
+        routes: Option<Vec<SniRoute>> = default(
+            None, "`routing` is required with `protocol: tls`");
+        /// Networks whose addresses may connect and open tunnels. Connections of others are reset.
+        sources: Vec<IpNet> as NonEmpty<IpNet> = default(Vec::new(), "every address");
+    }
 }
 
-/// A line of the file. All are equal: a listener that has moved down has not changed.
+words! {
+    /// Protocol of the peers, as it is written.
+    pub(super) enum Protocol {
+        /// HBONE: mutual TLS with HTTP/2 CONNECT.
+        Hbone = "hbone",
+        /// TLS passthrough: connections are routed by the server name of their ClientHello, and
+        /// forwarded without being decrypted.
+        Tls = "tls",
+    }
+}
+
+words! {
+    /// Routing of a TLS listener, as it is written.
+    pub(super) enum Routing {
+        /// Names of Istio's sidecars.
+        Istio = "istio",
+    }
+}
+
+section! {
+    /// Server names and their service.
+    pub struct SniRoute at "listeners[].routes[]" {
+        /// Server names: `NAME`, `*.NAME` for all names below it at any depth, or `*` for any name
+        /// and none. The longest match wins. `*` on a listener without `sources` is a warning.
+        sni: Vec<SniPattern> as NonEmpty<SniPattern> = required("[\"*.example.com\"]");
+        /// Hostname and port of the service.
+        to: HostPort as ServicePort = required("\"istiod.istio-system.svc.cluster.local:15012\"");
+        /// The line, for findings that need the mesh.
+        line: Line = aside(|fields: &crate::yaml::Fields<'_>| Line(fields.line()));
+    }
+}
+
+/// A line of the file. All are equal: an entry that has moved down has not changed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Line(pub u64);
 
@@ -82,16 +134,12 @@ impl PartialEq for Line {
     }
 }
 
-fn patterns<S: Serializer>(patterns: &[SniPattern], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(patterns.iter().map(ToString::to_string))
-}
-
 fn word<S: Serializer>(route_by: &RouteBy, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(route_by)
 }
 
 impl Listener {
-    /// The routes of its own; none where it has no such thing.
+    /// Returns the routes of the listener; none for other kinds of listeners.
     pub fn routes(&self) -> &[SniRoute] {
         match &self.protocol {
             ListenerProtocol::Tls(TlsRouting::Routes { routes }) => routes,
@@ -99,7 +147,7 @@ impl Listener {
         }
     }
 
-    /// Whether its peers speak TLS that is passed on.
+    /// Returns whether the listener forwards TLS by passthrough.
     pub fn is_tls(&self) -> bool {
         matches!(self.protocol, ListenerProtocol::Tls(_))
     }
@@ -112,208 +160,117 @@ impl Listener {
     }
 }
 
-/// Reads the section: the listeners, each with the line of its address.
-pub(super) fn read(value: Value<'_>) -> Vec<(Listener, u64)> {
-    if value.is_vacant() {
-        let what = "is empty, so nobody could connect";
-        value.error(what, "`- {name: cross-network, bind: \"[::]:15008\"}`");
+impl Type for Listener {
+    type Out = Self;
+
+    fn read(value: Value<'_>) -> Option<Self> {
+        let keys = ListenerKeys::read(value)?;
+        let protocol = match keys.protocol {
+            Protocol::Hbone => hbone(&keys, value),
+            Protocol::Tls => tls(&keys, value).map(ListenerProtocol::Tls),
+        };
+        Some(Self {
+            line: Line(value.at(PLACE, "bind").line()),
+            protocol: protocol?,
+            name: keys.name,
+            bind: keys.bind,
+            sources: keys.sources,
+        })
     }
-    let read: Vec<_> = value
-        .items()
-        .filter_map(|item| Some((listener(item)?, item)))
-        .collect();
-    checks::repeated(
-        read.iter()
-            .map(|((listener, _), item)| (listener.name.as_str(), *item)),
-    );
-    read.into_iter().map(|(read, _)| read).collect()
+
+    fn show(out: &Self) -> Json {
+        json!(out)
+    }
+
+    fn shape() -> Shape {
+        ListenerKeys::shape()
+    }
+
+    fn compare(_: Value<'_>, read: &[(Self, Value<'_>)]) {
+        let named = read.iter().map(|(one, item)| (one.name.as_str(), *item));
+        checks::repeated(named);
+    }
 }
 
-/// A listener and the line of its address.
-fn listener(value: Value<'_>) -> Option<(Listener, u64)> {
-    let mut fields = value.fields("listeners[]")?;
-    fields.later(&["to"]);
-    let protocol = fields.get("protocol");
-    if protocol.is_some_and(|protocol| protocol.is_later(&["tcp"], "`hbone` or `tls`")) {
+fn hbone(keys: &ListenerKeys, value: Value<'_>) -> Option<ListenerProtocol> {
+    let foreign = ["routing", "routes"].map(|key| value.child(PLACE, key));
+    for key in foreign.iter().flatten() {
+        let how = "`protocol: tls` beside it, or remove it";
+        key.error("is for TLS listeners, and this one is of HBONE", how);
+    }
+    let route_by = keys.route_by.unwrap_or_default();
+    (keys.routing.is_none() && keys.routes.is_none())
+        .then_some(ListenerProtocol::Hbone { route_by })
+}
+
+fn tls(keys: &ListenerKeys, value: Value<'_>) -> Option<TlsRouting> {
+    if keys.route_by.is_some() {
+        let route_by = value.at(PLACE, "route_by");
+        let what = "is for HBONE listeners, and this one is of TLS";
+        route_by.error(what, "the listener without it");
         return None;
     }
-    let is_tls = match protocol {
-        Some(protocol) => protocol.choice(&[("hbone", false), ("tls", true)]),
-        None => Some(false),
-    };
-    let name = fields
-        .need("name", "cross-network")
-        .and_then(Value::text)
-        .map(str::to_owned);
-    let bind = fields.need("bind", "\"[::]:15008\"");
-    let address = bind.and_then(socket_address);
-    let sources = match fields.get("sources") {
-        Some(list) => sources(list),
-        None => Some(Vec::new()),
-    };
-    let protocol = match is_tls {
-        Some(true) => tls(value, &mut fields).map(ListenerProtocol::Tls),
-        Some(false) => hbone(&mut fields),
-        // Which of the other keys it may have is said by a protocol that nobody knows.
-        None => return None,
-    };
-    fields.finish();
-    let listener = Listener {
-        name: name?,
-        bind: address?,
-        line: Line(bind?.line()),
-        sources: sources?,
-        protocol: protocol?,
-    };
-    Some((listener, bind?.line()))
-}
-
-fn sources(list: Value<'_>) -> Option<Vec<IpNet>> {
-    if list.is_vacant() {
-        list.error(
-            "is empty, which would refuse everybody",
-            "a network such as `10.0.0.0/8`, or remove the key to admit every address",
-        );
-        return None;
-    }
-    let read: Vec<_> = list.items().map(network).collect();
-    read.into_iter().collect()
-}
-
-/// A network in CIDR form.
-pub(super) fn network(item: Value<'_>) -> Option<IpNet> {
-    item.parsed("a network in CIDR form, such as `127.0.0.0/8`", |text| {
-        text.parse().ok()
-    })
-}
-
-/// An address to listen on.
-pub(super) fn socket_address(value: Value<'_>) -> Option<SocketAddr> {
-    let wanted = "an address and a port, such as `\"127.0.0.1:15000\"` or `\"[::]:15008\"`";
-    value.parsed(wanted, |text| text.parse().ok())
-}
-
-fn hbone(fields: &mut Fields<'_>) -> Option<ListenerProtocol> {
-    let route_by = match fields.get("route_by") {
-        Some(route_by) => route_by.choice(&RouteBy::WORDS),
-        None => Some(RouteBy::default()),
-    };
-    for key in ["routing", "routes"] {
-        if let Some(value) = fields.get(key) {
-            let how = "`protocol: tls` beside it, or remove it";
-            value.error("is for listeners of TLS, and this one is of HBONE", how);
-        }
-    }
-    Some(ListenerProtocol::Hbone {
-        route_by: route_by?,
-    })
-}
-
-fn tls(listener: Value<'_>, fields: &mut Fields<'_>) -> Option<TlsRouting> {
-    if let Some(route_by) = fields.get("route_by") {
-        let how = "the listener without it";
-        route_by.error("is for listeners of HBONE, and this one is of TLS", how);
-    }
-    let (routing, list) = (fields.get("routing"), fields.get("routes"));
-    match (routing, list) {
+    match (keys.routing, &keys.routes) {
         (None, None) => {
             let what = "is of TLS and has neither `routing` nor `routes`, so it leads nowhere";
             let how = "`routing: istio`, or `routes: [{sni: [NAME], to: \"HOST:PORT\"}]`";
-            listener.error(what, how);
+            value.error(what, how);
             None
         }
-        (Some(routing), Some(_)) => {
-            let what = "stands beside `routes`, and a listener routes in one way";
-            routing.error(what, "one of the two; another listener can have the other");
+        (Some(_), Some(_)) => {
+            let what = "stands beside `routes`, and a listener has one kind of routing";
+            let how = "one of the two; another listener can have the other";
+            value.at(PLACE, "routing").error(what, how);
             None
         }
-        (Some(routing), None) => {
-            routing.choice(&[("istio", ())])?;
-            Some(TlsRouting::Istio { routing: "istio" })
+        (Some(Routing::Istio), None) => Some(TlsRouting::Istio { routing: "istio" }),
+        (None, Some(routes)) if routes.is_empty() => {
+            let how = "`- {sni: [\"*\"], to: \"istiod.istio-system.svc.cluster.local:15012\"}`";
+            let what = "is empty, so the listener leads nowhere";
+            value.at(PLACE, "routes").error(what, how);
+            None
         }
-        (None, Some(list)) => {
-            let is_open = fields.get("sources").is_none();
-            let routes = routes(list, is_open)?;
-            Some(TlsRouting::Routes { routes })
-        }
-    }
-}
-
-/// Reads the routes of a listener, which `is_open` to every address or not.
-fn routes(list: Value<'_>, is_open: bool) -> Option<Vec<SniRoute>> {
-    let example = "`- {sni: [\"*\"], to: \"istiod.istio-system.svc.cluster.local:15012\"}`";
-    if list.is_vacant() {
-        list.error("is empty, so the listener leads nowhere", example);
-        return None;
-    }
-    let read: Vec<_> = list.items().map(route).collect();
-    let routes = read.into_iter().collect::<Option<Vec<_>>>()?;
-    let names: Vec<_> = routes
-        .iter()
-        .flat_map(|(route, items)| route.sni.iter().map(ToString::to_string).zip(items))
-        .collect();
-    checks::repeated(names.iter().map(|(name, item)| (name.as_str(), **item)));
-    for (route, items) in routes.iter().filter(|_| is_open) {
-        for (_, item) in route
-            .sni
-            .iter()
-            .zip(items)
-            .filter(|(sni, _)| **sni == SniPattern::Any)
-        {
-            let to = &route.to;
-            let what = format!(
-                "is `*`, and the listener has no `sources`: {to} is open to every address, under \
-                 any server name and none"
-            );
-            item.warning(
-                what,
-                "`sources: [NETWORK]` for the listener, or names instead",
-            );
+        (None, Some(routes)) => {
+            compare_routes(routes, keys.sources.is_empty(), value.at(PLACE, "routes"));
+            Some(TlsRouting::Routes {
+                routes: routes.clone(),
+            })
         }
     }
-    Some(routes.into_iter().map(|(route, _)| route).collect())
 }
 
-/// A route, and where each of its names stands.
-fn route(value: Value<'_>) -> Option<(SniRoute, Vec<Value<'_>>)> {
-    let mut fields = value.fields("listeners[].routes[]")?;
-    let list = fields.need("sni", "[\"*.example.com\"]");
-    let to = fields.need("to", "\"istiod.istio-system.svc.cluster.local:15012\"");
-    fields.finish();
-    let items: Vec<_> = list.map(|list| list.items().collect()).unwrap_or_default();
-    if list.is_some_and(Value::is_vacant) {
-        let how = "a name, `*.` and a name for all below it, or `\"*\"` for any name and none";
-        value.error("has no name in its `sni`, so nothing reaches it", how);
-        return None;
+/// Reports names that two routes have, and routes that are open to every address.
+fn compare_routes(routes: &[SniRoute], is_open: bool, list: Value<'_>) {
+    let mut names = Vec::new();
+    for (route, entry) in routes.iter().zip(list.entries()) {
+        let items = entry.at(ROUTES, "sni").entries();
+        for (pattern, item) in route.sni.iter().zip(items) {
+            names.push((pattern.to_string(), item));
+            if is_open && *pattern == SniPattern::Any {
+                let what = format!(
+                    "is `*`, and the listener has no `sources`: {} is open to every address, under \
+                     any server name and none",
+                    route.to
+                );
+                let how = "`sources: [NETWORK]` for the listener, or names instead";
+                item.warning(what, how);
+            }
+        }
     }
-    let sni: Vec<_> = items.iter().map(|item| pattern(*item)).collect();
-    let line = Line(to.unwrap_or(value).line());
-    let (to, sni) = (to.and_then(target), sni.into_iter().collect());
-    let route = SniRoute {
-        sni: Option::<Vec<_>>::filter(sni, |sni| !sni.is_empty())?,
-        to: to?,
-        line,
-    };
-    Some((route, items))
+    checks::repeated(names.iter().map(|(name, item)| (name.as_str(), *item)));
 }
 
-fn pattern(item: Value<'_>) -> Option<SniPattern> {
-    let text = item.text()?;
-    let read = SniPattern::parse(text);
-    if let Err(error) = &read {
-        let what = format!("is `{text}`, which {error}");
-        item.error(what, "a name, `*.` and a name for all below it, or `\"*\"`");
-    }
-    read.ok()
-}
-
-fn target(value: Value<'_>) -> Option<HostPort> {
-    let wanted = "the hostname and port of a service, such as \
-                  `istiod.istio-system.svc.cluster.local:15012`";
-    value.parsed(wanted, |text| {
-        let to = HostPort::parse(text).ok()?;
-        (to.port.is_some() && !to.is_address()).then_some(to)
-    })
+scalar! {
+    SniPattern => SniPattern, "`NAME`, `*.NAME` or `*`", "string",
+        |value, wanted| {
+            let text = value.text()?;
+            let read = SniPattern::parse(text);
+            if let Err(error) = &read {
+                value.error(format!("is `{text}`, which {error}"), wanted);
+            }
+            read.ok()
+        },
+        |pattern| json!(pattern.to_string());
 }
 
 #[cfg(test)]
@@ -345,12 +302,12 @@ mod tests {
         ),
         (
             "routing: istio",
-            "`listeners[].routing` is for listeners of TLS",
+            "`listeners[].routing` is for TLS listeners",
         ),
-        ("routes: []", "`listeners[].routes` is for listeners of TLS"),
+        ("routes: []", "`listeners[].routes` is for TLS listeners"),
         (
             "protocol: tls, routing: istio, route_by: authority",
-            "`listeners[].route_by` is for listeners of HBONE",
+            "`listeners[].route_by` is for HBONE listeners",
         ),
         (
             "protocol: tls, routes: []",
@@ -366,7 +323,7 @@ mod tests {
         ),
         (
             "protocol: tls, routes: [{sni: [], to: \"a:1\"}]",
-            "has no name in its `sni`",
+            "`listeners[].routes[].sni` is empty; write at least one entry",
         ),
         (
             "protocol: tls, routes: [{sni: [\"a*\"], to: \"a:1\"}]",
@@ -390,7 +347,7 @@ mod tests {
         ),
         (
             "protocol: tcp",
-            "`listeners[].protocol: tcp` is not built yet",
+            "`listeners[].protocol` cannot be `tcp`; write one of `hbone`, `tls`",
         ),
         (
             "protocol: udp",
@@ -398,7 +355,7 @@ mod tests {
         ),
         (
             "sources: []",
-            "`listeners[].sources` is empty, which would refuse everybody",
+            "`listeners[].sources` is empty; write at least one entry",
         ),
         (
             "sources: [10.0.0.1.0/8]",

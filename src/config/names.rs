@@ -1,4 +1,4 @@
-//! Names in configuration: `host[:port]`, namespaces and service accounts.
+//! Names in the configuration: `host[:port]`, namespaces and service accounts.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -38,12 +38,12 @@ impl HostPort {
         Self { host, port }
     }
 
-    /// Whether this is an IP address and no name.
+    /// Returns whether this is an IP address and no name.
     pub fn is_address(&self) -> bool {
         self.host.parse::<IpAddr>().is_ok()
     }
 
-    /// Whether some authority could mean both.
+    /// Returns whether an authority could mean both.
     pub fn overlaps(&self, other: &Self) -> bool {
         let ports = match (self.port, other.port) {
             (Some(mine), Some(theirs)) => mine == theirs,
@@ -69,8 +69,8 @@ impl Serialize for HostPort {
     }
 }
 
-/// Whether this can be a segment of a SPIFFE path, which namespaces and service accounts are. It
-/// refuses `*` above all, which would match nobody where its author meant everybody.
+/// Returns whether this can be a segment of a SPIFFE path, as namespaces and service accounts are.
+/// `*` is none: it would match nobody where its author meant everybody.
 pub(super) fn is_segment(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !text.is_empty() && text != "." && text != ".." && text.bytes().all(allowed)

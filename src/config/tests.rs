@@ -238,10 +238,10 @@ fn a_certificate_may_be_issued_by_istio_or_a_workload_api() {
 fn an_unknown_key_is_named_with_its_line() {
     assert_eq!(
         instead("west.local, cluster: west", "west.local, clutser: west"),
-        "6: error: unknown key `clutser` in `trust.domains[]`; write one of `name`, `cluster`, \
-         `issuers`, `roots`"
+        "6: error: unknown key `clutser` in `trust.domains[]` (did you mean `cluster`?); \
+         write one of `name`, `cluster`, `issuers`, `roots`"
     );
-    assert!(with("lgo: {}").starts_with("11: error: unknown key `lgo`; write one of `gateway`,"));
+    assert!(with("lgo: {}").starts_with("11: error: unknown key `lgo` (did you mean `log`?); "));
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn what_is_not_built_yet_is_told_from_what_is_unknown() {
     );
     assert_eq!(
         instead("protocol: hbone", "protocol: tcp"),
-        "9: error: `listeners[].protocol: tcp` is not built yet; write `hbone` or `tls`"
+        "9: error: `listeners[].protocol` cannot be `tcp`; write one of `hbone`, `tls`"
     );
     assert_eq!(
         with("limits: {peers: 1}"),
@@ -312,7 +312,7 @@ fn a_trust_set_must_name_domains_one_by_one() {
         check(&format!("{}{list}\n{}", &GOOD[..start], &GOOD[end..])).1
     };
     assert!(
-        domains("    []").starts_with("5: error: `trust.domains` is empty, which would refuse")
+        domains("    []").starts_with("5: error: `trust.domains` is empty, which would reject")
     );
     assert_eq!(
         domains("    - name: '*'"),
@@ -406,8 +406,8 @@ fn audiences_that_say_nothing_or_contradict_themselves_are_refused() {
         "11: error: `exposure.services[].to[].cluster` is `north`, and `trust` names \
          no such cluster; write one of `east`, `partner.example`, `west`"
     );
-    assert!(to("{namespaces: []}").contains("is empty, which admits nobody"));
-    assert!(to("{namespaces: ['*']}").contains("leave the key out for every namespace"));
+    assert!(to("{namespaces: []}").contains("namespaces` is empty; write at least one entry"));
+    assert!(to("{namespaces: ['*']}").contains("write one name of letters"));
     assert!(to("{service_accounts: [checkout]}").contains("is `checkout`; write `NAMESPACE/NAME`"));
     assert!(
         to("{namespaces: [shop], service_accounts: [app/checkout]}")
@@ -453,7 +453,7 @@ fn services_and_aliases_are_names_and_not_addresses() {
     assert_eq!(
         exposed("{service: '10.1.1.1:80', to: [{anyone: true}]}"),
         "11: error: `exposure.services[].service` is `10.1.1.1:80`, an address, and services are \
-         known by their hostnames; write the `hostname` that the mesh has for it, such as \
+         known by hostnames; write `HOST:PORT` or `HOST`, such as \
          `echo.app.svc.cluster.local:80`"
     );
     for address in ["10.9.9.9:80", "10.9.9.9", "[2001:db8::1]:80"] {
@@ -461,9 +461,9 @@ fn services_and_aliases_are_names_and_not_addresses() {
         assert_eq!(
             exposed(&entry),
             format!(
-                "11: error: `exposure.services[].names[]` is `{address}`, an address, which is \
-                 never looked up as a name; write a name, or add the address to the service's \
-                 `vips` in the mesh"
+                "11: error: `exposure.services[].names[]` is `{address}`, an address, and \
+                 services are known by hostnames; write `HOST:PORT` or `HOST`, such as \
+                 `echo.app.svc.cluster.local:80`"
             )
         );
     }
@@ -510,7 +510,7 @@ fn values_of_the_wrong_kind_say_what_is_wanted() {
         ),
         (
             "dns: {servers: [10.0.0.1]}",
-            "`dns.servers[]` is `10.0.0.1`; write the address and the port",
+            "`dns.servers[]` is `10.0.0.1`; write an address and a port",
         ),
         (
             "dns: {servers: \"10.0.0.1:53\"}",

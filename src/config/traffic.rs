@@ -1,204 +1,109 @@
-//! The `traffic` section: which endpoints are preferred, and how much each region gets.
+//! The `traffic` section: preferred endpoints, and weights of regions.
 
-use serde::{Serialize, Serializer};
+use serde_json::json;
 
-use super::fields::Value;
-use super::{HostPort, Locality, checks};
+use super::checks;
+use super::define::{Hostname, NonEmpty, Percent, Weight, form, scalar, section, words};
 use crate::wire::RegionPattern;
+use crate::yaml::{Fields, Value};
 
-/// What is said of the endpoints of one service, or of every one.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Traffic {
-    /// The service's hostname; none is every service, for what is said of it nowhere else.
-    /// Required.
-    pub service: Option<String>,
-    /// Which endpoints are preferred. Default: what the service itself says, and where weights of
-    /// regions share out, [`Distribution::Any`].
-    pub distribution: Option<Distribution>,
-    /// A tier with a smaller percentage of ready endpoints leaves a part of its share to the next.
-    /// Default: what an Envoy control plane says, else 70.
-    pub spill_below: Option<u8>,
-    /// The weights of regions. Default: none, every endpoint has its own.
-    pub regions: Vec<RegionWeight>,
-    /// Whether the time of dials counts as load. Default: no.
-    pub latency: Option<bool>,
-    /// The line of the entry, for findings that only show once the mesh is known.
-    #[serde(skip)]
-    pub line: u64,
-}
-
-/// Which endpoints are preferred, the most preferred first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Distribution {
-    /// Those of the own zone, then of the own region, then of the own network.
-    Close,
-    /// Those of the own network.
-    Network,
-    /// Those of the own region, then of the own network.
-    Region,
-    /// None.
-    Any,
-}
-
-/// The weight of a region. A weight of 0 evacuates it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct RegionWeight {
-    /// The region, a zone of it, or all that no other entry names. Required.
-    #[serde(serialize_with = "as_text")]
-    pub region: RegionPattern,
-    /// Its part of the sum of all. Required.
-    pub weight: u32,
-}
-
-/// In our words, and as Istio's and Solo's annotations write them.
-const DISTRIBUTIONS: [(&str, Distribution); 8] = [
-    ("close", Distribution::Close),
-    ("network", Distribution::Network),
-    ("region", Distribution::Region),
-    ("any", Distribution::Any),
-    ("PreferClose", Distribution::Close),
-    ("PreferNetwork", Distribution::Network),
-    ("PreferRegion", Distribution::Region),
-    ("Any", Distribution::Any),
-];
-
-/// Reads the section. `locality` is the gateway's, if that could be read.
-pub(super) fn read(value: Value<'_>, locality: Option<&Locality>) -> Option<Vec<Traffic>> {
-    let entries: Vec<_> = value
-        .items()
-        .map(|item| Some((entry(item, locality)?, item)))
-        .collect();
-    let named = entries.iter().flatten();
-    let name = |entry: &Traffic| entry.service.clone().unwrap_or_else(|| "*".to_owned());
-    let named: Vec<_> = named.map(|(entry, item)| (name(entry), *item)).collect();
-    checks::repeated(named.iter().map(|(name, item)| (&**name, *item)));
-    entries.into_iter().map(|read| Some(read?.0)).collect()
-}
-
-fn entry(value: Value<'_>, locality: Option<&Locality>) -> Option<Traffic> {
-    let mut fields = value.fields("traffic[]")?;
-    let service = fields
-        .need("service", "echo.app.svc.cluster.local")
-        .and_then(service);
-    let preferred = fields.get("distribution");
-    let distribution = preferred.map(|value| distribution(value, locality));
-    let spill = fields.get("spill_below").map(percent);
-    let weights = fields.get("regions").map_or(Some(Vec::new()), regions);
-    let latency = fields.get("latency").map(Value::flag);
-    fields.finish();
-    let known = |read: Option<Option<u8>>| read.map_or(Some(None), |read| read.map(Some));
-    Some(Traffic {
-        service: service?,
-        distribution: match distribution {
-            Some(read) => Some(read?),
-            None => None,
-        },
-        spill_below: known(spill)?,
-        regions: weights?,
-        latency: match latency {
-            Some(read) => Some(read?),
-            None => None,
-        },
-        line: value.line(),
-    })
-}
-
-/// A hostname, or `*`.
-fn service(value: Value<'_>) -> Option<Option<String>> {
-    if value.text()? == "*" {
-        return Some(None);
+section! {
+    /// Preferred endpoints of one service, or of every one.
+    pub struct Traffic at "traffic[]", check(check), compare(compare) {
+        /// Hostname of the service, or `*` for every service. Each key is taken from the entry of
+        /// the service, else from discovery, else from the entry of `*`.
+        service: Option<String> as AnyService = required("echo.app.svc.cluster.local");
+        /// Preferred endpoints. Without `gateway.locality` no endpoint is close.
+        distribution: Option<Distribution> = default(
+            None, "that of the service; `any` with weights of `regions`");
+        /// Percentage of ready endpoints below which a tier leaves a part of its share to the next
+        /// one: with 35% ready of 70% it keeps half.
+        spill_below: Option<u8> as Option<Percent> = default(
+            None, "`70%`, or the factor of an Envoy control plane");
+        /// Weights of regions. Once a weight is above 0, regions without a matching entry get
+        /// nothing. `strait check` warns of regions without endpoints.
+        regions: Vec<RegionWeight> as NonEmpty<RegionWeight> = default(
+            Vec::new(), "each endpoint has its own weight");
+        /// Use of the mean time of dials, in milliseconds, as load, so that near endpoints get
+        /// more.
+        latency: Option<bool> = default(None, "`false`");
+        /// The line of the entry, for findings that need the mesh.
+        line: u64 = aside(Fields::line);
     }
-    let wanted = "the hostname of a service without port, or `*` for every service";
-    value.parsed(wanted, |text| {
-        let name = HostPort::parse(text).ok()?;
-        (name.port.is_none() && !name.is_address()).then_some(Some(name.host))
-    })
 }
 
-fn distribution(value: Value<'_>, locality: Option<&Locality>) -> Option<Distribution> {
-    let distribution = value.choice(&DISTRIBUTIONS)?;
-    let Some(Locality { region, zone, .. }) = locality else {
-        return Some(distribution);
-    };
-    let lacks = match distribution {
-        Distribution::Close => region.is_empty() || zone.is_empty(),
-        Distribution::Region => region.is_empty(),
-        Distribution::Network | Distribution::Any => false,
-    };
-    if lacks {
-        let what = "compares with where this gateway is, which `gateway.locality` does not say";
-        value.warning(what, "`gateway: {locality: {region: REGION, zone: ZONE}}`");
+words! {
+    /// Preferred endpoints.
+    pub enum Distribution {
+        /// Those of the own zone, then of the own region, then of the own network.
+        Close = "close" | "PreferClose",
+        /// Those of the own network.
+        Network = "network" | "PreferNetwork",
+        /// Those of the own region, then of the own network.
+        Region = "region" | "PreferRegion",
+        /// No preference.
+        Any = "any" | "Any",
     }
-    Some(distribution)
 }
 
-fn percent(value: Value<'_>) -> Option<u8> {
-    value.parsed(
-        "a whole percentage from 0% to 100%, such as `70%`",
-        |text| {
-            let digits = text.strip_suffix('%')?;
-            let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
-            let percent: u8 = digits.parse().ok().filter(|_| is_plain)?;
-            (percent <= 100).then_some(percent)
-        },
-    )
+section! {
+    /// The weight of a region.
+    pub struct RegionWeight at "traffic[].regions[]", compare(compare_regions) {
+        /// Region: `REGION`, `REGION/*`, `REGION/ZONE`, `REGION/ZONE/SUBZONE` or `*`. The longest
+        /// match counts.
+        region: RegionPattern = required("us-west-2/*");
+        /// Part of the sum of all weights. Weight 0 evacuates the region.
+        weight: u32 as Weight = required("10");
+    }
 }
 
-fn regions(list: Value<'_>) -> Option<Vec<RegionWeight>> {
-    let read: Vec<_> = list
-        .items()
-        .map(|item| Some((region(item)?, item)))
-        .collect();
-    let named = read.iter().flatten();
-    let named: Vec<_> = named
-        .map(|(read, item)| (read.region.to_string(), *item))
-        .collect();
-    checks::repeated(named.iter().map(|(name, item)| (&**name, *item)));
-    let read: Option<Vec<_>> = read.into_iter().map(|read| Some(read?.0)).collect();
-    let read = read?;
-    if !list.is_list() {
+fn check(traffic: Traffic, value: Value<'_>) -> Option<Traffic> {
+    let regions = &traffic.regions;
+    if regions.is_empty() || regions.iter().any(|one| one.weight > 0) {
+        return Some(traffic);
+    }
+    let list = value.at("traffic[]", "regions");
+    if regions.iter().any(|one| one.region.depth() == 0) {
+        let what = "evacuates every region: its weights sum to 0, and `*` is one of them";
+        list.error(what, "a weight above 0 for a region that is to serve");
         return None;
     }
-    let is_left = |one: &RegionWeight| one.weight == 0;
-    match read.iter().all(is_left) {
-        true if list.is_vacant() => {
-            list.error("is empty", "at least one region, or remove the key");
-            None
-        }
-        true if read.iter().any(|one| one.region.depth() == 0) => {
-            let what = "evacuates every region: its weights sum to 0, and `*` is one of them";
-            list.error(what, "a weight above 0 for a region that is to serve");
-            None
-        }
-        true => {
-            let what = "has weights that sum to 0: these regions are evacuated, the others serve \
-                        as if it said nothing";
-            list.warning(what, "a weight above 0 once they are to serve again");
-            Some(read)
-        }
-        false => Some(read),
-    }
+    let what = "has weights that sum to 0: these regions are evacuated, the others serve as if \
+                there were no weights";
+    list.warning(what, "a weight above 0 once they are to serve again");
+    Some(traffic)
 }
 
-fn region(value: Value<'_>) -> Option<RegionWeight> {
-    let mut fields = value.fields("traffic[].regions[]")?;
-    let wanted = "`REGION`, `REGION/*`, `REGION/ZONE`, `REGION/ZONE/SUBZONE` or `*`";
-    let region = fields
-        .need("region", "us-west-2/*")
-        .and_then(|region| region.parsed(wanted, RegionPattern::parse));
-    let weight = fields
-        .need("weight", "10")
-        .and_then(|weight| weight.number(0, u32::MAX));
-    fields.finish();
-    Some(RegionWeight {
-        region: region?,
-        weight: weight?,
-    })
+fn compare(_: Value<'_>, read: &[(Traffic, Value<'_>)]) {
+    let name = |entry: &Traffic| entry.service.clone().unwrap_or_else(|| "*".to_owned());
+    let named: Vec<_> = read.iter().map(|(one, item)| (name(one), *item)).collect();
+    checks::repeated(named.iter().map(|(name, item)| (&**name, *item)));
 }
 
-fn as_text<S: Serializer>(region: &RegionPattern, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(region)
+fn compare_regions(_: Value<'_>, read: &[(RegionWeight, Value<'_>)]) {
+    let named = read
+        .iter()
+        .map(|(one, item)| (one.region.to_string(), *item));
+    let named: Vec<_> = named.collect();
+    checks::repeated(named.iter().map(|(name, item)| (&**name, *item)));
+}
+
+form! {
+    /// A hostname, or `*` for every service.
+    AnyService => Option<String>,
+        "the hostname of a service without port, or `*` for every service", "string",
+        |value, wanted| value.parsed(wanted, |text| match text {
+            "*" => Some(None),
+            _ => Hostname::parse(text).map(Some),
+        }),
+        |service| json!(service);
+}
+
+scalar! {
+    RegionPattern => RegionPattern,
+        "`REGION`, `REGION/*`, `REGION/ZONE`, `REGION/ZONE/SUBZONE` or `*`", "string",
+        |value, wanted| value.parsed(wanted, RegionPattern::parse),
+        |region| json!(region.to_string());
 }
 
 #[cfg(test)]
@@ -260,7 +165,7 @@ mod tests {
     #[test]
     fn every_distribution_has_its_names() {
         let (region, zone) = ("us-west-2".to_owned(), "a".to_owned());
-        for (word, want) in DISTRIBUTIONS {
+        for &(word, want) in Distribution::WORDS {
             let text = format!("{GOOD}traffic: [{{service: a, distribution: {word}}}]");
             let text = text.replacen("gateway: {cluster: east}", LOCATED, 1);
             let (config, findings) = check(&text);
@@ -334,7 +239,7 @@ mod tests {
             ),
             (
                 "{service: a, regions: []}",
-                "`traffic[].regions` is empty; write at least one region, or remove the key",
+                "`traffic[].regions` is empty; write at least one entry",
             ),
             (
                 "{service: a, regions: [{region: us, weight: 1}, {region: us/*, weight: 2}]}",
@@ -365,8 +270,8 @@ mod tests {
         assert_eq!(
             said("[{service: a, regions: [{region: us, weight: 0}]}]"),
             "11: warning: `traffic[].regions` has weights that sum to 0: these regions are \
-             evacuated, the others serve as if it said nothing; write a weight above 0 once they \
-             are to serve again"
+             evacuated, the others serve as if there were no weights; write a weight above 0 once \
+             they are to serve again"
         );
         for (word, warns) in [
             ("close", true),

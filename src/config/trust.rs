@@ -1,61 +1,76 @@
-//! `trust`: trust domains, issuers, revocation lists, and identities of waypoints.
+//! The `trust` section: trust domains, issuers, revocation lists, and identities of waypoints.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
-use serde::{Serialize, Serializer};
+use serde_json::json;
 use spiffe::TrustDomain as SpiffeTrustDomain;
 
 use super::checks;
-use super::crl::{self, Crl};
-use super::fields::Value;
+use super::define::{Credential, NonEmpty, TEXT, form, path, scalar, section, words};
 use super::identity::parse_identity;
-use super::serialize::lossy_path_option;
 use crate::wire::{SpkiHash, UNKNOWN_CLUSTER};
+use crate::yaml::Value;
 
-/// Trust in peers: trust domains, issuers, revocation lists, and identities of waypoints.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Trust {
-    /// The set of trust domains; a peer outside it is refused in the handshake.
-    pub domains: Vec<TrustDomain>,
-    /// The clusters of peers by the issuers of their certificates. Default: a trust domain stands
-    /// for its cluster.
-    pub clusters: Vec<IssuerCluster>,
-    /// The treatment of peers whose issuer no cluster has, where there are such clusters.
-    pub unknown_issuers: UnknownIssuers,
-    /// Certificate revocation lists. Default: revocation is not checked.
-    pub crl: Option<Crl>,
-    /// Acceptance of peers from trust domains outside the set, verified against the shared roots
-    /// alone. Default: no.
-    pub skip_validation: bool,
-    /// Identities of waypoints and ingress gateways whose `x-istio-source` is believed, besides
-    /// those of services that are used as waypoints. By default none.
-    pub waypoints: Vec<String>,
+section! {
+    /// Trust in peers.
+    pub struct Trust at "trust", planned("end_tunnels_at_expiry"), check(check) {
+        /// Trust domains whose peers may connect. Peers of other domains are rejected in the
+        /// handshake.
+        domains: Vec<TrustDomain> = default(
+            Vec::new(), "required, unless `skip_validation` is `true`");
+        /// Clusters by the issuers of their peers' certificates. With this key the issuer alone
+        /// determines the cluster of a peer, and not its trust domain.
+        clusters: Vec<IssuerCluster> as NonEmpty<IssuerCluster> = default(
+            Vec::new(), "a trust domain stands for its cluster");
+        /// Treatment of peers whose issuer is not in `trust.clusters`.
+        unknown_issuers: UnknownIssuers = default(UnknownIssuers::Accept, "`accept`");
+        /// Certificate revocation lists (RFC 5280) for the leaves and intermediates of peers.
+        crl: Option<Crl> = default(None, "revocation is not checked");
+        /// Acceptance of trust domains that `trust.domains` lacks, under the shared roots alone,
+        /// for meshes with Istio's `SKIP_VALIDATE_TRUST_DOMAIN`. The name of such a domain is its
+        /// cluster, unless a named domain stands for a cluster of that name. Metrics and shares of
+        /// descriptors count all of them as the cluster `unlisted`. The log, `strait status` and a
+        /// metric warn of it.
+        skip_validation: bool = default(false);
+        /// Identities (`spiffe://…`) of waypoints and ingress gateways whose `x-istio-source` is
+        /// trusted for every service. Where clusters of peers are distinguished, the waypoints of
+        /// the requested service in this cluster are trusted too.
+        waypoints: Vec<String> as Vec<WorkloadId> = default(Vec::new());
+    }
 }
 
-/// One trust domain of the set.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct TrustDomain {
-    /// The domain's name, in lower case. Required.
-    pub name: String,
-    /// The cluster that the domain stands for. Default: the domain's name.
-    pub cluster: String,
-    /// The issuers that may sign for the domain. Default: every one below its roots.
-    pub issuers: Option<Vec<Issuer>>,
-    /// Roots of this domain alone. Default: those that come with our certificate, as domains of
-    /// one mesh share them; of `identity.kind: spiffe`, the bundle of this domain.
-    #[serde(serialize_with = "lossy_path_option")]
-    pub roots: Option<PathBuf>,
+section! {
+    /// A trust domain whose peers may connect.
+    pub struct TrustDomain at "trust.domains[]", planned("aliases"), compare(compare_domains) {
+        /// Name of the trust domain. Patterns are not supported.
+        name: String as DomainName = required("east.local");
+        /// Cluster of the domain's peers in `exposure`, `links`, metrics and logs, unless
+        /// `trust.clusters` determines it.
+        cluster: String = default(name.clone(), "the domain's name");
+        /// Issuers that may sign for the domain. Peers with a certificate of another one are
+        /// rejected.
+        issuers: Option<Vec<Issuer>> as Option<NonEmpty<Issuer>> = default(
+            None, "every issuer below the domain's roots");
+        /// PEM file with roots for this domain alone.
+        roots: Option<PathBuf> as Option<Credential> = default(
+            None,
+            "the roots of `identity`; with `identity.kind: spiffe` the bundle of this domain, \
+             without which its peers are rejected"
+        );
+    }
 }
 
-/// A cluster and the issuers of its peers' certificates.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct IssuerCluster {
-    /// The cluster's name. Required.
-    pub name: String,
-    /// Its issuers. Required, at least one.
-    pub issuers: Vec<Issuer>,
+section! {
+    /// A cluster and the issuers of its peers' certificates.
+    pub struct IssuerCluster at "trust.clusters[]", compare(compare_clusters) {
+        /// Name of the cluster.
+        name: String = required("west");
+        /// Issuers: each the SHA-256 of a SubjectPublicKeyInfo, or a PEM file in which each
+        /// certificate is an issuer.
+        issuers: Vec<Issuer> as NonEmpty<Issuer> = required("[west-ca.pem]");
+    }
 }
 
 /// The authority whose key signs leaves: an intermediate, or a root without one.
@@ -67,19 +82,47 @@ pub enum Issuer {
     File(PathBuf),
 }
 
-/// The treatment of peers whose issuer has no entry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum UnknownIssuers {
-    /// They belong to the cluster `unknown`.
-    #[default]
-    Accept,
-    /// They are refused in the handshake.
-    Reject,
+words! {
+    /// Treatment of peers whose issuer has no entry.
+    pub enum UnknownIssuers or Accept {
+        /// They belong to the cluster `unknown`.
+        Accept = "accept",
+        /// They are rejected in the handshake.
+        Reject = "reject",
+    }
+}
+
+section! {
+    /// Certificate revocation lists (RFC 5280) for the leaves and intermediates of peers.
+    pub struct Crl at "trust.crl", check(check_crl) {
+        /// Files, each with PEM of any number of lists or with one list in DER, together at most
+        /// 16 MiB. Of several lists of one issuer's key the newest counts. Issuers of one name are
+        /// told apart by their keys, in up to 8 combinations for one chain, beginning with those
+        /// that its certificates name. Delta lists, indirect lists and lists without nextUpdate are
+        /// not supported.
+        files: Vec<PathBuf> as NonEmpty<CrlFile> = required("[crl.pem]");
+        /// Treatment of certificates whose issuer's list is past its nextUpdate. With `reject`,
+        /// `strait check` warns of such a list.
+        on_stale: CrlPolicy = default(CrlPolicy::Reject);
+        /// Treatment of certificates whose issuer, the root included, has no list. With `accept` a
+        /// file may be absent or empty. With `reject`, `strait check`, the log and `strait status`
+        /// name each trusted root without a list, as peers below it are rejected.
+        on_missing: CrlPolicy = default(CrlPolicy::Reject);
+    }
+}
+
+words! {
+    /// Treatment of a certificate whose revocation status is not certain.
+    pub enum CrlPolicy {
+        /// The certificate is rejected.
+        Reject = "reject",
+        /// The certificate counts as not revoked.
+        Accept = "accept",
+    }
 }
 
 impl Trust {
-    /// The names of the clusters that peers may belong to; none where any name may be one.
+    /// Returns the names of the clusters that peers may belong to; none where any name may be one.
     pub(super) fn cluster_names(&self) -> Option<BTreeSet<String>> {
         if !self.clusters.is_empty() {
             let unknown = (self.unknown_issuers == UnknownIssuers::Accept)
@@ -92,14 +135,14 @@ impl Trust {
         (!self.skip_validation).then_some(clusters)
     }
 
-    /// The lists of issuers, of clusters and of trust domains.
+    /// Returns the lists of issuers, of clusters and of trust domains.
     pub fn issuer_lists(&mut self) -> impl Iterator<Item = &mut Vec<Issuer>> {
         let clusters = self.clusters.iter_mut().map(|one| &mut one.issuers);
         let domains = self.domains.iter_mut();
         clusters.chain(domains.filter_map(|one| one.issuers.as_mut()))
     }
 
-    /// The files that are watched: roots, issuers and revocation lists.
+    /// Returns the files that are watched: roots, issuers and revocation lists.
     pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
         let roots = self.domains.iter().filter_map(|one| one.roots.as_ref());
         let of_domains = self.domains.iter().flat_map(|one| &one.issuers).flatten();
@@ -111,7 +154,7 @@ impl Trust {
 }
 
 impl Issuer {
-    /// The file, if it is one.
+    /// Returns the file, if it is one.
     pub fn file(&self) -> Option<&PathBuf> {
         match self {
             Self::Hash(_) => None,
@@ -129,140 +172,73 @@ impl fmt::Display for Issuer {
     }
 }
 
-impl Serialize for Issuer {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+/// Judges keys together. Issuers without an entry need entries, and only `skip_validation` makes
+/// up for missing domains.
+fn check(trust: Trust, value: Value<'_>) -> Option<Trust> {
+    if let Some(given) = value.child("trust", "unknown_issuers")
+        && trust.clusters.is_empty()
+    {
+        let what = "is about issuers that `trust.clusters` lacks, and there is no such key";
+        given.error(what, "`trust.clusters` too, or remove it");
+        return None;
     }
-}
-
-/// Reads the section.
-pub(super) fn read(value: Value<'_>) -> Option<Trust> {
-    let mut fields = value.fields("trust")?;
-    fields.later(&["end_tunnels_at_expiry"]);
-    let skip_validation = match fields.get("skip_validation") {
-        Some(flag) => skip_validation(flag),
-        None => Some(false),
-    };
-    let list = match skip_validation {
-        Some(true) => fields.get("domains"),
-        _ => fields.need("domains", "[{name: east.local, cluster: east}]"),
-    };
-    let clusters = fields.get("clusters").map(clusters);
-    let has_issuers = clusters.is_some();
-    let unknown_issuers = fields.get("unknown_issuers");
-    let crl = fields.get("crl").map(crl::read);
-    let waypoints = match fields.get("waypoints") {
-        Some(list) => list.items().map(workload_id).collect::<Vec<_>>(),
-        None => Vec::new(),
-    };
-    fields.finish();
-    let domains = skip_validation.and_then(|skips| domains(list, skips, has_issuers));
-    let clusters = match clusters {
-        Some(clusters) => clusters?,
-        None => Vec::new(),
-    };
-    let unknown_issuers = match unknown_issuers {
-        Some(value) => self::unknown_issuers(value, &clusters)?,
-        None => UnknownIssuers::default(),
-    };
-    let waypoints = waypoints.into_iter().collect::<Option<_>>()?;
-    let crl = match crl {
-        Some(crl) => Some(crl?),
-        None => None,
-    };
-    Some(Trust {
-        domains: domains?,
-        clusters,
-        unknown_issuers,
-        crl,
-        skip_validation: skip_validation?,
-        waypoints,
-    })
-}
-
-/// Reads the set of trust domains, which may be missing or empty if validation is skipped.
-fn domains(
-    list: Option<Value<'_>>,
-    skip_validation: bool,
-    has_issuers: bool,
-) -> Option<Vec<TrustDomain>> {
-    let items: Vec<_> = match list {
-        Some(list) if list.is_vacant() && !skip_validation => {
-            let what = "is empty, which would refuse every peer";
-            list.error(
-                what,
-                "`- {name: east.local, cluster: east}` for each domain",
-            );
-            return None;
+    if trust.skip_validation {
+        let what = "is true: a peer of any trust domain is accepted under the shared roots, and \
+                    its domain's name stands for its cluster";
+        let how = "`trust.domains` with each domain instead";
+        value.at("trust", "skip_validation").warning(what, how);
+    } else if trust.domains.is_empty() {
+        let how = "`domains: [{name: east.local, cluster: east}]`";
+        match value.child("trust", "domains") {
+            Some(list) => list.error("is empty, which would reject every peer", how),
+            None => value.error("has no `domains`", how),
         }
-        Some(list) => list.items().collect(),
-        None if skip_validation => Vec::new(),
-        None => return None,
-    };
-    let read: Vec<_> = items
-        .into_iter()
-        .map(|item| Some((trust_domain(item, has_issuers)?, item)))
-        .collect();
-    checks::repeated(
-        read.iter()
-            .flatten()
-            .map(|(domain, item)| (domain.name.as_str(), *item)),
-    );
-    read.into_iter().map(|read| Some(read?.0)).collect()
-}
-
-/// Reads the clusters that issuers stand for.
-fn clusters(list: Value<'_>) -> Option<Vec<IssuerCluster>> {
-    if list.is_vacant() {
-        let how = "`- {name: west, issuers: [west-ca.pem]}` for each cluster, or remove the key";
-        list.error("is empty", how);
         return None;
     }
-    let read: Vec<_> = list
-        .items()
-        .map(|item| Some((cluster(item)?, item)))
-        .collect();
-    let named = read.iter().flatten();
-    checks::repeated(named.map(|(cluster, item)| (cluster.name.as_str(), *item)));
-    read.into_iter().map(|read| Some(read?.0)).collect()
+    Some(trust)
 }
 
-fn cluster(value: Value<'_>) -> Option<IssuerCluster> {
-    let mut fields = value.fields("trust.clusters[]")?;
-    let name = fields.need("name", "west");
-    let name = name.and_then(|name| cluster_name(name, true));
-    let issuers = fields.need("issuers", "[west-ca.pem]").and_then(issuers);
-    fields.finish();
-    Some(IssuerCluster {
-        name: name?.to_owned(),
-        issuers: issuers?,
-    })
-}
-
-/// Reads the name of a cluster. Where issuers say the clusters, one name is that of all issuers
-/// without an entry.
-pub(super) fn cluster_name(name: Value<'_>, has_issuers: bool) -> Option<&str> {
-    let text = name.text()?;
-    if has_issuers && text == UNKNOWN_CLUSTER {
-        let what = format!("is `{UNKNOWN_CLUSTER}`, which is the cluster of all other issuers");
-        name.error(what, "another name");
-        return None;
+/// Looks for the files, which may be absent only if missing lists are accepted.
+fn check_crl(crl: Crl, value: Value<'_>) -> Option<Crl> {
+    if crl.on_missing == CrlPolicy::Accept {
+        return Some(crl);
     }
-    Some(text)
+    let files = value.at("trust.crl", "files").entries();
+    let files: Vec<_> = files.map(Value::credential_path).collect();
+    files.iter().all(Option::is_some).then_some(crl)
 }
 
-/// Reads a list of issuers, which names at least one.
-fn issuers(list: Value<'_>) -> Option<Vec<Issuer>> {
-    if list.is_vacant() {
-        list.error("is empty", "at least one issuer");
-        return None;
-    }
-    let read: Vec<_> = list.items().map(issuer).collect();
-    read.into_iter().collect()
+fn compare_domains(_: Value<'_>, read: &[(TrustDomain, Value<'_>)]) {
+    checks::repeated(read.iter().map(|(one, item)| (one.name.as_str(), *item)));
+}
+
+fn compare_clusters(_: Value<'_>, read: &[(IssuerCluster, Value<'_>)]) {
+    checks::repeated(read.iter().map(|(one, item)| (one.name.as_str(), *item)));
+}
+
+scalar! {
+    Issuer => Issuer, "64 hexadecimal digits, or the path of a PEM file", TEXT,
+        |value, _| issuer(value), |issuer| json!(issuer.to_string());
+}
+
+form! {
+    /// A file of revocation lists, which is watched. [`check_crl`] looks whether it exists.
+    CrlFile => PathBuf, "the path of a file, relative to the file that names it", "string",
+        |value, _| value.watched_path(), |file| path(file);
+    /// The identity of a workload, as its certificate has it.
+    WorkloadId => String, "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`",
+        "string",
+        |value, wanted| value.parsed(wanted, |text| {
+            parse_identity(text).map(|_| text.to_owned())
+        }),
+        |id| json!(id);
+    /// The name of a trust domain.
+    DomainName => String, "the name of a trust domain alone, such as `east.local`", TEXT,
+        domain_name, |name| json!(name);
 }
 
 fn issuer(value: Value<'_>) -> Option<Issuer> {
-    /// A text of hexadecimal digits that is as long is a hash with a mistake, and no file.
+    /// Length from which hexadecimal digits are a hash with a mistake, and no file.
     const MISTYPED_MIN: usize = 32;
     let text = value.text()?;
     if let Some(hash) = SpkiHash::parse(text) {
@@ -276,80 +252,16 @@ fn issuer(value: Value<'_>) -> Option<Issuer> {
     value.credential_path().map(Issuer::File)
 }
 
-/// Reads the treatment of issuers without an entry, which needs entries.
-fn unknown_issuers(value: Value<'_>, clusters: &[IssuerCluster]) -> Option<UnknownIssuers> {
-    let words = [
-        ("accept", UnknownIssuers::Accept),
-        ("reject", UnknownIssuers::Reject),
-    ];
-    let read = value.choice(&words)?;
-    if clusters.is_empty() {
-        let what = "says what becomes of issuers that `trust.clusters` does not name, and there is \
-                    no such key";
-        value.error(what, "`trust.clusters` too, or remove it");
-        return None;
-    }
-    Some(read)
-}
-
-/// Reads the flag that gives up the set of trust domains, and warns of it.
-fn skip_validation(flag: Value<'_>) -> Option<bool> {
-    let skips = flag.flag()?;
-    if skips {
-        let what = "is true: a peer of any trust domain is accepted under the shared roots, and \
-                    its domain's name stands for its cluster";
-        flag.warning(what, "`trust.domains` with each domain instead");
-    }
-    Some(skips)
-}
-
-/// The identity of a workload, as its certificate has it.
-fn workload_id(value: Value<'_>) -> Option<String> {
-    let wanted = "an identity, such as `spiffe://west.local/ns/app/sa/waypoint`";
-    value.parsed(wanted, |text| parse_identity(text).map(|_| text.to_owned()))
-}
-
-fn trust_domain(value: Value<'_>, has_issuers: bool) -> Option<TrustDomain> {
-    let mut fields = value.fields("trust.domains[]")?;
-    fields.later(&["aliases"]);
-    let name = fields
-        .need("name", "east.local")
-        .and_then(trust_domain_name);
-    let cluster = fields
-        .get("cluster")
-        .map_or(name.as_deref(), |name| cluster_name(name, has_issuers))
-        .map(str::to_owned);
-    let issuers = fields.get("issuers").map(issuers);
-    let roots = fields.get("roots").map(Value::credential_path);
-    fields.finish();
-    let issuers = match issuers {
-        Some(issuers) => Some(issuers?),
-        None => None,
-    };
-    let roots = match roots {
-        Some(roots) => Some(roots?),
-        None => None,
-    };
-    Some(TrustDomain {
-        name: name?,
-        cluster: cluster?,
-        issuers,
-        roots,
-    })
-}
-
-pub(super) fn trust_domain_name(value: Value<'_>) -> Option<String> {
+fn domain_name(value: Value<'_>, wanted: &str) -> Option<String> {
     let text = value.text()?;
     if text.contains('*') {
         let what = format!("is `{text}`, and a pattern would trust domains that nobody named");
         value.error(what, "each trust domain by its name");
         return None;
     }
-    let wanted = "the name of a trust domain alone, such as `east.local`";
     value.parsed(wanted, |text| {
-        let name = SpiffeTrustDomain::new(text)
-            .ok()
-            .filter(|_| !text.contains("://"))?;
+        let name = SpiffeTrustDomain::new(text).ok();
+        let name = name.filter(|_| !text.contains("://"))?;
         Some(name.as_str().to_owned())
     })
 }
@@ -377,7 +289,7 @@ mod tests {
             ),
             (
                 "",
-                "4: error: `trust.clusters` is empty; write `- {name: west",
+                "4: error: `trust.clusters` is empty; write at least one entry",
             ),
             (
                 "{name: west}",
@@ -385,7 +297,7 @@ mod tests {
             ),
             (
                 "{name: west, issuers: []}",
-                "4: error: `trust.clusters[].issuers` is empty; write at least one issuer",
+                "4: error: `trust.clusters[].issuers` is empty; write at least one entry",
             ),
             (
                 "{name: west, issuers: [0123456789abcdef0123456789abcdef]}",
@@ -409,7 +321,7 @@ mod tests {
             assert!(is_wanted, "{entry}: {said}");
         }
         let alone = with("  unknown_issuers: reject");
-        let want = "4: error: `trust.unknown_issuers` says what becomes of issuers that";
+        let want = "4: error: `trust.unknown_issuers` is about issuers that";
         assert!(alone.starts_with(want), "{alone}");
     }
 
@@ -488,7 +400,7 @@ mod tests {
         assert!(trust.files().any(|file| file.ends_with("Cargo.toml")));
         assert_eq!(trust.issuer_lists().count(), 1);
         let (_, said) = of("[]");
-        let want = "6: error: `trust.domains[].issuers` is empty; write at least one issuer";
+        let want = "6: error: `trust.domains[].issuers` is empty; write at least one entry";
         assert_eq!(said, want);
     }
 }

@@ -326,7 +326,6 @@ fn truncated(text: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use crate::status::PodName;
     use serde_json::{Value, json};
 
     use super::super::logging;
@@ -349,15 +348,6 @@ mod tests {
         source_region=\"unknown\",source_zone=\"unknown\",destination_region=\"us-east-2\",\
         destination_zone=\"unknown\"";
 
-    #[derive(Debug)]
-    struct Pod;
-
-    impl PodName for Pod {
-        fn pod_name(&self) -> &str {
-            "echo-v1-abcde"
-        }
-    }
-
     fn service() -> DestinationService {
         DestinationService {
             hostname: "echo.app.mesh.internal".into(),
@@ -369,7 +359,7 @@ mod tests {
     fn connect(record: &mut Record) {
         let destination = Destination {
             address: ([10, 0, 0, 1], 15008).into(),
-            pod: Arc::new(Pod),
+            pod: Arc::new("echo-v1-abcde".to_owned()),
         };
         let workload = WorkloadLabels {
             workload: "echo-v1".into(),

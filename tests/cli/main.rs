@@ -33,6 +33,8 @@ mod revocation;
 #[cfg(test)]
 mod routes;
 #[cfg(test)]
+mod schema;
+#[cfg(test)]
 mod status;
 #[cfg(test)]
 mod tenants;

@@ -14,7 +14,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("lifecycle", &[]),
     ("watch", &[]),
     ("wire", &[]),
-    ("config", &["wire", "reason"]),
+    ("yaml", &[]),
+    ("config", &["wire", "reason", "yaml"]),
     ("snapshot", &["wire", "reason", "status"]),
     ("status", &["wire", "reason"]),
     ("telemetry", &["wire", "config", "reason", "status"]),
@@ -50,6 +51,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     (
         "xds",
         &[
+            "yaml",
             "wire",
             "config",
             "snapshot",

@@ -1,30 +1,29 @@
-//! The variables of a pod, those that its `PROXY_CONFIG` adds, and the files beside them.
+//! Variables of a pod, those of its `PROXY_CONFIG`, and its files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::config::findings::Findings;
-use crate::config::yaml::{Document, Kind, Node};
+use crate::yaml::{Document, Findings, Kind, Node};
 
 /// Istio's `ProxyConfig` of this pod, in YAML or JSON.
 const PROXY_CONFIG: &str = "PROXY_CONFIG";
 
-/// The API server takes no more than so many bytes of annotations, and labels are shorter.
+/// Maximum bytes of labels: the API server's limit for annotations, which are longer.
 const LABELS_BYTES_MAX: u64 = 256 * 1024;
 
-/// A value, and what says so.
+/// A value and its origin.
 #[derive(Clone, Debug)]
 pub(super) struct Said {
     /// The value.
     pub value: String,
-    /// A variable, a file, or a word for what nothing says.
+    /// The origin: a variable, a file, or a word for a default.
     pub by: String,
 }
 
 impl Said {
-    /// The items of a list with commas between them.
+    /// Returns the items of a list with commas between them.
     pub(super) fn items(&self) -> impl Iterator<Item = Self> {
         let items = self.value.split(',').map(str::trim);
         items.filter(|item| !item.is_empty()).map(|item| Self {
@@ -34,7 +33,7 @@ impl Said {
     }
 }
 
-/// The environment of a pod. A variable that is empty says nothing.
+/// The environment of a pod. Empty variables count as unset.
 #[derive(Clone, Debug)]
 pub struct Environment {
     variables: BTreeMap<String, String>,
@@ -44,7 +43,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// That of this process, with its working directory.
+    /// Returns the environment of this process, with its working directory.
     pub fn of_process() -> Self {
         let variables = std::env::vars_os().map(|(name, value)| {
             let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
@@ -53,7 +52,7 @@ impl Environment {
         Self::new(variables, Path::new("."))
     }
 
-    /// These variables, and the files of a folder in place of the working directory.
+    /// Makes an environment of variables, and of a folder in place of the working directory.
     pub fn new(variables: impl IntoIterator<Item = (String, String)>, folder: &Path) -> Self {
         let variables = variables.into_iter();
         let variables: BTreeMap<_, _> = variables.filter(|(_, value)| !value.is_empty()).collect();
@@ -72,12 +71,12 @@ impl Environment {
         }
     }
 
-    /// What is wrong with `PROXY_CONFIG`.
+    /// Returns the mistakes in `PROXY_CONFIG`.
     pub(super) fn findings(&self) -> &Findings {
         &self.findings
     }
 
-    /// The value of the first of some variables that is set, in the environment or by the
+    /// Returns the value of the first variable that is set, in the environment or in the
     /// `proxyMetadata` of `PROXY_CONFIG`.
     pub(super) fn first(&self, names: &[&str]) -> Option<Said> {
         names.iter().find_map(|name| {
@@ -92,12 +91,12 @@ impl Environment {
         })
     }
 
-    /// Whether a variable is set, in either place.
+    /// Returns whether a variable is set, in either place.
     pub fn says(&self, name: &str) -> bool {
         self.first(&[name]).is_some()
     }
 
-    /// A value of `PROXY_CONFIG` itself.
+    /// Returns a value of `PROXY_CONFIG` itself.
     pub(super) fn proxy_config(&self, key: &str) -> Option<Said> {
         self.scalar(&self.proxy_config.as_ref()?.root, key, "")
     }
@@ -117,7 +116,8 @@ impl Environment {
         })
     }
 
-    /// The variables whose names begin so, by what follows, those of `proxyMetadata` included.
+    /// Returns the variables with a prefix, by the rest of their names, those of `proxyMetadata`
+    /// included.
     pub(super) fn prefixed(&self, prefix: &str) -> Vec<(&str, Said)> {
         let metadata = self
             .proxy_config
@@ -138,7 +138,7 @@ impl Environment {
         said.collect()
     }
 
-    /// A label of the pod, as the downward API writes it.
+    /// Returns a label of the pod, from a file of the downward API.
     pub(super) fn label(&self, file: &str, key: &str) -> Option<Said> {
         let by = self.path(file);
         let mut text = String::new();
@@ -149,24 +149,24 @@ impl Environment {
             .ok()?;
         let mut lines = text.lines();
         let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
-        // The value of a label has no character that would be escaped.
+        // Values of labels have no characters that need escapes.
         let value = value.trim().trim_matches('"').to_owned();
         (!value.is_empty()).then_some(Said { value, by })
     }
 
-    /// Whether there is something at a path relative to the working directory.
+    /// Returns whether a path relative to the working directory exists.
     pub(super) fn has(&self, relative: &str) -> bool {
         self.folder.join(relative).exists()
     }
 
-    /// As [`Self::path`], from the root.
+    /// As [`Self::path`], but absolute.
     pub(super) fn absolute(&self, relative: &str) -> String {
         let path = self.folder.join(relative);
         let path = std::path::absolute(&path).unwrap_or(path);
         path.to_string_lossy().into_owned()
     }
 
-    /// A path relative to the working directory, as text.
+    /// Returns a path relative to the working directory, as text.
     pub(super) fn path(&self, relative: &str) -> String {
         self.folder.join(relative).to_string_lossy().into_owned()
     }

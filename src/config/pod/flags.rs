@@ -1,15 +1,15 @@
-//! What is no text: booleans by one rule, and words of a list.
+//! Variables that are booleans or words.
 
 use std::path::Path;
 
+use super::Builder;
 use super::environment::Said;
-use super::{Builder, Report};
+use crate::yaml::Report;
 
-/// Values are quoted in findings up to this many characters.
+/// Characters of a value that findings quote.
 const SHOWN_MAX: usize = 80;
 
-/// What a text says that stands for a boolean: as Istio's proxies read them, and as people write
-/// them besides.
+/// Parses a boolean, in the forms of Istio's proxies and in other common ones.
 pub fn truth(text: &str) -> Option<bool> {
     let is_one_of = |words: &[&str]| words.iter().any(|word| text.eq_ignore_ascii_case(word));
     if is_one_of(&["true", "t", "1", "yes", "on"]) {
@@ -21,13 +21,13 @@ pub fn truth(text: &str) -> Option<bool> {
     }
 }
 
-/// A value for a finding.
+/// Shortens a value for a finding.
 pub(super) fn shown(text: &str) -> String {
     text.chars().take(SHOWN_MAX).collect()
 }
 
 impl Builder<'_> {
-    /// A variable that is a boolean, and its name; what is none is warned of and says nothing.
+    /// Returns a variable that is a boolean, and its name. Other values are ignored with a warning.
     pub(super) fn flag(&mut self, name: &str) -> Option<(bool, String)> {
         let said = self.environment.first(&[name])?;
         let read = truth(&said.value);
@@ -38,7 +38,7 @@ impl Builder<'_> {
         Some((read?, said.by))
     }
 
-    /// `LOG_FORMAT`, if it asks for JSON: text is what there is without it.
+    /// Returns `LOG_FORMAT` if it is JSON. Text is the default.
     pub(super) fn log_format(&mut self) -> Option<Said> {
         let said = self.environment.first(&["LOG_FORMAT"])?;
         let is = |word| said.value.eq_ignore_ascii_case(word);
@@ -49,7 +49,7 @@ impl Builder<'_> {
         is("json").then_some(said)
     }
 
-    /// Notes what is wrong with a value, once.
+    /// Notes a finding about a value, once.
     pub(super) fn report(&mut self, said: &Said, note: impl FnOnce(&Report)) {
         let report = Report::new(Path::new(&said.by));
         note(&report);

@@ -1,10 +1,10 @@
-//! The locality that a pod names by itself: a variable, or labels in its podinfo.
+//! Locality of a pod, from a variable or from labels in its podinfo.
 
 use super::environment::{Environment, Said};
 use super::{Builder, LABELS};
-use crate::config::yaml::Node;
+use crate::yaml::Node;
 
-/// The variable with the whole locality, as the labels have it.
+/// Variable with the whole locality, in the form of the labels.
 const VARIABLE: &str = "ISTIO_META_LOCALITY";
 /// Istio's labels for the whole locality: `REGION/ZONE/SUBZONE`, with dots in place of slashes, as
 /// Kubernetes allows no slash there.

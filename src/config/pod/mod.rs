@@ -1,8 +1,8 @@
-//! What a pod says by itself: the environment, the arguments and the files that Istio gives the
-//! containers of its gateways, as a layer that `strait.yaml` lies over.
+//! Settings of a pod, as a layer below `strait.yaml`: the environment, the arguments and the files
+//! that Istio gives the containers of its gateways.
 //!
-//! Nothing is judged here but what only this module reads: the reader of `strait.yaml` judges the
-//! values, and a finding names the variable that said so.
+//! The reader of `strait.yaml` judges the values, and its findings name the variable. This module
+//! judges only what that reader does not see.
 
 mod environment;
 mod flags;
@@ -14,9 +14,8 @@ mod tests;
 use std::thread;
 use std::time::Duration;
 
-use super::findings::Findings;
-use super::yaml::{Entry, Kind, Layer, Node};
-use super::{DRAIN_LAG, Report, TRUST_DOMAIN};
+use super::{DRAIN_LAG, TRUST_DOMAIN};
+use crate::yaml::{Entry, Findings, Kind, Layer, Node};
 
 pub use environment::Environment;
 use environment::Said;
@@ -24,33 +23,33 @@ use flags::shown;
 pub use flags::truth;
 pub use own::{Pod, workload_api};
 
-/// Who says what nothing else does.
+/// Origin of values that no variable sets.
 const DEFAULT: &str = "the pod's default";
-/// Where istiod is, unless something says otherwise.
+/// Default address of istiod.
 const ISTIOD: &str = "istiod.istio-system.svc:15012";
-/// Istio's names of certificates in files: chain, key and roots.
+/// Istio's file names of chain, key and roots.
 const FILES: [&str; 3] = ["cert-chain.pem", "key.pem", "root-cert.pem"];
-/// Where Istio mounts certificates of the user's, and those of a SPIFFE credentials driver.
+/// Directories of certificates: the user's, and those of a SPIFFE credentials driver.
 const MOUNTED: &str = "etc/certs";
 const CREDENTIALS: &str = "var/run/secrets/workload-spiffe-credentials";
-/// Where Istio mounts the socket of a SPIFFE Workload API.
+/// Directory of the socket of a SPIFFE Workload API.
 const SOCKETS: &str = "var/run/secrets/workload-spiffe-uds";
-/// Where the roots of istiod's certificate are, and our token.
+/// Files of the roots of istiod's certificate, and of the pod's token.
 const ROOTS: &str = "var/run/secrets/istio/root-cert.pem";
 const TOKEN: &str = "var/run/secrets/tokens/istio-token";
-/// The folder that Istio gives its proxies to write to.
+/// Directory that Istio gives its proxies to write to.
 const DATA: &str = "var/lib/istio/data";
-/// The directory in memory that Istio gives its proxies, for what must not reach a disk.
+/// Directory in memory that Istio gives its proxies, for data that must not reach a disk.
 const MEMORY: &str = "etc/istio/proxy";
-/// The pod's labels, a line `KEY="VALUE"` for each.
+/// File of the pod's labels, a line `KEY="VALUE"` for each.
 const LABELS: &str = "etc/istio/pod/labels";
 const NETWORK_LABEL: &str = "topology.istio.io/network";
-/// Who says which service account we have: our variable, and Istio's.
+/// Variables of the service account: Strait's and Istio's.
 const ACCOUNT: [&str; 2] = ["SERVICE_ACCOUNT", "ISTIO_META_SERVICE_ACCOUNT"];
-/// Of the grace period, for the process to end in: a second of ours, and the kubelet's own delay.
+/// Part of the grace period for the end of the process: its own second, and the kubelet's delay.
 const END: Duration = Duration::from_secs(5);
 
-/// Variables that ask for something which this version does not do.
+/// Variables without effect in this version, and the behaviour instead.
 const UNHEARD: [(&str, &str); 2] = [
     (
         "PROV_CERT",
@@ -62,26 +61,26 @@ const UNHEARD: [(&str, &str); 2] = [
     ),
 ];
 
-/// What the arguments say.
+/// Settings of the arguments.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
-    /// The level of the log, and the flag that says so.
+    /// The level of the log, and its flag.
     pub level: Option<(String, &'static str)>,
     /// `--log_as_json`.
     pub json: bool,
 }
 
-/// What a pod says by itself.
+/// Settings of a pod.
 #[derive(Clone, Debug)]
 pub struct Defaults {
-    /// All of `strait.yaml` that can be known.
+    /// The part of `strait.yaml` that the pod determines.
     layer: Layer,
-    /// What is wrong with that which only we read.
+    /// Mistakes in settings that only this module reads.
     pub findings: Findings,
 }
 
 impl Defaults {
-    /// The defaults of a pod with this environment and these arguments.
+    /// Returns the settings of a pod with this environment and these arguments.
     pub fn new(environment: &Environment, flags: &Flags) -> Self {
         let mut builder = Builder {
             environment,
@@ -118,8 +117,8 @@ impl Defaults {
         }
     }
 
-    /// The layer under this file, or under none: our own trust domain stands for our cluster,
-    /// also where the file names that.
+    /// Returns the layer below this file, or below none. The pod's trust domain stands for its
+    /// cluster, also if the file names the cluster.
     pub(super) fn under(&self, file: Option<&Node>) -> Layer {
         let mut layer = self.layer.clone();
         let cluster = file.and_then(|file| file.get("gateway")?.get("cluster"));
@@ -148,7 +147,7 @@ fn remove(root: &mut Node, section: &str, key: &str) {
     }
 }
 
-/// The cluster of the first trust domain, which is ours.
+/// Returns the cluster of the first trust domain, the pod's.
 fn own_cluster(root: &mut Node) -> Option<&mut Node> {
     match &mut root.get_mut("trust")?.get_mut("domains")?.kind {
         Kind::List(domains) => domains.first_mut()?.get_mut("cluster"),
@@ -156,7 +155,7 @@ fn own_cluster(root: &mut Node) -> Option<&mut Node> {
     }
 }
 
-/// A value that nothing says.
+/// Makes a value that no variable sets.
 fn said(value: &str) -> Said {
     Said {
         value: value.to_owned(),
@@ -164,7 +163,7 @@ fn said(value: &str) -> Said {
     }
 }
 
-/// Makes the tree, and knows who says what.
+/// Builder of the layer, with the origins of its values.
 struct Builder<'a> {
     environment: &'a Environment,
     origins: Vec<String>,
@@ -185,7 +184,7 @@ impl Builder<'_> {
         self.node(&said.by, Kind::Text(said.value.as_str().into()))
     }
 
-    /// A whole number, if it is one; the reader says what else it cannot be.
+    /// Makes a whole number, or text, which the reader then reports.
     fn number(&mut self, said: &Said) -> Node {
         match said.value.parse() {
             Ok(number) => self.node(&said.by, Kind::Int(number)),
@@ -210,7 +209,7 @@ impl Builder<'_> {
         self.node(DEFAULT, Kind::List(items.into()))
     }
 
-    /// The value of the first variable that is set.
+    /// Makes the value of the first variable that is set.
     fn first(&mut self, names: &[&str]) -> Option<Node> {
         let said = self.environment.first(names)?;
         Some(self.text(&said))
@@ -246,8 +245,8 @@ impl Builder<'_> {
         cluster.unwrap_or_else(|| said("Kubernetes"))
     }
 
-    /// Certificates in files come first, as somebody has put them there; then a SPIFFE Workload
-    /// API, as somebody has mounted its socket.
+    /// Makes `identity`: certificates in files if there are any, else a SPIFFE Workload API if its
+    /// socket is mounted, else Istio's authority.
     fn identity(&mut self) -> Node {
         let environment = self.environment;
         if let Some((true, by)) = self.flag("FILE_MOUNTED_CERTS") {
@@ -301,7 +300,7 @@ impl Builder<'_> {
         self.map(entries)
     }
 
-    /// Where a control plane is. ztunnel's variables say it as a URL.
+    /// Makes the address of a control plane. ztunnel's variables have it as a URL.
     fn address(&mut self, names: &[&str]) -> Node {
         let environment = self.environment;
         let address = environment.first(names);
@@ -313,7 +312,7 @@ impl Builder<'_> {
         self.text(&address)
     }
 
-    /// What the ways to istiod as the source of the mesh and as the authority have in common.
+    /// Makes the keys that istiod as the source of the mesh and as the authority have in common.
     fn control_plane(
         &mut self,
         roots: &str,
@@ -364,7 +363,8 @@ impl Builder<'_> {
         domain.unwrap_or_else(|| said(TRUST_DOMAIN))
     }
 
-    /// Our own domain, which stands for our cluster, and others, which stand for themselves.
+    /// Makes `trust`: the pod's own domain, which stands for its cluster, and others, which stand
+    /// for themselves.
     fn trust(&mut self) -> Node {
         let own = self.trust_domain();
         let (name, cluster) = (self.text(&own), self.text(&self.cluster()));
@@ -389,7 +389,7 @@ impl Builder<'_> {
         ])
     }
 
-    /// The revocation lists of `CRL_PATH`, as leniently as ztunnel takes them.
+    /// Makes `trust.crl` of `CRL_PATH`, as lenient as ztunnel is.
     fn crl(&mut self) -> Option<Node> {
         let file = self.environment.first(&["CRL_PATH"])?;
         let accept = Said {
@@ -413,8 +413,8 @@ impl Builder<'_> {
         self.list(vec![listener])
     }
 
-    /// The port of Istio's agent, which the pod's annotations name, and that of Envoy, which the
-    /// pod declares: monitoring may look for either.
+    /// Makes `metrics`: the port of Istio's agent, in the pod's annotations, and that of Envoy,
+    /// which the pod declares. Monitoring may use either.
     fn metrics(&mut self) -> Node {
         let envoy = self.environment.first(&["ENVOY_PROMETHEUS_PORT"]);
         let ports = [said("15020"), envoy.unwrap_or_else(|| said("15090"))];
@@ -428,7 +428,7 @@ impl Builder<'_> {
         self.open(port.unwrap_or_else(|| said("15021")))
     }
 
-    /// A port that is open to other hosts.
+    /// Makes a port that is open to other hosts.
     fn open(&mut self, port: Said) -> Node {
         let address = self.address_of(port);
         self.map(vec![("bind", Some(address))])
@@ -462,7 +462,7 @@ impl Builder<'_> {
         Some(self.number(&said))
     }
 
-    /// The lag, and what the grace period leaves after it.
+    /// Makes `drain`: the lag, and the rest of the grace period.
     fn drain(&mut self) -> Option<Node> {
         let environment = self.environment;
         let lag = environment.first(&["MINIMUM_DRAIN_DURATION"]);
@@ -470,7 +470,7 @@ impl Builder<'_> {
             .as_ref()
             .map_or(Ok(DRAIN_LAG), |lag| humantime::parse_duration(&lag.value));
         let deadline = environment.first(&["CONNECTION_TERMINATION_DEADLINE"]);
-        // What is wrong with the lag is for the reader to name.
+        // The reader reports a wrong lag.
         let deadline = deadline.or_else(|| self.left_of_grace(time.ok()?));
         if lag.is_none() && deadline.is_none() {
             return None;
@@ -480,7 +480,7 @@ impl Builder<'_> {
         Some(self.map(vec![("lag", lag), ("deadline", deadline)]))
     }
 
-    /// What the grace period leaves for open tunnels after the lag.
+    /// Returns the time that the grace period leaves for open tunnels after the lag.
     fn left_of_grace(&mut self, lag: Duration) -> Option<Said> {
         let grace = self
             .environment

@@ -1,20 +1,20 @@
-//! Who we are to a control plane: what the configuration in force says, and else the environment.
+//! Names of the pod towards a control plane: those of the configuration, else of the environment.
 
 use std::path::{Path, PathBuf};
 
 use super::{ACCOUNT, Environment, LABELS};
 use crate::config::{Config, Identity, unix_socket};
 
-/// What ztunnel calls itself where it does not know its address: a control plane wants a valid one.
+/// Address of a pod that does not know its own, as in ztunnel: a control plane needs a valid one.
 pub(super) const NO_ADDRESS: &str = "1.1.1.1";
-/// The version of Istio that the wire contract was read from.
+/// Version of Istio in the wire contract.
 const DIALECT: &str = "1.31.0";
-/// The label with the Gateway's name. The Deployment that istiod makes for it has the same name.
+/// Label with the name of the Gateway, which is also that of its Deployment.
 const GATEWAY_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
-/// Where Istio mounts the socket of a SPIFFE Workload API.
+/// Default socket of a SPIFFE Workload API, where Istio mounts it.
 const WORKLOAD_API: &str = "/var/run/secrets/workload-spiffe-uds/socket";
 
-/// Who we are to the control plane, as a pod knows it (contract 2.5 and 3.1).
+/// The pod towards the control plane (contract 2.5 and 3.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     /// The pod's name.
@@ -23,22 +23,22 @@ pub struct Pod {
     pub namespace: String,
     /// Its address.
     pub ip: String,
-    /// Its service account, if that is known.
+    /// Its service account, if known.
     pub service_account: Option<String>,
     /// The cluster that it runs in.
     pub cluster: String,
-    /// The network that its endpoints are in.
+    /// The network of its endpoints.
     pub network: String,
-    /// The Gateway that it is of, by its label; empty if that is not known.
+    /// The name of its Gateway, by its label; empty if unknown.
     pub gateway: String,
-    /// The version of Istio whose dialect we speak.
+    /// The version of Istio that it claims.
     pub istio_version: String,
-    /// The uid of its record in WDS, if it is a pod that knows its name.
+    /// The uid of its record in WDS, if the pod knows its name.
     pub record: Option<String>,
 }
 
 impl Pod {
-    /// The pod, as the configuration has it; what that does not say is taken from the environment.
+    /// Returns the pod by the configuration, and where that is silent by the environment.
     pub fn new(environment: &Environment, config: &Config) -> Self {
         let get = |names: &[&str]| Some(environment.first(names)?.value);
         let (namespace, account) = match &config.identity {
@@ -67,15 +67,14 @@ impl Pod {
         }
     }
 
-    /// The identity that an authority is asked for. A pod that names no account has Kubernetes'
-    /// default one.
+    /// Returns the identity to request from an authority. The default account is Kubernetes'.
     pub fn identity(&self, trust_domain: &str) -> String {
         let account = self.service_account.as_deref().unwrap_or("default");
         format!("spiffe://{trust_domain}/ns/{}/sa/{account}", self.namespace)
     }
 }
 
-/// The socket of the Workload API: the one that is written, else that of the environment.
+/// Returns the socket of the Workload API: the configured one, else that of the environment.
 pub fn workload_api(environment: &Environment, written: Option<&Path>) -> PathBuf {
     let said = || unix_socket(&environment.first(&["SPIFFE_ENDPOINT_SOCKET"])?.value);
     let socket = written.map(ToOwned::to_owned).or_else(said);

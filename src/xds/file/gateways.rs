@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use super::{Placed, all, choice_or, ip};
-use crate::config::fields::{Fields, Value};
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{GatewayAddress, Place, Scope, Service, Waypoint};
+use crate::yaml::{Fields, Value};
 
 /// Load balancing settings of a service.
 #[derive(Debug, Default)]

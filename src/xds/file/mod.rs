@@ -17,13 +17,11 @@ use std::sync::Arc;
 
 use self::gateways::Balancer;
 use super::names::{normal_hostname, service_key};
-use crate::config::fields::{Fields, Value};
-use crate::config::yaml::Document;
-use crate::config::{Findings, Report};
 use crate::snapshot::Policies;
 use crate::snapshot::mesh::{
     Derived, Locality, Mesh, Ports, Protocol, Service, Services, Sorted, Template, Workload,
 };
+use crate::yaml::{Document, Fields, Findings, Report, Value};
 
 /// Service or workload with its position in the file.
 type Placed<'a, T> = (T, Value<'a>);

@@ -3,10 +3,10 @@
 use ipnet::IpNet;
 
 use super::{all, segment};
-use crate::config::fields::{Fields, Value};
 use crate::snapshot::authorization::{
     Action, Clause, Condition, Match, Policy, Rule, Scope, StringMatch,
 };
+use crate::yaml::{Fields, Value};
 
 /// Reads a policy. The levels of `rules[][][]` are rules, clauses and matches.
 pub(super) fn policy(value: Value<'_>) -> Option<Policy> {

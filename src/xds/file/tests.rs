@@ -196,7 +196,11 @@ fn a_text_without_a_way_to_compare_is_refused() {
 
 #[test]
 fn unknown_keys_are_refused_wherever_they_stand() {
-    assert!(refusal("workload: []").starts_with("1: error: unknown key `workload`; write one of"));
+    assert!(
+        refusal("workload: []").starts_with(
+            "1: error: unknown key `workload` (did you mean `workloads`?); write one of"
+        )
+    );
     assert!(
         refusal(&workload_with("zone: z"))
             .contains("3: error: unknown key `zone` in `workloads[]`")
@@ -424,13 +428,12 @@ fn ten_planted_mistakes_in_two_files_are_found_with_their_lines() {
             ),
             format!(
                 "{s}:12: error: `exposure.services[].service` is `echo.app:99999`, which has a \
-                 port outside 1 to 65535 or not in plain decimal; write `host:port` or `host`, \
+                 port outside 1 to 65535 or not in plain decimal; write `HOST:PORT` or `HOST`, \
                  such as `echo.app.svc.cluster.local:80`"
             ),
             format!(
-                "{s}:13: error: `exposure.services[].to[]` has an empty entry, which does not say \
-                 whether it means nobody or everybody; write `{{anyone: true}}` to admit every \
-                 peer, or remove it to admit nobody"
+                "{s}:13: error: `exposure.services[].to[]` admits nobody; write \
+                 `{{anyone: true}}` to admit every peer, or remove it to admit nobody"
             ),
             format!(
                 "{s}:14: error: `admin.bind` is `0.0.0.0:15000`, where other hosts could stop \
@@ -448,9 +451,10 @@ fn ten_planted_mistakes_in_two_files_are_found_with_their_lines() {
                  does not have; write one of 80"
             ),
             format!(
-                "{m}:12: error: unknown key `capacitty` in `workloads[]`; write one of \
-                 `services`, `uid`, `workloadIps`, `namespace`, `name`, `serviceAccount`, \
-                 `trustDomain`, `clusterId`, `network`, `node`, `workloadName`, `workloadType`, \
+                "{m}:12: error: unknown key `capacitty` in `workloads[]` (did you mean \
+                 `capacity`?); write one of `services`, `uid`, `workloadIps`, \
+                 `namespace`, `name`, `serviceAccount`, `trustDomain`, `clusterId`, `network`, \
+                 `node`, `workloadName`, `workloadType`, \
                  `canonicalName`, `canonicalRevision`, `hostname`, `protocol`, `networkMode`, \
                  `status`, `capacity`, `locality`, `networkGateway`, `waypoint`, `nativeTunnel`, \
                  `authorizationPolicies`, `applicationTunnel`"

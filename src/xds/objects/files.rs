@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::config::{Finding, Findings, Place, Severity};
+use crate::yaml::{Finding, Findings, Place, Severity};
 
 /// Limit of the files of all directories together. A cluster of 10,000 services may have one
 /// for each.

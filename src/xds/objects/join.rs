@@ -18,8 +18,9 @@ use super::view::{Key, View};
 use super::vips::Vips;
 use super::waypoints::{self, Named};
 use super::{Objects, cut};
-use crate::config::{Config, Discovery, Finding, Findings};
+use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::{self, Mesh, Protocol, Scope, Waypoint};
+use crate::yaml::{Finding, Findings};
 
 /// Suffix of a service in its own cluster.
 pub(super) const OWN: &str = "svc.cluster.local";
@@ -365,7 +366,7 @@ impl<'a> Joining<'a> {
         let entries = config.exposure.services.iter();
         let kept = entries.filter(|entry| self.local.contains(&*entry.service.host));
         let kept = kept.map(|entry| {
-            let place = crate::config::Place {
+            let place = crate::yaml::Place {
                 file: config.file.clone(),
                 line: entry.line,
             };

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::config::Place;
-use crate::config::fields::{Fields, Value};
+use crate::yaml::{Fields, Place, Value};
 
 /// Label of a slice that was copied from another cluster: the source cluster (KEP-1645).
 const SOURCE_CLUSTER: &str = "multicluster.kubernetes.io/source-cluster";

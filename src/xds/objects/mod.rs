@@ -23,7 +23,7 @@ mod waypoints;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::config::{Finding, Findings, Place, Severity};
+use crate::yaml::{Finding, Findings, Place, Severity};
 
 pub use files::contents;
 pub use join::{Joined, join};

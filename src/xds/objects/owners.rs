@@ -14,8 +14,9 @@ use super::cut;
 use super::ports::warning;
 use super::slice::{Pod, Slice};
 use super::view::{Key, View};
-use crate::config::{DefaultExposure, Finding, Place};
+use crate::config::DefaultExposure;
 use crate::snapshot::mesh::{Mesh, Workload};
+use crate::yaml::{Finding, Place};
 
 /// Evidence that an address belongs to a namespace, the weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

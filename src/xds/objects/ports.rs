@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Place, shown};
-use crate::config::fields::Value;
-use crate::config::{Finding, Severity};
+use crate::yaml::{Finding, Severity, Value};
 
 /// TCP port.
 #[derive(Clone, Debug, PartialEq)]

@@ -8,10 +8,8 @@ use super::meta::{self, Meta, label_name};
 use super::service::{Declared, Service};
 use super::slice::Slice;
 use super::{Export, Import, Objects, ports, service, slice};
-use crate::config::fields::{Fields, Value};
-use crate::config::yaml::Document;
-use crate::config::{Findings, Report, Severity};
 use crate::xds::file::ip;
+use crate::yaml::{Document, Fields, Findings, Report, Severity, Value};
 
 /// Ignored kinds, with the line of the first object of each.
 type PassedOver = BTreeMap<String, u64>;

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use super::meta::Meta;
 use super::ports::{self, Port};
-use crate::config::fields::{Fields, Value};
 use crate::snapshot::mesh::Scope;
 use crate::xds::file::ip;
+use crate::yaml::{Fields, Value};
 
 /// Solo's label: `global` or `global-only`, or `cluster`, which is neither.
 const SERVICE_SCOPE: &str = "solo.io/service-scope";

@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use super::meta::{self, Meta};
 use super::ports::{self, Port};
-use crate::config::Place;
-use crate::config::fields::{Fields, Value};
 use crate::xds::file::ip;
 use crate::xds::names::normal_hostname;
+use crate::yaml::{Fields, Place, Value};
 
 /// Label of a slice of this cluster: the Service of its endpoints.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";

@@ -8,7 +8,8 @@ use super::ports::twice;
 use super::service::{Declared, Service};
 use super::slice::Slice;
 use super::{Export, Import, Objects, PassedOver};
-use crate::config::{Config, DefaultExposure, Finding, Selector};
+use crate::config::{Config, DefaultExposure, Selector};
+use crate::yaml::Finding;
 
 /// Namespace and name of a service. Services with the same key in several clusters are one
 /// service.

@@ -13,8 +13,8 @@ use super::ports::warning;
 use super::service::Service;
 use super::view::{Key, View};
 use super::{Import, cut};
-use crate::config::{Finding, Place};
 use crate::snapshot::mesh::Mesh;
+use crate::yaml::{Finding, Place};
 
 /// Source of a claim to an address, the weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,9 +11,9 @@ use super::meta::WAYPOINT_LABEL;
 use super::ports::warning;
 use super::service::Service;
 use super::view::{Key, View};
-use crate::config::Finding;
 use crate::snapshot::builder::HBONE_PORT;
 use crate::snapshot::mesh::{GatewayAddress, Mesh, Place, Waypoint};
+use crate::yaml::Finding;
 
 /// Waypoint that a Service of our cluster names.
 #[derive(Clone, Copy, Debug)]

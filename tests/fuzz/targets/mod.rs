@@ -15,11 +15,12 @@ mod wds;
 use std::path::Path;
 use std::sync::Arc;
 
-use strait::config::{Config, Findings, Severity};
+use strait::config::Config;
 use strait::snapshot::builder::{Change, build};
 use strait::snapshot::{ExposureTable, Snapshot, TrustSet};
 use strait::wire::{Authority, Host};
 use strait::xds;
+use strait::yaml::{Findings, Severity};
 
 pub use ca_answer::ca_answer;
 pub use certificate::identity;

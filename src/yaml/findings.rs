@@ -1,13 +1,12 @@
-//! Findings about a file, line by line, in the one form that every tool of ours prints.
+//! Findings about a file, each with its line, in the one form that all commands print.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::yaml::{self, Document};
+use super::tree::{self, Document};
 
-/// Findings kept per file. Nobody reads more than a screen of them, and a hostile file must not
-/// cost more memory in findings than in text.
+/// Maximum findings of a file: a hostile file must not cost more memory in findings than in text.
 const FINDINGS_MAX: usize = 200;
 
 /// Severity of a finding.
@@ -15,18 +14,18 @@ const FINDINGS_MAX: usize = 200;
 pub enum Severity {
     /// The file is not used.
     Error,
-    /// A file with certificates, a key or a token does not exist: an error for whoever needs it.
+    /// A file with certificates, a key or a token does not exist: an error where it is needed.
     Absent,
     /// One object of the file is not used. The rest of the file is.
     PassedOver,
-    /// The file is used, but probably does not say what its author meant.
+    /// The file is used, but probably not as its author intended.
     Warning,
 }
 
 /// Place of a text: a line of a file, or a source without lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The file, as it was named when it was loaded; or what else says it, such as a variable of
+    /// The file, as named when it was loaded, or the name of another source, such as a variable of
     /// the environment.
     pub file: PathBuf,
     /// The line, counted from one; 0 where it is no file.
@@ -93,7 +92,7 @@ impl Findings {
 
     /// Returns whether a finding keeps the file from being used even where no certificates are
     /// needed.
-    pub(super) fn has_errors_beside_absent(&self) -> bool {
+    pub(crate) fn has_errors_beside_absent(&self) -> bool {
         self.0
             .iter()
             .any(|finding| finding.severity == Severity::Error)
@@ -104,7 +103,7 @@ impl Findings {
         self.0.is_empty()
     }
 
-    /// The one error of a file that could not even be parsed.
+    /// Makes the findings of a file that cannot be parsed.
     pub(crate) fn one(file: &Path, line: u64, what: &str, how: &str) -> Self {
         let report = Report::new(file);
         report.error(line, what, how);
@@ -143,12 +142,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// An empty report about `file`.
+    /// Makes an empty report about `file`.
     pub fn new(file: &Path) -> Self {
         Self::with_origins(file, Vec::new())
     }
 
-    /// An empty report about a document, which need not be the file's alone.
+    /// Makes an empty report about a document, with the origins of its layer.
     pub fn of(document: &Document) -> Self {
         Self::with_origins(&document.file, document.origins.clone())
     }
@@ -167,25 +166,26 @@ impl Report {
         }
     }
 
-    /// Remembers the line that names another file, for findings about that file's contents.
+    /// Notes the line that names another file, for findings about that file's contents.
     pub fn names(&self, path: PathBuf, line: u64) {
-        let place = yaml::place(&self.file, &self.origins, line);
+        let place = tree::place(&self.file, &self.origins, line);
         self.paths.borrow_mut().push((path, place));
     }
 
-    /// The files that were named so far, each with its place.
+    /// Returns the files that were named so far, each with its place.
     pub fn named(&self) -> Vec<(PathBuf, Place)> {
         self.paths.borrow().clone()
     }
 
-    /// The named files of certificates, keys and tokens that do not exist, each with its place.
+    /// Returns the named files of certificates, keys and tokens that do not exist, each with its
+    /// place.
     pub fn absent(&self) -> Vec<(PathBuf, Place)> {
         self.absent.borrow().clone()
     }
 
     /// Notes a file of certificates, a key or a token that does not exist.
     pub fn note_absent(&self, path: &Path, line: u64, what: String, how: String) {
-        let place = yaml::place(&self.file, &self.origins, line);
+        let place = tree::place(&self.file, &self.origins, line);
         self.absent.borrow_mut().push((path.to_owned(), place));
         self.push(Severity::Absent, line, what, how);
     }
@@ -196,7 +196,7 @@ impl Report {
         self.severity.set(severity);
     }
 
-    /// Notes something that keeps the file, or an object of it, from being used.
+    /// Notes an error: the file, or an object of it, is not used.
     pub fn error(&self, line: u64, what: impl Into<String>, how: impl Into<String>) {
         let severity = self.severity.get();
         self.errors.set(self.errors.get() + 1);
@@ -205,18 +205,18 @@ impl Report {
         self.push(severity, line, what.into(), how.into());
     }
 
-    /// Notes something that the author probably did not mean.
+    /// Notes a warning: something that the author probably did not intend.
     pub fn warning(&self, line: u64, what: impl Into<String>, how: impl Into<String>) {
         self.push(Severity::Warning, line, what.into(), how.into());
     }
 
-    /// How many errors there are so far; a reader compares two counts to see whether a part was
-    /// read without any.
+    /// Returns the number of errors so far. A reader compares two counts to see whether a part has
+    /// errors.
     pub fn errors(&self) -> usize {
         self.errors.get()
     }
 
-    /// Ends the collection.
+    /// Returns the findings, sorted by line.
     pub fn into_findings(self) -> Findings {
         let mut found = self.found.into_inner();
         found.sort_by_key(|finding| finding.place.line);
@@ -248,7 +248,7 @@ impl Report {
         // Keys and values are quoted in findings, and findings go to terminals and logs.
         let (what, how) = (printable(what), printable(how));
         found.push(Finding {
-            place: yaml::place(&self.file, &self.origins, line),
+            place: tree::place(&self.file, &self.origins, line),
             severity,
             what,
             how,

@@ -1,7 +1,10 @@
 //! A YAML document as a tree in which every key and value knows its line.
 //!
-//! `serde-saphyr` does the parsing. The tree is read by [`super::fields`], entry by entry, so that
+//! `serde-saphyr` does the parsing. The tree is read by [`super::value`], entry by entry, so that
 //! one mistake does not hide the next one: a derived `Deserialize` would stop at the first.
+
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::fs::File;
@@ -15,39 +18,39 @@ use serde_saphyr::{Location, MessageFormatter, Options, Spanned, UserMessageForm
 
 use super::findings::{Findings, Place};
 
-/// The most bytes of a file. A mesh of 100,000 workloads is about 25 MB.
+/// Maximum bytes of a file. A mesh of 100,000 workloads has about 25 MB.
 pub const FILE_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// 100,000 workloads of 40 keys and as many values each. A node costs about a hundred bytes, so
-/// this also bounds what a hostile file can make us allocate.
+/// Maximum nodes: 100,000 workloads of 40 keys and 40 values. A node takes about 100 bytes, so this
+/// also bounds the memory for a hostile file.
 const NODES_MAX: usize = 100_000 * 40 * 2;
 
-/// Every node is one event, every list and map one more for its end.
+/// Maximum events: one for each node, and one for the end of each list and map.
 const EVENTS_MAX: usize = 2 * NODES_MAX;
 
-/// One for each object of a large mesh, where a file has several documents.
+/// Maximum documents of a file: one for each object of a large mesh.
 const DOCUMENTS_MAX: usize = 100_000;
 
-/// The deepest shape that we read is `policies[].rules[][][].serviceAccounts[]`, nine levels. The
-/// parser recurses: a hundred levels overflowed the 2 MiB stack of a test thread.
+/// Maximum depth. The deepest known shape, `policies[].rules[][][].serviceAccounts[]`, has nine
+/// levels. The parser recurses: 100 levels overflowed the 2 MiB stack of a test thread.
 const DEPTH_MAX: usize = 16;
 
-/// Lines from here on are none of the file, which has fewer: what is left of them is an index into
-/// the origins of a [`Layer`].
+/// First line number that stands for no line: the rest is an index into the origins of a [`Layer`].
+/// A file of 64 MiB has fewer lines.
 const ORIGINS: u32 = 1 << 31;
 
-/// A parsed file, or what lies under it.
+/// A parsed file, or a layer below it.
 #[derive(Clone, Debug)]
 pub struct Document {
-    /// The file, as it was named when it was loaded.
+    /// The file, as named when it was loaded.
     pub file: PathBuf,
     text: Arc<str>,
     /// The value of the whole document.
     pub root: Node,
-    pub(super) origins: Vec<String>,
+    pub(crate) origins: Vec<String>,
 }
 
-/// A tree that was made and not parsed: each value knows the name of what it came from.
+/// A tree from other sources than a file. Each value has the name of its origin.
 #[derive(Clone, Debug)]
 pub struct Layer {
     /// The value of the whole tree.
@@ -56,18 +59,18 @@ pub struct Layer {
     pub origins: Vec<String>,
 }
 
-/// A value and where it stands.
+/// A value and its line.
 #[derive(Clone, Debug)]
 pub struct Node {
     /// The line of its first character, counted from one.
     pub line: u32,
     /// Offset and length in bytes of its text in the file, which has at most 64 MiB.
     span: (u32, u32),
-    /// What it is.
+    /// The kind and the value.
     pub kind: Kind,
 }
 
-/// What a value is. Everything is boxed to its size: a mesh has millions of these.
+/// Kind of a value. All are boxed to their size: a mesh has millions of these.
 #[derive(Clone, Debug)]
 pub enum Kind {
     /// `null`, `~` or nothing at all.
@@ -103,8 +106,7 @@ impl Document {
         Self::parse(file, &read(file)?)
     }
 
-    /// As [`Document::load`], of a file that may have several documents. Those without a value
-    /// are left out.
+    /// As [`Document::load`], of a file with any number of documents. Empty ones are left out.
     pub fn load_all(file: &Path) -> Result<Vec<Self>, Findings> {
         Self::parse_all(file, &read(file)?)
     }
@@ -117,7 +119,7 @@ impl Document {
         Ok(Self::new(file, &text.into(), root))
     }
 
-    /// As [`Document::parse`], for a text that may have several documents.
+    /// As [`Document::parse`], of a text with any number of documents.
     pub fn parse_all(file: &Path, text: &str) -> Result<Vec<Self>, Findings> {
         let text = plain(file, text)?;
         let roots = serde_saphyr::from_multiple_with_options::<Node>(text, options());
@@ -136,8 +138,8 @@ impl Document {
         }
     }
 
-    /// A layer alone, as if the file were empty.
-    pub(super) fn of_layer(file: &Path, layer: &Layer) -> Self {
+    /// Makes a document of a layer alone, as if the file were empty.
+    pub(crate) fn of_layer(file: &Path, layer: &Layer) -> Self {
         Self {
             file: file.to_owned(),
             text: Arc::default(),
@@ -148,7 +150,7 @@ impl Document {
 
     /// Lays the file over a layer: maps are merged key by key, and all else is the file's. An
     /// empty file changes nothing.
-    pub(super) fn over(mut self, layer: &Layer) -> Self {
+    pub(crate) fn over(mut self, layer: &Layer) -> Self {
         self.root = match self.root.kind {
             Kind::Null => layer.root.clone(),
             _ => self.root.over(&layer.root),
@@ -157,14 +159,14 @@ impl Document {
         self
     }
 
-    /// Where a value stands.
-    pub(super) fn place_of(&self, node: &Node) -> Place {
+    /// Returns the place of a value.
+    pub(crate) fn place_of(&self, node: &Node) -> Place {
         place(&self.file, &self.origins, node.line.into())
     }
 
-    /// What relative paths of a value are relative to, and how to say so: the folder of the file,
-    /// or the working directory for what is of no file.
-    pub(super) fn folder_of(&self, node: &Node) -> (&Path, &'static str) {
+    /// Returns the base of relative paths in a value, and its name: the folder of the file, or the
+    /// working directory for values of a layer.
+    pub(crate) fn folder_of(&self, node: &Node) -> (&Path, &'static str) {
         match node.line < ORIGINS {
             true => (
                 self.file.parent().unwrap_or_else(|| Path::new("")),
@@ -174,14 +176,22 @@ impl Document {
         }
     }
 
-    /// The characters of a scalar as they stand in the file.
-    pub(super) fn text_of(&self, node: &Node) -> Option<&str> {
+    /// Returns the characters of a number or a boolean.
+    pub(crate) fn scalar_of(&self, node: &Node) -> Option<&str> {
+        match node.kind {
+            Kind::Bool(_) | Kind::Int(_) | Kind::Float => self.text_of(node),
+            _ => None,
+        }
+    }
+
+    /// Returns the characters of a scalar in the file.
+    pub(crate) fn text_of(&self, node: &Node) -> Option<&str> {
         let (start, length) = (node.span.0 as usize, node.span.1 as usize);
         self.text.get(start..start.checked_add(length)?)
     }
 }
 
-/// The text of a file of at most 64 MiB.
+/// Reads a file of at most 64 MiB.
 fn read(file: &Path) -> Result<String, Findings> {
     let mut bytes = Vec::new();
     // One byte over the limit shows that there is more, also where no size is known before.
@@ -199,8 +209,7 @@ fn read(file: &Path) -> Result<String, Findings> {
     })
 }
 
-/// The text that is parsed. Without the byte order mark, offsets into it are what the parser says
-/// they are.
+/// Removes a byte order mark, which the parser's offsets do not count, and checks the size.
 fn plain<'a>(file: &Path, text: &'a str) -> Result<&'a str, Findings> {
     if text.len() > FILE_BYTES_MAX {
         let what = format!("the file is larger than {} MiB", FILE_BYTES_MAX >> 20);
@@ -209,8 +218,8 @@ fn plain<'a>(file: &Path, text: &'a str) -> Result<&'a str, Findings> {
     Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
 
-/// What a line stands for, for findings.
-pub(super) fn place(file: &Path, origins: &[String], line: u64) -> Place {
+/// Returns the place of a line for findings.
+pub(crate) fn place(file: &Path, origins: &[String], line: u64) -> Place {
     let index = line.checked_sub(ORIGINS.into());
     let index = index.and_then(|index| usize::try_from(index).ok());
     match index.and_then(|index| origins.get(index)) {
@@ -223,8 +232,8 @@ pub(super) fn place(file: &Path, origins: &[String], line: u64) -> Place {
 }
 
 impl Node {
-    /// A value that was made, from the origin of this index.
-    pub(super) fn made(origin: usize, kind: Kind) -> Self {
+    /// Makes a value of a layer, with the index of its origin.
+    pub(crate) fn made(origin: usize, kind: Kind) -> Self {
         let origin = u32::try_from(origin).unwrap_or(u32::MAX);
         Self {
             line: ORIGINS.saturating_add(origin),
@@ -233,8 +242,8 @@ impl Node {
         }
     }
 
-    /// Lays this over `base`. Where both are maps of different `kind`, the base's other keys are
-    /// those of another thing, and it goes whole.
+    /// Lays this over `base`. A map of another `kind` replaces the whole map of the base, whose
+    /// keys mean something else.
     fn over(self, base: &Self) -> Self {
         let (Kind::Map(entries), Kind::Map(below)) = (&self.kind, &base.kind) else {
             return self;
@@ -264,16 +273,29 @@ impl Node {
         }
     }
 
-    /// The text under a key of this map.
-    pub(super) fn word(&self, key: &str) -> Option<&str> {
-        match &self.get(key)?.kind {
+    /// Returns the text under a key of this map.
+    pub(crate) fn word(&self, key: &str) -> Option<&str> {
+        self.get(key)?.text()
+    }
+
+    /// Returns this text.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match &self.kind {
             Kind::Text(text) => Some(text),
             _ => None,
         }
     }
 
+    /// Returns the entries of this list.
+    pub(crate) fn items(&self) -> &[Self] {
+        match &self.kind {
+            Kind::List(items) => items,
+            _ => &[],
+        }
+    }
+
     /// As [`Self::get`], to change it.
-    pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
+    pub(crate) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
         let Kind::Map(entries) = &mut self.kind else {
             return None;
         };
@@ -281,8 +303,8 @@ impl Node {
         Some(&mut entry.value)
     }
 
-    /// The value under a key of this map.
-    pub(super) fn get(&self, key: &str) -> Option<&Self> {
+    /// Returns the value under a key of this map.
+    pub(crate) fn get(&self, key: &str) -> Option<&Self> {
         let Kind::Map(entries) = &self.kind else {
             return None;
         };
@@ -291,8 +313,9 @@ impl Node {
     }
 }
 
-/// Repeated keys are passed on, for us to report them all with their lines. Anchors, aliases and
-/// merge keys are refused: without them a tree is never larger or deeper than its file.
+/// Returns the parser's options. Repeated keys are kept, so that all can be reported with their
+/// lines. Anchors, aliases and merge keys are rejected: without them a tree is never larger or
+/// deeper than its file.
 fn options() -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -354,7 +377,7 @@ impl<'de> Deserialize<'de> for Node {
     }
 }
 
-/// The file is too small for a value that does not fit.
+/// Narrows an offset, which fits because files have at most 64 MiB.
 fn narrow(value: Option<u64>) -> u32 {
     value.and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
 }
@@ -429,166 +452,5 @@ impl<'de> Visitor<'de> for KindVisitor {
             });
         }
         Ok(Kind::Map(map.into_boxed_slice()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn parse(text: &str) -> Document {
-        Document::parse(Path::new("a.yaml"), text).unwrap()
-    }
-
-    fn refusal(text: &str) -> String {
-        Document::parse(Path::new("a.yaml"), text)
-            .unwrap_err()
-            .to_string()
-    }
-
-    /// The document with its lines, in a form that fits an assertion.
-    fn outline(document: &Document, node: &Node) -> String {
-        let line = node.line;
-        match &node.kind {
-            Kind::Null => format!("{line}:null"),
-            Kind::Bool(value) => format!("{line}:{value}"),
-            Kind::Int(value) => format!("{line}:{value}"),
-            Kind::Float => format!("{line}:float {}", document.text_of(node).unwrap()),
-            Kind::Text(value) => format!("{line}:{value:?}"),
-            Kind::List(items) => {
-                let items: Vec<_> = items.iter().map(|node| outline(document, node)).collect();
-                format!("{line}:[{}]", items.join(" "))
-            }
-            Kind::Map(entries) => {
-                let entry =
-                    |e: &Entry| format!("{}@{}={}", e.key, e.line, outline(document, &e.value));
-                let entries: Vec<_> = entries.iter().map(entry).collect();
-                format!("{line}:{{{}}}", entries.join(" "))
-            }
-        }
-    }
-
-    #[test]
-    fn every_key_and_value_knows_its_line() {
-        let document = parse(
-            "# c\na:\n  # d\n  b: [1, {x: é}]\n\n  c:\n    - d: e\n      f:\n    -\n      g: ~\n",
-        );
-        assert_eq!(
-            outline(&document, &document.root),
-            "2:{a@2=4:{b@4=4:[4:1 4:{x@4=4:\"é\"}] \
-             c@6=7:[7:{d@7=7:\"e\" f@8=8:null} 10:{g@10=10:null}]}}"
-        );
-    }
-
-    #[test]
-    fn quotes_make_text_and_only_true_and_false_are_booleans() {
-        let text =
-            "\u{feff}a: \"80\"\nb: 80\nc: on\nd: true\ne: 1.10\nf: 'true'\ng: 1e999\nh: -5\n";
-        let document = parse(text);
-        assert_eq!(
-            outline(&document, &document.root),
-            "1:{a@1=1:\"80\" b@2=2:80 c@3=3:\"on\" d@4=4:true e@5=5:float 1.10 f@6=6:\"true\" \
-             g@7=7:float 1e999 h@8=8:-5}"
-        );
-    }
-
-    #[test]
-    fn repeated_keys_are_kept_for_the_reader_to_report() {
-        let document = parse("a: 1\n\"a\": 2\n80: 3\n\"80\": 4\n");
-        assert_eq!(
-            outline(&document, &document.root),
-            "1:{a@1=1:1 a@2=2:2 80@3=3:3 80@4=4:4}"
-        );
-    }
-
-    #[test]
-    fn broken_syntax_is_reported_at_its_line() {
-        assert_eq!(
-            refusal("a: b\n  c: d\n"),
-            "a.yaml:2: error: not valid YAML: mapping values are not allowed in this context"
-        );
-        assert_eq!(
-            refusal("a: b\n---\nc: d\n"),
-            "a.yaml:3: error: not valid YAML: only single YAML document expected but multiple found"
-        );
-        assert!(refusal("a: b\n? {c: d}\n: e\n").starts_with("a.yaml:2: error: not valid YAML:"));
-    }
-
-    #[test]
-    fn several_documents_know_their_lines_and_empty_ones_are_left_out() {
-        let text = "# c\n---\na: 1.10\n---\n# nothing\n---\n- b\n...\n---\n{\"c\": \"d\"}\n---\n";
-        let documents = Document::parse_all(Path::new("a.yaml"), text).unwrap();
-        let outlines = documents.iter().map(|one| outline(one, &one.root));
-        let wanted = ["3:{a@3=3:float 1.10}", "7:[7:\"b\"]", "10:{c@10=10:\"d\"}"];
-        assert_eq!(outlines.collect::<Vec<_>>(), wanted);
-        assert!(Document::parse_all(Path::new("a"), "").unwrap().is_empty());
-    }
-
-    #[test]
-    fn the_bounds_hold_over_all_documents_together() {
-        let refusal = |text: &str| {
-            let parsed = Document::parse_all(Path::new("a.yaml"), text);
-            parsed.unwrap_err().to_string()
-        };
-        let many = refusal(&"---\na\n".repeat(DOCUMENTS_MAX + 1));
-        assert!(
-            many.ends_with("error: more than 100000 documents; write fewer"),
-            "{many}"
-        );
-        let bomb = refusal("a: 1\n---\na: &x [1]\nb: *x\n");
-        assert!(bomb.starts_with("a.yaml:3: error: anchors"), "{bomb}");
-        let deep = refusal(&format!("a: 1\n---\n{}", "- ".repeat(100_000)));
-        assert!(
-            deep.starts_with("a.yaml:3: error: more than 16 levels"),
-            "{deep}"
-        );
-    }
-
-    #[test]
-    fn anchors_are_refused_so_that_no_text_can_blow_up() {
-        let want = "a.yaml:1: error: anchors (`&name`) and aliases (`*name`) are not read; \
-                    write out the value";
-        assert_eq!(refusal("a: &x [1]\nb: *x\n"), want);
-        assert!(refusal("b: *x\n").starts_with("a.yaml:1: error:"));
-    }
-
-    #[test]
-    fn deep_nesting_is_refused_before_the_stack_ends() {
-        let want = "a.yaml:1: error: more than 16 levels of nesting; write fewer";
-        assert_eq!(refusal(&"- ".repeat(100_000)), want);
-        assert!(refusal(&"[".repeat(100_000)).starts_with("a.yaml:1: error:"));
-        assert!(refusal(&"{a: ".repeat(100_000)).starts_with("a.yaml:1: error:"));
-        parse(&"- ".repeat(DEPTH_MAX));
-    }
-
-    #[test]
-    fn a_file_over_the_size_limit_is_refused() {
-        let text = "#".repeat(FILE_BYTES_MAX + 1);
-        assert_eq!(
-            refusal(&text),
-            "a.yaml:1: error: the file is larger than 64 MiB; write a smaller one"
-        );
-    }
-
-    #[test]
-    fn a_file_that_is_absent_or_not_text_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("x.yaml");
-        let absent = Document::load(&file).unwrap_err().to_string();
-        assert!(absent.contains("x.yaml:1: error: the file cannot be read: No such file"));
-        std::fs::write(&file, b"a: b\nc: \xff\n").unwrap();
-        let binary = Document::load(&file).unwrap_err().to_string();
-        assert!(
-            binary.ends_with("x.yaml:2: error: the file is not UTF-8 text here; write it in UTF-8")
-        );
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_panics_the_parser(text in "([-?:,\\[\\]{}#&*!|>'\"%@`a0 \n\t~.<]|\\PC){0,80}") {
-            let _ = Document::parse(Path::new("a"), &text);
-        }
     }
 }

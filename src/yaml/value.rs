@@ -1,19 +1,21 @@
-//! Typed reading of a located tree: each value that cannot be read becomes a finding at its line,
-//! and reading goes on.
+//! Typed reading of a located tree. A value that cannot be read becomes a finding at its line, and
+//! reading continues.
 //!
-//! Methods that return an `Option` have reported why before they return `None`.
+//! Methods that return an `Option` report a finding before they return `None`, unless they say
+//! otherwise.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use super::fields::Fields;
 use super::findings::{Place, Report};
-use super::yaml::{Document, Entry, Kind, Node};
+use super::tree::{Document, Entry, Kind, Node};
 
-/// Values are quoted in findings up to this many characters.
+/// Characters of a value that findings quote.
 const QUOTE_CHARS_MAX: usize = 80;
 
-/// A value of the tree with what a finding about it needs.
+/// A value of the tree, with its path and line for findings.
 #[derive(Clone, Copy, Debug)]
 pub struct Value<'a> {
     document: &'a Document,
@@ -26,177 +28,43 @@ pub struct Value<'a> {
     is_secret: bool,
 }
 
-/// A map with a fixed set of keys. The set is what the reader asked for: whatever it did not ask
-/// for until [`Fields::finish`] is an unknown key.
-#[derive(Debug)]
-#[must_use = "unknown keys are reported by `finish`"]
-pub struct Fields<'a> {
-    document: &'a Document,
-    report: &'a Report,
-    place: &'static str,
-    line: u64,
-    entries: &'a [Entry],
-    known: Vec<&'static str>,
-    later: &'static [&'static str],
-    /// Whether further keys, and keys without a value, mean nothing.
-    is_foreign: bool,
-}
-
-impl<'a> Fields<'a> {
-    /// The keys of the whole document; `None` when it is not a map. `example` is a first line.
-    pub fn of_document(document: &'a Document, report: &'a Report, example: &str) -> Option<Self> {
-        let node = &document.root;
-        let Kind::Map(entries) = &node.kind else {
-            let what = match node.kind {
-                Kind::Null => "the file is empty",
-                _ => "the file is not a map of keys and values",
-            };
-            report.error(node.line.into(), what, format!("`{example}` and so on"));
-            return None;
-        };
-        Some(Self::new(document, report, "", node.line.into(), entries))
-    }
-
-    fn new(
+impl<'a> Value<'a> {
+    /// Makes a value from the one under a key of the map that findings call `place`.
+    pub(super) fn new(
         document: &'a Document,
         report: &'a Report,
+        node: &'a Node,
         place: &'static str,
-        line: u64,
-        entries: &'a [Entry],
+        key: &'static str,
     ) -> Self {
         Self {
             document,
             report,
-            place,
-            line,
-            entries,
-            known: Vec::new(),
-            later: &[],
-            is_foreign: false,
-        }
-    }
-
-    /// The line on which the map begins.
-    pub fn line(&self) -> u64 {
-        self.line
-    }
-
-    /// Names keys that the design has and this version does not.
-    pub fn later(&mut self, keys: &'static [&'static str]) {
-        self.later = keys;
-    }
-
-    /// The value of a key that may be left out.
-    pub fn get(&mut self, key: &'static str) -> Option<Value<'a>> {
-        self.known.push(key);
-        let entry = self.entries.iter().find(|entry| *entry.key == *key)?;
-        let (document, report, place) = (self.document, self.report, self.place);
-        let value = Value {
-            document,
-            report,
-            node: &entry.value,
-            line: entry.value.line,
+            node,
+            line: node.line,
             place,
             key,
             entry: false,
             is_secret: false,
-        };
-        if matches!(entry.value.kind, Kind::Null) {
-            if self.is_foreign {
-                return None;
-            }
-            // A list that was commented out line by line must not mean "no restriction".
-            report.error(
-                entry.line.into(),
-                format!("`{value}` has no value"),
-                "one or remove the key",
-            );
-            return None;
-        }
-        Some(value)
-    }
-
-    /// The value of a key that must be there; `example` is what to write after the colon.
-    pub fn need(&mut self, key: &'static str, example: &str) -> Option<Value<'a>> {
-        if !self.entries.iter().any(|entry| *entry.key == *key) {
-            let owner = match self.place {
-                "" => "the file".to_owned(),
-                place => format!("`{place}`"),
-            };
-            let what = format!("{owner} has no `{key}`");
-            self.report
-                .error(self.line, what, format!("`{key}: {example}`"));
-        }
-        self.get(key)
-    }
-
-    /// Reports the keys that nobody asked for and those that are given twice.
-    pub fn finish(self) {
-        let mut seen = vec![None; self.known.len()];
-        for entry in self.entries {
-            let key = match self.place {
-                "" => shortened(&entry.key),
-                place => format!("{place}.{}", shortened(&entry.key)),
-            };
-            match self.known.iter().position(|known| **known == *entry.key) {
-                Some(index) => match seen[index].replace(entry.line) {
-                    Some(first) => {
-                        let what = format!("`{key}` is given twice, first on line {first}");
-                        self.report.error(entry.line.into(), what, "it once");
-                    }
-                    None => continue,
-                },
-                None if self.later.contains(&&*entry.key) => {
-                    let what = format!("`{key}` is not built yet");
-                    self.report
-                        .error(entry.line.into(), what, "the file without it");
-                }
-                None if self.is_foreign => {}
-                None => self.unknown(entry),
-            }
         }
     }
 
-    fn unknown(&self, entry: &Entry) {
-        let place = match self.place {
-            "" => String::new(),
-            place => format!(" in `{place}`"),
-        };
-        let what = format!("unknown key `{}`{place}", shortened(&entry.key));
-        let how = match self.known.is_empty() {
-            true => "nothing there".to_owned(),
-            false => one_of(self.known.iter().copied()),
-        };
-        self.report.error(entry.line.into(), what, how);
-    }
-}
-
-impl<'a> Value<'a> {
-    /// The value of the whole document.
+    /// Returns the value of the whole document.
     pub fn of_document(document: &'a Document, report: &'a Report) -> Self {
-        Self {
-            document,
-            report,
-            node: &document.root,
-            line: document.root.line,
-            place: "",
-            key: "object",
-            entry: false,
-            is_secret: false,
-        }
+        Self::new(document, report, &document.root, "", "object")
     }
 
-    /// The line on which the value begins, or its key where the key is data as well.
+    /// Returns the line on which the value begins, or that of its key if the key is data too.
     pub fn line(self) -> u64 {
         self.line.into()
     }
 
-    /// Returns its place, for findings that only show later.
+    /// Returns its place, for later findings.
     pub fn place(self) -> Place {
         self.document.place_of(self.node)
     }
 
-    /// This value and those in it are not quoted in what [`Value::parsed`] and the like report.
+    /// Marks this value and those in it as secret: findings do not quote them.
     pub fn secret(self) -> Self {
         Self {
             is_secret: true,
@@ -204,20 +72,20 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Reports that this value is wrong.
+    /// Reports an error of this value.
     pub fn error(self, what: impl fmt::Display, how: impl Into<String>) {
         self.report
             .error(self.line(), format!("`{self}` {what}"), how);
     }
 
-    /// Reports that this value is suspicious.
+    /// Reports a warning about this value.
     pub fn warning(self, what: impl fmt::Display, how: impl Into<String>) {
         self.report
             .warning(self.line(), format!("`{self}` {what}"), how);
     }
 
-    /// Text of at least one character. An unquoted number or boolean is its characters in the
-    /// file, as for `serde-saphyr`: a revision `1.10` stays `1.10`.
+    /// Reads text of at least one character. An unquoted number or boolean is its characters in
+    /// the file, as for `serde-saphyr`: a revision `1.10` stays `1.10`.
     pub fn text(self) -> Option<&'a str> {
         let text = self.text_or_empty()?;
         if text.is_empty() {
@@ -227,7 +95,7 @@ impl<'a> Value<'a> {
         Some(text)
     }
 
-    /// Text, where an empty one means the default.
+    /// Reads text that may be empty.
     pub fn text_or_empty(self) -> Option<&'a str> {
         match &self.node.kind {
             Kind::Text(text) => Some(text),
@@ -236,7 +104,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// `true` or `false`.
+    /// Reads `true` or `false`.
     pub fn flag(self) -> Option<bool> {
         match self.node.kind {
             Kind::Bool(value) => Some(value),
@@ -244,7 +112,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A whole number between two bounds.
+    /// Reads a whole number between two bounds, which are included.
     pub fn number<T: TryFrom<i64> + Into<i64> + fmt::Display>(self, min: T, max: T) -> Option<T> {
         let bounds = format!("a whole number from {min} to {max}");
         let (min, max) = (min.into(), max.into());
@@ -258,12 +126,12 @@ impl<'a> Value<'a> {
         number
     }
 
-    /// A port that can be dialled.
+    /// Reads a port that can be dialled.
     pub fn port(self) -> Option<u16> {
         self.number(1, u16::MAX)
     }
 
-    /// Text that `parse` understands; `wanted` says what that is.
+    /// Reads text by `parse`; `wanted` describes its format in findings.
     pub fn parsed<T>(self, wanted: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
         let text = self.text()?;
         let parsed = parse(text);
@@ -273,33 +141,19 @@ impl<'a> Value<'a> {
         parsed
     }
 
-    /// One of a closed list of words.
+    /// Reads one of a closed list of words.
     pub fn choice<T: Copy>(self, words: &[(&str, T)]) -> Option<T> {
         let text = self.text()?;
         let found = words.iter().find(|(word, _)| *word == text);
         if found.is_none() {
-            let what = format!("cannot be `{}`", shortened(text));
+            let meant = did_you_mean(text, words.iter().map(|(word, _)| *word));
+            let what = format!("cannot be `{}`{meant}", shortened(text));
             self.error(what, one_of(words.iter().map(|(word, _)| *word)));
         }
         found.map(|(_, meaning)| *meaning)
     }
 
-    /// Reports that a word has its place in the design, but not in this version. Says whether it
-    /// did, so that the caller can stop.
-    pub fn is_later(self, words: &[&str], how: &str) -> bool {
-        let later = matches!(&self.node.kind, Kind::Text(text) if words.contains(&&**text));
-        if later {
-            let word = self.text().unwrap_or_default();
-            self.report.error(
-                self.line(),
-                format!("`{self}: {word}` is not built yet"),
-                how,
-            );
-        }
-        later
-    }
-
-    /// The entries of a list; none when it is not a list.
+    /// Returns the entries of a list; none after a finding if it is no list.
     pub fn items(self) -> impl Iterator<Item = Value<'a>> {
         let nodes = match &self.node.kind {
             Kind::List(nodes) => &nodes[..],
@@ -316,7 +170,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// A map with a fixed set of keys, called `place` in findings.
+    /// Reads a map with a fixed set of keys, called `place` in findings.
     pub fn fields(self, place: &'static str) -> Option<Fields<'a>> {
         match &self.node.kind {
             Kind::Map(entries) => Some(Fields::new(
@@ -330,15 +184,15 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// As [`Value::fields`], of somebody else's map, such as Kubernetes', which may have more keys
-    /// than we know, and in which a key without a value is one that is not there.
+    /// As [`Value::fields`], of a map of another project, such as Kubernetes: further keys are
+    /// ignored, and a key without a value is absent.
     pub fn foreign(self, place: &'static str) -> Option<Fields<'a>> {
         let mut fields = self.fields(place)?;
         fields.is_foreign = true;
         Some(fields)
     }
 
-    /// The entries of a map whose keys are data; none when it is not a map.
+    /// Returns the entries of a map whose keys are data; none after a finding if it is no map.
     pub fn pairs(self) -> impl Iterator<Item = (&'a Entry, Value<'a>)> {
         let entries = match &self.node.kind {
             Kind::Map(entries) => &entries[..],
@@ -354,6 +208,70 @@ impl<'a> Value<'a> {
             ..self
         };
         entries.iter().map(move |entry| (entry, value(entry)))
+    }
+
+    /// Returns the value under a key of this map, which findings call `place.key`; reports nothing.
+    pub fn child(self, place: &'static str, key: &'static str) -> Option<Self> {
+        let node = self.node.get(key)?;
+        Some(Self {
+            node,
+            line: node.line,
+            place,
+            key,
+            entry: false,
+            ..self
+        })
+    }
+
+    /// As [`Value::child`], or this value if there is no such key: the place for findings.
+    pub fn at(self, place: &'static str, key: &'static str) -> Self {
+        self.child(place, key).unwrap_or(self)
+    }
+
+    /// Returns the entries of a list; reports nothing.
+    pub fn entries(self) -> impl Iterator<Item = Self> {
+        let nodes = match &self.node.kind {
+            Kind::List(nodes) => &nodes[..],
+            _ => &[],
+        };
+        nodes.iter().map(move |node| Self {
+            node,
+            line: node.line,
+            entry: true,
+            ..self
+        })
+    }
+
+    /// Returns the values of the document with a path such as `trust.domains[].name`, as findings
+    /// write it; reports nothing.
+    pub fn find(self, path: &'static str) -> Vec<Self> {
+        let mut nodes = vec![&self.document.root];
+        for segment in path.split('.') {
+            let key = segment.trim_end_matches("[]");
+            let values = nodes.into_iter().filter_map(|node| node.get(key));
+            nodes = match (segment == key, values) {
+                (true, values) => values.collect(),
+                (false, values) => values.flat_map(Node::items).collect(),
+            };
+        }
+        let (place, segment) = path.rsplit_once('.').unwrap_or(("", path));
+        let key = segment.trim_end_matches("[]");
+        let value = |node: &'a Node| Self {
+            node,
+            line: node.line,
+            place,
+            key,
+            entry: segment != key,
+            ..self
+        };
+        nodes.into_iter().map(value).collect()
+    }
+
+    /// Returns the text of a scalar; reports nothing.
+    pub fn word(self) -> Option<&'a str> {
+        self.node
+            .text()
+            .or_else(|| self.document.scalar_of(self.node))
     }
 
     /// Returns whether this is a list or a map without entries.
@@ -375,8 +293,8 @@ impl<'a> Value<'a> {
         matches!(self.node.kind, Kind::Map(_))
     }
 
-    /// The text under a key of this map, if there is any; reports nothing. For checks that must
-    /// know what an entry is called even when the entry is wrong.
+    /// Returns the text under a key of this map, if there is any; reports nothing. Checks use it to
+    /// name entries that are unreadable.
     pub fn peek(self, key: &str) -> Option<&'a str> {
         let Kind::Map(entries) = &self.node.kind else {
             return None;
@@ -388,8 +306,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A path, relative to the file that names it, of something that exists. Whether it can be
-    /// used is for whoever reads it to say.
+    /// Reads a path, relative to the file that names it, of an existing file or directory.
     pub fn existing_path(self) -> Option<PathBuf> {
         let (path, error) = self.named_path()?;
         let Some(error) = error else {
@@ -400,8 +317,8 @@ impl<'a> Value<'a> {
         None
     }
 
-    /// As [`Value::existing_path`], of certificates, a key or a token. The path of one that does
-    /// not exist is given too: much can be checked without it ([`Severity::Absent`]).
+    /// As [`Value::existing_path`], of certificates, a key or a token. The path of an absent file
+    /// is returned too: much can be checked without it ([`Severity::Absent`]).
     ///
     /// [`Severity::Absent`]: super::Severity::Absent
     pub fn credential_path(self) -> Option<PathBuf> {
@@ -419,14 +336,14 @@ impl<'a> Value<'a> {
         Some(path)
     }
 
-    /// A path, relative to the file that names it, that need not exist and is watched.
+    /// Reads a path, relative to the file that names it, that need not exist and is watched.
     pub fn watched_path(self) -> Option<PathBuf> {
         let path = self.document.folder_of(self.node).0.join(self.text()?);
         self.report.names(path.clone(), self.line());
         Some(path)
     }
 
-    /// A path relative to the file that names it, with the error of looking for it.
+    /// Reads a path relative to the file that names it, and looks for it.
     fn named_path(self) -> Option<(PathBuf, Option<io::Error>)> {
         let text = self.text()?;
         let (folder, _) = self.document.folder_of(self.node);
@@ -444,8 +361,8 @@ impl<'a> Value<'a> {
         (what, how)
     }
 
-    /// A path, relative to the file that names it, of a file that we write ourselves: its folder
-    /// exists. It is not watched.
+    /// Reads a path, relative to the file that names it, of a file that the gateway writes. Its
+    /// directory exists. It is not watched.
     pub fn new_path(self) -> Option<PathBuf> {
         let is_wrong = |path: &Path| path.is_dir().then_some("a folder");
         self.own_path(is_wrong, "file")
@@ -513,7 +430,21 @@ impl fmt::Display for Value<'_> {
     }
 }
 
-fn one_of<'a>(words: impl Iterator<Item = &'a str>) -> String {
+/// Names the most similar word, if one is similar enough to be meant.
+pub(super) fn did_you_mean<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> String {
+    /// One of three characters may be wrong, or two swapped.
+    const SIMILAR: f64 = 0.6;
+    let text = shortened(text);
+    let similarity = |word| strsim::normalized_damerau_levenshtein(&text, word);
+    let similar = words.map(|word| (similarity(word), word));
+    let best = similar.max_by(|one, other| one.0.total_cmp(&other.0));
+    match best.filter(|(similarity, _)| *similarity > SIMILAR) {
+        Some((_, word)) => format!(" (did you mean `{word}`?)"),
+        None => String::new(),
+    }
+}
+
+pub(super) fn one_of<'a>(words: impl Iterator<Item = &'a str>) -> String {
     let words: Vec<_> = words.map(|word| format!("`{word}`")).collect();
     match words.as_slice() {
         [word] => word.clone(),
@@ -521,8 +452,8 @@ fn one_of<'a>(words: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-/// The beginning of a text, for a finding that must stay on one line.
-fn shortened(text: &str) -> String {
+/// Cuts a text to the length that findings quote.
+pub(super) fn shortened(text: &str) -> String {
     match text.char_indices().nth(QUOTE_CHARS_MAX) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),

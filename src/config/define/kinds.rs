@@ -1,0 +1,287 @@
+//! Types of values that several sections use.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use ipnet::IpNet;
+use serde_json::{Value as Json, json};
+
+use super::{Shape, Type, form, scalar};
+use crate::config::names::{HostPort, is_segment};
+use crate::wire::sni::RouteBy;
+use crate::yaml::Value;
+
+/// Upper bound of `workers`: more than the cores of any known machine.
+const WORKERS_MAX: u16 = 1024;
+
+/// Lower bound of `limits.buffers`: less would not hold the bytes of one busy connection.
+const BUFFERS_MIN: usize = 1 << 20;
+
+/// Upper bound of a drain: Kubernetes kills the process long before.
+const DRAIN_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// Bounds of a certificate's lifetime: less cannot be renewed in time.
+const TTL: (Duration, Duration) = (
+    Duration::from_secs(60),
+    Duration::from_secs(365 * 24 * 60 * 60),
+);
+
+/// JSON types of text: an unquoted number or boolean is its characters.
+pub(in crate::config) const TEXT: [&str; 3] = ["string", "number", "boolean"];
+
+scalar! {
+    String => String, "text", TEXT,
+        |value, _| value.text().map(str::to_owned), |text| json!(text);
+    bool => bool, "`true` or `false`", "boolean",
+        |value, _| value.flag(), |flag| json!(flag);
+    SocketAddr => SocketAddr,
+        "an address and a port, such as `\"127.0.0.1:15000\"` or `\"[::]:15008\"`", "string",
+        |value, wanted| value.parsed(wanted, |text| text.parse().ok()),
+        |address| json!(address.to_string());
+    IpNet => IpNet, "a network in CIDR form, such as `127.0.0.0/8`", "string",
+        |value, wanted| value.parsed(wanted, |text| text.parse().ok()),
+        |network| json!(network.to_string());
+}
+
+form! {
+    /// Text that may be empty.
+    MaybeEmpty => String, "text", TEXT,
+        |value, _| value.text_or_empty().map(str::to_owned), |text| json!(text);
+    /// A namespace or service account: a segment of a SPIFFE path.
+    Segment => String, "one name of letters, digits, `-`, `_` and `.`", TEXT,
+        |value, wanted| value.parsed(wanted, |text| is_segment(text).then(|| text.to_owned())),
+        |text| json!(text);
+    /// A service account with its namespace.
+    Account => (String, String), "`NAMESPACE/NAME`, such as `shop/checkout`", "string",
+        |value, wanted| value.parsed(wanted, |text| {
+            let (namespace, name) = text.split_once('/')?;
+            let is_account = is_segment(namespace) && is_segment(name);
+            is_account.then(|| (namespace.to_owned(), name.to_owned()))
+        }),
+        |(namespace, name)| json!(format!("{namespace}/{name}"));
+    /// A file or directory that exists.
+    ExistingPath => PathBuf, "a path, relative to the file that names it",
+        "string", |value, _| value.existing_path(), |out| path(out);
+    /// A file of certificates, a key or a token, which need not exist where no gateway runs.
+    Credential => PathBuf, "the path of a file, relative to the file that names it",
+        "string", |value, _| value.credential_path(), |out| path(out);
+    /// A file that the gateway writes.
+    NewFile => PathBuf, "the path of a file in an existing directory", "string",
+        |value, _| value.new_path(), |out| path(out);
+    /// A directory that the gateway writes to.
+    NewFolder => PathBuf, "the path of a directory in an existing directory",
+        "string", |value, _| value.new_folder(), |out| path(out);
+    /// A host with a port.
+    Address => HostPort,
+        "a host and a port, such as `istiod.istio-system.svc:15012`", "string",
+        |value, wanted| value.parsed(wanted, |text| {
+            HostPort::parse(text).ok().filter(|address| address.port.is_some())
+        }),
+        |address| json!(address);
+    /// A hostname with a port.
+    ServicePort => HostPort,
+        "the hostname and port of a service, such as `echo.app.mesh.internal:80`", "string",
+        |value, wanted| value.parsed(wanted, |text| {
+            let named = HostPort::parse(text).ok().filter(|named| !named.is_address());
+            named.filter(|named| named.port.is_some())
+        }),
+        |named| json!(named);
+    /// A hostname without port.
+    Hostname => String, "a hostname without port and wildcard, such as `echo.app`",
+        "string",
+        |value, wanted| value.parsed(wanted, Hostname::parse), |host| json!(host);
+    /// A hostname, with or without port.
+    Service => HostPort,
+        "`HOST:PORT` or `HOST`, such as `echo.app.svc.cluster.local:80`", "string",
+        service, |named| json!(named);
+    /// The number of threads.
+    Workers => usize, "a whole number from 0 to 1024", "integer",
+        |value, _| value.number(0, WORKERS_MAX).map(Into::into), |number| json!(number);
+    /// A weight.
+    Weight => u32, "a whole number from 0 to 4294967295", "integer",
+        |value, _| value.number(0, u32::MAX), |number| json!(number);
+    /// A percentage.
+    Percent => u8, "a whole percentage from 0% to 100%, such as `70%`", "string",
+        |value, wanted| value.parsed(wanted, |text| {
+            let digits = text.strip_suffix('%')?;
+            let is_plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+            let percent: u8 = digits.parse().ok().filter(|_| is_plain)?;
+            (percent <= 100).then_some(percent)
+        }),
+        |percent| json!(percent);
+    /// A number of bytes.
+    Size => usize, "a size of at least 1MiB, such as `256MiB` or `1.5GiB`",
+        ["string", "integer"],
+        |value, wanted| value.parsed(wanted, |text| {
+            let bytes: ByteSize = text.parse().ok()?;
+            usize::try_from(bytes.as_u64()).ok().filter(|bytes| *bytes >= BUFFERS_MIN)
+        }),
+        |bytes| json!(bytes);
+    /// A duration of a drain.
+    DrainTime => Duration, "a duration of at most 1h, such as `5s` or `1m 30s`",
+        "string",
+        |value, wanted| value.parsed(wanted, |text| {
+            humantime::parse_duration(text).ok().filter(|time| *time <= DRAIN_MAX)
+        }),
+        duration;
+    /// The lifetime of a certificate.
+    Ttl => Duration, "a duration from 1m to 365d, such as `24h`", "string",
+        |value, wanted| value.parsed(wanted, |text| {
+            let ttl = humantime::parse_duration(text).ok()?;
+            (TTL.0..=TTL.1).contains(&ttl).then_some(ttl)
+        }),
+        duration;
+}
+
+impl Hostname {
+    /// Parses a hostname without port.
+    pub(in crate::config) fn parse(text: &str) -> Option<String> {
+        let named = HostPort::parse(text)
+            .ok()
+            .filter(|named| !named.is_address());
+        Some(named.filter(|named| named.port.is_none())?.host)
+    }
+}
+
+/// Shows a path, which need not be UTF-8.
+pub(in crate::config) fn path(path: &Path) -> Json {
+    json!(path.to_string_lossy())
+}
+
+fn duration(time: &Duration) -> Json {
+    json!(humantime::format_duration(*time).to_string())
+}
+
+fn service(value: Value<'_>, wanted: &str) -> Option<HostPort> {
+    let text = value.text()?;
+    match HostPort::parse(text) {
+        Ok(name) if name.is_address() => {
+            let what = format!("is `{name}`, an address, and services are known by hostnames");
+            value.error(what, wanted);
+            None
+        }
+        Ok(name) => Some(name),
+        Err(error) => {
+            value.error(format!("is `{text}`, which {error}"), wanted);
+            None
+        }
+    }
+}
+
+/// Returns the word of a variant.
+pub(in crate::config) fn word<T: PartialEq>(variant: &T, words: &[(&str, T)]) -> Json {
+    let found = words.iter().find(|(_, other)| other == variant);
+    json!(found.map(|(word, _)| word))
+}
+
+/// Describes a closed list of words, each with the lines of its description.
+pub(in crate::config) fn one_of(words: &[(&'static str, &[&str])]) -> Shape {
+    let described = words.iter().map(|(word, about)| match about.is_empty() {
+        true => format!("`{word}`"),
+        false => format!("`{word}`: {}", super::joined(about)),
+    });
+    let described: Vec<_> = described.collect();
+    let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
+    Shape::Scalar(described.join(" "), json!({"enum": words}))
+}
+
+impl Type for RouteBy {
+    type Out = Self;
+
+    fn read(value: Value<'_>) -> Option<Self> {
+        value.choice(&Self::WORDS)
+    }
+
+    fn show(out: &Self) -> Json {
+        json!(out.to_string())
+    }
+
+    fn shape() -> Shape {
+        one_of(&Self::WORDS.map(|(word, _)| (word, &[] as &[&str])))
+    }
+}
+
+impl<T: Type> Type for Option<T> {
+    type Out = Option<T::Out>;
+
+    fn read(value: Value<'_>) -> Option<Self::Out> {
+        T::read(value).map(Some)
+    }
+
+    fn show(out: &Self::Out) -> Json {
+        out.as_ref().map_or(Json::Null, T::show)
+    }
+
+    fn shape() -> Shape {
+        T::shape()
+    }
+}
+
+impl<T: Type> Type for Vec<T> {
+    type Out = Vec<T::Out>;
+
+    fn read(value: Value<'_>) -> Option<Self::Out> {
+        let items: Vec<_> = value.items().collect();
+        let count = items.len();
+        let read = items.into_iter().map(|item| Some((T::read(item)?, item)));
+        let read: Vec<_> = read.flatten().collect();
+        T::compare(value, &read);
+        let is_good = value.is_list() && read.len() == count;
+        is_good.then(|| read.into_iter().map(|(one, _)| one).collect())
+    }
+
+    fn show(out: &Self::Out) -> Json {
+        out.iter().map(T::show).collect()
+    }
+
+    fn shape() -> Shape {
+        Shape::list(T::shape(), false, false)
+    }
+}
+
+/// A list with at least one entry.
+pub(in crate::config) struct NonEmpty<T>(std::marker::PhantomData<T>);
+
+impl<T: Type> Type for NonEmpty<T> {
+    type Out = Vec<T::Out>;
+
+    fn read(value: Value<'_>) -> Option<Self::Out> {
+        if value.is_vacant() && value.is_list() {
+            value.error("is empty", "at least one entry");
+            return None;
+        }
+        Vec::<T>::read(value)
+    }
+
+    fn show(out: &Self::Out) -> Json {
+        Vec::<T>::show(out)
+    }
+
+    fn shape() -> Shape {
+        Shape::list(T::shape(), true, false)
+    }
+}
+
+/// One value, or a list with at least one.
+pub(in crate::config) struct OneOrMore<T>(std::marker::PhantomData<T>);
+
+impl<T: Type> Type for OneOrMore<T> {
+    type Out = Vec<T::Out>;
+
+    fn read(value: Value<'_>) -> Option<Self::Out> {
+        match value.is_list() {
+            true => NonEmpty::<T>::read(value),
+            false => T::read(value).map(|one| vec![one]),
+        }
+    }
+
+    fn show(out: &Self::Out) -> Json {
+        Vec::<T>::show(out)
+    }
+
+    fn shape() -> Shape {
+        Shape::list(T::shape(), true, true)
+    }
+}

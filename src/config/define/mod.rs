@@ -1,0 +1,465 @@
+//! Definition of configuration keys: name, type, default, first version and description, once.
+//!
+//! [`section!`] defines a map with fixed keys and [`words!`] a closed list of words. They generate
+//! the Rust type, its reader, its JSON form and its [`Shape`]. [`super::reference`] turns shapes
+//! into the JSON Schema and `docs/configuration.md`.
+
+mod kinds;
+
+use serde_json::Value as Json;
+
+use crate::yaml::{Fields, Value};
+
+pub(super) use kinds::*;
+
+/// First version of every key that names no other.
+pub(super) const FIRST_VERSION: &str = "0.1.0";
+
+/// A type of values: reader, JSON form and shape.
+pub(super) trait Type {
+    /// The Rust type of a value.
+    type Out;
+
+    /// Reads a value. Reports why before it returns `None`.
+    fn read(value: Value<'_>) -> Option<Self::Out>;
+
+    /// Returns the JSON form, for dumps and for defaults in the reference.
+    fn show(out: &Self::Out) -> Json;
+
+    /// Describes the values that [`Self::read`] accepts.
+    fn shape() -> Shape;
+
+    /// Reports entries of a list that contradict each other. Unreadable entries are left out.
+    fn compare(_list: Value<'_>, _read: &[(Self::Out, Value<'_>)]) {}
+}
+
+/// Description of the values of a type.
+#[derive(Clone, Debug)]
+pub(super) enum Shape {
+    /// A scalar: format and unit in words, and its JSON Schema.
+    Scalar(String, Json),
+    /// A list of values.
+    List {
+        /// The shape of each entry.
+        of: Box<Self>,
+        /// Whether an empty list is an error.
+        needs_entry: bool,
+        /// Whether one entry may stand without a list.
+        or_one: bool,
+    },
+    /// A map whose keys are data.
+    Pairs(Box<Self>),
+    /// A map with fixed keys.
+    Map(Vec<Key>),
+    /// A map whose keys depend on the word under `kind`.
+    Kinds(Vec<(&'static str, Vec<Key>)>),
+}
+
+impl Shape {
+    fn list(of: Self, needs_entry: bool, or_one: bool) -> Self {
+        Self::List {
+            of: Box::new(of),
+            needs_entry,
+            or_one,
+        }
+    }
+}
+
+/// Definition of one key.
+#[derive(Clone, Debug)]
+pub(super) struct Key {
+    /// The name.
+    pub name: &'static str,
+    /// The description, in Markdown.
+    pub about: String,
+    /// The first version with this key.
+    pub since: &'static str,
+    /// The values.
+    pub shape: Shape,
+    /// The meaning of its absence.
+    pub absent: Absent,
+}
+
+/// Meaning of a key's absence.
+#[derive(Clone, Debug)]
+pub(super) enum Absent {
+    /// An error.
+    Error,
+    /// This value.
+    Value(Json),
+    /// A behaviour, in words.
+    Otherwise(&'static str),
+    /// The defaults of the keys below.
+    Nested,
+}
+
+/// Outcome of looking for a key and reading it.
+pub(super) enum Read<T> {
+    /// The value.
+    Given(T),
+    /// The key is absent.
+    Absent,
+    /// The value is wrong, which has been reported.
+    Wrong,
+}
+
+impl<T> Read<T> {
+    /// Reads a key that may be absent.
+    pub(super) fn key<K: Type<Out = T>>(fields: &mut Fields<'_>, key: &'static str) -> Self {
+        match fields.get(key) {
+            Some(value) => Self::from(K::read(value)),
+            None => Self::Absent,
+        }
+    }
+
+    /// Reads a required key; `example` is its value in the finding about its absence.
+    pub(super) fn required<K: Type<Out = T>>(
+        fields: &mut Fields<'_>,
+        key: &'static str,
+        example: &str,
+    ) -> Self {
+        Self::from(fields.need(key, example).and_then(K::read))
+    }
+}
+
+impl<T> Read<T> {
+    /// Returns the value if there is one; `None` if it is wrong.
+    #[expect(clippy::option_option, reason = "the outer one ends a reader by `?`")]
+    pub(super) fn given(self) -> Option<Option<T>> {
+        match self {
+            Self::Given(value) => Some(Some(value)),
+            Self::Absent => Some(None),
+            Self::Wrong => None,
+        }
+    }
+}
+
+impl<T> From<Option<T>> for Read<T> {
+    fn from(read: Option<T>) -> Self {
+        read.map_or(Self::Wrong, Self::Given)
+    }
+}
+
+/// Joins the lines of a doc comment.
+pub(super) fn joined(lines: &[&str]) -> String {
+    let lines: Vec<_> = lines.iter().map(|line| line.trim()).collect();
+    lines.join(" ")
+}
+
+/// Defines a map with fixed keys.
+///
+/// After `at` stands the path, as findings name it. The options, in this order:
+/// - `or default`: the section may be absent, and implements `Default`;
+/// - `derive(…)`: further derives;
+/// - `planned(…)`: keys of the design that this version lacks;
+/// - `check(f)`: `f(read, value)` judges what several keys mean together;
+/// - `compare(f)`: `f(list, entries)` judges the entries of a list of such maps.
+///
+/// A key is `name: TYPE = PRESENCE;`, or `name: TYPE as KIND = PRESENCE;` where a Rust type has
+/// several forms. Its presence is one of:
+/// - `required("EXAMPLE")`;
+/// - `default(VALUE)`, or `default(VALUE, "description")`, whose value may use the keys above it;
+/// - `nested()`: a section with defaults of its own;
+/// - `flatten(READER)`: the keys of another section, in this map;
+/// - `aside(f)`: no key, but a fact about the map such as its line; `fact(f)` is shown in dumps.
+///
+/// `since "VERSION"` after the presence names the first version, if it is not
+/// [`FIRST_VERSION`].
+macro_rules! section {
+    (@kind $ty:ty) => { $ty };
+    (@kind $ty:ty, $kind:ty) => { $kind };
+    (@name $field:ident) => { stringify!($field) };
+    (@name $field:ident $name:literal) => { $name };
+    (@since) => { $crate::config::define::FIRST_VERSION };
+    (@since $since:literal) => { $since };
+
+    (@read required($example:expr) $fields:ident [$($name:tt)*] [$($kind:tt)*]) => {
+        $crate::config::define::Read::required::<section!(@kind $($kind)*)>(
+            $fields, section!(@name $($name)*), $example)
+    };
+    (@read flatten($read:path) $fields:ident [$($name:tt)*] [$($kind:tt)*]) => {
+        $crate::config::define::Read::from($read($fields))
+    };
+    (@read aside($fact:expr) $fields:ident [$($name:tt)*] [$($kind:tt)*]) => {
+        $crate::config::define::Read::Given(($fact)(&*$fields))
+    };
+    (@read fact($fact:expr) $fields:ident [$($name:tt)*] [$($kind:tt)*]) => {
+        $crate::config::define::Read::Given(($fact)(&*$fields))
+    };
+    (@read $mode:ident($($arg:tt)*) $fields:ident [$($name:tt)*] [$($kind:tt)*]) => {
+        $crate::config::define::Read::key::<section!(@kind $($kind)*)>(
+            $fields, section!(@name $($name)*))
+    };
+
+    (@default default($value:expr $(, $said:literal)?)) => { $value };
+    (@default nested()) => { Default::default() };
+    (@default $mode:ident($($arg:tt)*)) => { return None };
+
+    (@absent required($example:expr) [$($kind:tt)*]) => {
+        $crate::config::define::Absent::Error
+    };
+    (@absent default($value:expr) [$($kind:tt)*]) => {
+        $crate::config::define::Absent::Value(
+            <section!(@kind $($kind)*) as $crate::config::define::Type>::show(&$value))
+    };
+    (@absent default($value:expr, $said:literal) [$($kind:tt)*]) => {
+        $crate::config::define::Absent::Otherwise($said)
+    };
+    (@absent nested() [$($kind:tt)*]) => { $crate::config::define::Absent::Nested };
+
+    (@describe flatten($read:path) $keys:ident [$($name:tt)*] [$($kind:tt)*] [$($doc:literal)*]
+        $($since:literal)?) => {
+        $keys.extend(<section!(@kind $($kind)*)>::keys());
+    };
+    (@describe aside($fact:expr) $keys:ident [$($name:tt)*] [$($kind:tt)*] [$($doc:literal)*]
+        $($since:literal)?) => {};
+    (@describe fact($fact:expr) $keys:ident [$($name:tt)*] [$($kind:tt)*] [$($doc:literal)*]
+        $($since:literal)?) => {};
+    (@describe $mode:ident($($arg:tt)*) $keys:ident [$($name:tt)*] [$($kind:tt)*]
+        [$($doc:literal)*] $($since:literal)?) => {
+        $keys.push($crate::config::define::Key {
+            name: section!(@name $($name)*),
+            about: $crate::config::define::joined(&[$($doc),*]),
+            since: section!(@since $($since)?),
+            shape: <section!(@kind $($kind)*) as $crate::config::define::Type>::shape(),
+            absent: section!(@absent $mode($($arg)*) [$($kind)*]),
+        });
+    };
+
+    (@show aside $map:ident $out:expr, [$($name:tt)*] [$($kind:tt)*]) => {};
+    (@show flatten $map:ident $out:expr, [$($name:tt)*] [$($kind:tt)*]) => {
+        if let serde_json::Value::Object(keys) =
+            <section!(@kind $($kind)*) as $crate::config::define::Type>::show($out)
+        {
+            $map.extend(keys);
+        }
+    };
+    (@show $mode:ident $map:ident $out:expr, [$($name:tt)*] [$($kind:tt)*]) => {
+        let shown = <section!(@kind $($kind)*) as $crate::config::define::Type>::show($out);
+        $map.insert(section!(@name $($name)*).to_owned(), shown);
+    };
+
+    (@implement $name:ident {
+        $(
+            $(#[doc = $doc:literal])*
+            $field:ident $([$rename:literal])? : $ty:ty $(as $kind:ty)?
+                = $mode:ident($($arg:tt)*) $(since $since:literal)? ;
+        )*
+    }) => {
+        impl Default for $name {
+            fn default() -> Self {
+                $( let $field: $ty = section!(@default $mode($($arg)*)); )*
+                Self { $($field),* }
+            }
+        }
+    };
+
+    (
+        $(#[doc = $about:literal])*
+        $vis:vis struct $name:ident at $place:literal or default
+            $(, $option:ident($($value:tt)*))*
+        { $($body:tt)* }
+    ) => {
+        section! {
+            $(#[doc = $about])*
+            $vis struct $name at $place $(, $option($($value)*))* { $($body)* }
+        }
+        section! { @implement $name { $($body)* } }
+    };
+
+    (
+        $(#[doc = $about:literal])*
+        $vis:vis struct $name:ident at $place:literal
+            $(, derive($($derive:ident),+))?
+            $(, planned($($planned:literal),+))?
+            $(, check($check:path))?
+            $(, compare($compare:path))?
+        {
+            $(
+                $(#[doc = $doc:literal])*
+                $field:ident $([$rename:literal])? : $ty:ty $(as $kind:ty)?
+                    = $mode:ident($($arg:tt)*) $(since $since:literal)? ;
+            )*
+        }
+    ) => {
+        $(#[doc = $about])*
+        #[derive(Clone, Debug, PartialEq $($(, $derive)+)?)]
+        $vis struct $name {
+            $( $(#[doc = $doc])* pub $field: $ty, )*
+        }
+
+        impl $name {
+            /// Reads the keys. All of them are read before the first one that is wrong ends it.
+            pub(in crate::config) fn read_keys(
+                fields: &mut $crate::yaml::Fields<'_>,
+            ) -> Option<Self> {
+                fields.later(&[$($($planned),+)?]);
+                $(
+                    let $field = section!(@read $mode($($arg)*) fields
+                        [$field $($rename)?] [$ty $(, $kind)?]);
+                )*
+                $(
+                    let $field: $ty = match $field {
+                        $crate::config::define::Read::Given(read) => read,
+                        $crate::config::define::Read::Absent => section!(@default $mode($($arg)*)),
+                        $crate::config::define::Read::Wrong => return None,
+                    };
+                )*
+                Some(Self { $($field),* })
+            }
+
+            /// Describes the keys.
+            pub(in crate::config) fn keys() -> Vec<$crate::config::define::Key> {
+                let mut keys = Vec::new();
+                Self::describe(&mut keys);
+                keys
+            }
+
+            fn describe(keys: &mut Vec<$crate::config::define::Key>) {
+                $(
+                    section!(@describe $mode($($arg)*) keys [$field $($rename)?]
+                        [$ty $(, $kind)?] [$($doc)*] $($since)?);
+                )*
+            }
+        }
+
+        impl $crate::config::define::Type for $name {
+            type Out = Self;
+
+            fn read(value: $crate::yaml::Value<'_>) -> Option<Self> {
+                let mut fields = value.fields($place)?;
+                let read = Self::read_keys(&mut fields);
+                fields.finish();
+                $( let read = read.and_then(|read| $check(read, value)); )?
+                read
+            }
+
+            fn show(out: &Self) -> serde_json::Value {
+                let mut map = serde_json::Map::new();
+                $( section!(@show $mode map &out.$field, [$field $($rename)?] [$ty $(, $kind)?]); )*
+                serde_json::Value::Object(map)
+            }
+
+            fn shape() -> $crate::config::define::Shape {
+                $crate::config::define::Shape::Map(Self::keys())
+            }
+
+            $(
+                fn compare(
+                    list: $crate::yaml::Value<'_>,
+                    read: &[(Self, $crate::yaml::Value<'_>)],
+                ) {
+                    $compare(list, read);
+                }
+            )?
+        }
+
+        $crate::config::define::serialized!($name);
+    };
+}
+
+/// Serializes a type by [`Type::show`].
+macro_rules! serialized {
+    ($name:ident) => {
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let shown = <Self as $crate::config::define::Type>::show(self);
+                serde::Serialize::serialize(&shown, serializer)
+            }
+        }
+    };
+}
+
+/// Defines an enum whose values are words. The first word of a variant is written, the others are
+/// read too.
+macro_rules! words {
+    (
+        $(#[doc = $about:literal])*
+        $vis:vis enum $name:ident $(or $default:ident)? {
+            $(
+                $(#[doc = $doc:literal])*
+                $variant:ident = $word:literal $(| $alias:literal)*
+            ),* $(,)?
+        }
+    ) => {
+        $(#[doc = $about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $vis enum $name {
+            $( $(#[doc = $doc])* $variant, )*
+        }
+
+        impl $name {
+            const WORDS: &[(&str, Self)] = &[
+                $( ($word, Self::$variant), )*
+                $( $( ($alias, Self::$variant), )* )*
+            ];
+        }
+
+        $(
+            impl Default for $name {
+                fn default() -> Self {
+                    Self::$default
+                }
+            }
+        )?
+
+        impl $crate::config::define::Type for $name {
+            type Out = Self;
+
+            fn read(value: $crate::yaml::Value<'_>) -> Option<Self> {
+                value.choice(Self::WORDS)
+            }
+
+            fn show(out: &Self) -> serde_json::Value {
+                $crate::config::define::word(out, Self::WORDS)
+            }
+
+            fn shape() -> $crate::config::define::Shape {
+                $crate::config::define::one_of(&[
+                    $( ($word, &[$($doc),*]), )*
+                    $( $( ($alias, &[]), )* )*
+                ])
+            }
+        }
+
+        $crate::config::define::serialized!($name);
+    };
+}
+
+/// Implements [`Type`] for scalars: format in words, JSON types, reader and JSON form.
+macro_rules! scalar {
+    ($(
+        $kind:ty => $out:ty, $format:expr, $types:expr, $read:expr, $show:expr;
+    )*) => { $(
+        impl $crate::config::define::Type for $kind {
+            type Out = $out;
+
+            fn read(value: $crate::yaml::Value<'_>) -> Option<$out> {
+                let read: fn($crate::yaml::Value<'_>, &str) -> Option<$out> = $read;
+                read(value, $format)
+            }
+
+            fn show(out: &$out) -> serde_json::Value {
+                let show: fn(&$out) -> serde_json::Value = $show;
+                show(out)
+            }
+
+            fn shape() -> $crate::config::define::Shape {
+                $crate::config::define::Shape::Scalar(
+                    $format.to_owned(), serde_json::json!({"type": $types}))
+            }
+        }
+    )* };
+}
+
+/// Defines a type that only names a form of values, for Rust types with several forms.
+macro_rules! form {
+    ($($(#[$doc:meta])* $name:ident => $out:ty, $($scalar:expr),+;)*) => { $(
+        $(#[$doc])*
+        pub(in crate::config) enum $name {}
+
+        $crate::config::define::scalar! { $name => $out, $($scalar),+; }
+    )* };
+}
+
+pub(super) use {form, scalar, section, serialized, words};

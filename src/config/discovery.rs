@@ -1,0 +1,514 @@
+//! The `discovery` section, and the control planes of `discovery` and `identity`.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use http::HeaderName;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use serde::{Serialize, Serializer};
+use serde_json::{Value as Json, json};
+
+use super::HostPort;
+use super::define::{
+    Absent, Address, Credential, NewFile, Read, ServicePort, Shape, TEXT, Type, scalar, section,
+    words,
+};
+use crate::yaml::{Fields, Value};
+
+/// The word for the system's roots.
+const SYSTEM: &str = "SYSTEM";
+
+const ADDRESS_EXAMPLE: &str = "istiod.istio-system.svc:15012";
+
+/// Source of the mesh.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Discovery {
+    /// A mesh file, which is watched.
+    File {
+        /// The file.
+        path: PathBuf,
+    },
+    /// istiod: workloads and services by WDS over delta ADS.
+    Istio {
+        /// The control plane.
+        #[serde(flatten)]
+        plane: ControlPlane,
+        /// The file of the last good state, for a start without it. Default: nothing is stored.
+        cache: Option<PathBuf>,
+    },
+    /// Any control plane of Envoy's: clusters and endpoints by CDS and EDS over delta ADS.
+    Envoy {
+        /// The control plane.
+        #[serde(flatten)]
+        plane: ControlPlane,
+        /// As for istiod.
+        cache: Option<PathBuf>,
+        /// The names of the gateway towards the control plane.
+        node: NodeNames,
+        /// The clusters whose names do not contain their service. Default: none.
+        clusters: Vec<NamedCluster>,
+    },
+}
+
+section! {
+    /// Discovery from a mesh file.
+    pub(super) struct FileKeys at "discovery" {
+        /// The mesh file, in the form of ztunnel's local configuration.
+        path: PathBuf as super::define::ExistingPath = required("mesh.yaml");
+    }
+}
+
+section! {
+    /// Discovery from istiod.
+    pub(super) struct IstioKeys at "discovery" {
+        /// The control plane.
+        plane: ControlPlane = flatten(ControlPlane::read_keys);
+        /// File for the last good state, for a start without the control plane. It is written every
+        /// 5 s at most, or every minute where a write takes long. Only a mesh of the same cluster
+        /// and network is read from it, and a damaged file is ignored. Its directory must be
+        /// writable.
+        cache: Option<PathBuf> as Option<NewFile> = default(None, "nothing is stored");
+    }
+}
+
+section! {
+    /// Discovery from a control plane of Envoy's.
+    pub(super) struct EnvoyKeys at "discovery" {
+        /// Use of TLS. `off` is plaintext, with a warning and without `roots`, `token` and `san`,
+        /// for a control plane beside the gateway on the loopback of the host.
+        tls: Tls = default(Tls::On);
+        /// The control plane.
+        istio: IstioKeys = flatten(control_plane);
+        /// Names of the gateway towards the control plane.
+        node: NodeNames = nested();
+        /// Clusters whose names do not contain their service.
+        clusters: Vec<NamedCluster> = default(Vec::new());
+    }
+}
+
+words! {
+    /// Use of TLS towards a control plane.
+    pub(super) enum Tls {
+        /// TLS.
+        On = "on",
+        /// Plaintext.
+        Off = "off",
+    }
+}
+
+section! {
+    /// A control plane, which is reached by gRPC.
+    pub struct ControlPlane at "discovery" {
+        /// Host and port.
+        address: HostPort as Address = required("istiod.istio-system.svc:15012");
+        /// Roots by which the server is verified: a PEM file, read for each connection, a PEM text,
+        /// or `SYSTEM` for those of the system (`SSL_CERT_FILE`, else its bundle).
+        roots: Roots = required("/var/run/secrets/istio/root-cert.pem");
+        /// File with the token of the pod, read for each call. It is sent to verified servers only.
+        token: Option<PathBuf> as Option<Credential> = default(None, "no token is sent");
+        /// Name that the server's certificate must have.
+        san: Option<String> = default(None, "the host of `address`");
+        /// Metadata for each call besides `clusterid`, such as `{x-tenant: blue}`. Values are never
+        /// shown.
+        headers: Vec<(String, String)> as Headers = default(Vec::new(), "none");
+    }
+}
+
+section! {
+    /// Names of the gateway towards a control plane of Envoy's.
+    pub struct NodeNames at "discovery.node" or default, derive(Eq) {
+        /// Id of the node.
+        id: Option<String> = default(None, "the pod's name and namespace");
+        /// Cluster of the node, in Envoy's sense.
+        cluster: Option<String> = default(None, "the value of `gateway.cluster`");
+    }
+}
+
+section! {
+    /// A cluster and its service.
+    pub struct NamedCluster at "discovery.clusters[]", derive(Eq), compare(compare_clusters) {
+        /// Name of the cluster.
+        cluster: String = required("echo");
+        /// Hostname and port in requests of peers.
+        service: HostPort as ServicePort = required("\"echo.app.mesh.internal:80\"");
+    }
+}
+
+/// The roots by which a control plane is verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Roots {
+    /// Those of a PEM file, read for each connection.
+    File(PathBuf),
+    /// Those of a PEM text.
+    Pem(String),
+    /// Those of the system, looked up for each connection.
+    System,
+    /// None: there is no TLS, and any server at the address is trusted.
+    Plaintext,
+}
+
+impl fmt::Display for Roots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(file) => file.display().fmt(f),
+            Self::Pem(_) => f.write_str("PEM"),
+            Self::System => f.write_str(SYSTEM),
+            Self::Plaintext => f.write_str("none, by plaintext"),
+        }
+    }
+}
+
+impl Serialize for Roots {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl Type for Discovery {
+    type Out = Self;
+
+    fn read(value: Value<'_>) -> Option<Self> {
+        let kinds: [(_, ReadKeys<Self>); 3] = [
+            ("file", |keys| {
+                let FileKeys { path } = FileKeys::read_keys(keys)?;
+                Some(Self::File { path })
+            }),
+            ("istio", |keys| {
+                let IstioKeys { plane, cache } = IstioKeys::read_keys(keys)?;
+                Some(Self::Istio { plane, cache })
+            }),
+            ("envoy", |keys| {
+                let EnvoyKeys {
+                    istio,
+                    node,
+                    clusters,
+                    ..
+                } = EnvoyKeys::read_keys(keys)?;
+                let IstioKeys { plane, cache } = istio;
+                Some(Self::Envoy {
+                    plane,
+                    cache,
+                    node,
+                    clusters,
+                })
+            }),
+        ];
+        let read = read_kind(value.fields("discovery")?, "file", &kinds);
+        if let Some(Self::Envoy { plane, .. }) = &read
+            && plane.roots == Roots::Plaintext
+        {
+            let what = "is `off`: whoever can reach the way to the control plane can program this \
+                        gateway";
+            let how = "`on`, unless it is a sidecar on the loopback of this host";
+            value.at("discovery", "tls").warning(what, how);
+        }
+        read
+    }
+
+    fn show(out: &Self) -> Json {
+        json!(out)
+    }
+
+    fn shape() -> Shape {
+        let mut envoy = EnvoyKeys::keys();
+        for key in envoy.iter_mut().filter(|key| key.name == "roots") {
+            key.absent = Absent::Otherwise("required, except with `tls: off`");
+        }
+        Shape::Kinds(vec![
+            ("file", FileKeys::keys()),
+            ("istio", IstioKeys::keys()),
+            ("envoy", envoy),
+        ])
+    }
+}
+
+/// Reader of the keys of one kind.
+pub(super) type ReadKeys<T> = fn(&mut Fields<'_>) -> Option<T>;
+
+/// Reads the keys of the kind that a map names. The keys of an unknown kind are not judged.
+pub(super) fn read_kind<T>(
+    mut fields: Fields<'_>,
+    example: &str,
+    kinds: &[(&str, ReadKeys<T>)],
+) -> Option<T> {
+    let read = fields.need("kind", example)?.choice(kinds)?;
+    let kind = read(&mut fields);
+    fields.finish();
+    kind
+}
+
+/// Reads the keys of a control plane of Envoy's. Without TLS there is nothing to verify it by, and
+/// a token is for a verified one.
+fn control_plane(fields: &mut Fields<'_>) -> Option<IstioKeys> {
+    if fields.word("tls") != Some("off") {
+        return IstioKeys::read_keys(fields);
+    }
+    let address = Read::required::<Address>(fields, "address", ADDRESS_EXAMPLE);
+    let headers = Read::key::<Headers>(fields, "headers");
+    let cache = Read::key::<NewFile>(fields, "cache");
+    let mut is_good = true;
+    for key in ["roots", "token", "san"] {
+        if let Some(value) = fields.get(key) {
+            let how = "`tls: on`, or the file without it";
+            value.error("has no use with `tls: off`", how);
+            is_good = false;
+        }
+    }
+    let plane = ControlPlane {
+        address: address.given()??,
+        roots: Roots::Plaintext,
+        token: None,
+        san: None,
+        headers: headers.given()?.unwrap_or_default(),
+    };
+    let cache = cache.given()?;
+    is_good.then_some(IstioKeys { plane, cache })
+}
+
+fn compare_clusters(_: Value<'_>, read: &[(NamedCluster, Value<'_>)]) {
+    for (at, (one, entry)) in read.iter().enumerate() {
+        let NamedCluster { cluster, service } = one;
+        let others = || read.iter().take(at).map(|(other, _)| other);
+        let twice = if others().any(|other| other.cluster == *cluster) {
+            format!("cluster `{cluster}`")
+        } else if others().any(|other| other.service == *service) {
+            format!("service `{service}`")
+        } else {
+            continue;
+        };
+        entry.error(
+            format!("has the {twice} twice"),
+            "one cluster for each port",
+        );
+    }
+}
+
+scalar! {
+    Roots => Roots, "the path of a PEM file, a PEM text, or `SYSTEM`", "string",
+        |value, _| roots(value), |roots| json!(roots);
+}
+
+/// Reads roots as ztunnel's `XDS_ROOT_CA` has them: a file, its text, or the word for those of the
+/// system.
+fn roots(value: Value<'_>) -> Option<Roots> {
+    let text = value.text()?;
+    if text == SYSTEM {
+        return Some(Roots::System);
+    }
+    if !text.trim_start().starts_with("-----BEGIN") {
+        return value.credential_path().map(Roots::File);
+    }
+    let mut certificates = CertificateDer::pem_slice_iter(text.as_bytes()).peekable();
+    if certificates.peek().is_none() || certificates.any(|certificate| certificate.is_err()) {
+        let how = format!("PEM of certificates, the path of a file with them, or `{SYSTEM}`");
+        value.error("has a PEM text that cannot be read as certificates", how);
+        return None;
+    }
+    Some(Roots::Pem(text.to_owned()))
+}
+
+/// Metadata of calls. That of gRPC and of the gateway itself cannot be replaced.
+pub(in crate::config) enum Headers {}
+
+const HEADER: &str = "the value of a header, in printable ASCII";
+
+impl Type for Headers {
+    type Out = Vec<(String, String)>;
+
+    fn read(value: Value<'_>) -> Option<Self::Out> {
+        // Values are secrets, in wrong places too.
+        let read = value.secret().pairs().map(|(entry, value)| {
+            let name = entry.key.to_ascii_lowercase();
+            let is_ours = matches!(
+                &*name,
+                "authorization" | "clusterid" | "content-type" | "te"
+            );
+            let is_name = HeaderName::from_bytes(name.as_bytes()).is_ok();
+            if !is_name || is_ours || name.starts_with("grpc-") || name.ends_with("-bin") {
+                let what = format!("has `{}`, which cannot be sent", entry.key.escape_debug());
+                value.error(what, "the name of a header of your own, such as `x-tenant`");
+                return None;
+            }
+            let value = value.parsed(HEADER, |text| {
+                let is_plain = text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+                is_plain.then(|| text.to_owned())
+            })?;
+            Some((name, value))
+        });
+        read.collect::<Vec<_>>().into_iter().collect()
+    }
+
+    /// Shows the names. The values may be secrets.
+    fn show(out: &Self::Out) -> Json {
+        out.iter().map(|(name, _)| name.as_str()).collect()
+    }
+
+    fn shape() -> Shape {
+        let of = Shape::Scalar(HEADER.to_owned(), json!({"type": TEXT}));
+        Shape::Pairs(Box::new(of))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::config::{Config, Discovery, HostPort, Roots};
+
+    const BASE: &str = "
+gateway: {cluster: east}
+identity: {kind: files, chain: Cargo.toml, key: Cargo.toml, roots: Cargo.toml}
+trust: {domains: [{name: west.local}]}
+listeners: [{name: a, bind: \"127.0.0.1:15008\"}]
+exposure: {default: all}
+";
+
+    /// The configuration with these keys of `discovery`, and what is said of them.
+    fn envoy(keys: &str) -> (Option<Discovery>, String) {
+        let text = format!("discovery: {{kind: envoy, {keys}}}{BASE}");
+        let (config, findings) = Config::parse(Path::new("x.yaml"), &text);
+        let said = findings.0.iter().map(ToString::to_string);
+        let said: Vec<_> = said.filter(|one| one.starts_with("x.yaml:1:")).collect();
+        (config.map(|config| config.discovery), said.join("\n"))
+    }
+
+    #[test]
+    fn a_control_plane_of_envoys_may_name_clusters_and_our_node() {
+        let (read, said) = envoy(
+            "address: \"xds:18000\", roots: SYSTEM, token: Cargo.toml, san: a.b, \
+             headers: {x-a: b}, cache: state, node: {id: gw, cluster: edge}, \
+             clusters: [{cluster: a, service: \"Echo.app:80\"}, \
+             {cluster: b, service: \"echo.app:81\"}]",
+        );
+        assert_eq!(said, "");
+        let Some(Discovery::Envoy {
+            plane,
+            cache,
+            node,
+            clusters,
+        }) = read
+        else {
+            panic!("another kind");
+        };
+        assert_eq!(
+            (plane.roots, plane.san.as_deref()),
+            (Roots::System, Some("a.b"))
+        );
+        assert!(plane.token.is_some() && cache.is_some() && plane.headers.len() == 1);
+        assert_eq!(
+            (node.id.as_deref(), node.cluster.as_deref()),
+            (Some("gw"), Some("edge"))
+        );
+        let want = HostPort::parse("echo.app:80").expect("a service");
+        assert_eq!((&*clusters[0].cluster, &clusters[0].service), ("a", &want));
+        let (read, said) = envoy("address: \"xds:1\", roots: SYSTEM, tls: on");
+        assert_eq!(said, "");
+        let Some(Discovery::Envoy { node, clusters, .. }) = read else {
+            panic!("another kind");
+        };
+        assert_eq!((node.id, node.cluster, clusters.len()), (None, None, 0));
+    }
+
+    #[test]
+    fn plaintext_is_one_word_with_a_warning() {
+        let (read, said) = envoy("address: \"127.0.0.1:1\", tls: off");
+        let Some(Discovery::Envoy { plane, .. }) = read else {
+            panic!("another kind");
+        };
+        assert_eq!(plane.roots, Roots::Plaintext);
+        assert!(
+            said.contains(":1: warning: `discovery.tls` is `off`"),
+            "{said}"
+        );
+        for key in ["roots: SYSTEM", "token: Cargo.toml", "san: a.b"] {
+            let (read, said) = envoy(&format!("address: \"127.0.0.1:1\", tls: off, {key}"));
+            let name = key.split(':').next().expect("a key");
+            let want = format!("error: `discovery.{name}` has no use with `tls: off`; write ");
+            assert!(read.is_none() && said.contains(&want), "{said}");
+        }
+    }
+
+    #[test]
+    fn policies_are_not_asked_for_where_nobody_tells_any() {
+        for (mode, is_good) in [("off", true), ("audit", false), ("enforce", false)] {
+            let keys = "kind: envoy, address: \"xds:1\", roots: SYSTEM";
+            let text = format!("policy: {{istio: {mode}}}\ndiscovery: {{{keys}}}{BASE}");
+            let (config, findings) = Config::parse(Path::new("x.yaml"), &text);
+            assert_eq!(config.is_some(), is_good, "{findings}");
+            let want = "x.yaml:1: error: `policy.istio` asks for Istio's policies";
+            assert_eq!(findings.to_string().contains(want), !is_good, "{findings}");
+        }
+    }
+
+    #[test]
+    fn a_mistake_in_a_key_of_envoys_is_named() {
+        for (keys, want) in [
+            ("", "`discovery` has no `roots`; write `roots: "),
+            (
+                "roots: SYSTEM, tls: yes",
+                "`discovery.tls` cannot be `yes`; write one of `on`, `off`",
+            ),
+            (
+                "roots: SYSTEM, on_demand: true",
+                "unknown key `on_demand` in `discovery`",
+            ),
+            ("roots: SYSTEM, cache: src", "`discovery.cache` is `"),
+            (
+                "roots: SYSTEM, node: gw",
+                "`discovery.node` is `gw`; write a map",
+            ),
+            (
+                "roots: SYSTEM, node: {id: \"\"}",
+                "`discovery.node.id` is empty",
+            ),
+            (
+                "roots: SYSTEM, node: {name: a}",
+                "unknown key `name` in `discovery.node`",
+            ),
+            (
+                "roots: SYSTEM, clusters: {}",
+                "`discovery.clusters` is a map; write a list",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{cluster: a}]",
+                "`discovery.clusters[]` has no `service`; write `service: \"echo.app",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{service: \"a:1\"}]",
+                "`discovery.clusters[]` has no `cluster`; write `cluster: echo`",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{cluster: a, service: b}]",
+                "`discovery.clusters[].service` is `b`; write the hostname and port of a service",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{cluster: a, service: \"10.0.0.1:80\"}]",
+                "`discovery.clusters[].service` is `10.0.0.1:80`; write the hostname and port",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{cluster: a, service: \"b:1\", port: 1}]",
+                "unknown key `port` in `discovery.clusters[]`",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{cluster: a, service: \"b:1\"}, {cluster: a, service: \
+                 \"b:2\"}]",
+                "has the cluster `a` twice; write one cluster for each port",
+            ),
+            (
+                "roots: SYSTEM, clusters: [{cluster: a, service: \"b:1\"}, {cluster: b, service: \
+                 \"B:1\"}]",
+                "has the service `b:1` twice; write one cluster for each port",
+            ),
+        ] {
+            let (read, said) = envoy(&format!("address: \"xds:1\", {keys}"));
+            assert!(read.is_none() && said.contains(want), "{keys}: {said}");
+        }
+        let (read, said) = envoy("address: xds, roots: SYSTEM");
+        assert!(
+            read.is_none() && said.contains("`discovery.address` is `xds`"),
+            "{said}"
+        );
+    }
+}

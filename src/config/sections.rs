@@ -1,0 +1,198 @@
+//! Small sections: gateway, policy, DNS, dialling, limits, served addresses, drain and log.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde_json::json;
+
+use super::define::{DrainTime, MaybeEmpty, OneOrMore, Size, form, section, words};
+use super::level::{Access, Directives};
+use super::{ADMIN, DRAIN_DEADLINE, DRAIN_LAG, METRICS, READINESS};
+use crate::yaml::Value;
+
+section! {
+    /// The cluster, network and locality of this gateway.
+    pub struct Gateway at "gateway", check(origin) {
+        /// Cluster of the gateway. With `trust.clusters` it cannot be `unknown`, the cluster of
+        /// peers whose issuer has no entry.
+        cluster: String = required("east");
+        /// Network of the gateway. Only endpoints of this network are dialled.
+        network: String = default(cluster.clone(), "the value of `gateway.cluster`");
+        /// Locality, with which `traffic` and the preferences of services compare endpoints.
+        /// `strait status` names the source of the locality in force.
+        locality: Locality = default(
+            Locality::default(),
+            "with `discovery.kind: istio` that of istiod's record of the pod, else that of the \
+             pod, else unknown"
+        );
+        /// Source of the locality.
+        locality_origin: LocalityOrigin = aside(|_| LocalityOrigin::Unknown);
+    }
+}
+
+section! {
+    /// A region, a zone of it and a subzone; empty parts are unknown.
+    pub struct Locality at "gateway.locality" or default {
+        /// Region, such as `us-east-2`.
+        region: String as MaybeEmpty = default(String::new());
+        /// Zone, such as `us-east-2a`.
+        zone: String as MaybeEmpty = default(String::new());
+        /// Subzone, such as a rack.
+        subzone: String as MaybeEmpty = default(String::new());
+    }
+}
+
+/// Source of the gateway's locality.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LocalityOrigin {
+    /// Nothing names a locality.
+    Unknown,
+    /// `gateway.locality` of the file.
+    Configuration,
+    /// A variable or a label of the pod. The control plane's record of the pod is better.
+    Pod(String),
+}
+
+/// Notes the source of the locality. Values without a line are the pod's.
+#[expect(clippy::unnecessary_wraps, reason = "a check may refuse what was read")]
+fn origin(mut gateway: Gateway, value: Value<'_>) -> Option<Gateway> {
+    let place = value.child("gateway", "locality").map(Value::place);
+    gateway.locality_origin = match place {
+        Some(_) if gateway.locality == Locality::default() => LocalityOrigin::Unknown,
+        Some(place) if place.line == 0 => LocalityOrigin::Pod(place.to_string()),
+        Some(_) => LocalityOrigin::Configuration,
+        None => LocalityOrigin::Unknown,
+    };
+    Some(gateway)
+}
+
+section! {
+    /// Enforcement of authorization policies.
+    pub struct Policy at "policy" or default, derive(Copy, Eq), planned("files") {
+        /// Treatment of Istio's authorization policies, from istiod or the mesh file. With
+        /// `discovery.kind: envoy` there are no policies, and only `off` is accepted.
+        istio: PolicyMode = default(PolicyMode::Off);
+    }
+}
+
+words! {
+    /// Treatment of authorization policies.
+    pub enum PolicyMode or Off {
+        /// Policies are not evaluated, as in an Envoy in this place.
+        Off = "off",
+        /// Violations are logged and counted, and let through.
+        Audit = "audit",
+        /// Violations are rejected with 401, and their open tunnels are reset.
+        Enforce = "enforce",
+    }
+}
+
+section! {
+    /// Resolution of workloads that discovery knows by a hostname.
+    pub struct Dns at "dns" or default {
+        /// DNS servers. An answer counts for its TTL, between 1 s and 5 min, and is refreshed at
+        /// once if an address of it cannot be dialled. While lookups fail, the last good answer
+        /// stays. At most 10,000 names and 64 addresses of each are kept. Names in requests of
+        /// peers are never looked up.
+        servers: Vec<SocketAddr> = default(Vec::new(), "those of `/etc/resolv.conf`");
+    }
+}
+
+section! {
+    /// Addresses that may be dialled.
+    pub struct Dial at "dial" or default, planned("try", "budget") {
+        /// Networks that are removed from the deny list: loopback, link-local, multicast, metadata
+        /// services (`fd00:ec2::/32` included), `240.0.0.0/4`, Teredo, and IPv6 addresses that
+        /// embed one of these (IPv4-mapped, IPv4-translated, NAT64, 6to4, ISATAP). The gateway's
+        /// own listeners are never dialled.
+        allow: Vec<IpNet> = default(Vec::new());
+    }
+}
+
+section! {
+    /// Limits of resources.
+    pub struct Limits at "limits" or default, derive(Copy, Eq) {
+        /// Bytes that all tunnels together may hold for slow readers.
+        buffers: Option<usize> as Option<Size> = default(
+            None,
+            "a quarter of the memory of the process, by its cgroup or the machine's size; less \
+             while memory is short"
+        );
+    }
+}
+
+section! {
+    /// Admin pages.
+    pub struct Admin at "admin" or default, derive(Copy, Eq) {
+        /// Address, on loopback only: the pages have no password. With port 0 the kernel chooses.
+        bind: SocketAddr = default(ADMIN);
+    }
+}
+
+section! {
+    /// Prometheus metrics.
+    pub struct Metrics at "metrics" or default, derive(Eq) {
+        /// Address, or several.
+        bind: Vec<SocketAddr> as OneOrMore<SocketAddr> = default(vec![METRICS]);
+    }
+}
+
+section! {
+    /// Readiness probe.
+    pub struct Readiness at "readiness" or default, derive(Copy, Eq) {
+        /// Address of the probe.
+        bind: SocketAddr = default(READINESS);
+    }
+}
+
+section! {
+    /// Termination of the process.
+    pub struct Drain at "drain" or default, derive(Copy, Eq) {
+        /// Time for which connections are still accepted after readiness fails.
+        lag: Duration as DrainTime = default(DRAIN_LAG);
+        /// Time for which open tunnels continue after that.
+        deadline: Duration as DrainTime = default(DRAIN_DEADLINE);
+    }
+}
+
+section! {
+    /// The log and the access log.
+    pub struct Log at "log" or default {
+        /// Level, or a list such as `info,strait::datapath=debug`. A list has one level without
+        /// target, for all targets that it does not name.
+        level: String as Level = default("info".to_owned());
+        /// Tunnels with a line in the access log.
+        access: Access = default(Access::All);
+        /// Format of the lines.
+        format: LogFormat = default(LogFormat::Text);
+    }
+}
+
+words! {
+    /// Format of log lines.
+    pub enum LogFormat {
+        /// Text for people.
+        Text = "text",
+        /// One JSON object in each line.
+        Json = "json",
+    }
+}
+
+form! {
+    /// The level of the log.
+    Level => String,
+        "a level (`off`, `error`, `warn`, `info`, `debug`, `trace`) or a list such as \
+         `info,strait::datapath=debug`",
+        "string", level, |level| json!(level);
+}
+
+fn level(value: Value<'_>, wanted: &str) -> Option<String> {
+    let read = value.parsed(wanted, |text| Directives::parse(text).ok())?;
+    if !read.has_default {
+        let what = format!("is `{}`, which silences everything else", read.text);
+        value.error(what, format!("`info,{}`", read.text));
+        return None;
+    }
+    Some(read.text)
+}

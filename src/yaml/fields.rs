@@ -1,0 +1,154 @@
+//! Reading of maps with a fixed set of keys.
+
+use std::path::Path;
+
+use super::findings::Report;
+use super::tree::{Document, Entry, Kind};
+use super::value::{Value, did_you_mean, one_of, shortened};
+
+/// A map with a fixed set of keys: those that its reader looked up. [`Fields::finish`] reports all
+/// others as unknown.
+#[derive(Debug)]
+#[must_use = "unknown keys are reported by `finish`"]
+pub struct Fields<'a> {
+    document: &'a Document,
+    report: &'a Report,
+    place: &'static str,
+    line: u64,
+    entries: &'a [Entry],
+    known: Vec<&'static str>,
+    later: &'static [&'static str],
+    /// Whether further keys, and keys without a value, are ignored.
+    pub(super) is_foreign: bool,
+}
+
+impl<'a> Fields<'a> {
+    /// Returns the keys of the whole document; `None` if it is no map. `example` is a first line.
+    pub fn of_document(document: &'a Document, report: &'a Report, example: &str) -> Option<Self> {
+        let node = &document.root;
+        let Kind::Map(entries) = &node.kind else {
+            let what = match node.kind {
+                Kind::Null => "the file is empty",
+                _ => "the file is not a map of keys and values",
+            };
+            report.error(node.line.into(), what, format!("`{example}` and so on"));
+            return None;
+        };
+        Some(Self::new(document, report, "", node.line.into(), entries))
+    }
+
+    pub(super) fn new(
+        document: &'a Document,
+        report: &'a Report,
+        place: &'static str,
+        line: u64,
+        entries: &'a [Entry],
+    ) -> Self {
+        Self {
+            document,
+            report,
+            place,
+            line,
+            entries,
+            known: Vec::new(),
+            later: &[],
+            is_foreign: false,
+        }
+    }
+
+    /// Returns the file.
+    pub fn file(&self) -> &Path {
+        &self.document.file
+    }
+
+    /// Returns the text under a key, if there is any; reports nothing.
+    pub fn word(&self, key: &str) -> Option<&'a str> {
+        let entry = self.entries.iter().find(|entry| *entry.key == *key)?;
+        entry.value.text()
+    }
+
+    /// Returns the line on which the map begins.
+    pub fn line(&self) -> u64 {
+        self.line
+    }
+
+    /// Names planned keys, which this version lacks.
+    pub fn later(&mut self, keys: &'static [&'static str]) {
+        self.later = keys;
+    }
+
+    /// Returns the value of an optional key.
+    pub fn get(&mut self, key: &'static str) -> Option<Value<'a>> {
+        self.known.push(key);
+        let entry = self.entries.iter().find(|entry| *entry.key == *key)?;
+        let value = Value::new(self.document, self.report, &entry.value, self.place, key);
+        if matches!(entry.value.kind, Kind::Null) {
+            if self.is_foreign {
+                return None;
+            }
+            // A list that was commented out line by line must not mean "no restriction".
+            self.report.error(
+                entry.line.into(),
+                format!("`{value}` has no value"),
+                "one or remove the key",
+            );
+            return None;
+        }
+        Some(value)
+    }
+
+    /// Returns the value of a required key; `example` is a value for the finding about its absence.
+    pub fn need(&mut self, key: &'static str, example: &str) -> Option<Value<'a>> {
+        if !self.entries.iter().any(|entry| *entry.key == *key) {
+            let owner = match self.place {
+                "" => "the file".to_owned(),
+                place => format!("`{place}`"),
+            };
+            let what = format!("{owner} has no `{key}`");
+            self.report
+                .error(self.line, what, format!("`{key}: {example}`"));
+        }
+        self.get(key)
+    }
+
+    /// Reports unknown keys and those that are given twice.
+    pub fn finish(self) {
+        let mut seen = vec![None; self.known.len()];
+        for entry in self.entries {
+            let key = match self.place {
+                "" => shortened(&entry.key),
+                place => format!("{place}.{}", shortened(&entry.key)),
+            };
+            match self.known.iter().position(|known| **known == *entry.key) {
+                Some(index) => match seen[index].replace(entry.line) {
+                    Some(first) => {
+                        let what = format!("`{key}` is given twice, first on line {first}");
+                        self.report.error(entry.line.into(), what, "it once");
+                    }
+                    None => continue,
+                },
+                None if self.later.contains(&&*entry.key) => {
+                    let what = format!("`{key}` is not built yet");
+                    self.report
+                        .error(entry.line.into(), what, "the file without it");
+                }
+                None if self.is_foreign => {}
+                None => self.unknown(entry),
+            }
+        }
+    }
+
+    fn unknown(&self, entry: &Entry) {
+        let place = match self.place {
+            "" => String::new(),
+            place => format!(" in `{place}`"),
+        };
+        let meant = did_you_mean(&entry.key, self.known.iter().copied());
+        let what = format!("unknown key `{}`{place}{meant}", shortened(&entry.key));
+        let how = match self.known.is_empty() {
+            true => "nothing there".to_owned(),
+            false => one_of(self.known.iter().copied()),
+        };
+        self.report.error(entry.line.into(), what, how);
+    }
+}

@@ -1,0 +1,14 @@
+//! YAML documents in which every key and value knows its line, and findings about them.
+//!
+//! The configuration, the mesh file and Kubernetes objects are read by this module: one mistake
+//! does not hide the next one, and each is reported with its line.
+
+mod fields;
+mod findings;
+mod tree;
+mod value;
+
+pub use fields::Fields;
+pub use findings::{Finding, Findings, Place, Report, Severity};
+pub use tree::{Document, Entry, FILE_BYTES_MAX, Kind, Layer, Node};
+pub use value::Value;

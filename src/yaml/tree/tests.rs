@@ -1,0 +1,157 @@
+//! Documents: lines, limits and refusals.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn parse(text: &str) -> Document {
+    Document::parse(Path::new("a.yaml"), text).unwrap()
+}
+
+fn refusal(text: &str) -> String {
+    Document::parse(Path::new("a.yaml"), text)
+        .unwrap_err()
+        .to_string()
+}
+
+/// The document with its lines, in a form that fits an assertion.
+fn outline(document: &Document, node: &Node) -> String {
+    let line = node.line;
+    match &node.kind {
+        Kind::Null => format!("{line}:null"),
+        Kind::Bool(value) => format!("{line}:{value}"),
+        Kind::Int(value) => format!("{line}:{value}"),
+        Kind::Float => format!("{line}:float {}", document.text_of(node).unwrap()),
+        Kind::Text(value) => format!("{line}:{value:?}"),
+        Kind::List(items) => {
+            let items: Vec<_> = items.iter().map(|node| outline(document, node)).collect();
+            format!("{line}:[{}]", items.join(" "))
+        }
+        Kind::Map(entries) => {
+            let entry = |e: &Entry| format!("{}@{}={}", e.key, e.line, outline(document, &e.value));
+            let entries: Vec<_> = entries.iter().map(entry).collect();
+            format!("{line}:{{{}}}", entries.join(" "))
+        }
+    }
+}
+
+#[test]
+fn every_key_and_value_knows_its_line() {
+    let document = parse(
+        "# c\na:\n  # d\n  b: [1, {x: é}]\n\n  c:\n    - d: e\n      f:\n    -\n      g: ~\n",
+    );
+    assert_eq!(
+        outline(&document, &document.root),
+        "2:{a@2=4:{b@4=4:[4:1 4:{x@4=4:\"é\"}] \
+         c@6=7:[7:{d@7=7:\"e\" f@8=8:null} 10:{g@10=10:null}]}}"
+    );
+}
+
+#[test]
+fn quotes_make_text_and_only_true_and_false_are_booleans() {
+    let text = "\u{feff}a: \"80\"\nb: 80\nc: on\nd: true\ne: 1.10\nf: 'true'\ng: 1e999\nh: -5\n";
+    let document = parse(text);
+    assert_eq!(
+        outline(&document, &document.root),
+        "1:{a@1=1:\"80\" b@2=2:80 c@3=3:\"on\" d@4=4:true e@5=5:float 1.10 f@6=6:\"true\" \
+         g@7=7:float 1e999 h@8=8:-5}"
+    );
+}
+
+#[test]
+fn repeated_keys_are_kept_for_the_reader_to_report() {
+    let document = parse("a: 1\n\"a\": 2\n80: 3\n\"80\": 4\n");
+    assert_eq!(
+        outline(&document, &document.root),
+        "1:{a@1=1:1 a@2=2:2 80@3=3:3 80@4=4:4}"
+    );
+}
+
+#[test]
+fn broken_syntax_is_reported_at_its_line() {
+    assert_eq!(
+        refusal("a: b\n  c: d\n"),
+        "a.yaml:2: error: not valid YAML: mapping values are not allowed in this context"
+    );
+    assert_eq!(
+        refusal("a: b\n---\nc: d\n"),
+        "a.yaml:3: error: not valid YAML: only single YAML document expected but multiple found"
+    );
+    assert!(refusal("a: b\n? {c: d}\n: e\n").starts_with("a.yaml:2: error: not valid YAML:"));
+}
+
+#[test]
+fn several_documents_know_their_lines_and_empty_ones_are_left_out() {
+    let text = "# c\n---\na: 1.10\n---\n# nothing\n---\n- b\n...\n---\n{\"c\": \"d\"}\n---\n";
+    let documents = Document::parse_all(Path::new("a.yaml"), text).unwrap();
+    let outlines = documents.iter().map(|one| outline(one, &one.root));
+    let wanted = ["3:{a@3=3:float 1.10}", "7:[7:\"b\"]", "10:{c@10=10:\"d\"}"];
+    assert_eq!(outlines.collect::<Vec<_>>(), wanted);
+    assert!(Document::parse_all(Path::new("a"), "").unwrap().is_empty());
+}
+
+#[test]
+fn the_bounds_hold_over_all_documents_together() {
+    let refusal = |text: &str| {
+        let parsed = Document::parse_all(Path::new("a.yaml"), text);
+        parsed.unwrap_err().to_string()
+    };
+    let many = refusal(&"---\na\n".repeat(DOCUMENTS_MAX + 1));
+    assert!(
+        many.ends_with("error: more than 100000 documents; write fewer"),
+        "{many}"
+    );
+    let bomb = refusal("a: 1\n---\na: &x [1]\nb: *x\n");
+    assert!(bomb.starts_with("a.yaml:3: error: anchors"), "{bomb}");
+    let deep = refusal(&format!("a: 1\n---\n{}", "- ".repeat(100_000)));
+    assert!(
+        deep.starts_with("a.yaml:3: error: more than 16 levels"),
+        "{deep}"
+    );
+}
+
+#[test]
+fn anchors_are_refused_so_that_no_text_can_blow_up() {
+    let want = "a.yaml:1: error: anchors (`&name`) and aliases (`*name`) are not read; \
+                write out the value";
+    assert_eq!(refusal("a: &x [1]\nb: *x\n"), want);
+    assert!(refusal("b: *x\n").starts_with("a.yaml:1: error:"));
+}
+
+#[test]
+fn deep_nesting_is_refused_before_the_stack_ends() {
+    let want = "a.yaml:1: error: more than 16 levels of nesting; write fewer";
+    assert_eq!(refusal(&"- ".repeat(100_000)), want);
+    assert!(refusal(&"[".repeat(100_000)).starts_with("a.yaml:1: error:"));
+    assert!(refusal(&"{a: ".repeat(100_000)).starts_with("a.yaml:1: error:"));
+    parse(&"- ".repeat(DEPTH_MAX));
+}
+
+#[test]
+fn a_file_over_the_size_limit_is_refused() {
+    let text = "#".repeat(FILE_BYTES_MAX + 1);
+    assert_eq!(
+        refusal(&text),
+        "a.yaml:1: error: the file is larger than 64 MiB; write a smaller one"
+    );
+}
+
+#[test]
+fn a_file_that_is_absent_or_not_text_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.yaml");
+    let absent = Document::load(&file).unwrap_err().to_string();
+    assert!(absent.contains("x.yaml:1: error: the file cannot be read: No such file"));
+    std::fs::write(&file, b"a: b\nc: \xff\n").unwrap();
+    let binary = Document::load(&file).unwrap_err().to_string();
+    assert!(
+        binary.ends_with("x.yaml:2: error: the file is not UTF-8 text here; write it in UTF-8")
+    );
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics_the_parser(text in "([-?:,\\[\\]{}#&*!|>'\"%@`a0 \n\t~.<]|\\PC){0,80}") {
+        let _ = Document::parse(Path::new("a"), &text);
+    }
+}
