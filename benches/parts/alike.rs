@@ -204,18 +204,18 @@ fn change() -> Change {
     let hosts = [NOT_EXPOSED, NOT_FOR_PEER, "door.app"];
     let mut table = ExposureTable::new(false);
     let to = |cluster: &str| Exposure {
-        to: vec![Audience {
+        audiences: vec![Audience {
             cluster: Some(cluster.into()),
             ..Audience::default()
         }],
         ..Exposure::default()
     };
-    table.expose(NOT_FOR_PEER, &to("north"), []);
+    table.add_entry(NOT_FOR_PEER, &to("north"), []);
     let door = Exposure {
         route_by: Some(RouteBy::Sni),
         ..to("west")
     };
-    table.expose("door.app", &door, []);
+    table.add_entry("door.app", &door, []);
     Change {
         mesh: Some((Mesh::new(hosts.map(service), []), mesh::NETWORK.into())),
         trust: Some(TrustSet::new([

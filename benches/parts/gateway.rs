@@ -81,7 +81,7 @@ impl Running {
     /// Starts a gateway with one worker, and the endpoints behind it.
     pub fn start(tls: Served) -> Self {
         let mut exposure = ExposureTable::new(false);
-        exposure.expose("endpoint.app", &mesh::to_west(), []);
+        exposure.add_entry("endpoint.app", &mesh::to_west(), []);
         let change = Change {
             mesh: Some((endpoints(), mesh::NETWORK.into())),
             trust: Some(TrustSet::new([("west.local", "west")])),

@@ -100,7 +100,7 @@ fn route_and_policy(criterion: &mut Criterion) {
         group.bench_function(kind, |b| {
             b.iter(|| {
                 let of = (&*host, 80);
-                snapshot.judge(black_box(caller), black_box(&name), of, &Means::Service)
+                snapshot.evaluate_exposure(black_box(caller), black_box(&name), of, &Means::Service)
             });
         });
     }
@@ -181,7 +181,7 @@ fn update(criterion: &mut Criterion) {
     let old = mesh::snapshot(mesh::mesh(2_000, 50));
     let change = || {
         let mut exposure = ExposureTable::new(false);
-        exposure.expose(&mesh::hostname(0), &mesh::to_west(), []);
+        exposure.add_entry(&mesh::hostname(0), &mesh::to_west(), []);
         Change {
             exposure: Some(exposure),
             ..Change::default()

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
-use crate::snapshot::{Caller, Means, Snapshot, Verdict, mesh};
+use crate::snapshot::{Caller, Means, Snapshot, ExposureVerdict, mesh};
 use crate::wire::{Authority, Host};
 
 /// Listener of the running gateway.
@@ -194,8 +194,8 @@ impl<'a> Strangers<'a> {
         let of = (host, port);
         let judged = self
             .snapshot
-            .judge(Caller::UNKNOWN, &asked, of, &Means::Service);
-        judged == Verdict::Allowed
+            .evaluate_exposure(Caller::UNKNOWN, &asked, of, &Means::Service);
+        judged == ExposureVerdict::Allowed
     }
 }
 
@@ -214,7 +214,7 @@ fn behind<'a>(snapshot: &'a Snapshot, route: &SniRoute) -> Vec<(&'a str, u16)> {
     let Some(found) = snapshot.find(Caller::UNKNOWN, &asked) else {
         return Vec::new();
     };
-    let Means::Alias(alias) = &found.means else {
+    let Means::Alias(alias) = &found.matched_by else {
         return vec![(&found.service.hostname, found.port)];
     };
     let targets = snapshot.behind(alias, asked.port);

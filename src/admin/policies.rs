@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::snapshot::authorization::{self, Action, Condition, Match, Scope, StringMatch};
+use crate::snapshot::authorization::{self, Action, Condition, Match, PolicyScope, StringMatch};
 
 /// Policy.
 #[derive(Debug, Serialize)]
@@ -29,9 +29,9 @@ impl<'a> Policy<'a> {
             name: &policy.name,
             namespace: &policy.namespace,
             scope: match policy.scope {
-                Scope::Global => "Global",
-                Scope::Namespace => "Namespace",
-                Scope::Selected => "WorkloadSelector",
+                PolicyScope::Global => "Global",
+                PolicyScope::Namespace => "Namespace",
+                PolicyScope::Selected => "WorkloadSelector",
             },
             action: match policy.action {
                 Action::Allow => "Allow",
@@ -118,7 +118,7 @@ mod tests {
         let policy = authorization::Policy {
             name: "p".into(),
             namespace: "app".into(),
-            scope: Scope::Selected,
+            scope: PolicyScope::Selected,
             action: Action::Allow,
             rules: vec![Rule {
                 clauses: vec![Clause { matches: vec![of] }],

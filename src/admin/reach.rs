@@ -10,7 +10,7 @@ pub(super) fn exposed_to(
     strangers: &Strangers<'_>,
     service: &Service,
 ) -> Vec<String> {
-    if let Some(namespace) = snapshot.namespace_of(&service.hostname)
+    if let Some(namespace) = snapshot.required_namespace(&service.hostname)
         && *namespace != *service.namespace
     {
         return vec![format!(
@@ -37,7 +37,7 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
     if snapshot.scope.local.contains(host) {
         return Err("nobody, as it stays in its cluster".to_owned());
     }
-    let entries = snapshot.exposure.entries(&snapshot.entry_of(host));
+    let entries = snapshot.exposure.entries(&snapshot.exposure_host(host));
     if !entries.is_empty() {
         let said: Vec<_> = entries.iter().flat_map(of_entry).collect();
         return match said.is_empty() {
@@ -70,10 +70,10 @@ fn by_exposure(snapshot: &Snapshot, service: &Service) -> Result<Vec<String>, St
 fn of_entry(entry: &Exposure) -> impl Iterator<Item = String> {
     let port = entry.port.map(|port| format!(" on port {port}"));
     let port = port.unwrap_or_default();
-    let workloads = match entry.workloads {
+    let workloads = match entry.exposes_workloads {
         true => ", its workloads too",
         false => "",
     };
-    let audiences = entry.to.iter();
+    let audiences = entry.audiences.iter();
     audiences.map(move |to| format!("{to}{port}{workloads}"))
 }

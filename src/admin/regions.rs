@@ -102,7 +102,7 @@ impl Order {
         let region = self.region.clone();
         let change = Change {
             overrides: Some(match self.kind {
-                Kind::Undo => Override::Return(region),
+                Kind::Undo => Override::Restore(region),
                 Kind::Evacuate | Kind::Force => Override::Evacuate(region),
             }),
             ..Change::default()
@@ -243,7 +243,7 @@ fn lost(before: &Snapshot, next: &Snapshot) -> BTreeSet<String> {
     let key = |service: &Service| key_of(&service.definition);
     let services = lost_of(&before.services, &next.services, key);
     let alias = |service: &Service| format!("alias {}", service.hostname);
-    let aliases = lost_of(&before.derived, &next.derived, alias);
+    let aliases = lost_of(&before.derived_services, &next.derived_services, alias);
     let all = before.services.values();
     let stranded = all.filter(|service| {
         let definition = &service.definition;
@@ -260,7 +260,7 @@ fn lost_of(
 ) -> Vec<String> {
     let is_empty = |set: Option<&Arc<EndpointSet>>| set.is_none_or(|set| set.endpoints.is_empty());
     let has_lost = |old: &Service, new: &Service| {
-        [(&old.ports, &new.ports), (&old.direct, &new.direct)]
+        [(&old.ports, &new.ports), (&old.passthrough_ports, &new.passthrough_ports)]
             .into_iter()
             .any(|(old, new)| {
                 let mut sets = old.iter();

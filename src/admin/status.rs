@@ -479,13 +479,13 @@ impl Services {
 
 /// Returns the hostnames of the services with this name, hostname or alias.
 fn hosts_called(snapshot: &Snapshot, name: &str) -> Vec<Arc<str>> {
-    let exposed = snapshot.exposure.hosts_called(name);
-    let aliases = snapshot.names.called(name).iter();
+    let exposed = snapshot.exposure.hosts_with_alias(name);
+    let aliases = snapshot.names.aliases_of(name).iter();
     let targets = aliases.flat_map(|alias| alias.targets());
     let hosts = exposed
         .chain(targets.map(|(host, _)| &**host))
         .chain([name]);
-    let services = hosts.filter_map(|host| snapshot.called(host));
+    let services = hosts.filter_map(|host| snapshot.service_by_name(host));
     services
         .map(|service| Arc::clone(&service.hostname))
         .collect()

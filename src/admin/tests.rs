@@ -507,10 +507,10 @@ fn exposure_says_to_whom_and_by_which_rule() {
         let mut table = ExposureTable::new(true);
         let entry = Exposure {
             port: Some(80),
-            to,
+            audiences: to,
             ..Exposure::default()
         };
-        table.expose("echo.app", &entry, []);
+        table.add_entry("echo.app", &entry, []);
         table
     };
     assert_eq!(
@@ -524,13 +524,13 @@ fn exposure_says_to_whom_and_by_which_rule() {
     let mut of_other = ExposureTable::new(true);
     let entry = Exposure {
         namespace: Some("other".into()),
-        to: vec![Audience {
+        audiences: vec![Audience {
             anyone: true,
             ..Audience::default()
         }],
         ..Exposure::default()
     };
-    of_other.expose("echo.app", &entry, []);
+    of_other.add_entry("echo.app", &entry, []);
     assert_eq!(
         said(of_other, &[]),
         ["nobody, as `exposure` names the service of namespace other"]
@@ -554,7 +554,7 @@ async fn a_service_is_found_by_what_peers_ask_for_and_one_behind_nothing_is_a_pr
         port: Some(80),
         ..Exposure::default()
     };
-    exposure.expose("echo.app", &entry, [("echo.global", None)]);
+    exposure.add_entry("echo.app", &entry, [("echo.global", None)]);
     let mut lost = (**mesh().services.sorted()[0]).clone();
     let gateway = GatewayAddress {
         place: Place::Name("app/nobody.app".into()),

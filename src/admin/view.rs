@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::snapshot::mesh::{Mesh, Ports, Service, Workload};
-use crate::snapshot::{self, Endpoint, Snapshot, unused};
+use crate::snapshot::{self, Endpoint, Snapshot, exclusion_reason};
 
 /// Lookup in the deny list of the data path. Returns the rule that denies an address.
 #[derive(Clone)]
@@ -121,7 +121,7 @@ impl<'a> View<'a> {
         port: u16,
         endpoint: Option<&Endpoint>,
     ) -> Option<String> {
-        if let Some(why) = unused(self.snapshot, service, workload, port) {
+        if let Some(why) = exclusion_reason(self.snapshot, service, workload, port) {
             return Some(why.to_string());
         }
         let Some(endpoint) = endpoint else {

@@ -110,7 +110,7 @@ pub(super) async fn recheck(gateway: Arc<Gateway>, publisher: Arc<Publisher>) {
                     let (reason, why) = (lost.refusal.label(), &lost.why);
                     warn!(peer = %lost.identity, reason, %why, "open connections lose trust");
                 }
-                publisher.rejudge();
+                publisher.reevaluate_tunnels();
             });
         });
         if let Err(error) = rechecked.await {

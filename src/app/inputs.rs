@@ -14,7 +14,7 @@ use crate::grpc::channel;
 use crate::snapshot::builder::Change;
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
-    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, Scope,
+    Alias, Audience, Enforcement, Exposure, ExposureTable, NameTable, Policies, ServiceVisibility,
 };
 use crate::tls::{self, Material, PeerTrust, TlsError};
 use crate::xds::{self, objects::Objects};
@@ -34,7 +34,7 @@ pub struct Inputs {
     /// Mesh.
     pub mesh: Mesh,
     /// Exported services, services that stay local, and linked clusters.
-    pub scope: Scope,
+    pub scope: ServiceVisibility,
     /// Content of the mesh's files before the join with the configuration, including
     /// authorization policies.
     pub(super) told: Told,
@@ -438,16 +438,16 @@ pub(super) fn exposure_table(config: &Config) -> ExposureTable {
             index,
             port: entry.service.port,
             namespace: entry.namespace.as_deref().map(Into::into),
-            to: to.collect(),
-            workloads: entry.workloads,
+            audiences: to.collect(),
+            exposes_workloads: entry.workloads,
             route_by: entry.route_by,
         };
         // A name without a port has the port of the service.
         let names = entry.names.iter();
         let names = names.map(|name| (name.host.as_str(), name.port.or(exposure.port)));
-        table.expose(&entry.service.host, &exposure, names);
+        table.add_entry(&entry.service.host, &exposure, names);
     }
     let routes = config.listeners.iter().flat_map(Listener::routes);
-    table.route(routes.map(|route| route.to.host.as_str()));
+    table.add_passthrough_hosts(routes.map(|route| route.to.host.as_str()));
     table
 }

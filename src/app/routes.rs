@@ -76,7 +76,7 @@ impl Gateways {
             port: route.to.port?,
         };
         let found = snapshot.find(Caller::UNKNOWN, &asked)?;
-        let endpoints = &found.service.direct.get(&found.port)?.endpoints;
+        let endpoints = &found.service.passthrough_ports.get(&found.port)?.endpoints;
         let mut addresses = endpoints.iter().map(|endpoint| endpoint.address);
         let gateway = addresses.find(|address| self.has(*address))?;
         Some(format!(
@@ -105,7 +105,7 @@ fn wrong(snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
     if route.to.port.is_some_and(found) {
         return None;
     }
-    Some(match snapshot.called(host) {
+    Some(match snapshot.service_by_name(host) {
         Some(_) => format!(
             "{} is no port of the service; write one that it has",
             route.to

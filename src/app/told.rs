@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use crate::config::{Config, Discovery};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Policies, Scope};
+use crate::snapshot::{Policies, ServiceVisibility};
 use crate::xds::objects::{Objects, join};
 use crate::yaml::Findings;
 
@@ -27,7 +27,7 @@ pub(super) struct Joined {
     /// services and endpoints.
     pub(super) mesh: Mesh,
     /// Exported services, services that stay local, and linked clusters.
-    pub(super) scope: Scope,
+    pub(super) scope: ServiceVisibility,
     /// Warnings, including the conflicts, one line each.
     pub(super) warnings: Vec<String>,
     /// Claims of objects that have no effect because of other claims, one line each.
@@ -46,7 +46,7 @@ impl Told {
         };
         Joined {
             mesh,
-            scope: Scope {
+            scope: ServiceVisibility {
                 exported: joined.exported,
                 local: joined.local,
                 linked: linked(config),

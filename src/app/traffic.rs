@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::config::pod::Pod;
 use crate::config::{Config, Discovery, Distribution, LocalityOrigin};
 use crate::snapshot::mesh::{Locality, Mesh, Scope};
-use crate::snapshot::traffic::{Position, Regions, Rule, Spill, Traffic};
+use crate::snapshot::traffic::{Position, Regions, TrafficRule, Spill, Traffic};
 use crate::wire::RegionPattern;
 
 /// Returns the position of this gateway from the configuration, or from the pod until the mesh
@@ -25,7 +25,7 @@ pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
     let record = pod.filter(|_| is_told && !is_final);
     Position {
         origin: origin.into(),
-        record: record.and_then(|pod| Some(pod.record.as_deref()?.into())),
+        own_uid: record.and_then(|pod| Some(pod.record.as_deref()?.into())),
         cluster: config.gateway.cluster.as_str().into(),
         locality: Locality {
             region: locality.region.as_str().into(),
@@ -37,7 +37,7 @@ pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
 
 /// Returns the balancing rules of the configuration.
 pub(super) fn table(config: &Config) -> Traffic {
-    let (mut services, mut every) = (Vec::new(), Rule::default());
+    let (mut services, mut every) = (Vec::new(), TrafficRule::default());
     for entry in &config.traffic {
         let preferences: Option<&[Scope]> = entry.distribution.map(|named| match named {
             Distribution::Close => &[Scope::Network, Scope::Region, Scope::Zone][..],
@@ -46,11 +46,11 @@ pub(super) fn table(config: &Config) -> Traffic {
             Distribution::Any => &[],
         });
         let weights = entry.regions.iter();
-        let rule = Rule {
+        let rule = TrafficRule {
             preferences,
             spill: entry.spill_below.map(Spill::below),
             regions: Regions::new(weights.map(|one| (one.region.clone(), one.weight))),
-            latency: entry.latency,
+            by_latency: entry.latency,
         };
         match &entry.service {
             Some(service) => services.push((service.as_str().into(), rule)),

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use crate::snapshot::authorization::{Attributes, PeerIdentity};
 use crate::snapshot::mesh::Workload;
-use crate::snapshot::{Endpoint, Enforcement, PolicyVerdict, Protocol, Refusal, Snapshot};
+use crate::snapshot::{Endpoint, Enforcement, PolicyVerdict, Protocol, PolicyRejection, Snapshot};
 use crate::telemetry::PolicyOutcome;
 
 use super::Gateway;
@@ -114,7 +114,7 @@ fn judge(snapshot: &Snapshot, peer: &Peer, endpoint: &Endpoint) -> PolicyVerdict
         port: is_plain.then(|| endpoint.address.port()),
     };
     let workload = workload(snapshot, endpoint);
-    snapshot.policies.judge(workload, &attributes)
+    snapshot.policies.evaluate(workload, &attributes)
 }
 
 /// Returns the workload of the endpoint. Its selection by policies may have changed since the
@@ -147,7 +147,7 @@ fn note(
     peer: &Peer,
     endpoint: &Endpoint,
     outcome: PolicyOutcome,
-    why: &Refusal,
+    why: &PolicyRejection,
 ) {
     gateway.metrics.policy_refused(outcome);
     if gateway.metrics.may_log_policy() {

@@ -84,7 +84,7 @@ pub async fn run(
         Ok((stream, descriptor)) => {
             let (permit, endpoint, in_flight) = pick.into_parts();
             let time = started.elapsed();
-            endpoint.state.dialled(time);
+            endpoint.state.record_dial(time);
             gateway.metrics.dialled(time);
             let siblings = Arc::clone(permit.route().endpoints());
             Ok(Upstream {

@@ -85,7 +85,7 @@ impl Peer {
             namespace: identity.namespace,
             service_account: identity.service_account,
             cluster: cluster.name,
-            counted_cluster: cluster.counted,
+            counted_cluster: cluster.metric_name,
         };
         Ok(Self {
             source: Arc::new(source),
@@ -103,7 +103,7 @@ impl Peer {
     pub fn moved(&self, snapshot: &Snapshot) -> Option<Self> {
         let source = &self.source;
         let (domain, spki) = (&source.trust_domain, self.spki());
-        let PeerCluster { name, counted } = snapshot.trust.peer_cluster(domain, spki)?;
+        let PeerCluster { name, metric_name: counted } = snapshot.trust.peer_cluster(domain, spki)?;
         if (&name, &counted) == (&source.cluster, &source.counted_cluster) {
             return None;
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, Means, Snapshot, Verdict, mesh};
+use crate::snapshot::{Endpoint, Means, Snapshot, ExposureVerdict, mesh};
 use crate::wire::{Authority, sni};
 
 use super::identity::Peer;
@@ -139,14 +139,14 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Right) -> Result<
     }
     let (asked, host, means) = (&right.asked, &*right.service.hostname, &right.means);
     let of = (host, right.port);
-    let is_meant = snapshot.is_meant(host, &right.service.namespace);
+    let is_meant = snapshot.may_answer(host, &right.service.namespace);
     let service = (&*right.service, right.port);
-    if !is_meant || !snapshot.stands_for(peer.caller(), asked, service, means) {
+    if !is_meant || !snapshot.still_leads_to(peer.caller(), asked, service, means) {
         return Err("the name does not stand for the service any more");
     }
     judge(snapshot, peer, asked, of, means).map_err(Reason::label)?;
     let endpoint = &right.endpoint.definition;
-    let gone = snapshot.judge_gone(peer.caller(), asked, means, endpoint);
+    let gone = snapshot.evaluate_removed_target(peer.caller(), asked, means, endpoint);
     reason(gone).map_err(Reason::label)?;
     match right.waypoint {
         Waypoint::Past(origin) if !route::may_go_past(snapshot, peer, (host, means), origin) => {
@@ -182,13 +182,13 @@ fn judge(
     if !snapshot.is_linked(peer.caller()) {
         return Err(Reason::NotLinked);
     }
-    reason(snapshot.judge(peer.caller(), asked, of, means))
+    reason(snapshot.evaluate_exposure(peer.caller(), asked, of, means))
 }
 
-fn reason(verdict: Verdict) -> Result<(), Reason> {
+fn reason(verdict: ExposureVerdict) -> Result<(), Reason> {
     match verdict {
-        Verdict::Allowed => Ok(()),
-        Verdict::NotForPeer => Err(Reason::NotForPeer),
-        Verdict::NotExposed => Err(Reason::NotExposed),
+        ExposureVerdict::Allowed => Ok(()),
+        ExposureVerdict::NotForPeer => Err(Reason::NotForPeer),
+        ExposureVerdict::NotExposed => Err(Reason::NotExposed),
     }
 }

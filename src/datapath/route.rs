@@ -116,7 +116,7 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Re
     let found = snapshot.find(peer.caller(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
     let service = found.service;
-    let by_waypoint = goes_by_waypoint(snapshot, peer, (service, &found.means), origin);
+    let by_waypoint = goes_by_waypoint(snapshot, peer, (service, &found.matched_by), origin);
     let endpoints = match by_waypoint {
         true => waypoint(snapshot, service).cloned().unwrap_or_default(),
         false => snapshot.endpoints(&found, false),
@@ -124,7 +124,7 @@ pub fn run(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Re
     Ok(Route {
         service: Arc::clone(service),
         port: found.port,
-        means: found.means,
+        means: found.matched_by,
         endpoints,
         by_waypoint,
         direct: false,
@@ -150,7 +150,7 @@ pub fn direct(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route,
     Ok(Route {
         service: Arc::clone(found.service),
         port: found.port,
-        means: found.means,
+        means: found.matched_by,
         endpoints,
         by_waypoint,
         direct: true,
@@ -166,7 +166,7 @@ pub fn may_go_past(
     (host, means): (&str, &Means),
     origin: Origin,
 ) -> bool {
-    let service = snapshot.service(host);
+    let service = snapshot.service_or_derived(host);
     service.is_none_or(|service| !goes_by_waypoint(snapshot, peer, (service, means), origin))
 }
 
@@ -209,7 +209,7 @@ fn goes_by_waypoint(
     let is_believed = || match means {
         Means::Alias(alias) => {
             let targets = alias.targets().iter();
-            let mut behind = targets.filter_map(|(host, _)| snapshot.called(host));
+            let mut behind = targets.filter_map(|(host, _)| snapshot.service_by_name(host));
             behind.all(|service| is_waypoint_of(&service.definition))
         }
         _ => is_waypoint_of(definition),
@@ -507,7 +507,7 @@ mod tests {
             let asked = Authority::parse("all.global:80").expect("an authority");
             let found = snapshot.find(peer.caller(), &asked);
             let goes = found.map(|found| {
-                let of = (&**found.service, &found.means);
+                let of = (&**found.service, &found.matched_by);
                 goes_by_waypoint(&snapshot, &peer, of, Origin::Waypoint)
             });
             assert_eq!(goes, want, "{names:?}");

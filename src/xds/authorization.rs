@@ -12,46 +12,46 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::client::UNPLACED;
-use super::unknown::{self, Kind, Shape};
+use super::unknown::{self, FieldKind, Shape};
 use super::wds::{ip, namespace, number};
 use crate::grpc::security as proto;
 use crate::grpc::security::string_match::MatchType;
 use crate::snapshot::authorization::{
-    Action, Clause, Condition, Match, Policy, Rule, Scope, StringMatch,
+    Action, Clause, Condition, Match, Policy, Rule, PolicyScope, StringMatch,
 };
 
-const LEAF: Kind = Kind::Leaf;
+const LEAF: FieldKind = FieldKind::Leaf;
 static AUTHORIZATION: Shape = Shape(&[
     (1, "name", LEAF),
     (2, "namespace", LEAF),
     (3, "scope", LEAF),
     (4, "action", LEAF),
-    (5, "rules", Kind::Many(&RULE)),
+    (5, "rules", FieldKind::Repeated(&RULE)),
     (6, "dry_run", LEAF),
     (7, "extensions", LEAF),
 ]);
-static RULE: Shape = Shape(&[(1, "clauses", Kind::Many(&CLAUSE))]);
-static CLAUSE: Shape = Shape(&[(2, "matches", Kind::Many(&MATCH))]);
+static RULE: Shape = Shape(&[(1, "clauses", FieldKind::Repeated(&CLAUSE))]);
+static CLAUSE: Shape = Shape(&[(2, "matches", FieldKind::Repeated(&MATCH))]);
 static MATCH: Shape = Shape(&[
-    (1, "namespaces", Kind::Many(&STRING_MATCH)),
-    (2, "not_namespaces", Kind::Many(&STRING_MATCH)),
-    (3, "principals", Kind::Many(&STRING_MATCH)),
-    (4, "not_principals", Kind::Many(&STRING_MATCH)),
-    (5, "source_ips", Kind::Many(&ADDRESS)),
-    (6, "not_source_ips", Kind::Many(&ADDRESS)),
-    (7, "destination_ips", Kind::Many(&ADDRESS)),
-    (8, "not_destination_ips", Kind::Many(&ADDRESS)),
+    (1, "namespaces", FieldKind::Repeated(&STRING_MATCH)),
+    (2, "not_namespaces", FieldKind::Repeated(&STRING_MATCH)),
+    (3, "principals", FieldKind::Repeated(&STRING_MATCH)),
+    (4, "not_principals", FieldKind::Repeated(&STRING_MATCH)),
+    (5, "source_ips", FieldKind::Repeated(&ADDRESS)),
+    (6, "not_source_ips", FieldKind::Repeated(&ADDRESS)),
+    (7, "destination_ips", FieldKind::Repeated(&ADDRESS)),
+    (8, "not_destination_ips", FieldKind::Repeated(&ADDRESS)),
     (9, "destination_ports", LEAF),
     (10, "not_destination_ports", LEAF),
-    (11, "service_accounts", Kind::Many(&ACCOUNT)),
-    (12, "not_service_accounts", Kind::Many(&ACCOUNT)),
+    (11, "service_accounts", FieldKind::Repeated(&ACCOUNT)),
+    (12, "not_service_accounts", FieldKind::Repeated(&ACCOUNT)),
     (13, "extensions", LEAF),
 ]);
 static STRING_MATCH: Shape = Shape(&[
     (1, "exact", LEAF),
     (2, "prefix", LEAF),
     (3, "suffix", LEAF),
-    (4, "presence", Kind::One(&EMPTY)),
+    (4, "presence", FieldKind::One(&EMPTY)),
 ]);
 static ADDRESS: Shape = Shape(&[(1, "address", LEAF), (2, "length", LEAF)]);
 static ACCOUNT: Shape = Shape(&[(1, "namespace", LEAF), (2, "service_account", LEAF)]);
@@ -96,11 +96,11 @@ pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
 }
 
 /// Converts a scope. Returns none for an unknown value.
-pub(super) fn scope(from: i32) -> Option<Scope> {
+pub(super) fn scope(from: i32) -> Option<PolicyScope> {
     Some(match proto::Scope::try_from(from).ok()? {
-        proto::Scope::Global => Scope::Global,
-        proto::Scope::Namespace => Scope::Namespace,
-        proto::Scope::WorkloadSelector => Scope::Selected,
+        proto::Scope::Global => PolicyScope::Global,
+        proto::Scope::Namespace => PolicyScope::Namespace,
+        proto::Scope::WorkloadSelector => PolicyScope::Selected,
     })
 }
 
@@ -207,13 +207,13 @@ fn each<T, U>(
 
 /// Returns a policy that denies everything in its scope, as placeholder for the unreadable
 /// policy of this name.
-pub fn stand_in(name: &str, scope: Scope, dry_run: bool) -> Policy {
+pub fn stand_in(name: &str, scope: PolicyScope, dry_run: bool) -> Policy {
     let name = match name {
         UNPLACED => "(beyond the limits, or without a usable name)",
         name => name,
     };
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));
-    Policy::unreadable(namespace.to_owned(), name.to_owned(), scope, dry_run)
+    Policy::deny_all_unreadable(namespace.to_owned(), name.to_owned(), scope, dry_run)
 }
 
 #[cfg(test)]
@@ -282,7 +282,7 @@ mod tests {
         };
         let got = policy(from).expect("a policy");
         assert_eq!((got.name.as_str(), got.namespace.as_str()), ("p", "app"));
-        assert_eq!((got.scope, got.action), (Scope::Selected, Action::Deny));
+        assert_eq!((got.scope, got.action), (PolicyScope::Selected, Action::Deny));
         assert!(got.dry_run && !got.unreadable && got.rules[0].clauses.is_empty());
         let one = &got.rules[1].clauses[0].matches[0];
         assert_eq!(one.namespaces.any, [StringMatch::Exact("a".into())]);

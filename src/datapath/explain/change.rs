@@ -84,12 +84,12 @@ pub(super) fn hello(
     let sent = hello.sni.as_deref().unwrap_or_default();
     let meant = IstioName::parse(sent).map(|name| name.authority);
     let host = meant.as_ref().and_then(|meant| match &meant.host {
-        Host::Name(name) => Some((snapshot.called(name)?, meant.port)),
+        Host::Name(name) => Some((snapshot.service_by_name(name)?, meant.port)),
         Host::Ip(_) => None,
     });
     let port_of = |service: &Service| service.ports.keys().min().copied();
     let named = || {
-        let service = snapshot.called(sent)?;
+        let service = snapshot.service_by_name(sent)?;
         Some((service, port_of(service)?))
     };
     let found = host.or_else(named).or_else(|| nearest(snapshot, sent));
@@ -120,9 +120,9 @@ pub(super) fn address(
         }
         Some((service, of, false)) => {
             let host = &*service.hostname;
-            let entry = snapshot.entry_of(host);
+            let entry = snapshot.exposure_host(host);
             let entries = snapshot.exposure.entries(&entry).iter();
-            match entries.clone().find(|entry| entry.is_about(of)) {
+            match entries.clone().find(|entry| entry.applies_to(of)) {
                 Some(entry) => format!("add `workloads: true` to {}", places.service(entry.index)),
                 None => new_entry((host, of), peer, true),
             }
@@ -157,10 +157,10 @@ fn audience(peer: &Peer) -> String {
 /// peer.
 pub(super) fn admission(places: &Places, entries: &[&Exposure], peer: &Peer) -> Option<String> {
     let nearly = entries.iter().find_map(|entry| {
-        let mut to = entry.to.iter().enumerate();
+        let mut to = entry.audiences.iter().enumerate();
         let (at, what) = to.find_map(|(at, to)| Some((at, missing(to, peer)?)))?;
         let place = places.service(entry.index);
-        Some(match entry.to.len() {
+        Some(match entry.audiences.len() {
             1 => format!("add {what} to {place}"),
             _ => format!("add {what} to `to[{at}]` of {place}"),
         })
@@ -198,7 +198,7 @@ pub(super) fn name(snapshot: &Snapshot, places: &Places, asked: &Authority, name
              lists them)"
         );
     }
-    let entry = snapshot.entry_of(host);
+    let entry = snapshot.exposure_host(host);
     let entry = snapshot.exposure.entries(&entry).first();
     let given = entry.filter(|_| sni::normalised(name).is_some());
     match given {
@@ -222,7 +222,7 @@ pub(super) fn port(service: &Service) -> String {
 /// Returns the remedy for an alias that leads to no existing service port.
 pub(super) fn target(snapshot: &Snapshot, places: &Places, alias: &Alias) -> String {
     let targets = alias.targets().iter().map(|(host, _)| {
-        let service = snapshot.called(host);
+        let service = snapshot.service_by_name(host);
         let ports = service.map(|service| {
             let mut ports: Vec<_> = service.ports.keys().collect();
             ports.sort_unstable();
@@ -241,7 +241,7 @@ pub(super) fn target(snapshot: &Snapshot, places: &Places, alias: &Alias) -> Str
 
 /// Returns the remedy for an alias that is not for this peer's cluster and port.
 pub(super) fn consumer(places: &Places, alias: &Alias, cluster: Option<&str>, port: u16) -> String {
-    if let Some(own) = alias.asked().filter(|own| *own != port) {
+    if let Some(own) = alias.requested_port().filter(|own| *own != port) {
         return format!("ask for {}:{own}", alias.host());
     }
     let place = places.alias(alias);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
-    Endpoint, EndpointSet, Enforcement, Means, PolicyVerdict, Protocol, Service, Unused, odds,
-    unused,
+    Endpoint, EndpointSet, Enforcement, Means, PolicyVerdict, Protocol, Service, ExclusionReason, pick_probabilities,
+    exclusion_reason,
 };
 
 use super::super::forward::REFUSALS_MAX;
@@ -191,12 +191,12 @@ fn candidates<'a>(
         let count = usize::try_from(group.ready).unwrap_or(usize::MAX);
         std::iter::repeat_n(first + place, count)
     });
-    let odds = odds(&drawn.set, world.now);
-    let endpoints = drawn.set.endpoints.iter().zip(odds).zip(places);
+    let odds = pick_probabilities(&drawn.set, world.now);
+    let endpoints = drawn.set.endpoints.iter().zip(pick_probabilities).zip(places);
     let candidates = endpoints.map(|((endpoint, odds), group)| Candidate {
         endpoint,
         group,
-        odds: odds * drawn.share,
+        odds: pick_probabilities * drawn.share,
         is_ejected: endpoint.state.is_ejected(world.now),
         verdict: authorize::verdict(world.snapshot, peer, endpoint, drawn.waypoint.is_some()),
         denied: world.deny.denies(endpoint.address),
@@ -340,7 +340,7 @@ fn out(
     let services: Vec<_> = match route.means() {
         Means::Alias(alias) => {
             let behind = snapshot.behind(alias, route.asked().port);
-            let behind = behind.filter_map(|(host, port)| Some((snapshot.service(host)?, port)));
+            let behind = behind.filter_map(|(host, port)| Some((snapshot.service_or_derived(host)?, port)));
             behind.collect()
         }
         _ => vec![(route.service(), route.port())],
@@ -367,8 +367,8 @@ fn why(
     (service, port): (&Arc<Service>, u16),
     workload: &Workload,
 ) -> String {
-    let why = unused(world.snapshot, &service.definition, workload, port);
-    let why = why.filter(|why| *why != Unused::BehindWaypoint || route.is_by_waypoint());
+    let why = exclusion_reason(world.snapshot, &service.definition, workload, port);
+    let why = why.filter(|why| *why != ExclusionReason::BehindWaypoint || route.is_by_waypoint());
     let region = match route.means() {
         Means::Alias(alias) => alias.region(),
         _ => None,

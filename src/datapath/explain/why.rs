@@ -2,7 +2,7 @@
 //! Remedies are in [`change`].
 
 use crate::reason::{HandshakeRefusal, Reason};
-use crate::snapshot::{Alias, Enforcement, Exposure, Means, Service, Snapshot, Verdict};
+use crate::snapshot::{Alias, Enforcement, Exposure, Means, Service, Snapshot, ExposureVerdict};
 use crate::tls::Identity;
 use crate::wire::{Authority, Host};
 
@@ -239,7 +239,7 @@ pub(super) fn unknown(world: &World<'_>, peer: &Peer, asked: &Authority) -> Rule
     };
     let (said, change) = match &asked.host {
         Host::Name(name) => unknown_name((snapshot, places), peer, asked, name),
-        Host::Ip(ip) => match snapshot.by_vip(*ip) {
+        Host::Ip(ip) => match snapshot.service_by_vip(*ip) {
             Some(service) => without_port(service, asked.port),
             None => (
                 format!(
@@ -267,9 +267,9 @@ fn unknown_name(
 ) -> (String, String) {
     let cluster = snapshot.trust.cluster(peer.caller());
     let alias = snapshot.names.alias(asked, cluster);
-    let others = snapshot.names.called(name);
+    let others = snapshot.names.aliases_of(name);
     if let Some((host, port)) = snapshot.exposure.alias(asked) {
-        match snapshot.called(host) {
+        match snapshot.service_by_name(host) {
             Some(service) => without_port(service, port),
             None => (
                 format!("`exposure` gives the name to {host}, which the mesh does not have"),
@@ -281,10 +281,10 @@ fn unknown_name(
             format!("it is {}: nothing with this port is there", said_of(alias)),
             change::target(snapshot, places, alias),
         )
-    } else if let Some(service) = snapshot.named(name) {
+    } else if let Some(service) = snapshot.service_by_unassigned_name(name) {
         without_port(service, asked.port)
     } else if let Some(other) = others.first() {
-        let port = other.asked().map(|port| format!(" at port {port}"));
+        let port = other.requested_port().map(|port| format!(" at port {port}"));
         let port = port.unwrap_or_default();
         (
             format!(
@@ -305,7 +305,7 @@ fn unknown_name(
 
 /// Returns the remedy if `exposure` gives a name to a service that the mesh does not have.
 fn given(snapshot: &Snapshot, places: &Places, asked: &Authority, host: &str) -> String {
-    let entry = snapshot.exposure.entries_called(asked).next();
+    let entry = snapshot.exposure.entries_with_alias(asked).next();
     let place = entry.map_or_else(String::new, |entry| {
         format!(", or correct `service` of {}", places.service(entry.index))
     });
@@ -344,7 +344,7 @@ struct Subject<'a> {
     entries: Vec<&'a Exposure>,
     /// True if the service has any entry.
     has_entry: bool,
-    verdict: Verdict,
+    verdict: ExposureVerdict,
 }
 
 impl<'a> Judge<'a> {
@@ -365,8 +365,8 @@ impl<'a> Judge<'a> {
             host: host.to_owned(),
             port,
             entries: entries(snapshot, asked, (host, port), each),
-            has_entry: snapshot.exposure.has_entry(&snapshot.entry_of(host)),
-            verdict: snapshot.judge(peer.caller(), asked, (host, port), each),
+            has_entry: snapshot.exposure.has_entry(&snapshot.exposure_host(host)),
+            verdict: snapshot.evaluate_exposure(peer.caller(), asked, (host, port), each),
         };
         Self {
             snapshot,
@@ -384,7 +384,7 @@ impl<'a> Judge<'a> {
             None => self.allowed(),
             Some(Reason::NotLinked) => self.not_linked(),
             Some(reason) => {
-                let found = subjects.find(|subject| subject.verdict != Verdict::Allowed);
+                let found = subjects.find(|subject| subject.verdict != ExposureVerdict::Allowed);
                 found.map_or_else(
                     || RuleRow {
                         said: format!("a rule refuses it ({reason})"),
@@ -403,7 +403,7 @@ impl<'a> Judge<'a> {
             ..RuleRow::default()
         };
         let said = self.subjects.iter().map(|subject| {
-            let admits = |entry: &&&Exposure| entry.to.iter().any(|to| to.admits(caller, trust));
+            let admits = |entry: &&&Exposure| entry.audiences.iter().any(|to| to.admits(caller, trust));
             let what = match subject.entries.iter().find(admits) {
                 Some(entry) => {
                     rule.entries.push(self.row(entry));
@@ -445,11 +445,11 @@ impl<'a> Judge<'a> {
         let new_entry = || change::new_entry((host, *port), self.peer, self.is_workload);
         let admission = || change::admission(self.places, &subject.entries, self.peer);
         let (said, change) = match subject.verdict {
-            Verdict::NotForPeer => (
+            ExposureVerdict::NotForPeer => (
                 "its entries of `exposure` admit others, and not this peer",
                 admission().unwrap_or_else(new_entry),
             ),
-            _ if self.snapshot.is_kept(host) => (
+            _ if self.snapshot.is_cluster_local(host) => (
                 "an object of its own keeps it to its cluster, whatever `exposure` says",
                 "take the label or annotation of the Service, or of its namespace, away".to_owned(),
             ),
@@ -485,7 +485,7 @@ impl<'a> Judge<'a> {
         EntryRow {
             index: entry.index,
             line: self.places.services.get(entry.index).copied(),
-            to: entry.to.iter().map(ToString::to_string).collect(),
+            to: entry.audiences.iter().map(ToString::to_string).collect(),
         }
     }
 }
@@ -498,10 +498,10 @@ fn entries<'a>(
     means: &Means,
 ) -> Vec<&'a Exposure> {
     if *means == Means::Exposed {
-        return snapshot.exposure.entries_called(asked).collect();
+        return snapshot.exposure.entries_with_alias(asked).collect();
     }
-    let entries = snapshot.exposure.entries(&snapshot.entry_of(host)).iter();
-    let of_port = entries.filter(|entry| entry.is_about(port));
-    let opens = |entry: &&Exposure| entry.workloads || !matches!(means, Means::Workload(_));
+    let entries = snapshot.exposure.entries(&snapshot.exposure_host(host)).iter();
+    let of_port = entries.filter(|entry| entry.applies_to(port));
+    let opens = |entry: &&Exposure| entry.exposes_workloads || !matches!(means, Means::Workload(_));
     of_port.filter(opens).collect()
 }

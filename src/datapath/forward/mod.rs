@@ -249,7 +249,7 @@ async fn connect(
             break;
         }
         if reason != Reason::DialDenied {
-            gateway.reader.doubt(&failed.endpoint);
+            gateway.reader.request_refresh(&failed.endpoint);
             balance::failed(
                 failed.permit.route().endpoints(),
                 &failed.endpoint,

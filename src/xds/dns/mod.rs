@@ -56,7 +56,7 @@ pub async fn run(dns: Dns) {
     let (mut schedule, mut wanted) = (Schedule::default(), Wanted::default());
     let mut lookups = Lookups::new(dns.servers.clone());
     let mut running = JoinSet::new();
-    let mut hosts = dns.publisher.hosts();
+    let mut hosts = dns.publisher.hosts_version();
     let mut rules = dns.publisher.reader().generation();
     loop {
         let behind = dns.follow(&mut schedule, &mut wanted);
@@ -74,7 +74,7 @@ pub async fn run(dns: Dns) {
             changed = rules.changed() => if changed.is_err() {
                 return;
             },
-            doubts = dns.publisher.doubts().taken() => {
+            doubts = dns.publisher.refresh_requests().taken() => {
                 for name in doubts {
                     schedule.doubt(&name, Instant::now());
                 }

@@ -11,7 +11,7 @@ use super::endpoints::{self, Endpoints};
 use crate::grpc::cluster as proto;
 use crate::grpc::cluster::cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig};
 use crate::grpc::core::config_source::ConfigSourceSpecifier;
-use crate::xds::unknown::fields;
+use crate::xds::unknown::for_each_field;
 use crate::xds::wds::shown;
 use crate::xds::words::Words;
 
@@ -151,8 +151,8 @@ fn has_weights(Any { type_url, value }: &Any) -> Option<bool> {
     let (_, own) = LOCALITIES.into_iter().find(|(known, _)| *known == kind)?;
     let mut weighted = false;
     // Bytes that are not a valid message set no field.
-    let _ = fields(value, |number, _, inner| match number == own {
-        true => fields(inner, |number, _, _| {
+    let _ = for_each_field(value, |number, _, inner| match number == own {
+        true => for_each_field(inner, |number, _, _| {
             weighted |= number == WEIGHTED;
             Ok(())
         }),

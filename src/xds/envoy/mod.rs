@@ -25,7 +25,7 @@ use self::names::{Meaning, Target, meaning, service_of};
 use super::client::{Resource, Resources, Response};
 use super::exports::{self, Exports};
 use super::store::{CLUSTER, is_named};
-use super::unknown::fields;
+use super::unknown::for_each_field;
 use super::wds::shown;
 use super::words::Words;
 use crate::grpc::{cluster as cds, endpoint as eds};
@@ -183,7 +183,7 @@ impl Clusters {
             }
         };
         let body = body(resource)?;
-        fields(body, |number, wire, value| match (number, wire) {
+        for_each_field(body, |number, wire, value| match (number, wire) {
             (LOAD_ASSIGNMENT, WireType::LengthDelimited) => few(value),
             _ => Ok(()),
         })?;
@@ -435,12 +435,12 @@ fn body(resource: &Resource) -> Result<&[u8], String> {
 /// takes at least two bytes on the wire, and hundreds once decoded.
 fn few(assignment: &[u8]) -> Result<(), String> {
     let (mut localities, mut all) = (0, 0);
-    fields(assignment, |number, wire, locality| {
+    for_each_field(assignment, |number, wire, locality| {
         if (number, wire) != (LOCALITY_ENDPOINTS, WireType::LengthDelimited) {
             return Ok(());
         }
         localities += 1;
-        fields(locality, |number, _, _| {
+        for_each_field(locality, |number, _, _| {
             all += usize::from(number == LB_ENDPOINTS);
             Ok(())
         })?;

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::gateways::Balancer;
-use super::names::{normal_hostname, service_key};
+use super::names::{normal_hostname, normalize_service_key};
 use crate::snapshot::Policies;
 use crate::snapshot::mesh::{
     Derived, Locality, Mesh, Ports, Protocol, Service, Services, Sorted, Template, Workload,
@@ -206,7 +206,7 @@ fn claimed_services<'a>(
     let mut services = BTreeMap::new();
     let mut good = true;
     for (entry, value) in value.pairs() {
-        let Some(key) = service_key(&entry.key) else {
+        let Some(key) = normalize_service_key(&entry.key) else {
             let what = format!("names a service `{}`", entry.key);
             value.error(what, "`NAMESPACE/HOSTNAME`");
             good = false;

@@ -19,7 +19,7 @@ use super::exports::{self, Exports};
 use super::words::Words;
 use super::{authorization, wds};
 use crate::grpc::{security, workload as proto};
-use crate::snapshot::authorization::{Policy, Scope};
+use crate::snapshot::authorization::{Policy, PolicyScope};
 use crate::snapshot::mesh::{Mesh, Service, Workload};
 use crate::snapshot::{ExportSet, Policies, Shards};
 
@@ -183,7 +183,7 @@ impl Store {
         };
         let covers = message.as_ref().ok().filter(|message| own(message));
         let covers = covers.map(|message| {
-            let scope = authorization::scope(message.scope).unwrap_or(Scope::Global);
+            let scope = authorization::scope(message.scope).unwrap_or(PolicyScope::Global);
             (scope, message.dry_run)
         });
         let policy = message.and_then(|message| {
@@ -210,7 +210,7 @@ impl Store {
             Ok(policy) => (policy, Ok(())),
             Err(why) if has_good() => return Err(why),
             Err(why) => {
-                let (scope, dry_run) = covers.unwrap_or((Scope::Global, false));
+                let (scope, dry_run) = covers.unwrap_or((PolicyScope::Global, false));
                 (
                     authorization::stand_in(&resource.name, scope, dry_run),
                     Err(why),
@@ -253,7 +253,7 @@ impl Resources for Store {
     /// A policy that was sent without a body, say, covers nobody knows what.
     fn rejected(&mut self, type_url: &'static str, name: &str) -> bool {
         if type_url == AUTHORIZATION && !self.policies.contains_key(name) {
-            let policy = authorization::stand_in(name, Scope::Global, false);
+            let policy = authorization::stand_in(name, PolicyScope::Global, false);
             self.put_policy(name, Some(policy));
         }
         self.has_stand_in(type_url, name)

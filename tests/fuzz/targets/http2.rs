@@ -169,15 +169,15 @@ fn gateway() -> Arc<Gateway> {
     let publisher = Publisher::new();
     let mut exposure = ExposureTable::new(false);
     let anyone = Exposure {
-        to: vec![Audience {
+        audiences: vec![Audience {
             anyone: true,
             ..Audience::default()
         }],
         ..Exposure::default()
     };
-    exposure.expose("echo.app", &anyone, [("alias.app", Some(80))]);
-    exposure.expose("denied.app", &anyone, []);
-    exposure.expose("refused.app", &anyone, []);
+    exposure.add_entry("echo.app", &anyone, [("alias.app", Some(80))]);
+    exposure.add_entry("denied.app", &anyone, []);
+    exposure.add_entry("refused.app", &anyone, []);
     publisher.update(Change {
         mesh: Some((mesh().clone(), "east".into())),
         trust: Some(TrustSet::new([("west.local", "west")])),

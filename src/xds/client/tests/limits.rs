@@ -3,7 +3,7 @@
 use super::*;
 use crate::grpc::security;
 use crate::snapshot::authorization::Attributes;
-use crate::snapshot::{Policies, Refusal, mesh};
+use crate::snapshot::{Policies, PolicyRejection, mesh};
 use crate::xds::client::usage::Limits;
 use crate::xds::store::{AUTHORIZATION, Store};
 use prost::Message as _;
@@ -189,9 +189,9 @@ fn publish(client: &Client, store: &mut Store, policies: &mut Policies) -> bool 
         destination: [10, 0, 0, 2].into(),
         port: None,
     };
-    let verdict = policies.judge(&mesh::Workload::default(), &asked);
+    let verdict = policies.evaluate(&mesh::Workload::default(), &asked);
     assert_eq!(
-        verdict.refusal == Some(Refusal::Untold),
+        verdict.refusal == Some(PolicyRejection::NotReceived),
         !client.is_synced()
     );
     verdict.refusal.is_some()

@@ -9,7 +9,7 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
     Audience, Caller, Exposure, ExposureTable, NameTable, Service as Built, Snapshot, TrustSet,
-    Verdict,
+    ExposureVerdict,
 };
 use crate::wire::Authority;
 
@@ -51,7 +51,7 @@ fn joined(text: &str) -> Joined {
 fn snapshot(joined: &Joined) -> Snapshot {
     let change = Change {
         mesh: Some((joined.mesh.clone(), "east".into())),
-        scope: Some(crate::snapshot::Scope {
+        scope: Some(crate::snapshot::ServiceVisibility {
             exported: joined.exported.clone(),
             local: joined.local.clone(),
             linked: None,
@@ -82,7 +82,7 @@ fn dialled(joined: &Joined, host: &str) -> Option<Vec<String>> {
 /// Returns the endpoints of the service that peers reach by this name, if it is exported.
 fn reached(joined: &Joined, host: &str) -> Option<Vec<String>> {
     let snapshot = snapshot(joined);
-    let service = snapshot.called(host)?;
+    let service = snapshot.service_by_name(host)?;
     let is_exported = snapshot.is_exported(&service.hostname, 80);
     is_exported.then(|| endpoints_of(service))
 }
@@ -210,10 +210,10 @@ fn an_entry_narrows_an_export_under_all_its_names() {
                 ..Audience::default()
             }];
             let exposure = Exposure {
-                to,
+                audiences: to,
                 ..Exposure::default()
             };
-            table.expose(host, &exposure, []);
+            table.add_entry(host, &exposure, []);
         }
         let change = Change {
             exposure: Some(table),
@@ -236,10 +236,10 @@ fn an_entry_narrows_an_export_under_all_its_names() {
             let asked = Authority::parse(&format!("{host}:80")).unwrap();
             let found = snapshot.find(caller, &asked).unwrap();
             assert_eq!(&*found.service.hostname, host);
-            let verdict = snapshot.judge(caller, &asked, (host, 80), &found.means);
+            let verdict = snapshot.evaluate_exposure(caller, &asked, (host, 80), &found.matched_by);
             let want = match entry.is_none() || namespace == "shop" {
-                true => Verdict::Allowed,
-                false => Verdict::NotForPeer,
+                true => ExposureVerdict::Allowed,
+                false => ExposureVerdict::NotForPeer,
             };
             assert_eq!(verdict, want, "{entry:?}: {namespace} asks for {host}");
         }
