@@ -4,7 +4,7 @@ use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::attacks::{ATTACKS, What};
+use crate::attacks::{ATTACKS, AttackKind};
 use crate::common::machine::pin_load;
 use crate::common::{commit, say};
 use crate::envoy;
@@ -106,7 +106,7 @@ async fn floods(kind: &Kind, options: &Options) -> (String, usize) {
             if !options.wants(attack.name) {
                 continue;
             }
-            if matches!(attack.what, What::Silence) && !options.full {
+            if matches!(attack.what, AttackKind::Silence) && !options.full {
                 table += &report::not_measured(attack.name, connections);
                 continue;
             }

@@ -44,7 +44,7 @@ const SPLICE: [&str; 2] = [
 ];
 
 /// Endpoints, and everything needed to start gateways in front of them.
-pub struct World {
+pub struct BenchEnvironment {
     net: Net,
     /// Another build of Strait, and its addresses.
     before: Option<(PathBuf, Net)>,
@@ -69,7 +69,7 @@ enum Program {
     Peer { _process: Peer },
 }
 
-impl World {
+impl BenchEnvironment {
     pub async fn start(envoy: &Path, before: Option<PathBuf>) -> Self {
         let net = Net::new();
         let (mut endpoints, mut processes) = (Vec::new(), Vec::new());
@@ -296,7 +296,7 @@ impl Running {
     }
 
     /// Returns the configuration with which it was started, without its folder.
-    pub fn configuration(&self, world: &World) -> String {
+    pub fn configuration(&self, world: &BenchEnvironment) -> String {
         match &self.program {
             Program::Strait(gateway) => {
                 let read = |name| std::fs::read_to_string(gateway.file(name)).expect("a file");

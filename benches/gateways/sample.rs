@@ -6,7 +6,7 @@ use tokio::time::sleep;
 
 use crate::common::machine::{TICK, busy, processors};
 use crate::common::process::Process;
-use crate::gateways::{Running, World};
+use crate::gateways::{Running, BenchEnvironment};
 use crate::outcome::{Outcome, Unit};
 use crate::rows::{Held, Kind, Row, Way, What};
 
@@ -23,7 +23,7 @@ const QUIET_MAX: Duration = Duration::from_millis(20);
 
 /// Gateways that run from the first round to the last.
 pub struct Gateways<'a> {
-    pub world: &'a World,
+    pub world: &'a BenchEnvironment,
     pub all: Vec<Running>,
 }
 
@@ -36,7 +36,7 @@ pub struct Sample {
 }
 
 impl<'a> Gateways<'a> {
-    pub async fn start(world: &'a World, kinds: &[Kind]) -> Self {
+    pub async fn start(world: &'a BenchEnvironment, kinds: &[Kind]) -> Self {
         let mut all = Vec::new();
         for &kind in kinds {
             all.push(world.gateway(kind).await);
@@ -119,7 +119,7 @@ impl Watch<'_> {
 }
 
 /// Returns the memory that the row's tunnels add to a fresh gateway, in KiB per tunnel.
-pub async fn memory(world: &World, row: &Row, held: &[Held], kind: Kind) -> f64 {
+pub async fn memory(world: &BenchEnvironment, row: &Row, held: &[Held], kind: Kind) -> f64 {
     let mut grown = Vec::new();
     for held in held {
         let gateway = world.gateway(kind).await;

@@ -12,7 +12,7 @@ use crate::common::machine::pin_load;
 use crate::common::{commit, say};
 use crate::envoy;
 use crate::figures::{Judged, Round, Summary, Turn, Verdict};
-use crate::gateways::World;
+use crate::gateways::BenchEnvironment;
 use crate::report::{self, Configuration, Done};
 use crate::rows::{Held, Kind, ROWS, Row, Way, What};
 use crate::sample::{Gateways, Sample, memory};
@@ -64,7 +64,7 @@ pub fn run(options: &Options) -> ExitCode {
     let (done, report) = runtime.block_on(async {
         let pinned = pin_load();
         let begun = Instant::now();
-        let world = World::start(&program, options.before.clone()).await;
+        let world = BenchEnvironment::start(&program, options.before.clone()).await;
         let versions = world.versions().await.join(", ");
         let (done, configurations) = measure(options, world).await;
         let heading = report::Heading {
@@ -99,7 +99,7 @@ pub fn run(options: &Options) -> ExitCode {
 type Group = Vec<Done>;
 
 /// Returns all selected rows, and the gateways' configurations.
-async fn measure(options: &Options, world: World) -> (Vec<Done>, Vec<Configuration>) {
+async fn measure(options: &Options, world: BenchEnvironment) -> (Vec<Done>, Vec<Configuration>) {
     let part = options.only.as_deref().unwrap_or_default().to_lowercase();
     let wanted = ROWS
         .iter()
@@ -140,7 +140,7 @@ async fn measure(options: &Options, world: World) -> (Vec<Done>, Vec<Configurati
 }
 
 /// Returns the row beside those of its peers that this machine has.
-fn group(world: &World, row: &'static Row) -> Group {
+fn group(world: &BenchEnvironment, row: &'static Row) -> Group {
     let beside = world.beside().unwrap_or(row.beside);
     let beside = beside.iter().filter(|&&(peer, _)| world.has(peer));
     beside
@@ -163,12 +163,12 @@ fn kinds(group: &Group) -> Vec<Kind> {
 /// Samples of a turn.
 type Samples = BTreeMap<Kind, Vec<f64>>;
 
-async fn round_of_memory(world: &World, row: &Row, held: &[Held], group: &mut Group) {
+async fn round_of_memory(world: &BenchEnvironment, row: &Row, held: &[Held], group: &mut Group) {
     let mut samples = Samples::new();
     for kind in kinds(group) {
         samples.insert(kind, vec![memory(world, row, held, kind).await]);
     }
-    tell(&samples, row);
+    print_samples(&samples, row);
     judge(group, &[samples], 0.0, &CONTROL);
 }
 
@@ -181,12 +181,12 @@ async fn round(gateways: &Gateways<'_>, group: &mut Group) {
     for _ in 0..count {
         match turn(gateways, group).await {
             Ok(samples) => {
-                tell(&samples, group[0].row);
+                print_samples(&samples, group[0].row);
                 turns.push(samples);
             }
             Err(why) => {
                 for done in group {
-                    done.rounds.push(told(done.peer, Err(why.clone())));
+                    done.rounds.push(print_round(done.peer, Err(why.clone())));
                 }
                 return;
             }
@@ -219,12 +219,12 @@ fn judge(group: &mut Group, turns: &[Samples], foreign: f64, control: &RangeIncl
         };
         let turns = turns.iter().map(turn).collect();
         let round = Round { turns, foreign }.judged(done.peer.name(), control);
-        done.rounds.push(told(done.peer, round));
+        done.rounds.push(print_round(done.peer, round));
     }
 }
 
 /// Prints the samples of a turn.
-fn tell(samples: &Samples, row: &Row) {
+fn print_samples(samples: &Samples, row: &Row) {
     let list = |(kind, costs): (&Kind, &Vec<f64>)| {
         let costs: Vec<String> = costs.iter().map(|cost| format!("{cost:.3}")).collect();
         format!("{} {}", kind.name(), costs.join(" "))
@@ -234,7 +234,7 @@ fn tell(samples: &Samples, row: &Row) {
 }
 
 /// Prints the result of a round.
-fn told(peer: Kind, round: Judged) -> Judged {
+fn print_round(peer: Kind, round: Judged) -> Judged {
     let peer = peer.name();
     match &round {
         Ok(round) => progress(&format!("  beside {peer}: {:.3}", round.ratio())),

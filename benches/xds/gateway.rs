@@ -142,7 +142,7 @@ impl Control {
 
 /// Time and memory of a gateway with a mesh.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
+pub struct StartCost {
     /// Time from the control plane's first message.
     pub serving: Duration,
     pub bytes: u64,

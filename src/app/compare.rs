@@ -45,9 +45,9 @@ pub(super) fn run(
         }
     }
     warnings.extend(traffic::unknown(config, mesh));
-    warnings.extend(undialled(config, &snapshot));
-    warnings.extend(routes::dead_ends(config, &snapshot));
-    warnings.extend(names::findings(config, &snapshot));
+    warnings.extend(check_dialable(config, &snapshot));
+    warnings.extend(routes::check_routes(config, &snapshot));
+    warnings.extend(names::check_names(config, &snapshot));
     if !policies.is_empty() && config.policy.istio == PolicyMode::Off {
         warnings.push(format!(
             "{}: warning: its {} authorization policies are not enforced at this gateway; write \
@@ -74,7 +74,7 @@ fn snapshot_of(config: &Config, mesh: &Mesh, scope: &ServiceVisibility) -> Snaps
 }
 
 /// Returns warnings about exposed services whose tunnels could not be dialled at present.
-fn undialled(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+fn check_dialable(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let mut warnings = Vec::new();
     let network = config.gateway.network.as_str();
     let own = config

@@ -5,7 +5,7 @@ use crate::snapshot::{Audience, Snapshot};
 
 /// Returns warnings about aliases, and about entries of `exposure` that another one hides. The
 /// snapshot contains the mesh and the configuration.
-pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+pub(super) fn check_names(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let mut warnings = Vec::new();
     let file = config.file.display();
     for alias in &config.names.aliases {
@@ -16,7 +16,7 @@ pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
                  name that no service has"
             ));
         }
-        let wrong = dead_ends(alias, snapshot).into_iter();
+        let wrong = missing_targets(alias, snapshot).into_iter();
         warnings.extend(wrong.map(|wrong| format!("{at}: warning: the alias {host} {wrong}")));
     }
     for entry in &config.exposure.services {
@@ -39,14 +39,14 @@ pub(super) fn findings(config: &Config, snapshot: &Snapshot) -> Vec<String> {
 /// Returns warnings about aliases whose consumers may not reach a service behind them. A control
 /// plane may export a service, so under one only services with an entry of their own are checked.
 pub(super) fn out_of_reach(config: &Config, snapshot: &Snapshot) -> Vec<String> {
-    let is_told = matches!(config.discovery, Discovery::File { .. });
+    let is_from_file = matches!(config.discovery, Discovery::File { .. });
     let aliases = config.names.aliases.iter();
-    let good = aliases.filter(|alias| !is_told || dead_ends(alias, snapshot).is_empty());
+    let good = aliases.filter(|alias| !is_from_file || missing_targets(alias, snapshot).is_empty());
     let warnings = good.flat_map(|alias| {
         let at = format!("{}:{}", config.file.display(), alias.line.0);
         let name = &alias.name.host;
-        let wrong = unlinked(config, alias, snapshot).into_iter();
-        let wrong = wrong.chain(shut_out(config, alias, snapshot, is_told));
+        let wrong = unlinked_consumers(config, alias, snapshot).into_iter();
+        let wrong = wrong.chain(shut_out(config, alias, snapshot, is_from_file));
         let warn = |wrong| format!("{at}: warning: the alias {name} {wrong}");
         wrong.map(warn).collect::<Vec<_>>()
     });
@@ -54,7 +54,7 @@ pub(super) fn out_of_reach(config: &Config, snapshot: &Snapshot) -> Vec<String> 
 }
 
 /// Returns the problems of consumers whose clusters have no link to this one.
-fn unlinked(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
+fn unlinked_consumers(config: &Config, alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
     let linked = |of: &String| {
         let linked = snapshot.scope.linked.as_ref();
         linked.is_none_or(|linked| linked.contains(of.as_str()))
@@ -151,7 +151,7 @@ fn remedy(
 }
 
 /// Returns the problems of targets or of the region of an alias that the mesh does not have.
-fn dead_ends(alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
+fn missing_targets(alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
     let mut wrong = Vec::new();
     for target in &alias.to {
         let port = target.port.or(alias.name.port);

@@ -12,7 +12,7 @@ use crate::wire::{Authority, Host};
 
 /// Returns warnings about routes to services that are missing or that are gateways. Also warns of
 /// listeners with Istio's names if no service is exposed to anyone.
-pub(super) fn dead_ends(config: &Config, snapshot: &Snapshot) -> Vec<String> {
+pub(super) fn check_routes(config: &Config, snapshot: &Snapshot) -> Vec<String> {
     let routes = config.listeners.iter().flat_map(|one| one.routes());
     let gateways = Gateways::new(config, snapshot);
     let wrong = routes.filter_map(|route| {
@@ -71,11 +71,11 @@ impl Gateways {
     /// Returns a warning if an endpoint of the route's service is a gateway. If that gateway
     /// routes back, one ClientHello loops.
     fn reached_by(&self, snapshot: &Snapshot, route: &SniRoute) -> Option<String> {
-        let asked = Authority {
+        let authority = Authority {
             host: Host::Name(route.to.host.as_str().into()),
             port: route.to.port?,
         };
-        let found = snapshot.find(Caller::UNKNOWN, &asked)?;
+        let found = snapshot.find(Caller::UNKNOWN, &authority)?;
         let endpoints = &found.service.passthrough_ports.get(&found.port)?.endpoints;
         let mut addresses = endpoints.iter().map(|endpoint| endpoint.address);
         let gateway = addresses.find(|address| self.has(*address))?;

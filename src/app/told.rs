@@ -11,7 +11,7 @@ use crate::yaml::Findings;
 
 /// Content of the mesh file and of the files of objects.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Told {
+pub(super) struct MeshFiles {
     /// Mesh of the mesh file; empty if a control plane provides the mesh.
     pub(super) mesh: Mesh,
     /// Policies of the mesh file.
@@ -34,9 +34,9 @@ pub(super) struct Joined {
     pub(super) conflicts: Vec<String>,
 }
 
-impl Told {
+impl MeshFiles {
     /// Joins mesh and objects under a configuration.
-    pub(super) fn joined(&self, config: &Config) -> Joined {
+    pub(super) fn join(&self, config: &Config) -> Joined {
         let joined = join(&self.mesh, &self.objects, config);
         let lines = |findings: Findings| findings.0.iter().map(ToString::to_string).collect();
         let (mesh, conflicts): (_, Vec<_>) = match config.discovery {
@@ -49,7 +49,7 @@ impl Told {
             scope: ServiceVisibility {
                 exported: joined.exported,
                 local: joined.local,
-                linked: linked(config),
+                linked: linked_clusters(config),
             },
             warnings: [conflicts.clone(), lines(joined.warnings)].concat(),
             conflicts,
@@ -59,7 +59,7 @@ impl Told {
 
 /// Returns the clusters whose peers are permitted: this one and those with a link to it. None
 /// without `links`, which permits all.
-fn linked(config: &Config) -> Option<HashSet<Box<str>>> {
+fn linked_clusters(config: &Config) -> Option<HashSet<Box<str>>> {
     let own = config.gateway.cluster.as_str();
     let links = config.links.as_ref()?.iter();
     let here = links

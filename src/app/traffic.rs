@@ -13,7 +13,7 @@ use crate::wire::RegionPattern;
 /// contains its record. Only istiod sends records of pods.
 pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
     let gateway = &config.gateway;
-    let (locality, is_told) = (
+    let (locality, is_istiod) = (
         &gateway.locality,
         matches!(config.discovery, Discovery::Istio { .. }),
     );
@@ -22,7 +22,7 @@ pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
         LocalityOrigin::Configuration => ("gateway.locality", true),
         LocalityOrigin::Pod(by) => (by.as_str(), false),
     };
-    let record = pod.filter(|_| is_told && !is_final);
+    let record = pod.filter(|_| is_istiod && !is_final);
     Position {
         origin: origin.into(),
         own_uid: record.and_then(|pod| Some(pod.record.as_deref()?.into())),
@@ -36,7 +36,7 @@ pub(super) fn position(config: &Config, pod: Option<&Pod>) -> Position {
 }
 
 /// Returns the balancing rules of the configuration.
-pub(super) fn table(config: &Config) -> Traffic {
+pub(super) fn traffic_rules(config: &Config) -> Traffic {
     let (mut services, mut every) = (Vec::new(), TrafficRule::default());
     for entry in &config.traffic {
         let preferences: Option<&[Scope]> = entry.distribution.map(|named| match named {
@@ -81,7 +81,7 @@ fn regions(config: &Config, mesh: &Mesh, path: &Path) -> Vec<String> {
     let entries = config.traffic.iter();
     let weights = entries.flat_map(|entry| entry.regions.iter().map(|one| (entry.line, one)));
     let unknown = weights
-        .filter(|(_, one)| one.weight > 0 && one.region.depth() > 0 && !is_known(&one.region))
+        .filter(|(_, one)| one.weight > 0 && one.region.part_count() > 0 && !is_known(&one.region))
         .map(|(line, one)| {
             format!(
                 "{}:{line}: warning: `traffic` names region {}, in which no workload of {} is; \

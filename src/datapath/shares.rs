@@ -67,7 +67,7 @@ fn workload(at: usize, cluster: &str, place: &str) -> Workload {
 }
 
 /// Builds the snapshot of a gateway in network `shared` at `us-west/us-west-a`.
-fn built(service: Service, workloads: Vec<Workload>, rule: TrafficRule) -> Snapshot {
+fn build_snapshot(service: Service, workloads: Vec<Workload>, rule: TrafficRule) -> Snapshot {
     let position = Position {
         cluster: "west".into(),
         locality: locality("us-west/us-west-a"),
@@ -124,7 +124,7 @@ fn acceptance_1_two_and_two_endpoints_of_two_clusters_get_a_quarter_each() {
     let workloads = workloads
         .map(|(at, cluster)| workload(at, cluster, ""))
         .collect();
-    let snapshot = built(service(), workloads, TrafficRule::default());
+    let snapshot = build_snapshot(service(), workloads, TrafficRule::default());
     for count in picked(set(&snapshot)) {
         assert_share(f64::from(count) / f64::from(PICKS), 0.25, BOUND);
     }
@@ -145,7 +145,7 @@ fn acceptance_1_the_endpoints_of_three_zones_get_the_same_whichever_zone_comes_f
     let workloads = workloads
         .map(|(at, zone)| workload(at, "west", zone))
         .collect();
-    let snapshot = built(service(), workloads, TrafficRule::default());
+    let snapshot = build_snapshot(service(), workloads, TrafficRule::default());
     let set = set(&snapshot);
     let counts = picked(set);
     for (zone, want) in [("a", 1.0), ("b", 2.0), ("c", 3.0)] {
@@ -174,7 +174,7 @@ fn acceptance_7_regional_weights_of_10_and_90_hold_within_1_percent() {
     let east = (8..11).map(|at| workload(at, "east", "us-east-2/a"));
     let workloads = west.chain(east).collect();
     let rule = weights(&[("us-west-2/*", 10), ("us-east-2/*", 90)]);
-    let snapshot = built(service(), workloads, rule);
+    let snapshot = build_snapshot(service(), workloads, rule);
     let set = set(&snapshot);
     let counts = picked(set);
     let is_east = |workload: &Workload| &*workload.locality.region == "us-east-2";
@@ -197,7 +197,7 @@ fn acceptance_7_a_weight_of_0_evacuates_a_region() {
         weights(&[("us-east-2", 0), ("*", 1)]),
         weights(&[("us-east-2/*", 0), ("us-west-2/*", 90)]),
     ] {
-        let snapshot = built(service(), workloads(), rule);
+        let snapshot = build_snapshot(service(), workloads(), rule);
         let set = set(&snapshot);
         assert_eq!(picked(set), [PICKS]);
         assert_eq!(&*set.endpoints[0].definition.locality.region, "us-west-2");
@@ -247,7 +247,7 @@ fn acceptance_8_each_distribution_keeps_to_its_tiers_whatever_is_ready() {
                 preferences: Some(preferences),
                 ..TrafficRule::default()
             };
-            let snapshot = built(service(), workloads.collect(), rule);
+            let snapshot = build_snapshot(service(), workloads.collect(), rule);
             let set = set(&snapshot);
             let counts = picked(set);
             for (place, want) in PLACES.iter().zip(wants) {
@@ -281,7 +281,7 @@ fn acceptance_14_a_service_has_the_same_odds_by_server_name_as_by_authority() {
         weights(&[("us-west", 1), ("*", 3)]),
     ];
     for rule in rules {
-        let snapshot = built(service(), workloads.clone().collect(), rule);
+        let snapshot = build_snapshot(service(), workloads.clone().collect(), rule);
         let service = snapshot.services.get("echo.app").expect("a service");
         let (by_authority, by_name) = (&service.ports[&80], &service.passthrough_ports[&80]);
         let uids = |set: &EndpointSet| -> Vec<_> {
@@ -303,7 +303,7 @@ const CHANCE: f64 = 1e-9;
 
 /// Returns a random mesh: preferences, an assignment, weights of regions, latency, unready
 /// workloads.
-fn drawn(rng: &mut Rng) -> Snapshot {
+fn random_snapshot(rng: &mut Rng) -> Snapshot {
     let places = [
         "us-west/us-west-a",
         "us-west/us-west-b",
@@ -344,7 +344,7 @@ fn drawn(rng: &mut Rng) -> Snapshot {
         by_latency: Some(rng.u8(..3) == 0),
         ..weights(if rng.u8(..3) == 0 { &regions } else { &[] })
     };
-    built(service, workloads, rule)
+    build_snapshot(service, workloads, rule)
 }
 
 #[tokio::test(start_paused = true)]
@@ -353,7 +353,7 @@ async fn the_odds_that_are_told_are_those_of_real_picks() {
     for seed in 0..60 {
         let mut rng = Rng::with_seed(seed);
         fastrand::seed(seed);
-        let snapshot = drawn(&mut rng);
+        let snapshot = random_snapshot(&mut rng);
         let set = set(&snapshot);
         if set.endpoints.is_empty() {
             continue;

@@ -148,7 +148,7 @@ impl Regions {
                 weight,
             })
             .collect();
-        list.sort_by_key(|region| std::cmp::Reverse(region.pattern.depth()));
+        list.sort_by_key(|region| std::cmp::Reverse(region.pattern.part_count()));
         Self {
             shares: list.iter().any(|region| region.weight > 0),
             list: list.into(),

@@ -61,7 +61,7 @@ static EMPTY: Shape = Shape(&[]);
 ///
 /// # Errors
 /// The path of the first unknown field.
-pub fn known_fields(body: &[u8]) -> Result<(), String> {
+pub fn reject_unknown_fields(body: &[u8]) -> Result<(), String> {
     unknown::refuse(body, &AUTHORIZATION).map_err(|why| format!("authorization{why}"))
 }
 
@@ -76,10 +76,10 @@ pub fn policy(from: proto::Authorization) -> Result<Policy, String> {
         Ok(proto::Action::Deny) => Action::Deny,
         Err(_) => return Err(format!("authorization.action: {} is unknown", from.action)),
     };
-    no_extension(&from.extensions).map_err(|why| format!("authorization.{why}"))?;
-    let rules = each("authorization.rules", from.rules, |rule| {
-        let clauses = each("clauses", rule.clauses, |clause| {
-            let matches = each("matches", clause.matches, one_match)?;
+    reject_extensions(&from.extensions).map_err(|why| format!("authorization.{why}"))?;
+    let rules = convert_each("authorization.rules", from.rules, |rule| {
+        let clauses = convert_each("clauses", rule.clauses, |clause| {
+            let matches = convert_each("matches", clause.matches, convert_match)?;
             Ok(Clause { matches })
         })?;
         Ok(Rule { clauses })
@@ -104,10 +104,10 @@ pub(super) fn scope(from: i32) -> Option<PolicyScope> {
     })
 }
 
-fn one_match(from: proto::Match) -> Result<Match, String> {
-    no_extension(&from.extensions)?;
-    let texts = |field, list| each(field, list, string_match);
-    let nets = |field, list| each(field, list, net);
+fn convert_match(from: proto::Match) -> Result<Match, String> {
+    reject_extensions(&from.extensions)?;
+    let texts = |field, list| convert_each(field, list, string_match);
+    let nets = |field, list| convert_each(field, list, convert_network);
     // No connection has port 0, so port 0 replaces an invalid number and matches nothing.
     let ports = |list: Vec<u32>| list.into_iter().map(number).collect();
     let accounts = |list: Vec<proto::ServiceAccountMatch>| {
@@ -155,7 +155,7 @@ fn string_match(from: proto::StringMatch) -> Result<StringMatch, String> {
 
 /// Converts an address range. An IPv4-mapped IPv6 range becomes an IPv4 range, because
 /// addresses are compared in canonical form.
-fn net(from: proto::Address) -> Result<IpNet, String> {
+fn convert_network(from: proto::Address) -> Result<IpNet, String> {
     /// Prefix length of `::ffff:0:0/96`.
     const MAPPED_BITS: u32 = 96;
     let mut ip = ip(&from.address).map_err(|why| format!(".address: {why}"))?;
@@ -163,7 +163,7 @@ fn net(from: proto::Address) -> Result<IpNet, String> {
     if from.address.len() == 16 && ip.is_ipv4() {
         match length.checked_sub(MAPPED_BITS) {
             Some(rest) => length = rest,
-            None => ip = as_it_came(ip),
+            None => ip = to_mapped_ipv6(ip),
         }
     }
     u8::try_from(length)
@@ -173,14 +173,14 @@ fn net(from: proto::Address) -> Result<IpNet, String> {
 }
 
 /// Restores the IPv6 form of an address whose range is wider than all of IPv4.
-fn as_it_came(ip: IpAddr) -> IpAddr {
+fn to_mapped_ipv6(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(ip) => IpAddr::V6(ip.to_ipv6_mapped()),
         IpAddr::V6(_) => ip,
     }
 }
 
-fn no_extension(from: &[proto::Extension]) -> Result<(), String> {
+fn reject_extensions(from: &[proto::Extension]) -> Result<(), String> {
     let Some(first) = from.first() else {
         return Ok(());
     };
@@ -190,7 +190,7 @@ fn no_extension(from: &[proto::Extension]) -> Result<(), String> {
 
 /// Converts every entry of a list. An error of `read` starts with `.` and the name of a field,
 /// or with `:` if it concerns the entry itself.
-fn each<T, U>(
+fn convert_each<T, U>(
     field: &str,
     list: Vec<T>,
     read: impl Fn(T) -> Result<U, String>,
@@ -207,7 +207,7 @@ fn each<T, U>(
 
 /// Returns a policy that denies everything in its scope, as placeholder for the unreadable
 /// policy of this name.
-pub fn stand_in(name: &str, scope: PolicyScope, dry_run: bool) -> Policy {
+pub fn deny_all_placeholder(name: &str, scope: PolicyScope, dry_run: bool) -> Policy {
     let name = match name {
         UNPLACED => "(beyond the limits, or without a usable name)",
         name => name,
@@ -349,11 +349,11 @@ mod tests {
                 let length = u8::try_from(body.len()).expect("few bytes");
                 body = [&[number << 3 | 2, length], &*body].concat();
             }
-            let why = known_fields(&body).expect_err(path);
+            let why = reject_unknown_fields(&body).expect_err(path);
             let want = format!("authorization{path}: field 99 is not understood");
             assert_eq!(why, want);
         }
-        let why = known_fields(&[0x2a, 0x02, 0x0a]).expect_err("it is cut off");
+        let why = reject_unknown_fields(&[0x2a, 0x02, 0x0a]).expect_err("it is cut off");
         assert_eq!(why, "authorization.rules[0]: it is cut off");
     }
 
@@ -369,7 +369,7 @@ mod tests {
             };
             change(&mut one);
             let body = with(one).encode_to_vec();
-            assert_eq!(known_fields(&body), Ok(()));
+            assert_eq!(reject_unknown_fields(&body), Ok(()));
         }
     }
 

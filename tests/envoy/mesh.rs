@@ -93,7 +93,7 @@ impl Mesh {
 pub async fn ended(gateway: &Gateway, tunnels: u64) -> Ended {
     let counts = async || {
         let whole = |count: f64| count.to_string().parse().expect("a whole number");
-        let ends = gateway.ends().await.into_iter();
+        let ends = gateway.tunnels_by_reason().await.into_iter();
         Ended(ends.map(|(reason, count)| (reason, whole(count))).collect())
     };
     until("ended tunnels", counts, |ended| ended.tunnels() >= tunnels).await

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustls::pki_types::ServerName;
 use strait::hbone::Client;
-use strait::tls::{self, Material};
+use strait::tls::{self, IdentityMaterial};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -361,7 +361,7 @@ fn a_federated_bundle_lets_its_domain_in_and_its_removal_refuses_it() {
         // The other domain's root is its own.
         let other = Identities::new();
         let peer = other.leaf(CLIENT);
-        let peer = Material::from_pem(&peer.chain_pem, &peer.key_pem, root).expect("material");
+        let peer = IdentityMaterial::from_pem(&peer.chain_pem, &peer.key_pem, root).expect("material");
         let peer = tls::client_config(&peer, &[GATEWAY]).expect("a client");
         api.give(GATEWAY, &leaf, root, &[("west.local", &other.root)]);
         let asks_now = async || asks_as(&gateway, &peer).await;

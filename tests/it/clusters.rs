@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use strait::hbone::{Client, Tunnel};
 use strait::tls::dev::Authority;
-use strait::tls::{self, Material};
+use strait::tls::{self, IdentityMaterial};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{ECHO, Endpoint, GATEWAY, Gateway, Identities, Net, Settings};
@@ -30,7 +30,7 @@ async fn client(
     let leaf = issuer.and_then(|issuer| issuer.leaf(&caller(cluster)));
     let leaf = leaf.expect("a leaf");
     let root = authority.root_pem();
-    let material = Material::from_pem(&leaf.chain_pem, &leaf.key_pem, &root).expect("material");
+    let material = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &root).expect("material");
     let tls = tls::client_config(&material, &[GATEWAY]).expect("a client");
     let connected = Client::connect(gateway.address, &tls).await;
     connected.map_err(|error| error.to_string())

@@ -16,7 +16,7 @@ use strait::snapshot::Publisher;
 use strait::status::Status;
 use strait::telemetry::Metrics;
 use strait::xds::store::{ADDRESS, AUTHORIZATION};
-use strait::xds::stream::{self, Feed, Kind};
+use strait::xds::stream::{self, Feed, ControlPlane};
 use tokio::net::TcpListener;
 
 use crate::istio::{asks, gateway};
@@ -290,7 +290,7 @@ fn discovery(net: Net, folder: &Path, publisher: Arc<Publisher>, status: Arc<Sta
             san: Some(NAME.to_owned()),
             headers: Vec::new(),
         },
-        kind: Kind::Istio,
+        kind: ControlPlane::Istio,
         cache: None,
         pod: Pod {
             name: "strait".into(),

@@ -6,7 +6,7 @@ use rustls::ClientConfig;
 use rustls::crypto::aws_lc_rs::{cipher_suite, default_provider, kx_group};
 use rustls::crypto::{CryptoProvider, SupportedKxGroup};
 use rustls::{NamedGroup, SupportedCipherSuite};
-use strait::hbone::{self, Client, Incoming};
+use strait::hbone::{self, Client, IncomingTunnel};
 use strait::tls;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -106,7 +106,7 @@ fn double_hbone_carries_an_inner_session_that_the_gateway_cannot_read() {
         let settings = Settings::new(net, identities()).endpoints(&[(11, 1, "HBONE")]);
         let gateway = Gateway::start(&settings).await;
         let listener = net.listen(11, 15008).await;
-        let echo = |incoming: Incoming| async move {
+        let echo = |incoming: IncomingTunnel| async move {
             assert_eq!(incoming.authority, ECHO);
             let (mut read, mut write) = tokio::io::split(incoming.tunnel);
             tokio::io::copy(&mut read, &mut write)

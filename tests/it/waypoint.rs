@@ -28,7 +28,7 @@ use crate::support::{
 const WAYPOINT: &str = "spiffe://east.local/ns/app/sa/one";
 const OTHER: &str = "spiffe://east.local/ns/app/sa/two";
 /// Identity that a tenant claims for the service of each waypoint.
-const SAID: &str = "spiffe://west.local/ns/shop/sa/said";
+const CLAIMED_IDENTITY: &str = "spiffe://west.local/ns/shop/sa/said";
 /// The identity of the waypoint `one` of another cluster.
 const REMOTE: &str = "spiffe://west.local/ns/app/sa/one";
 /// Ingress gateway that only the configuration names.
@@ -78,7 +78,7 @@ fn of_waypoint(name: &str) -> Address {
         namespace: "app".into(),
         hostname: format!("{name}.app.svc.cluster.local"),
         ports: waypoint_ports(),
-        subject_alt_names: vec![SAID.to_owned()],
+        subject_alt_names: vec![CLAIMED_IDENTITY.to_owned()],
         ..Service::default()
     };
     Address {
@@ -476,7 +476,7 @@ fn review_5_only_waypoints_of_the_service_that_is_asked_for_are_believed() {
         for (id, want) in [
             (WAYPOINT, OWN),
             (OTHER, ONE),
-            (SAID, ONE),
+            (CLAIMED_IDENTITY, ONE),
             (labelled, ONE),
             (CLIENT, ONE),
         ] {

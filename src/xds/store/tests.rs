@@ -267,14 +267,14 @@ fn what_the_machine_rejects_itself_is_stood_in_for_if_it_is_a_policy() {
     let mut store = Store::default();
     store.told_policies();
     assert_eq!(store.take_policies().unwrap().len(), 0);
-    assert!(!store.rejected(ADDRESS, "a") && store.take_policies().is_none());
-    assert!(store.rejected(AUTHORIZATION, "app/p"));
+    assert!(!store.handle_rejection(ADDRESS, "a") && store.take_policies().is_none());
+    assert!(store.handle_rejection(AUTHORIZATION, "app/p"));
     let policy = Policy::clone(&store.policies["app/p"]);
     assert!(policy.unreadable && policy.scope == PolicyScope::Global && !policy.dry_run);
     assert_eq!(store.take_policies().unwrap().len(), 1);
     store.upsert(AUTHORIZATION, &self::policy(1, 80)).unwrap();
     assert!(
-        !store.rejected(AUTHORIZATION, "app/p"),
+        !store.handle_rejection(AUTHORIZATION, "app/p"),
         "the good one stays"
     );
     assert!(!store.policies["app/p"].unreadable);

@@ -14,7 +14,7 @@ use strait::hbone::{Client, ConnectError, Tunnel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::passthrough::hello;
+use crate::passthrough::client_hello;
 use crate::support::{CLIENT, GATEWAY, identities, run, until};
 
 use world::{BY_NAME, ISTIO, NARROW, ROUTES, WAYPOINT, World};
@@ -26,7 +26,7 @@ const STRANGER: &str = "spiffe://north.local/ns/shop/sa/checkout";
 
 /// Tunnel: the listener, by its name and port, and the peer's input.
 #[derive(Clone, Debug)]
-struct Ask {
+struct TunnelRequest {
     listener: (&'static str, u16),
     from: Option<&'static str>,
     to: Option<String>,
@@ -37,7 +37,7 @@ struct Ask {
 
 /// Outcome of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Seen {
+struct Outcome {
     opened: bool,
     reason: Option<String>,
     status: Option<u16>,
@@ -45,7 +45,7 @@ struct Seen {
     reset: Option<String>,
 }
 
-impl Seen {
+impl Outcome {
     fn of(outcome: &Outcome) -> Self {
         Self {
             opened: outcome.opened,
@@ -75,7 +75,7 @@ impl Seen {
 }
 
 /// Returns random tunnels, over both kinds of HBONE listeners and all of TLS.
-fn asks(rng: &mut Rng, world: &World) -> Vec<Ask> {
+fn asks(rng: &mut Rng, world: &World) -> Vec<TunnelRequest> {
     let mut asks = Vec::new();
     for from in [CLIENT, TELLER, OWN, WAYPOINT, UNLINKED, STRANGER] {
         for to in &world.authorities {
@@ -90,7 +90,7 @@ fn asks(rng: &mut Rng, world: &World) -> Vec<Ask> {
             let origins = [None, None, Some("waypoint"), Some("gateway")];
             let other = rng.choice(&world.authorities).expect("an authority");
             let sni = name_of(if rng.u8(..3) == 0 { other } else { to });
-            asks.push(Ask {
+            asks.push(TunnelRequest {
                 listener,
                 from: Some(from),
                 to: Some(to.clone()),
@@ -100,7 +100,7 @@ fn asks(rng: &mut Rng, world: &World) -> Vec<Ask> {
             });
         }
     }
-    let tls = |listener, sni: String, alpn| Ask {
+    let tls = |listener, sni: String, alpn| TunnelRequest {
         listener,
         from: None,
         to: None,
@@ -149,7 +149,7 @@ fn name_of(authority: &str) -> String {
     host.trim_end_matches('.').to_lowercase()
 }
 
-async fn explained(world: &World, ask: &Ask) -> Answer {
+async fn explained(world: &World, ask: &TunnelRequest) -> Answer {
     let mut path = format!(
         "/explain?listener={}&address=127.0.0.1&sni={}",
         ask.listener.0, ask.sni
@@ -187,7 +187,7 @@ async fn ends(world: &World) -> BTreeMap<String, f64> {
 }
 
 /// Opens the tunnel. Returns the reason for which it ended.
-async fn made(world: &World, clients: &BTreeMap<(&str, u16), Client>, ask: &Ask) -> Seen {
+async fn made(world: &World, clients: &BTreeMap<(&str, u16), Client>, ask: &TunnelRequest) -> Outcome {
     let before = ends(world).await;
     let mut seen = match ask.from {
         Some(from) => match clients.get(&(from, ask.listener.1)) {
@@ -209,17 +209,17 @@ async fn made(world: &World, clients: &BTreeMap<(&str, u16), Client>, ask: &Ask)
 }
 
 /// Connects a peer whose certificate is refused, which its first tunnel reports at the latest.
-async fn refused(world: &World, from: &str, ask: &Ask) -> Seen {
+async fn refused(world: &World, from: &str, ask: &TunnelRequest) -> Outcome {
     let tls = identities().client(from, GATEWAY);
     let address = world.net.address(1, ask.listener.1);
     if let Ok(client) = Client::connect(address, &tls).await {
         let to = ask.to.as_deref().expect("a target");
         client.tunnel(to).await.expect_err("no tunnel");
     }
-    Seen::nothing()
+    Outcome::nothing()
 }
 
-async fn tunnelled(client: &Client, ask: &Ask) -> Seen {
+async fn tunnelled(client: &Client, ask: &TunnelRequest) -> Outcome {
     let uri = http::Uri::builder().authority(ask.to.as_deref().expect("a target"));
     let mut request = Request::builder()
         .method(Method::CONNECT)
@@ -229,15 +229,15 @@ async fn tunnelled(client: &Client, ask: &Ask) -> Seen {
     }
     let mut tunnel = match client.request(request.body(()).expect("a request")).await {
         Ok(tunnel) => tunnel,
-        Err(ConnectError::Refused(status)) => {
-            return Seen {
+        Err(ConnectError::Status(status)) => {
+            return Outcome {
                 status: Some(status.as_u16()),
-                ..Seen::nothing()
+                ..Outcome::nothing()
             };
         }
         Err(error) => panic!("{ask:?}: {error}"),
     };
-    let hello = hello(&ask.sni, &[]);
+    let hello = client_hello(&ask.sni, &[]);
     let mut echoed = Vec::new();
     let echo = async {
         tunnel.write_all(&hello).await?;
@@ -245,26 +245,26 @@ async fn tunnelled(client: &Client, ask: &Ask) -> Seen {
         tunnel.read_to_end(&mut echoed).await
     };
     let ended = echo.await;
-    Seen {
+    Outcome {
         opened: ended.is_ok(),
         status: Some(200),
         reset: ended.err().map(|error| {
             let code = Tunnel::reset_code(&error).expect("a reset");
             format!("{code:?}")
         }),
-        ..Seen::nothing()
+        ..Outcome::nothing()
     }
 }
 
-async fn passed_on(world: &World, ask: &Ask) -> Seen {
+async fn passed_on(world: &World, ask: &TunnelRequest) -> Outcome {
     let address = world.net.address(1, ask.listener.1);
     let mut stream = match TcpStream::connect(address).await {
         Ok(stream) => stream,
         // A rejected peer may be reset this early.
-        Err(error) if error.kind() == ErrorKind::ConnectionReset => return Seen::nothing(),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => return Outcome::nothing(),
         Err(error) => panic!("{ask:?}: {error}"),
     };
-    let hello = hello(&ask.sni, ask.alpn.as_slice());
+    let hello = client_hello(&ask.sni, ask.alpn.as_slice());
     let mut answer = Vec::new();
     let talk = async {
         stream.write_all(&hello).await?;
@@ -279,16 +279,16 @@ async fn passed_on(world: &World, ask: &Ask) -> Seen {
             ErrorKind::NotConnected,
         ];
         assert!(kinds.contains(&error.kind()), "{ask:?}: {error}");
-        return Seen::nothing();
+        return Outcome::nothing();
     }
     let opened = answer == hello;
-    Seen {
+    Outcome {
         opened,
         alert: (!opened).then(|| {
             assert_eq!(answer[..6], [21, 3, 3, 0, 2, 2], "{ask:?}");
             answer[6]
         }),
-        ..Seen::nothing()
+        ..Outcome::nothing()
     }
 }
 

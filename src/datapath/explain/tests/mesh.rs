@@ -73,7 +73,7 @@ impl Generated {
             ..Change::default()
         };
         let snapshot = build(&Snapshot::default(), change);
-        let tunnels = lived(&mut rng, &snapshot);
+        let tunnels = apply_history(&mut rng, &snapshot);
         let [domain, namespace, account] = PEER;
         Self {
             question: Question {
@@ -282,7 +282,7 @@ fn names(rng: &mut Rng) -> NameTable {
 }
 
 /// Applies random history to the endpoints: open tunnels, dials and ejections.
-fn lived(rng: &mut Rng, snapshot: &Snapshot) -> Vec<InFlight> {
+fn apply_history(rng: &mut Rng, snapshot: &Snapshot) -> Vec<InFlight> {
     let mut services: Vec<_> = snapshot.services.iter().collect();
     services.sort_by_key(|(hostname, _)| Arc::clone(hostname));
     let sets = services
