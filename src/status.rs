@@ -253,7 +253,7 @@ impl Discovery {
     }
 
     /// Replaces the state of the types. A rejection keeps its time if its reason is unchanged.
-    /// Each type keeps the counts of [`answer`](Self::answer).
+    /// Each type keeps the counts of [`record_answer`](Self::record_answer).
     pub fn set_types(&mut self, mut types: Vec<ResourceType>) {
         for new in &mut types {
             let mut old = self.types.iter();

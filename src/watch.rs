@@ -39,7 +39,7 @@ struct RelevantPaths {
     directories: BTreeSet<PathBuf>,
 }
 
-/// Names of entries by the directory that contains them; [`EVERY`] is all entries.
+/// Names of entries by the directory that contains them; [`ALL_ENTRIES`] is all entries.
 type NamesByDirectory = BTreeMap<PathBuf, BTreeSet<OsString>>;
 
 /// Marker for all entries of a directory. No entry has this name.
@@ -126,7 +126,10 @@ impl FileWatcher {
                 };
             }
         }
-        *self.relevant_paths.lock().unwrap_or_else(PoisonError::into_inner) = steps;
+        *self
+            .relevant_paths
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = steps;
         let gone = self
             .watched
             .iter()
@@ -220,7 +223,10 @@ fn resolve_path(file: &Path, found: &mut NamesByDirectory) {
             return;
         }
     }
-    found.entry(directory).or_default().insert(ALL_ENTRIES.into());
+    found
+        .entry(directory)
+        .or_default()
+        .insert(ALL_ENTRIES.into());
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::attacks::{Attack, CONNECT, AttackKind, frames, left_streams};
+use crate::attacks::{Attack, AttackKind, CONNECT, frames, left_streams};
 use crate::support::raw::{self, frame, headers};
 use crate::support::{CLIENT, GATEWAY, identities};
 

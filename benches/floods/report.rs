@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::attacker::End;
-use crate::attacks::{STREAMS, AttackKind};
+use crate::attacks::{AttackKind, STREAMS};
 use crate::common::table::{head, line};
 use crate::readers::{READERS, Readers, WINDOW};
 use crate::row::Row;

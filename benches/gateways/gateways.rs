@@ -10,9 +10,9 @@ use crate::command::{Load, Serve};
 use crate::common::machine::{CPU_OF_GATEWAYS, processors};
 use crate::common::process::Process;
 use crate::envoy::{self, Envoy};
-use crate::figures::Bar;
+use crate::figures::Limit;
 use crate::peers::{self, Peer};
-use crate::rows::{BESIDE_BEFORE, Kind, Way};
+use crate::rows::{BESIDE_BEFORE, Kind, Transport};
 use crate::support::{GATEWAY, Gateway, Net, Settings, endpoint_port, identities, until};
 
 /// Names of services.
@@ -108,7 +108,7 @@ impl BenchEnvironment {
     }
 
     /// Returns peers that replace those of every row.
-    pub fn beside(&self) -> Option<&'static [(Kind, Bar)]> {
+    pub fn beside(&self) -> Option<&'static [(Kind, Limit)]> {
         self.before.as_ref().map(|_| &BESIDE_BEFORE[..])
     }
 
@@ -273,10 +273,10 @@ fn last_byte(kind: Kind) -> u8 {
 
 impl Running {
     /// Returns the load for one transport.
-    pub fn load(&self, way: Way) -> &Load {
+    pub fn load(&self, way: Transport) -> &Load {
         match way {
-            Way::Hbone => &self.hbone,
-            Way::Sni => &self.bare,
+            Transport::Hbone => &self.hbone,
+            Transport::Sni => &self.bare,
         }
     }
 

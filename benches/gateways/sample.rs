@@ -6,9 +6,9 @@ use tokio::time::sleep;
 
 use crate::common::machine::{TICK, busy, processors};
 use crate::common::process::Process;
-use crate::gateways::{Running, BenchEnvironment};
+use crate::gateways::{BenchEnvironment, Running};
 use crate::outcome::{Outcome, Unit};
-use crate::rows::{Held, Kind, Row, Way, What};
+use crate::rows::{Held, Kind, Measurement, Row, Transport};
 
 /// Duration of a load for a sample, after everything is open.
 pub const SECONDS: f64 = 0.3;
@@ -54,7 +54,7 @@ impl<'a> Gateways<'a> {
     /// Runs the row's load once.
     pub async fn sample(&self, row: &Row, kind: Kind) -> Result<Sample, String> {
         let seconds = match row.what {
-            What::P99 => SECONDS_OF_LATENCY,
+            Measurement::P99 => SECONDS_OF_LATENCY,
             _ => SECONDS,
         };
         self.load(row, kind, seconds).await
@@ -72,7 +72,7 @@ impl<'a> Gateways<'a> {
         let outcome = Outcome::read(&done.report).map_err(|why| why + &done.stderr)?;
         let nothing = || "nothing was done".to_owned();
         let cost = match row.what {
-            What::Cpu(unit) => {
+            Measurement::Cpu(unit) => {
                 let units = outcome.units(unit).ok_or_else(nothing)?;
                 cpu.as_secs_f64() * per_second(unit) / units
             }
@@ -166,8 +166,8 @@ fn authority(row: &Row) -> String {
 
 fn arguments(row: &Row, more: &str) -> String {
     let key_exchange = match row.way {
-        Way::Hbone => "--key-exchange x25519",
-        Way::Sni => "",
+        Transport::Hbone => "--key-exchange x25519",
+        Transport::Sni => "",
     };
     format!("{} {key_exchange} {more}", row.load)
 }

@@ -107,7 +107,10 @@ impl Running {
         let gateway = Arc::new(DataPath {
             reader: publisher.reader(),
             tls: InboundTls::new(tls),
-            budget: Arc::new(BufferBudget::new(BUFFERS, metrics.set_buffer_limit(BUFFERS))),
+            budget: Arc::new(BufferBudget::new(
+                BUFFERS,
+                metrics.set_buffer_limit(BUFFERS),
+            )),
             metrics,
             lifecycle: Lifecycle::new(),
             admission: Admission::new(1024),

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::common::{commit, say};
+use crate::common::{commit, print_uncaptured};
 use crate::gateway::{Running, StartCost};
 use crate::load::percentile;
 use crate::mesh::{Mesh, Shape};
@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> ExitCode {
         .filter(|row| Some(row.mesh.workloads) == largest);
     let missed: Vec<_> = barred.flat_map(Row::missed).collect();
     let report = report(&options.command(), &commit, &rows, &missed);
-    say(&report);
+    print_uncaptured(&report);
     if !options.short && options.only.is_none() && options.mesh.is_none() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
         let path = format!("{folder}/xds-{commit}.md");

@@ -137,7 +137,8 @@ fn decimal<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
 }
 
 fn policy() -> Rules {
-    let mut policy = Rules::deny_all_unreadable("app".into(), "p".into(), PolicyScope::Namespace, false);
+    let mut policy =
+        Rules::deny_all_unreadable("app".into(), "p".into(), PolicyScope::Namespace, false);
     let ports = Condition {
         any: vec![80],
         none: Vec::new(),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::config::{Listener, ListenerProtocol, SniRoute, TlsRouting};
-use crate::snapshot::{Caller, Means, Snapshot, ExposureVerdict, mesh};
+use crate::snapshot::{Caller, ExposureVerdict, Means, Snapshot, mesh};
 use crate::wire::{Authority, Host};
 
 /// Listener of the running gateway.

@@ -41,10 +41,10 @@ use crate::telemetry::{LogHandle, Metrics};
 
 use scrape::Scrapes;
 
-pub use explain::{ExplainHandler, AnswerWriter};
+pub use explain::{AnswerWriter, ExplainHandler};
 pub use holders::{DescriptorUsage, DescriptorUsageSource};
 pub use issuers::{IssuerRow, IssuerSource};
-pub use listeners::{ListenerRow, ListenerState, ListenerSource};
+pub use listeners::{ListenerRow, ListenerSource, ListenerState};
 pub use server::{Limits, serve};
 pub use view::DenyLookup;
 

@@ -23,7 +23,8 @@ pub(super) struct Policy<'a> {
 
 impl<'a> Policy<'a> {
     pub(super) fn of(policy: &'a authorization::Policy) -> Self {
-        let clause = |clause: &authorization::Clause| clause.matches.iter().map(match_to_json).collect();
+        let clause =
+            |clause: &authorization::Clause| clause.matches.iter().map(match_to_json).collect();
         let rule = |rule: &authorization::Rule| rule.clauses.iter().map(clause).collect();
         Self {
             name: &policy.name,

@@ -260,12 +260,15 @@ fn lost_in(
 ) -> Vec<String> {
     let is_empty = |set: Option<&Arc<EndpointSet>>| set.is_none_or(|set| set.endpoints.is_empty());
     let has_lost = |old: &Service, new: &Service| {
-        [(&old.ports, &new.ports), (&old.passthrough_ports, &new.passthrough_ports)]
-            .into_iter()
-            .any(|(old, new)| {
-                let mut sets = old.iter();
-                sets.any(|(port, set)| !is_empty(Some(set)) && is_empty(new.get(port)))
-            })
+        [
+            (&old.ports, &new.ports),
+            (&old.passthrough_ports, &new.passthrough_ports),
+        ]
+        .into_iter()
+        .any(|(old, new)| {
+            let mut sets = old.iter();
+            sets.any(|(port, set)| !is_empty(Some(set)) && is_empty(new.get(port)))
+        })
     };
     let same = |(host, old): (&Arc<str>, &Arc<Service>)| {
         let new = next.get(host)?;

@@ -325,7 +325,10 @@ mod tests {
         let (address, _phase, _tasks) = server(limits).await;
         let (start, short) = (Instant::now(), Duration::from_millis(10));
         assert!(sip(address, short, short).await > LARGE);
-        assert!(start.elapsed() > limits.write_timeout, "longer than one pause");
+        assert!(
+            start.elapsed() > limits.write_timeout,
+            "longer than one pause"
+        );
         assert!(sip(address, 3 * limits.write_timeout, Duration::ZERO).await < LARGE);
         let hasty = Limits {
             connection: Duration::from_millis(200),

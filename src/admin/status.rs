@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::listeners::{ListenerRow, AnonymousAccess};
+use super::listeners::{AnonymousAccess, ListenerRow};
 use super::place::LocalityRow;
 use super::reach::exposed_to;
 use super::view::{Member, View, key_of};
@@ -17,7 +17,7 @@ use super::{AdminState, DescriptorUsage, IssuerRow, pending, text};
 use crate::config::{Config, Discovery};
 use crate::snapshot::Snapshot;
 use crate::snapshot::mesh::Service;
-use crate::status::{self, Certificate, ResourceType, ReloadSource};
+use crate::status::{self, Certificate, ReloadSource, ResourceType};
 
 /// Maximum number of services, or of endpoints of one service, without `?all`.
 const SERVICES_MAX: usize = 50;
@@ -453,7 +453,12 @@ impl CrlRow {
 }
 
 impl Services {
-    fn of(view: &View<'_>, strangers: &AnonymousAccess<'_>, wanted: Option<&str>, limit: usize) -> Self {
+    fn of(
+        view: &View<'_>,
+        strangers: &AnonymousAccess<'_>,
+        wanted: Option<&str>,
+        limit: usize,
+    ) -> Self {
         let wanted_host = wanted.map(without_port);
         let aliased: Vec<_> = wanted_host.map_or_else(Vec::new, |name| {
             hosts_named(view.snapshot, &name.to_ascii_lowercase())

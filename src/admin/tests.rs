@@ -55,7 +55,9 @@ pub(super) fn fixture() -> Fixture {
         lifecycle: Lifecycle::new(),
         log,
         config: Arc::new(ArcSwap::from_pointee(config())),
-        deny_list: DenyLookup::new(|address| address.ip().is_loopback().then_some("a loopback address")),
+        deny_list: DenyLookup::new(|address| {
+            address.ip().is_loopback().then_some("a loopback address")
+        }),
         holders: DescriptorUsageSource::new(|_| DescriptorUsage::default()),
         issuers: IssuerSource::new(Vec::new),
         explains: ExplainHandler::new(|asked| {
@@ -322,7 +324,9 @@ async fn the_dump_shows_the_mesh_with_live_state_and_the_certificates() {
     };
     let _in_flight = InFlight::new(&endpoint_state);
     endpoint_state.eject(tokio::time::Instant::now());
-    state.status.set_reload(ReloadSource::Mesh, Err("line 3".into()));
+    state
+        .status
+        .set_reload(ReloadSource::Mesh, Err("line 3".into()));
     state.status.set_certificate(certificate());
     let (status, body) = ask(admin_router(state), "GET", "/config_dump").await;
     assert_eq!(status, StatusCode::OK);

@@ -17,7 +17,9 @@ pub struct DenyLookup(Arc<dyn Fn(SocketAddr) -> Option<&'static str> + Send + Sy
 
 impl DenyLookup {
     /// Wraps the lookup.
-    pub fn new(lookup: impl Fn(SocketAddr) -> Option<&'static str> + Send + Sync + 'static) -> Self {
+    pub fn new(
+        lookup: impl Fn(SocketAddr) -> Option<&'static str> + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(lookup))
     }
 }

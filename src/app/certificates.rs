@@ -25,7 +25,11 @@ const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Starts the task that obtains certificates. With certificates in files the receiver never
 /// returns one. `back` is notified when the control plane is reachable again.
-fn start_issuance(source: &Source, config: &Config, back: Arc<Notify>) -> mpsc::Receiver<CertificateEvent> {
+fn start_issuance(
+    source: &Source,
+    config: &Config,
+    back: Arc<Notify>,
+) -> mpsc::Receiver<CertificateEvent> {
     let (news, receiver) = mpsc::channel(1);
     match &config.identity {
         Identity::Files(_) => {}
@@ -66,7 +70,7 @@ impl SharedCertificates {
         (source, config): (&Source, &Config),
         back: Arc<Notify>,
     ) -> Self {
-        let news = self::start_issuance(source, config, back);
+        let news = start_issuance(source, config, back);
         let replaced = Arc::clone(&certificates.replaced);
         let shared = Self(Arc::new(Mutex::new(certificates)));
         tokio::spawn(shared.clone().run(news, replaced));
@@ -211,7 +215,10 @@ impl Certificates {
         if self.report_stale_crls() {
             self.gateway.tls.request_recheck();
         }
-        if self.own_expiry().is_some_and(|end| end <= SystemTime::now()) {
+        if self
+            .own_expiry()
+            .is_some_and(|end| end <= SystemTime::now())
+        {
             self.has_expired = true;
             error!(identity = self.identity, "our certificate has ended");
             self.status.pending(CERTIFICATES);
@@ -278,14 +285,17 @@ impl Certificates {
     }
 
     /// Returns the configuration of handshakes with this trust; none without a certificate.
-    pub(super) fn server_config_with(&self, trust: &PeerTrust) -> Result<Option<ServerTls>, TlsError> {
+    pub(super) fn server_config_with(
+        &self,
+        trust: &PeerTrust,
+    ) -> Result<Option<ServerTls>, TlsError> {
         let material = self.material.as_ref();
         material
             .map(|material| tls::listener_server_config(material, trust))
             .transpose()
     }
 
-    /// Uses new trust, with the configuration that [`Certificates::served_with`] created from it.
+    /// Uses new trust, with the configuration that [`Certificates::server_config_with`] created from it.
     pub(super) fn replace_trust(&mut self, trust: PeerTrust, served: Option<ServerTls>) {
         for before in self.trust.domains.iter().filter_map(TrustedDomain::status) {
             self.status.forget_certificate(&before.identity);
@@ -382,7 +392,9 @@ impl Certificates {
         let ends = own.chain(domains.map(|end| ("domain_root", end)));
         let ends = ends.chain(crls.map(|end| ("crl", end)));
         let ends: Vec<_> = ends.collect();
-        self.gateway.metrics.set_certificate_expiry(&self.identity, &ends);
+        self.gateway
+            .metrics
+            .set_certificate_expiry(&self.identity, &ends);
     }
 
     /// Updates the status of the own certificate.

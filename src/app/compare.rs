@@ -7,7 +7,7 @@ use crate::config::{Config, Discovery, HostPort, Listener, PolicyMode};
 use crate::datapath::dial::DenyList;
 use crate::snapshot::builder::{self, Change};
 use crate::snapshot::mesh::Mesh;
-use crate::snapshot::{Policies, ServiceVisibility, Service, Snapshot};
+use crate::snapshot::{Policies, Service, ServiceVisibility, Snapshot};
 
 use super::inputs::{exposure_table, name_table};
 use super::{names, routes, traffic};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
-use crate::admin::{ExplainHandler, AnswerWriter};
+use crate::admin::{AnswerWriter, ExplainHandler};
 use crate::config::{Config, Discovery};
 use crate::datapath::DataPath;
 use crate::datapath::dial::DenyList;
@@ -44,7 +44,10 @@ pub fn offline(inputs: &Inputs, question: &Question) -> Result<Answer, String> {
 }
 
 /// Answers from the current snapshot, loads and ejections.
-pub(super) fn for_gateway(gateway: &Arc<DataPath>, config: &Arc<ArcSwap<Config>>) -> ExplainHandler {
+pub(super) fn for_gateway(
+    gateway: &Arc<DataPath>,
+    config: &Arc<ArcSwap<Config>>,
+) -> ExplainHandler {
     let (gateway, config) = (Arc::clone(gateway), Arc::clone(config));
     ExplainHandler::new(move |parameters| {
         let question = Question::parse(parameters)?;

@@ -241,7 +241,9 @@ impl Report {
         // The gateway's own files can be checked without the domains.
         let nothing = PeerTrust::default();
         let effective_trust = trust.as_ref().unwrap_or(&nothing);
-        self.record_errors(tls::listener_server_config(&material, effective_trust).map_err(located))?;
+        self.record_errors(
+            tls::listener_server_config(&material, effective_trust).map_err(located),
+        )?;
         Some((Some(material), trust?))
     }
 

@@ -37,7 +37,7 @@ struct State {
     entries: Vec<Entry>,
     removed: Vec<Removed>,
     /// Present once there is a certificate.
-    data_path: Option<DataPath>,
+    threads: Option<DataPathThreads>,
 }
 
 /// Listener of the configuration.
@@ -68,7 +68,7 @@ struct Removed {
 }
 
 /// Threads that accept and serve.
-struct DataPath {
+struct DataPathThreads {
     /// Runtime of all acceptors.
     acceptors: Handle,
     workers: Vec<WorkerHandle>,
@@ -123,7 +123,7 @@ impl Listeners {
         let state = State {
             entries,
             removed: Vec::new(),
-            data_path: None,
+            threads: None,
         };
         Self {
             gateway: Arc::clone(gateway),
@@ -144,7 +144,7 @@ impl Listeners {
     /// The system lacks threads, or another process already listens on an address.
     pub(super) fn open(&self, workers: usize) -> anyhow::Result<()> {
         let mut state = self.lock();
-        state.data_path = Some(start_workers(&self.gateway, workers)?);
+        state.threads = Some(start_workers(&self.gateway, workers)?);
         match state.listen(&self.gateway).into_iter().next() {
             Some(error) => Err(anyhow::Error::msg(error)),
             None => Ok(()),
@@ -200,10 +200,13 @@ impl Listeners {
         let own = addresses(&state.entries).chain(self.others.iter().copied());
         self.gateway.deny.set_own(own.collect());
         state.listen(&self.gateway);
-        let closed = state.entries.iter().filter_map(|entry| match &entry.socket {
-            SocketState::Closed(why) => Some((&entry.config, why)),
-            SocketState::Bound(_) | SocketState::Open(_) => None,
-        });
+        let closed = state
+            .entries
+            .iter()
+            .filter_map(|entry| match &entry.socket {
+                SocketState::Closed(why) => Some((&entry.config, why)),
+                SocketState::Bound(_) | SocketState::Open(_) => None,
+            });
         let file = config.file.display();
         let closed = closed.map(|(listener, why)| {
             let (line, name) = (listener.line.0, &listener.name);
@@ -217,7 +220,7 @@ impl Listeners {
 
     /// Stops accepting, drains the connections, and resets the remaining ones at the deadline.
     fn remove(&self, state: &mut State, entry: Entry) {
-        let (SocketState::Open(open), Some(data_path)) = (entry.socket, &state.data_path) else {
+        let (SocketState::Open(open), Some(threads)) = (entry.socket, &state.threads) else {
             return;
         };
         open.listener.drain.drain();
@@ -226,7 +229,7 @@ impl Listeners {
         info!(listener = name, %address, "listener removed; its connections drain");
         let listener = Arc::downgrade(&open.listener);
         let (left, deadline) = (Weak::clone(&listener), self.deadline);
-        data_path.acceptors.spawn(async move {
+        threads.acceptors.spawn(async move {
             sleep(deadline).await;
             if let Some(listener) = left.upgrade() {
                 listener.drain.close();
@@ -278,23 +281,21 @@ impl State {
     fn listen(&mut self, gateway: &Arc<DataPath>) -> Vec<String> {
         self.removed
             .retain(|removed| removed.listener.strong_count() > 0);
-        let Some(data_path) = &self.data_path else {
+        let Some(threads) = &self.threads else {
             return Vec::new();
         };
         let mut failed = Vec::new();
         for entry in &mut self.entries {
             let place = std::mem::replace(&mut entry.socket, SocketState::Closed(String::new()));
             entry.socket = match place {
-                SocketState::Bound(socket) => {
-                    match open(gateway, data_path, &entry.config, socket) {
-                        Ok(open) => SocketState::Open(open),
-                        Err(error) => {
-                            let error = format!("{error:#}");
-                            failed.push(error.clone());
-                            SocketState::Closed(error)
-                        }
+                SocketState::Bound(socket) => match open(gateway, threads, &entry.config, socket) {
+                    Ok(open) => SocketState::Open(open),
+                    Err(error) => {
+                        let error = format!("{error:#}");
+                        failed.push(error.clone());
+                        SocketState::Closed(error)
                     }
-                }
+                },
                 other => other,
             };
         }
@@ -305,20 +306,20 @@ impl State {
 /// Listens and accepts. Fails if another process that had bound the same address listens already.
 fn open(
     gateway: &Arc<DataPath>,
-    data_path: &DataPath,
+    threads: &DataPathThreads,
     config: &config::Listener,
     socket: Socket,
 ) -> anyhow::Result<Open> {
     let socket = listen(config, socket)?;
     let address = socket.local_addr()?;
     let registered = {
-        let _runtime = data_path.acceptors.enter();
+        let _runtime = threads.acceptors.enter();
         Arc::new(accept::register(socket)?)
     };
     let listener = Arc::new(Listener::new(config, gateway.lifecycle.part()));
     let (socket, gateway) = (Arc::clone(&registered), Arc::clone(gateway));
-    let (accepting, workers) = (Arc::clone(&listener), data_path.workers.clone());
-    data_path.acceptors.spawn(async move {
+    let (accepting, workers) = (Arc::clone(&listener), threads.workers.clone());
+    threads.acceptors.spawn(async move {
         accept::run(&gateway, &socket, accepting, workers).await;
     });
     info!(listener = config.name, %address, "listener opened");
@@ -335,7 +336,7 @@ fn listen(config: &config::Listener, socket: Socket) -> anyhow::Result<TcpListen
 }
 
 /// Starts the workers. The first also accepts, and passes each socket to the least loaded worker.
-fn start_workers(gateway: &Arc<DataPath>, workers: usize) -> anyhow::Result<DataPath> {
+fn start_workers(gateway: &Arc<DataPath>, workers: usize) -> anyhow::Result<DataPathThreads> {
     let count = match workers {
         0 => std::thread::available_parallelism()?.get(),
         count => count,
@@ -344,7 +345,7 @@ fn start_workers(gateway: &Arc<DataPath>, workers: usize) -> anyhow::Result<Data
     let spawn = |(index, queue)| spawn_worker(gateway, index, queue);
     let handles: anyhow::Result<Vec<_>> = queues.into_iter().enumerate().map(spawn).collect();
     let acceptors = handles?.into_iter().next().context("no worker")?;
-    Ok(DataPath { acceptors, workers })
+    Ok(DataPathThreads { acceptors, workers })
 }
 
 fn spawn_worker(

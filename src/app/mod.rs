@@ -46,14 +46,14 @@ use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
 use crate::status::Status;
 use crate::telemetry::{LogHandle, Metrics, logging};
-use crate::tls::{self, InboundTls, IdentityMaterial, PeerTrust};
+use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust};
 use crate::xds::dns::{self, Dns};
-use crate::xds::stream::{self, Feed, ControlPlane};
+use crate::xds::stream::{self, ControlPlaneKind, Feed};
 
 use certificates::{Certificates, SharedCertificates};
 use listeners::{Listeners, with_bind_context};
 use memory::Memory;
-use reload::{InitialState, Fingerprints};
+use reload::{Fingerprints, InitialState};
 
 pub use check::{check, check_as_run, check_without_keys};
 pub use explain::offline;
@@ -182,7 +182,10 @@ impl App {
         let configured = inputs.config.limits.buffers;
         let memory = Memory::measure(Path::new("/"));
         let buffers = configured.unwrap_or_else(|| memory.buffers());
-        let budget = Arc::new(BufferBudget::new(buffers, metrics.set_buffer_limit(buffers)));
+        let budget = Arc::new(BufferBudget::new(
+            buffers,
+            metrics.set_buffer_limit(buffers),
+        ));
         let others: Vec<_> = sockets.addresses().chain([front.address]).collect();
         let own = listeners::addresses(&entries).chain(others.iter().copied());
         let gateway = Arc::new(DataPath {
@@ -250,7 +253,11 @@ impl App {
             Arc::clone(&self.publisher),
         ));
         let back = Arc::clone(&self.reconnected);
-        Ok(SharedCertificates::new(certificates, (source, &config), back))
+        Ok(SharedCertificates::new(
+            certificates,
+            (source, &config),
+            back,
+        ))
     }
 
     /// Starts discovery, if the mesh comes from a control plane. It has a dedicated thread:
@@ -259,14 +266,14 @@ impl App {
         let config = self.config.load();
         let (plane, cache, kind) = match &config.discovery {
             Discovery::File { .. } => return Ok(()),
-            Discovery::Istio { plane, cache } => (plane, cache, ControlPlane::Istio),
+            Discovery::Istio { plane, cache } => (plane, cache, ControlPlaneKind::Istio),
             Discovery::Envoy {
                 plane,
                 cache,
                 node,
                 clusters,
             } => {
-                let kind = ControlPlane::Envoy {
+                let kind = ControlPlaneKind::Envoy {
                     node: node.clone(),
                     locality: config.gateway.locality.clone(),
                     clusters: clusters.clone(),

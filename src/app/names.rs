@@ -171,7 +171,10 @@ fn missing_targets(alias: &Alias, snapshot: &Snapshot) -> Vec<String> {
         }
     }
     if let Some(region) = alias.region.as_ref().filter(|_| wrong.is_empty()) {
-        let services = alias.to.iter().filter_map(|to| snapshot.service_by_name(&to.host));
+        let services = alias
+            .to
+            .iter()
+            .filter_map(|to| snapshot.service_by_name(&to.host));
         let sets = services.flat_map(|service| service.ports.values());
         let mut endpoints = sets.flat_map(|set| &set.endpoints);
         if !endpoints.any(|one| *one.definition.locality.region == **region) {

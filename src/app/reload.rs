@@ -18,7 +18,7 @@ use crate::config::{Config, Discovery, Examined, Identity, Listener, Log, Source
 use crate::datapath::DataPath;
 use crate::snapshot::Publisher;
 use crate::snapshot::builder::Change;
-use crate::status::{Status, ReloadSource};
+use crate::status::{ReloadSource, Status};
 use crate::telemetry::LogHandle;
 use crate::tls::{self, IdentityMaterial, PeerTrust};
 use crate::watch::FileWatcher;
@@ -135,8 +135,12 @@ impl Reloader {
     /// Returns all files whose changes matter.
     fn files(&self) -> Vec<PathBuf> {
         let config = self.config.load();
-        let in_force = ReloadSource::ALL.iter().flat_map(|&what| files(&config, what));
-        let all: BTreeSet<_> = in_force.chain(self.files_of_rejected.iter().cloned()).collect();
+        let in_force = ReloadSource::ALL
+            .iter()
+            .flat_map(|&what| files(&config, what));
+        let all: BTreeSet<_> = in_force
+            .chain(self.files_of_rejected.iter().cloned())
+            .collect();
         all.into_iter().collect()
     }
 
@@ -225,7 +229,9 @@ impl Reloader {
         }
         match passed_over.is_empty() {
             true => self.record_success(ReloadSource::Objects),
-            false => self.record_partial_success(ReloadSource::Objects, passed_over.join("\n"), true),
+            false => {
+                self.record_partial_success(ReloadSource::Objects, passed_over.join("\n"), true)
+            }
         }
         self.passed_over = passed_over;
     }
@@ -255,7 +261,10 @@ impl Reloader {
             .config
             .as_ref()
             .map(|new| old.restart_only_changes(new));
-        let new = examined.config.map(|new| without_restart_only(&old, new)).zip(objects);
+        let new = examined
+            .config
+            .map(|new| without_restart_only(&old, new))
+            .zip(objects);
         let new = new.map(|(new, objects)| {
             let told = MeshFiles {
                 objects,
@@ -498,6 +507,6 @@ fn fingerprint(file: &Path) -> u64 {
             false => Ok(Vec::new()),
         });
     let mut hasher = DefaultHasher::new();
-    object_files.map_err(|error| error.kind()).hash(&mut hasher);
+    contents.map_err(|error| error.kind()).hash(&mut hasher);
     hasher.finish()
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::config::pod::Pod;
 use crate::config::{Config, Discovery, Distribution, LocalityOrigin};
 use crate::snapshot::mesh::{Locality, Mesh, Scope};
-use crate::snapshot::traffic::{Position, Regions, TrafficRule, Spill, Traffic};
+use crate::snapshot::traffic::{Position, Regions, Spill, Traffic, TrafficRule};
 use crate::wire::RegionPattern;
 
 /// Returns the position of this gateway from the configuration, or from the pod until the mesh

@@ -134,7 +134,11 @@ pub(super) struct AdminResponse {
 
 impl Admin {
     /// Sends a request and returns as soon as the head of the answer has arrived.
-    pub(super) async fn request(&self, method: Method, path: &str) -> anyhow::Result<AdminResponse> {
+    pub(super) async fn request(
+        &self,
+        method: Method,
+        path: &str,
+    ) -> anyhow::Result<AdminResponse> {
         let admin = self.admin.as_str();
         let asking = async {
             let stream = TcpStream::connect(admin).await?;
@@ -193,7 +197,7 @@ impl AdminResponse {
         Ok(ExitCode::FAILURE)
     }
 
-    /// Reads the whole body, up to [`WHOLE_BYTES_MAX`].
+    /// Reads the whole body, up to [`RESPONSE_BYTES_MAX`].
     async fn read(mut self) -> anyhow::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         while let Some(piece) = self.next_chunk().await? {

@@ -286,7 +286,9 @@ mod tests {
         let root = || fs::read_to_string(dir.path().join("root.crt")).unwrap();
         let before = root();
 
-        let refusal = write_certificates(&set, &mut Vec::new()).unwrap_err().to_string();
+        let refusal = write_certificates(&set, &mut Vec::new())
+            .unwrap_err()
+            .to_string();
         assert!(
             refusal.contains("root.crt") && refusal.contains("--force"),
             "{refusal}"
@@ -322,7 +324,9 @@ mod tests {
             ("east", "twice"),
         ] {
             let set = args(dir.path(), &["east", cluster], false);
-            let refusal = write_certificates(&set, &mut Vec::new()).unwrap_err().to_string();
+            let refusal = write_certificates(&set, &mut Vec::new())
+                .unwrap_err()
+                .to_string();
             assert!(refusal.contains(word), "{refusal}");
         }
         assert_eq!(names(dir.path()), [""; 0]);

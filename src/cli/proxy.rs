@@ -77,7 +77,7 @@ fn role(text: &str) -> Result<Role, String> {
         .map_err(|_| "write one of waypoint, router and ztunnel; they make no difference".into())
 }
 
-/// Returns true if the edit distance of the words is at most [`SLIPS_MAX`].
+/// Returns true if the edit distance of the words is at most [`EDIT_DISTANCE_MAX`].
 fn is_misspelling_of(word: &str, wanted: &str) -> bool {
     let mut distances: Vec<usize> = (0..=wanted.len()).collect();
     // Bounds the cost. A prefix of triple length already exceeds the distance.
@@ -89,7 +89,9 @@ fn is_misspelling_of(word: &str, wanted: &str) -> bool {
             distances[column + 1] = changed.min(diagonal + 1).min(distances[column] + 1);
         }
     }
-    distances.last().is_some_and(|slips| *slips <= EDIT_DISTANCE_MAX)
+    distances
+        .last()
+        .is_some_and(|slips| *slips <= EDIT_DISTANCE_MAX)
 }
 
 /// Parsed arguments.
@@ -121,7 +123,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let config = config.or_else(|| std::env::var_os("STRAIT_CONFIG").map(PathBuf::from));
     let environment = Environment::of_process();
-    let source = Source::pod(environment, &flags, config.as_deref(), Path::new(DEFAULT_OVERLAY));
+    let source = Source::pod(
+        environment,
+        &flags,
+        config.as_deref(),
+        Path::new(DEFAULT_OVERLAY),
+    );
     if prints {
         return Ok(print(&source));
     }

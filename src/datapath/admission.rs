@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use super::pool::{DescriptorPool, source};
 
 /// Limit of handshakes in flight. Each holds at most 32 KiB for at most 5 s: 32 MiB in all. The
-/// limit is lower if files or memory are short ([`Pool::handshakes`]).
+/// limit is lower if files or memory are short ([`DescriptorPool::handshakes_max`]).
 const HANDSHAKES_MAX: usize = 1024;
 /// Divisor of the limit for one source: 128 handshakes, enforced once half of all are in flight.
 /// Many clients may share an address, and reconnect together after a restart of the gateway.

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use crate::snapshot::authorization::{Attributes, PeerIdentity};
 use crate::snapshot::mesh::Workload;
-use crate::snapshot::{Endpoint, Enforcement, PolicyVerdict, Protocol, PolicyRejection, Snapshot};
+use crate::snapshot::{Endpoint, Enforcement, PolicyRejection, PolicyVerdict, Protocol, Snapshot};
 use crate::telemetry::PolicyOutcome;
 
 use super::DataPath;
@@ -42,7 +42,7 @@ pub fn run(gateway: &DataPath, peer: &Peer, pick: Pick) -> Result<Authorized, (P
     let snapshot = gateway.reader.load();
     let (endpoint, by_waypoint) = (pick.endpoint(), pick.route().is_by_waypoint());
     let verdict = evaluate(&snapshot, peer, endpoint, by_waypoint);
-    let Some(PolicyVerdict { refusal, dry_run }) = evaluate else {
+    let Some(PolicyVerdict { refusal, dry_run }) = verdict else {
         return Ok(Authorized(pick));
     };
     warn_of_missing(&snapshot, gateway, endpoint);
@@ -76,7 +76,7 @@ pub fn reevaluate(
     }
     let endpoint = grant.endpoint();
     let verdict = evaluate(snapshot, peer, endpoint, grant.is_by_waypoint());
-    match evaluate.and_then(|verdict| evaluate.refusal) {
+    match verdict.and_then(|verdict| verdict.refusal) {
         None => Ok(()),
         Some(refusal) => {
             record_outcome(gateway, peer, endpoint, PolicyOutcome::Refused, &refusal);
@@ -95,7 +95,8 @@ pub fn evaluate(
     by_waypoint: bool,
 ) -> Option<PolicyVerdict> {
     // Only the endpoint of a passthrough tunnel learns the identity of the peer (contract 2.6).
-    let looks = snapshot.enforcement != Enforcement::Off && !peer.is_unauthenticated() && !by_waypoint;
+    let looks =
+        snapshot.enforcement != Enforcement::Off && !peer.is_unauthenticated() && !by_waypoint;
     looks.then(|| evaluate_policies(snapshot, peer, endpoint))
 }
 

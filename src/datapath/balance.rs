@@ -68,23 +68,23 @@ pub fn draw_drop_category(route: &Route) -> Option<&Arc<str>> {
     draw_category(route.drops())
 }
 
-/// Returns the probability that [`drops`] rejects a tunnel.
+/// Returns the probability that [`draw_drop_category`] rejects a tunnel.
 pub fn dropped_part(route: &Route) -> f64 {
     combined_drop_probability(route.drops())
 }
 
 fn combined_drop_probability(drops: &[(Arc<str>, u32)]) -> f64 {
     let left = |(_, parts): &(Arc<str>, u32)| f64::from(PARTS_PER_MILLION.saturating_sub(*parts));
-    1.0 - draw_drop_category
+    1.0 - drops
         .iter()
         .map(|one| left(one) / f64::from(PARTS_PER_MILLION))
         .product::<f64>()
 }
 
 fn draw_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
-    let mut drops = draw_drop_category.iter();
+    let mut drops = drops.iter();
     let is_drawn = |(_, parts): &&(Arc<str>, u32)| fastrand::u32(..PARTS_PER_MILLION) < *parts;
-    draw_drop_category.find(is_drawn).map(|(category, _)| category)
+    drops.find(is_drawn).map(|(category, _)| category)
 }
 
 /// Returns the best endpoint of the set that is not in `tried`, if one is left.
@@ -96,7 +96,7 @@ fn draw_category(drops: &[(Arc<str>, u32)]) -> Option<&Arc<str>> {
 ///
 /// Ejected endpoints are used only if no other is left in any group. An ejected endpoint is better
 /// than none, and a healthy one farther away is better than an ejected one.
-/// [`odds`](crate::snapshot::odds) computes the probabilities of this choice.
+/// [`odds`](crate::snapshot::pick_probabilities) computes the probabilities of this choice.
 pub fn choose<'a>(set: &'a EndpointSet, tried: &[Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
     // Usually no endpoint was ever ejected, and the clock is not read.
     let now = LazyCell::new(Instant::now);
@@ -330,16 +330,19 @@ mod tests {
         const DRAWS: u32 = 100_000;
         fastrand::seed(7);
         let drops = [("a", 200_000), ("b", 500_000), ("c", 0)];
-        let drops = draw_drop_category.map(|(category, parts)| (Arc::from(category), parts));
+        let drops = drops.map(|(category, parts)| (Arc::from(category), parts));
         let mut counts = [0_u32; 3];
         for _ in 0..DRAWS {
-            if let Some(category) = draw_category(&draw_drop_category) {
+            if let Some(category) = draw_category(&drops) {
                 counts["abc".find(&**category).expect("a category")] += 1;
             }
         }
         let shares = counts.map(|count| f64::from(count) / f64::from(DRAWS));
         assert_shares(&shares, &[0.2, 0.4, 0.0]);
-        assert!((combined_drop_probability(&drops) - 0.6).abs() < 1e-9 && combined_drop_probability(&[]) == 0.0);
+        assert!(
+            (combined_drop_probability(&drops) - 0.6).abs() < 1e-9
+                && combined_drop_probability(&[]) == 0.0
+        );
         assert_eq!(draw_category(&[]), None);
         let all = [(Arc::from("all"), PARTS_PER_MILLION)];
         assert_eq!(draw_category(&all).map(|category| &**category), Some("all"));

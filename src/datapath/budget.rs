@@ -30,7 +30,7 @@ const STALL_PERIOD: Duration = Duration::from_secs(1);
 /// Minimum time between two rounds.
 const ROUND_PAUSE_MIN: Duration = Duration::from_millis(10);
 
-/// Number of rounds of [`STALL`] in which only stalled tunnels are reset.
+/// Number of rounds of [`STALL_PERIOD`] in which only stalled tunnels are reset.
 const STALLED_ONLY_ROUNDS: u32 = 4;
 
 /// Bytes that all tunnels hold, and their limit.
@@ -126,7 +126,7 @@ impl BufferBudget {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Wakes [`Budget::run`] if the limit is exceeded.
+    /// Wakes [`BufferBudget::run`] if the limit is exceeded.
     fn notify_if_over_limit(&self) {
         if !self.has_room() {
             self.over_limit.notify_one();
@@ -192,8 +192,8 @@ impl BufferBudget {
         }
     }
 
-    /// Waits for [`STALL`], or until the budget is exhausted; returns true in the second case.
-    /// Waits for [`PAUSE`] at least, in which the tunnels evicted last give back their bytes.
+    /// Waits for [`STALL_PERIOD`], or until the budget is exhausted; returns true in the second case.
+    /// Waits for [`ROUND_PAUSE_MIN`] at least, in which the tunnels evicted last give back their bytes.
     async fn wait_for_round(&self) -> bool {
         sleep(ROUND_PAUSE_MIN).await;
         let urgent = async {
@@ -288,7 +288,7 @@ impl BufferAccount {
     }
 
     /// Returns true if reads from the endpoint must pause because all tunnels hold too much. The
-    /// task in [`Account::poll_gated`] is woken once this may have changed.
+    /// task in [`BufferAccount::poll_gated`] is woken once this may have changed.
     pub fn must_pause_reads(self: &Arc<Self>) -> bool {
         if !self.budget.is_exhausted() {
             return false;
@@ -514,7 +514,10 @@ mod tests {
     async fn a_tunnel_that_has_ended_stays_until_its_last_bytes_have_left() {
         let budget = budget(100 * FAT);
         let account = budget.account();
-        assert!(account.wait_until_released().await.is_ok(), "nothing to wait for");
+        assert!(
+            account.wait_until_released().await.is_ok(),
+            "nothing to wait for"
+        );
         let held = account.hold(Bytes::from(vec![7; FAT]), FAT);
         let waits = Arc::clone(&account);
         let waits = tokio::spawn(async move { waits.wait_until_released().await });

@@ -100,7 +100,9 @@ mod tests {
         compact(&mut pieces);
         assert!(pieces.len() == 9, "{} pieces", pieces.len());
         assert!(pieces.iter().flatten().eq(whole[..at].iter()));
-        let mut few: VecDeque<_> = (0..UNCOMPACTED_PIECES_MAX).map(|_| whole.slice(..1)).collect();
+        let mut few: VecDeque<_> = (0..UNCOMPACTED_PIECES_MAX)
+            .map(|_| whole.slice(..1))
+            .collect();
         compact(&mut few);
         assert_eq!(few.len(), UNCOMPACTED_PIECES_MAX);
     }

@@ -23,7 +23,7 @@ use super::gate::WakeGate;
 use super::handshake::{HandshakeError, Session};
 use super::identity::Peer;
 use super::seal::Seal;
-use super::seam::{BufferedTlsOwner, BufferedTls};
+use super::seam::{BufferedTls, BufferedTlsOwner};
 use super::tunnel::{Origin, PendingConnect, Target};
 use super::window::{CONNECTION_WINDOW, STREAM_WINDOW_MIN, STREAMS_MAX, StreamWindow};
 use super::{DataPath, budget, keepalive, linger};
@@ -81,10 +81,18 @@ fn settings() -> Builder {
 ///
 /// # Errors
 /// Fails if the HTTP/2 preface is invalid or late.
-pub async fn run(gateway: &Arc<DataPath>, session: Session, peer: Arc<Peer>) -> Result<(), HandshakeError> {
+pub async fn run(
+    gateway: &Arc<DataPath>,
+    session: Session,
+    peer: Arc<Peer>,
+) -> Result<(), HandshakeError> {
     let stream = serve_stream(gateway, session.stream, &session.resources, peer).await?;
     if let Some(stream) = stream {
-        linger::close(stream.into_inner().0.into_inner(), linger::PEER_DRAIN_LIMITS).await;
+        linger::close(
+            stream.into_inner().0.into_inner(),
+            linger::PEER_DRAIN_LIMITS,
+        )
+        .await;
     }
     Ok(())
 }
@@ -104,7 +112,9 @@ where
     let handshake = timeout(PREFACE_DEADLINE, settings().handshake(seam));
     let connection = Box::pin(owner.run(handshake))
         .await
-        .map_err(|_| HandshakeError::new(HandshakeRefusal::Timeout, &"no HTTP/2 preface within 5 s"))?
+        .map_err(|_| {
+            HandshakeError::new(HandshakeRefusal::Timeout, &"no HTTP/2 preface within 5 s")
+        })?
         .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
     let _open = gateway.metrics.connection_opened();
     let server = Server {
@@ -239,7 +249,8 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         let exhausted = Arc::clone(&self.owner.exhausted);
         let not_after = self.peer.not_after;
         let untrusted = self.peer.chain.clone().map(|chain| {
-            let untrusted = async move { ConnectionEvent::Untrusted(chain.wait_trust_lost().await) };
+            let untrusted =
+                async move { ConnectionEvent::Untrusted(chain.wait_trust_lost().await) };
             Box::pin(untrusted) as Pin<Box<dyn Future<Output = ConnectionEvent> + Send>>
         });
         let mut events: Vec<Pin<Box<dyn Future<Output = ConnectionEvent> + Send>>> = vec![
@@ -305,7 +316,11 @@ impl<S: AsyncRead + Seal> Server<'_, S> {
         debug!(peer = %self.peer.source.principal, %why, "connection ended");
     }
 
-    fn spawn_tunnel(&mut self, request: Request<RecvStream>, mut respond: SendResponse<budget::ChargedBytes>) {
+    fn spawn_tunnel(
+        &mut self,
+        request: Request<RecvStream>,
+        mut respond: SendResponse<budget::ChargedBytes>,
+    ) {
         if self.peer.not_after <= SystemTime::now() || self.peer.lost_trust().is_some() {
             // GOAWAY was sent, but the peer may not have received it yet.
             return respond.send_reset(h2::Reason::REFUSED_STREAM);
@@ -375,7 +390,10 @@ fn parse_target(request: &Request<RecvStream>) -> (Box<str>, Result<Target, Reas
 
 /// Returns the origin that the header claims. Two values count as none.
 fn claimed_origin(headers: &HeaderMap) -> Origin {
-    let mut values = headers.get_all(SOURCE_HEADER).iter().map(HeaderValue::as_bytes);
+    let mut values = headers
+        .get_all(SOURCE_HEADER)
+        .iter()
+        .map(HeaderValue::as_bytes);
     match (values.next(), values.next()) {
         (Some(b"waypoint"), None) => Origin::Waypoint,
         (Some(b"gateway"), None) => Origin::Gateway,

@@ -19,7 +19,7 @@ use super::DataPath;
 use super::accept::{TcpKeepaliveSettings, set_options};
 use super::authorize::Authorized;
 use super::identity::Peer;
-use super::policy::{Permit, Grant};
+use super::policy::{Grant, Permit};
 use super::pool::{Descriptor, LimitReached};
 
 /// A connection to an endpoint.
@@ -60,7 +60,7 @@ const UPSTREAM_KEEPALIVE: TcpKeepaliveSettings = TcpKeepaliveSettings {
     retries: 2,
 };
 
-/// Connects to the picked endpoint by `deadline`, and within [`TRY`].
+/// Connects to the picked endpoint by `deadline`, and within [`DIAL_TIMEOUT`].
 ///
 /// # Errors
 /// Returns the reason, and the permit for another attempt.
@@ -197,9 +197,11 @@ impl DenyList {
         own.port() == address.port()
             && (own.ip().to_canonical() == address.ip()
                 || own.ip().is_unspecified()
-                    && self
-                        .local_addresses
-                        .is_local(address.ip(), Instant::now(), is_local_address))
+                    && self.local_addresses.is_local(
+                        address.ip(),
+                        Instant::now(),
+                        is_local_address,
+                    ))
     }
 }
 
@@ -291,7 +293,12 @@ impl LocalAddressCache {
     /// `ask`.
     ///
     /// A failed `ask` is never cached. It counts as true, unless there is no route to `ip`.
-    fn is_local(&self, ip: IpAddr, now: Instant, lookup: impl FnOnce(IpAddr) -> io::Result<bool>) -> bool {
+    fn is_local(
+        &self,
+        ip: IpAddr,
+        now: Instant,
+        lookup: impl FnOnce(IpAddr) -> io::Result<bool>,
+    ) -> bool {
         // Each critical section is one step, so the map behind a poisoned lock is consistent.
         let answers = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((since, answer)) = answers().get(&ip).copied()

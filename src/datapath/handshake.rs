@@ -58,7 +58,10 @@ const ALERT_DEADLINE: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// Returns the refusal, with the socket if an alert may have been sent.
-pub async fn run(gateway: &DataPath, accepted: AcceptedConnection) -> Result<Session, HandshakeError> {
+pub async fn run(
+    gateway: &DataPath,
+    accepted: AcceptedConnection,
+) -> Result<Session, HandshakeError> {
     let stream = TcpStream::from_std(accepted.stream)
         .map_err(|error| HandshakeError::new(HandshakeRefusal::Other, &error))?;
     let acceptor = TlsAcceptor::from(gateway.tls.config());
@@ -81,12 +84,21 @@ pub async fn run(gateway: &DataPath, accepted: AcceptedConnection) -> Result<Ses
             &"no handshake within 5 s",
         )),
         Ok(Err((error, socket))) => {
-            let (refusal, detail) = explain_error(gateway, &error);
-            Err(refused_with_alert(refusal, &detail, socket.into_inner(), slot, held))
+            let (refusal, detail) = explain_failure(gateway, &error);
+            Err(refused_with_alert(
+                refusal,
+                &detail,
+                socket.into_inner(),
+                slot,
+                held,
+            ))
         }
         Ok(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(ALPN_H2) => {
             let stream = Box::new(stream);
-            Ok(Session { stream, resources: held })
+            Ok(Session {
+                stream,
+                resources: held,
+            })
         }
         Ok(Ok(mut stream)) => {
             // rustls refuses a wrong ALPN offer but accepts a missing one.
@@ -103,7 +115,7 @@ pub async fn run(gateway: &DataPath, accepted: AcceptedConnection) -> Result<Ses
     }
 }
 
-fn explain_error(gateway: &DataPath, error: &io::Error) -> (HandshakeRefusal, String) {
+fn explain_failure(gateway: &DataPath, error: &io::Error) -> (HandshakeRefusal, String) {
     let tls = error
         .get_ref()
         .and_then(|inner| inner.downcast_ref::<rustls::Error>());

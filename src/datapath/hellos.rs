@@ -3,7 +3,7 @@
 //!
 //! A ClientHello is forwarded unchanged, so a route that leads back to a gateway brings its
 //! random back on another connection. A client generates a new random for each connection (RFC
-//! 8446 section 4.1.2). More than [`SAME_MAX`] tunnels with one random are therefore a loop.
+//! 8446 section 4.1.2). More than [`SAME_RANDOM_MAX`] tunnels with one random are therefore a loop.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -33,18 +33,18 @@ pub struct ForwardingLoop;
 /// Counts the ClientHello at the start of `bytes`, if there is one.
 ///
 /// # Errors
-/// [`SAME_MAX`] tunnels with its random are in flight.
+/// [`SAME_RANDOM_MAX`] tunnels with its random are in flight.
 pub fn register(bytes: &[u8]) -> Result<Option<InFlight>, ForwardingLoop> {
     let Some(random) = client_random(bytes) else {
         return Ok(None);
     };
     let mut randoms = randoms();
-    let count = randoms.entry(client_random).or_default();
+    let count = randoms.entry(random).or_default();
     if *count >= SAME_RANDOM_MAX {
         return Err(ForwardingLoop);
     }
     *count += 1;
-    Ok(Some(InFlight(client_random)))
+    Ok(Some(InFlight(random)))
 }
 
 /// Locks the table. Each critical section is a single step, so poisoning leaves it consistent.

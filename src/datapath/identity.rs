@@ -103,7 +103,10 @@ impl Peer {
     pub fn with_current_cluster(&self, snapshot: &Snapshot) -> Option<Self> {
         let source = &self.source;
         let (domain, spki) = (&source.trust_domain, self.spki());
-        let PeerCluster { name, metric_name: counted } = snapshot.trust.peer_cluster(domain, spki)?;
+        let PeerCluster {
+            name,
+            metric_name: counted,
+        } = snapshot.trust.peer_cluster(domain, spki)?;
         if (&name, &counted) == (&source.cluster, &source.counted_cluster) {
             return None;
         }

@@ -166,7 +166,11 @@ impl ListenerRules {
         match &self.routing {
             Some(Routing::Istio) => resolve_istio_name(name, offers_istio),
             Some(Routing::Routes(routes)) => Ok(ListenerTarget {
-                authority: routes.longest_match(name).ok_or(Reason::UnknownSni)?.1.clone(),
+                authority: routes
+                    .longest_match(name)
+                    .ok_or(Reason::UnknownSni)?
+                    .1
+                    .clone(),
                 granted: true,
             }),
             None => Err(Reason::UnknownSni),
@@ -227,7 +231,9 @@ impl Routes {
             for pattern in &route.sni {
                 match pattern {
                     SniPattern::Exact(name) => drop(table.exact.insert(name.clone(), to.clone())),
-                    SniPattern::Wildcard(name) => drop(table.below.insert(name.clone(), to.clone())),
+                    SniPattern::Wildcard(name) => {
+                        drop(table.below.insert(name.clone(), to.clone()))
+                    }
                     SniPattern::Any => table.any = Some(to.clone()),
                 }
             }

@@ -31,7 +31,10 @@ pub async fn run(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
     }
 }
 
-async fn read_client_hello(gateway: Arc<DataPath>, accepted: AcceptedConnection) -> Option<Box<PassthroughConnection>> {
+async fn read_client_hello(
+    gateway: Arc<DataPath>,
+    accepted: AcceptedConnection,
+) -> Option<Box<PassthroughConnection>> {
     let refused = |refused: &ClientHelloError| {
         let (refusal, detail) = (refused.refusal, &refused.detail);
         handshake_refused(&gateway.metrics, accepted.address, refusal, detail);
@@ -74,7 +77,10 @@ async fn read_client_hello(gateway: Arc<DataPath>, accepted: AcceptedConnection)
     }))
 }
 
-async fn read(stream: &mut TcpStream, slot: &HandshakeSlot) -> Result<hello::ClientHello, ClientHelloError> {
+async fn read(
+    stream: &mut TcpStream,
+    slot: &HandshakeSlot,
+) -> Result<hello::ClientHello, ClientHelloError> {
     tokio::select! {
         hello = hello::read_client_hello(stream) => hello,
         () = slot.evicted() => Err(ClientHelloError::new(

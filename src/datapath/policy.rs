@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::reason::Reason;
-use crate::snapshot::{Endpoint, Means, Snapshot, ExposureVerdict, mesh};
+use crate::snapshot::{Endpoint, ExposureVerdict, Means, Snapshot, mesh};
 use crate::wire::{Authority, sni};
 
 use super::identity::Peer;
 use super::route::{self, Route};
 use super::tunnel::Origin;
 
-/// Permit for a peer to use a route. Only [`run`] and [`granted`] create one, and only a permit
+/// Permit for a peer to use a route. Only [`run`] and [`permit_listener_route`] create one, and only a permit
 /// can be dialled.
 #[derive(Debug)]
 pub struct Permit {
@@ -137,11 +137,16 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<
             Err(_) => return Err("the listener does not lead from the server name there any more"),
         }
     }
-    let (asked, host, means) = (&right.authority, &*right.service.hostname, &right.matched_by);
+    let (asked, host, means) = (
+        &right.authority,
+        &*right.service.hostname,
+        &right.matched_by,
+    );
     let of = (host, right.port);
     let is_current_service = snapshot.may_answer(host, &right.service.namespace);
     let service = (&*right.service, right.port);
-    if !is_current_service || !snapshot.still_leads_to(peer.policy_source(), asked, service, means) {
+    if !is_current_service || !snapshot.still_leads_to(peer.policy_source(), asked, service, means)
+    {
         return Err("the name does not stand for the service any more");
     }
     evaluate(snapshot, peer, asked, of, means).map_err(Reason::label)?;
@@ -149,7 +154,9 @@ pub fn still_allowed(snapshot: &Snapshot, peer: &Peer, right: &Grant) -> Result<
     let gone = snapshot.evaluate_removed_target(peer.policy_source(), asked, means, endpoint);
     reason(gone).map_err(Reason::label)?;
     match right.waypoint {
-        Waypoint::Past(origin) if !route::may_bypass_waypoints(snapshot, peer, (host, means), origin) => {
+        Waypoint::Past(origin)
+            if !route::may_bypass_waypoints(snapshot, peer, (host, means), origin) =>
+        {
             Err("the peer's x-istio-source is not believed any more")
         }
         _ => Ok(()),

@@ -118,7 +118,9 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
     let service = found.service;
     let by_waypoint = uses_waypoint(snapshot, peer, (service, &found.matched_by), origin);
     let endpoints = match by_waypoint {
-        true => pick_waypoint(snapshot, service).cloned().unwrap_or_default(),
+        true => pick_waypoint(snapshot, service)
+            .cloned()
+            .unwrap_or_default(),
         false => snapshot.endpoints(&found, false),
     };
     Ok(Route {
@@ -138,7 +140,11 @@ pub fn resolve(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route
 ///
 /// # Errors
 /// [`Reason::UnknownService`].
-pub fn resolve_passthrough(snapshot: &Snapshot, peer: &Peer, target: Target) -> Result<Route, Reason> {
+pub fn resolve_passthrough(
+    snapshot: &Snapshot,
+    peer: &Peer,
+    target: Target,
+) -> Result<Route, Reason> {
     let (asked, origin) = target.into_parts();
     let found = snapshot.find(peer.policy_source(), &asked);
     let found = found.ok_or(Reason::UnknownService)?;
@@ -238,7 +244,7 @@ pub fn usable_waypoints<'a>(
     service: &'a mesh::Service,
 ) -> impl Iterator<Item = (&'a Waypoint, &'a Arc<EndpointSet>)> {
     let waypoints = service.waypoints.iter();
-    let drawn = usable_waypoints.filter(|waypoint| waypoint.weight > 0);
+    let drawn = waypoints.filter(|waypoint| waypoint.weight > 0);
     drawn.filter_map(|waypoint| {
         let endpoints = snapshot.waypoint_endpoints(&waypoint.gateway)?;
         Some((waypoint, endpoints))
@@ -275,7 +281,7 @@ mod tests {
             namespace: "app".into(),
             hostname: format!("{name}.app").into(),
             ports: [(80, 8080)].into(),
-            waypoints: usable_waypoints.iter().map(waypoint).collect(),
+            waypoints: waypoints.iter().map(waypoint).collect(),
             ..mesh::Service::default()
         }
     }

@@ -205,7 +205,9 @@ impl<S: Seal> BufferedTlsState<S> {
 
     /// Returns the number of gathered bytes.
     fn gathered(&self) -> usize {
-        self.pending_write.as_ref().map_or(0, |gathered| gathered.size)
+        self.pending_write
+            .as_ref()
+            .map_or(0, |gathered| gathered.size)
     }
 
     fn gather(&mut self, slices: &[IoSlice<'_>]) {
@@ -277,7 +279,7 @@ impl<S: Seal> AsyncWrite for BufferedTls<S> {
         true
     }
 
-    /// Does nothing: the [`Owner`] flushes at the end of the poll.
+    /// Does nothing: the [`BufferedTlsOwner`] flushes at the end of the poll.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

@@ -60,7 +60,10 @@ async fn serve_hbone(gateway: Arc<DataPath>, accepted: AcceptedConnection) {
 }
 
 /// Performs the handshake and authenticates the peer.
-async fn meet(gateway: &DataPath, accepted: AcceptedConnection) -> Result<(Session, Arc<Peer>), HandshakeError> {
+async fn meet(
+    gateway: &DataPath,
+    accepted: AcceptedConnection,
+) -> Result<(Session, Arc<Peer>), HandshakeError> {
     let from = (accepted.address, Arc::clone(&accepted.listener));
     let mut session = handshake::run(gateway, accepted).await?;
     let mut peer = identity::run(&session, from, &gateway.tls, &gateway.reader.load())

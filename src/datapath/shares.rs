@@ -11,7 +11,7 @@ use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{
     Assignment, Locality, Mesh, Protocol, Scope, Service, Template, Workload,
 };
-use crate::snapshot::traffic::{Position, Regions, TrafficRule, Traffic};
+use crate::snapshot::traffic::{Position, Regions, Traffic, TrafficRule};
 use crate::snapshot::{EndpointSet, InFlight, Snapshot, pick_probabilities};
 use crate::wire::RegionPattern;
 
@@ -76,7 +76,10 @@ fn build_snapshot(service: Service, workloads: Vec<Workload>, rule: TrafficRule)
     let change = Change {
         mesh: Some((Mesh::new([service], workloads), "shared".into())),
         position: Some(position),
-        traffic: Some(Traffic::new([("echo.app".into(), rule)], TrafficRule::default())),
+        traffic: Some(Traffic::new(
+            [("echo.app".into(), rule)],
+            TrafficRule::default(),
+        )),
         direct: Some(true),
         ..Change::default()
     };
@@ -292,7 +295,10 @@ fn acceptance_14_a_service_has_the_same_odds_by_server_name_as_by_authority() {
         };
         assert_eq!(uids(by_authority), uids(by_name));
         let now = Instant::now();
-        assert_eq!(pick_probabilities(by_authority, now), pick_probabilities(by_name, now));
+        assert_eq!(
+            pick_probabilities(by_authority, now),
+            pick_probabilities(by_name, now)
+        );
         let ports = |set: &EndpointSet| set.endpoints[0].address.port();
         assert_eq!((ports(by_authority), ports(by_name)), (15008, 8080));
     }
@@ -361,20 +367,22 @@ async fn the_odds_that_are_told_are_those_of_real_picks() {
         let mut tunnels = Vec::new();
         for endpoint in &set.endpoints {
             tunnels.extend((0..rng.u32(..4)).map(|_| InFlight::new(&endpoint.state)));
-            endpoint.state.record_dial(Duration::from_millis(rng.u64(1..5)));
+            endpoint
+                .state
+                .record_dial(Duration::from_millis(rng.u64(1..5)));
             if rng.u8(..5) == 0 {
                 endpoint.state.eject(Instant::now());
             }
         }
         let odds = pick_probabilities(set, Instant::now());
-        let all: f64 = pick_probabilities.iter().sum();
+        let all: f64 = odds.iter().sum();
         assert!((all - 1.0).abs() < 1e-9, "seed {seed}: {odds:?}");
         let counts = picked(set);
-        for (place, odds) in pick_probabilities.iter().enumerate() {
+        for (place, odds) in odds.iter().enumerate() {
             assert!(*odds > 0.0 || counts[place] == 0, "seed {seed}: {place}");
         }
-        let bins = pick_probabilities.iter().zip(&counts);
-        let bins = bins.map(|(odds, count)| (pick_probabilities * f64::from(PICKS), f64::from(*count)));
+        let bins = odds.iter().zip(&counts);
+        let bins = bins.map(|(odds, count)| (odds * f64::from(PICKS), f64::from(*count)));
         let chance = p_value(&bins.collect::<Vec<_>>());
         assert!(
             chance > CHANCE,

@@ -12,7 +12,7 @@ use crate::lifecycle::Lifecycle;
 use crate::reason::HandshakeRefusal;
 use crate::snapshot::Publisher;
 use crate::telemetry::{Metrics, Source};
-use crate::tls::{self, InboundTls, IdentityMaterial, PeerTrust, dev};
+use crate::tls::{self, IdentityMaterial, InboundTls, PeerTrust, dev};
 
 use super::accept::{Held, WorkerLoad};
 use super::admission::Admission;
@@ -36,14 +36,19 @@ fn gateway() -> Arc<DataPath> {
         .intermediate("east")
         .and_then(|east| east.leaf("spiffe://e/ns/n/sa/g"));
     let leaf = leaf.expect("a leaf");
-    let material = IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
+    let material =
+        IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &authority.root_pem());
     let trust = PeerTrust::default();
-    let tls = tls::listener_server_config(&material.expect("material"), &trust).expect("a configuration");
+    let tls =
+        tls::listener_server_config(&material.expect("material"), &trust).expect("a configuration");
     let metrics = Arc::new(Metrics::new());
     Arc::new(DataPath {
         reader: Publisher::new().reader(),
         tls: InboundTls::new(tls),
-        budget: Arc::new(BufferBudget::new(BUFFERS, metrics.set_buffer_limit(BUFFERS))),
+        budget: Arc::new(BufferBudget::new(
+            BUFFERS,
+            metrics.set_buffer_limit(BUFFERS),
+        )),
         metrics,
         lifecycle: Lifecycle::new(),
         admission: Admission::new(1024),
@@ -96,7 +101,8 @@ fn serve_by(
             load: WorkerLoad::default().add(),
             descriptor: descriptor(&gateway),
         };
-        let served = connect::serve_stream(&gateway, PlainStream::new(ours), &held, peer(not_after));
+        let served =
+            connect::serve_stream(&gateway, PlainStream::new(ours), &held, peer(not_after));
         served.await.map(|_| ())
     });
     (served, theirs)

@@ -134,7 +134,11 @@ impl Drop for ResponseHalf {
 
 impl PendingConnect {
     /// Wraps a CONNECT whose headers were read, with the account of its tunnel.
-    pub fn new(receive: RecvStream, respond: SendResponse<ChargedBytes>, account: Arc<BufferAccount>) -> Self {
+    pub fn new(
+        receive: RecvStream,
+        respond: SendResponse<ChargedBytes>,
+        account: Arc<BufferAccount>,
+    ) -> Self {
         Self {
             incoming: ReceiveHalf {
                 receive,
@@ -274,7 +278,7 @@ impl Tunnel {
         }
     }
 
-    /// As [`Requested::cancelled`], for a tunnel without an endpoint yet. The peer may send as
+    /// As [`PendingConnect::cancelled`], for a tunnel without an endpoint yet. The peer may send as
     /// much as its window permits: the answer 200 allowed it, and the bytes are on its account.
     pub async fn cancelled(&mut self) -> Reason {
         poll_fn(|cx| {
@@ -286,7 +290,7 @@ impl Tunnel {
         .await
     }
 
-    /// Resets a tunnel that was rejected after its answer: by [`NOWHERE`], unless the peer
+    /// Resets a tunnel that was rejected after its answer: by [`REJECTED_TUNNEL_RESET`], unless the peer
     /// violated HTTP/2. Returns the reason.
     pub fn refuse(mut self, reason: Reason) -> Reason {
         self.send.send_reset(match reason {

@@ -195,7 +195,10 @@ mod tests {
         window.kept_up();
         window.kept_up();
         window.growth_requested().await;
-        let second = tokio::time::timeout(std::time::Duration::from_millis(20), window.growth_requested());
+        let second = tokio::time::timeout(
+            std::time::Duration::from_millis(20),
+            window.growth_requested(),
+        );
         assert!(second.await.is_err());
     }
 }

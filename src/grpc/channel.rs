@@ -44,7 +44,7 @@ const TOKEN_BYTES_MAX: u64 = 64 * 1024;
 #[derive(Debug, Error)]
 pub enum ChannelError {
     /// A required file is unusable.
-    #[error("{}: {what}", file.display())]
+    #[error("{}: {cause}", file.display())]
     File {
         /// The path of the file.
         file: PathBuf,
@@ -69,8 +69,8 @@ pub async fn connect(plane: &ControlPlane, goaway: GoAwayCode) -> Result<Channel
         _ => Some(TlsConnector::from(client_config(plane).await?)),
     };
     let name = plane.san.as_deref().unwrap_or(&plane.address.host);
-    let name =
-        ServerName::try_from(name.to_owned()).map_err(|_| ChannelError::ServerName(name.to_owned()))?;
+    let name = ServerName::try_from(name.to_owned())
+        .map_err(|_| ChannelError::ServerName(name.to_owned()))?;
     let authority = plane.address.to_string();
     let scheme = if tls.is_some() { "https" } else { "http" };
     let connector = service_fn({
@@ -158,7 +158,9 @@ async fn read_file(file: PathBuf, limit: u64) -> Result<Vec<u8>, ChannelError> {
 
 /// Runs a blocking read on another thread, with a deadline. A mount that hangs would otherwise
 /// block the admin pages.
-async fn run_blocking<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+async fn run_blocking<T: Send + 'static>(
+    read: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, String> {
     match timeout(CONNECT_DEADLINE, tokio::task::spawn_blocking(read)).await {
         Ok(read) => read.map_err(|error| error.to_string()),
         Err(_) => Err("cannot be read in time".to_owned()),
@@ -230,9 +232,11 @@ pub fn check_files(plane: &ControlPlane) -> Vec<(PathBuf, ChannelError)> {
         Some((file.clone(), ChannelError::File { file, cause: what }))
     };
     let root = match &plane.roots {
-        Roots::File(file) => error_in(file, ROOTS_BYTES_MAX, |pem| match parse_roots(pem)?.is_empty() {
-            true => Err("holds no certificate".to_owned()),
-            false => Ok(()),
+        Roots::File(file) => error_in(file, ROOTS_BYTES_MAX, |pem| {
+            match parse_roots(pem)?.is_empty() {
+                true => Err("holds no certificate".to_owned()),
+                false => Ok(()),
+            }
         }),
         Roots::Pem(_) | Roots::System | Roots::Plaintext => None,
     };

@@ -76,7 +76,10 @@ where
     Ok(())
 }
 
-fn accept(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) -> Option<IncomingTunnel> {
+fn accept(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) -> Option<IncomingTunnel> {
     let is_connect = request.method() == Method::CONNECT;
     let mut response = Response::new(());
     if !is_connect {

@@ -209,7 +209,9 @@ impl AsyncWrite for Tunnel {
         if !self.write_closed {
             self.write_closed = true;
             self.send.reserve_capacity(0);
-            self.send.send_data(Bytes::new(), true).map_err(into_io_error)?;
+            self.send
+                .send_data(Bytes::new(), true)
+                .map_err(into_io_error)?;
         }
         Poll::Ready(Ok(()))
     }

@@ -124,7 +124,12 @@ pub struct PeerIdentity<'a> {
 
 impl Policy {
     /// Returns a policy that replaces one that could not be read.
-    pub fn deny_all_unreadable(namespace: String, name: String, scope: PolicyScope, dry_run: bool) -> Self {
+    pub fn deny_all_unreadable(
+        namespace: String,
+        name: String,
+        scope: PolicyScope,
+        dry_run: bool,
+    ) -> Self {
         Self {
             name,
             namespace,
@@ -473,7 +478,8 @@ mod tests {
 
     #[test]
     fn what_stands_in_for_an_unreadable_policy_refuses_everything() {
-        let policy = Policy::deny_all_unreadable("a".into(), "p".into(), PolicyScope::Global, false);
+        let policy =
+            Policy::deny_all_unreadable("a".into(), "p".into(), PolicyScope::Global, false);
         assert_eq!(policy.action, Action::Deny);
         assert!(policy.matches(&attributes(Some(PEER))) && policy.matches(&attributes(None)));
     }

@@ -7,7 +7,8 @@ use super::index;
 use super::mesh::Mesh;
 use super::traffic::{Override, Position, Traffic};
 use super::{
-    Enforcement, ExportSet, ExposureTable, NameTable, Policies, ServiceVisibility, Snapshot, TrustSet,
+    Enforcement, ExportSet, ExposureTable, NameTable, Policies, ServiceVisibility, Snapshot,
+    TrustSet,
 };
 
 /// The port of HBONE (contract 0.3): endpoints that speak it are dialled there.
@@ -71,7 +72,8 @@ pub fn build(old: &Snapshot, change: Change) -> Snapshot {
         said => replaced(&old.balancing, Some(old.balancing.with_changes(said))),
     };
     let (told, network) = change.mesh.unzip();
-    let is_told = told.is_some() || !change.answers.is_empty() || next.has_passthrough != old.has_passthrough;
+    let is_told =
+        told.is_some() || !change.answers.is_empty() || next.has_passthrough != old.has_passthrough;
     let mesh = is_told.then(|| next.hosts.follow(&old.mesh, told, change.answers));
     if let Some(located) = next.balancing.with_own_locality(&next.hosts.told) {
         next.balancing = Arc::new(located);

@@ -188,7 +188,9 @@ mod tests {
             assert_eq!(state.ejected_for(now + time), None);
         }
         assert_eq!(times, [5, 10, 20, 40, 80, 160, 300, 300]);
-        state.consecutive_ejections.store(u16::MAX, Ordering::Relaxed);
+        state
+            .consecutive_ejections
+            .store(u16::MAX, Ordering::Relaxed);
         state.eject(Instant::now());
         assert_eq!(state.eject(Instant::now()), EJECTION_MAX, "no overflow");
         state.restore(Instant::now());

@@ -256,7 +256,12 @@ impl ExposureTable {
 
     /// Evaluates whether `caller` may reach the service that it requests by an alias. Only entries
     /// with this alias count, because a name for another consumer grants nothing.
-    pub fn evaluate_alias(&self, caller: Caller<'_>, trust: &TrustSet, asked: &Authority) -> ExposureVerdict {
+    pub fn evaluate_alias(
+        &self,
+        caller: Caller<'_>,
+        trust: &TrustSet,
+        asked: &Authority,
+    ) -> ExposureVerdict {
         let entries = self.entries_of_alias(asked).into_iter().flatten();
         evaluate(entries.map(|(_, exposure)| exposure), caller, trust)
     }
@@ -277,7 +282,13 @@ impl ExposureTable {
 
     /// Evaluates whether the entries of service `host` let `caller` reach its port `port` by any
     /// means other than an alias.
-    pub fn evaluate(&self, caller: Caller<'_>, trust: &TrustSet, host: &str, port: u16) -> ExposureVerdict {
+    pub fn evaluate(
+        &self,
+        caller: Caller<'_>,
+        trust: &TrustSet,
+        host: &str,
+        port: u16,
+    ) -> ExposureVerdict {
         let entries = self.entries(host).iter();
         let entries = entries.filter(|entry| entry.applies_to(port));
         evaluate(entries, caller, trust)
@@ -454,15 +465,24 @@ mod tests {
         let judge = |domain, asked: &str| {
             table.evaluate_alias(caller(domain, "a", "b"), &trust(), &name(asked))
         };
-        assert_eq!(judge("west.local", "west.global:80"), ExposureVerdict::Allowed);
+        assert_eq!(
+            judge("west.local", "west.global:80"),
+            ExposureVerdict::Allowed
+        );
         assert_eq!(
             judge("west.local", "north.global:8080"),
             ExposureVerdict::NotForPeer
         );
-        assert_eq!(judge("north.local", "north.global:8080"), ExposureVerdict::Allowed);
+        assert_eq!(
+            judge("north.local", "north.global:8080"),
+            ExposureVerdict::Allowed
+        );
         let own = table.evaluate(caller("west.local", "a", "b"), &trust(), "echo.app", 80);
         assert_eq!(own, ExposureVerdict::Allowed);
-        assert_eq!(judge("west.local", "other.global:80"), ExposureVerdict::NotExposed);
+        assert_eq!(
+            judge("west.local", "other.global:80"),
+            ExposureVerdict::NotExposed
+        );
         assert_eq!(
             table.alias(&name("north.global:8080")),
             Some(("echo.app", 80))

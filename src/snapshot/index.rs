@@ -16,7 +16,7 @@ use super::opened::ExposedWorkloads;
 use super::precedence::Claim;
 use super::tiers::Ranking;
 use super::usable::{speaks_hbone, workload_exclusion};
-use super::waypoints::{NamedWaypoints, AffectedServices};
+use super::waypoints::{AffectedServices, NamedWaypoints};
 use super::{Endpoint, Service, Shards, Snapshot};
 
 /// What the builder has to find again with the next change.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::builder::HBONE_PORT;
 use super::mesh::{self, Protocol};
-use super::usable::{speaks_hbone, service_exclusion};
+use super::usable::{service_exclusion, speaks_hbone};
 use super::{Endpoint, ExclusionReason};
 
 /// Endpoints of a workload that can be dialled: at least one, and one for each port that is

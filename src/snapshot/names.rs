@@ -15,7 +15,7 @@ pub struct NameTable {
     suffixes: Vec<Box<str>>,
     /// Aliases by host.
     aliases: HashMap<Box<str>, Vec<Arc<Alias>>>,
-    /// Aliases with a derived service, by [`Self::key`] of each target.
+    /// Aliases with a derived service, by [`Self::family_key`] of each target.
     derived: HashMap<Box<str>, Vec<Arc<Alias>>>,
 }
 

@@ -50,25 +50,30 @@ pub fn pick_probabilities(set: &EndpointSet, now: Instant) -> Vec<f64> {
     let eligible = |candidate: &Candidate| !any_healthy || is_healthy(candidate);
     let mut odds = vec![0.0; set.candidates.len()];
     let Some(groups) = set.groups() else {
-        add_probabilities(set.whole(), 1.0, eligible, &mut pick_probabilities);
-        return pick_probabilities;
+        add_probabilities(set.whole(), 1.0, eligible, &mut odds);
+        return odds;
     };
     for (place, group) in groups.list().iter().enumerate() {
         let takes = |part: &Part<'_>| part.candidates.iter().any(eligible);
         if let Some(part) = set.drawn(groups, place).find(takes) {
-            add_probabilities(part, group.share, eligible, &mut pick_probabilities);
+            add_probabilities(part, group.share, eligible, &mut odds);
         }
     }
-    pick_probabilities
+    odds
 }
 
 /// Adds the share of a group to the probabilities of its endpoints.
-fn add_probabilities(part: Part<'_>, share: f64, eligible: impl Fn(&Candidate) -> bool, odds: &mut [f64]) {
-    let candidates = part.candidates.iter().zip(pick_probabilities.iter_mut().skip(part.start));
+fn add_probabilities(
+    part: Part<'_>,
+    share: f64,
+    eligible: impl Fn(&Candidate) -> bool,
+    odds: &mut [f64],
+) {
+    let candidates = part.candidates.iter().zip(odds.iter_mut().skip(part.start));
     let candidates = candidates.filter(|(candidate, _)| eligible(candidate));
     // Loads change concurrently, so each is read once.
     let mut all: Vec<_> = candidates
-        .map(|(candidate, odds)| (Load::of(candidate, part.by_latency), pick_probabilities))
+        .map(|(candidate, odds)| (Load::of(candidate, part.by_latency), odds))
         .collect();
     let total: f64 = all.iter().map(|(load, _)| f64::from(load.weight)).sum();
     all.sort_by(|(one, _), (other, _)| one.compare(*other));
@@ -81,7 +86,7 @@ fn add_probabilities(part: Part<'_>, share: f64, eligible: impl Fn(&Candidate) -
             .sum::<f64>();
         for (load, odds) in equally_loaded {
             let part = f64::from(load.weight) / total;
-            **pick_probabilities += share * part * (at_least + above) / total;
+            **odds += share * part * (at_least + above) / total;
         }
     }
 }

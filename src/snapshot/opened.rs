@@ -25,7 +25,11 @@ type WorkloadAddress = (IpAddr, Arc<str>);
 
 impl Snapshot {
     /// Returns each service port that a workload at an address serves at the port `target`.
-    pub(super) fn ports_at_address(&self, ip: IpAddr, target: u16) -> impl Iterator<Item = LookupResult<'_>> {
+    pub(super) fn ports_at_address(
+        &self,
+        ip: IpAddr,
+        target: u16,
+    ) -> impl Iterator<Item = LookupResult<'_>> {
         let places = self.index.opened.addresses.get(&ip).into_iter();
         let places = places.flat_map(|places| places.iter());
         places.flat_map(move |(host, uid)| self.ports_at_target(host, uid, target))

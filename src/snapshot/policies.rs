@@ -112,7 +112,7 @@ impl Policies {
         let refusal = rejection(in_force, attributes);
         let logs = self.of(workload).any(|policy| policy.dry_run);
         let dry_run = match refusal {
-            None if logs => self::rejection(self.of(workload), attributes),
+            None if logs => rejection(self.of(workload), attributes),
             _ => None,
         };
         Verdict { refusal, dry_run }

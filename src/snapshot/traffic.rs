@@ -184,7 +184,10 @@ pub(super) fn matches_locality(pattern: &RegionPattern, locality: &Locality) -> 
 
 impl Traffic {
     /// Returns the rules of services by hostname, with the rule for every service.
-    pub fn new(services: impl IntoIterator<Item = (Arc<str>, TrafficRule)>, every: TrafficRule) -> Self {
+    pub fn new(
+        services: impl IntoIterator<Item = (Arc<str>, TrafficRule)>,
+        every: TrafficRule,
+    ) -> Self {
         Self {
             services: services.into_iter().collect(),
             default_rule: every,
@@ -224,7 +227,8 @@ impl Balancing {
     /// is removed, its last locality stays.
     pub(super) fn with_own_locality(&self, received: &Mesh) -> Option<Self> {
         let own = received.workloads.get(&**self.position.own_uid.as_ref()?)?;
-        let is_new = *own.locality != self.position.locality || *self.position.origin != *ORIGIN_MESH;
+        let is_new =
+            *own.locality != self.position.locality || *self.position.origin != *ORIGIN_MESH;
         if !is_new || *own.locality == Locality::default() {
             return None;
         }
@@ -322,14 +326,27 @@ mod tests {
         };
         let mut balancing = Balancing::default();
         balancing.position.locality = at("a");
-        assert_eq!(balancing.with_own_locality(&mesh(at("b"))), None, "nobody asks");
+        assert_eq!(
+            balancing.with_own_locality(&mesh(at("b"))),
+            None,
+            "nobody asks"
+        );
         balancing.position.own_uid = Some("own".into());
-        assert_eq!(balancing.with_own_locality(&mesh(Locality::default())), None);
+        assert_eq!(
+            balancing.with_own_locality(&mesh(Locality::default())),
+            None
+        );
         assert_eq!(balancing.with_own_locality(&Mesh::default()), None);
-        let located = balancing.with_own_locality(&mesh(at("b"))).expect("a locality");
+        let located = balancing
+            .with_own_locality(&mesh(at("b")))
+            .expect("a locality");
         assert_eq!(located.position.locality, at("b"));
         assert_eq!(*located.position.origin, *ORIGIN_MESH);
-        assert_eq!(located.with_own_locality(&mesh(at("b"))), None, "nothing changes");
+        assert_eq!(
+            located.with_own_locality(&mesh(at("b"))),
+            None,
+            "nothing changes"
+        );
         assert_eq!(located.with_own_locality(&Mesh::default()), None);
         // The same place, but from a better source.
         assert!(balancing.with_own_locality(&mesh(at("a"))).is_some());

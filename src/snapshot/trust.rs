@@ -87,13 +87,19 @@ impl TrustSet {
             listed_clusters: self.clusters.values().map(Arc::clone).collect(),
             counted: UNLISTED.into(),
         });
-        Self { unlisted: others, ..self }
+        Self {
+            unlisted: others,
+            ..self
+        }
     }
 
     /// Returns the set with these identities (`spiffe://…`) of waypoints and gateways.
     pub fn with_waypoints<'a>(self, waypoints: impl IntoIterator<Item = &'a str>) -> Self {
         let waypoints = waypoints.into_iter().map(Into::into).collect();
-        Self { trusted_waypoints: waypoints, ..self }
+        Self {
+            trusted_waypoints: waypoints,
+            ..self
+        }
     }
 
     /// Returns whether the configuration lists this identity as a waypoint's or a gateway's.
@@ -223,7 +229,11 @@ mod tests {
                 let caller = of("cluster.local", issuer);
                 assert_eq!(set.cluster(caller), want, "{issuer:?}");
                 let counted = set.peer_cluster(&"cluster.local".into(), issuer);
-                assert_eq!(counted.map(|it| it.metric_name).as_deref(), want, "{issuer:?}");
+                assert_eq!(
+                    counted.map(|it| it.metric_name).as_deref(),
+                    want,
+                    "{issuer:?}"
+                );
             }
             // The trust domain must be in the set as well.
             assert_eq!(set.cluster(of("north.local", Some(&WEST))), None);

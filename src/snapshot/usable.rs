@@ -108,10 +108,14 @@ pub fn exclusion_reason(
         .or_else(behind)
 }
 
-/// Evaluates the part of [`unused`] that depends on the service, for a workload that can be
+/// Evaluates the part of [`exclusion_reason`] that depends on the service, for a workload that can be
 /// dialled. Health is checked last: an unhealthy workload still counts among the endpoints of its
 /// tier.
-pub(super) fn service_exclusion(service: &Service, workload: &Workload, port: u16) -> Option<ExclusionReason> {
+pub(super) fn service_exclusion(
+    service: &Service,
+    workload: &Workload,
+    port: u16,
+) -> Option<ExclusionReason> {
     if service.passthrough {
         return Some(ExclusionReason::OriginalDestination);
     }
@@ -145,9 +149,13 @@ fn target_port(service: &Service, workload: &Workload, port: u16) -> Option<u16>
     ports.get(&port).copied()
 }
 
-/// Evaluates the part of [`unused`] that depends on the workload alone and excludes it from all
+/// Evaluates the part of [`exclusion_reason`] that depends on the workload alone and excludes it from all
 /// services (contract 8.3).
-pub(super) fn workload_exclusion(workload: &Workload, network: &str, hbone_only: bool) -> Option<ExclusionReason> {
+pub(super) fn workload_exclusion(
+    workload: &Workload,
+    network: &str,
+    hbone_only: bool,
+) -> Option<ExclusionReason> {
     if workload.network_gateway.is_some()
         || workload.uid.starts_with("NetworkGateway/")
         || workload.uid.split('/').nth(1) == Some("SplitHorizonWorkload")
@@ -185,7 +193,7 @@ fn has_hbone_port(workload: &Workload) -> bool {
 mod tests {
     use super::*;
     use crate::snapshot::mesh::{self, Assignment, GatewayAddress, Locality, Place, Waypoint};
-    use crate::snapshot::traffic::{Override, Regions, TrafficRule, Traffic};
+    use crate::snapshot::traffic::{Override, Regions, Traffic, TrafficRule};
     use crate::wire::RegionPattern;
 
     fn service() -> Service {
@@ -231,7 +239,12 @@ mod tests {
     }
 
     /// Returns the reason that a gateway in network `east` gives for a workload.
-    fn reason_for(service: &Service, workload: &Workload, hbone_only: bool, port: u16) -> Option<ExclusionReason> {
+    fn reason_for(
+        service: &Service,
+        workload: &Workload,
+        hbone_only: bool,
+        port: u16,
+    ) -> Option<ExclusionReason> {
         let mut snapshot = Snapshot::default();
         snapshot.index.network = "east".into();
         snapshot.mesh.hbone_only = hbone_only;
@@ -243,7 +256,9 @@ mod tests {
         let weights = rule(vec![region("here", 1), region("shut", 0)]);
         let traffic = Traffic::new([("weighed.app".into(), weights)], TrafficRule::default());
         let order = Some(Override::Evacuate(region("flooded", 0).0));
-        let changed = snapshot.balancing.with_changes((None, Some(traffic), order));
+        let changed = snapshot
+            .balancing
+            .with_changes((None, Some(traffic), order));
         snapshot.balancing = Arc::new(changed);
         exclusion_reason(&snapshot, service, workload, port)
     }
@@ -258,7 +273,10 @@ mod tests {
     #[test]
     fn what_can_be_dialled_is_used() {
         assert_eq!(reason_after(|_, _| ()), None);
-        assert_eq!(reason_after(|_, workload| workload.network = "".into()), None);
+        assert_eq!(
+            reason_after(|_, workload| workload.network = "".into()),
+            None
+        );
         let allowed = reason_after(|service, workload| {
             service.allow_unhealthy = true;
             workload.healthy = false;
@@ -278,10 +296,16 @@ mod tests {
         service.ports.insert(15008, 15008);
         let mut gateway = workload();
         gateway.protocol = Protocol::Tcp;
-        assert_eq!(reason_for(&service, &gateway, true, 15008), Some(ExclusionReason::NoHbone));
+        assert_eq!(
+            reason_for(&service, &gateway, true, 15008),
+            Some(ExclusionReason::NoHbone)
+        );
         gateway.services = [("app/echo.app".into(), [(80, 80), (15008, 15008)].into())].into();
         assert_eq!(reason_for(&service, &gateway, true, 15008), None);
-        assert_eq!(reason_for(&service, &gateway, true, 80), Some(ExclusionReason::NoHbone));
+        assert_eq!(
+            reason_for(&service, &gateway, true, 80),
+            Some(ExclusionReason::NoHbone)
+        );
         // HBONE needs 15008 as both the service port and the target port.
         service.ports.extend([(15008, 0), (80, 0)]);
         for ports in [[(80, 8080), (15008, 8080)], [(80, 15008), (15008, 5432)]] {
@@ -303,8 +327,14 @@ mod tests {
             })
         };
         assert_eq!(weighed("here"), None);
-        assert_eq!(weighed("shut"), Some(ExclusionReason::NoWeight("shut".into())));
-        assert_eq!(weighed("there"), Some(ExclusionReason::NoRegion("there".into())));
+        assert_eq!(
+            weighed("shut"),
+            Some(ExclusionReason::NoWeight("shut".into()))
+        );
+        assert_eq!(
+            weighed("there"),
+            Some(ExclusionReason::NoRegion("there".into()))
+        );
         let flooded = reason_after(|_, workload| is_in(workload, "flooded"));
         assert_eq!(flooded, Some(ExclusionReason::Evacuated("flooded".into())));
         let strict = |region: &'static str| {
@@ -315,7 +345,10 @@ mod tests {
             })
         };
         assert_eq!(strict(""), None);
-        assert_eq!(strict("there"), Some(ExclusionReason::MissesPreference(Scope::Region)));
+        assert_eq!(
+            strict("there"),
+            Some(ExclusionReason::MissesPreference(Scope::Region))
+        );
         let assigned = |region: &'static str| {
             reason_after(move |service, workload| {
                 let locality = Locality {
@@ -347,8 +380,14 @@ mod tests {
                 },
                 ExclusionReason::BehindWaypoint,
             ),
-            (|service, _| service.passthrough = true, ExclusionReason::OriginalDestination),
-            (|service, _| service.ports.clear(), ExclusionReason::NoServicePort),
+            (
+                |service, _| service.passthrough = true,
+                ExclusionReason::OriginalDestination,
+            ),
+            (
+                |service, _| service.ports.clear(),
+                ExclusionReason::NoServicePort,
+            ),
             (
                 |_, workload| workload.services = mesh::Services::default(),
                 ExclusionReason::NotServed,
@@ -377,8 +416,14 @@ mod tests {
                 |_, workload| workload.addresses = Box::default(),
                 ExclusionReason::NoAddress,
             ),
-            (|_, workload| workload.healthy = false, ExclusionReason::Unhealthy),
-            (|_, workload| workload.capacity = 0, ExclusionReason::Drained),
+            (
+                |_, workload| workload.healthy = false,
+                ExclusionReason::Unhealthy,
+            ),
+            (
+                |_, workload| workload.capacity = 0,
+                ExclusionReason::Drained,
+            ),
         ];
         for (change, want) in table {
             assert_eq!(reason_after(change), Some(want));

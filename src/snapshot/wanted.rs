@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::mesh::{self, Workload};
 use super::usable::workload_exclusion;
-use super::{Host, Snapshot, ExclusionReason};
+use super::{ExclusionReason, Host, Snapshot};
 
 impl Snapshot {
     /// Returns the hostnames whose addresses tunnels may need. The cost is linear in the workloads
@@ -71,7 +71,8 @@ impl<'a> WantedHosts<'a> {
         let snapshot = self.snapshot;
         let hbone_only = snapshot.mesh.hbone_only && !snapshot.has_passthrough;
         let unused = workload_exclusion(workload, snapshot.network(), hbone_only);
-        let is_dialled = matches!(unused, None | Some(ExclusionReason::NoAddress)) && workload.capacity > 0;
+        let is_dialled =
+            matches!(unused, None | Some(ExclusionReason::NoAddress)) && workload.capacity > 0;
         let mut services = workload.services.iter();
         is_dialled
             && services.any(|(service, ports)| {

@@ -70,7 +70,11 @@ impl Snapshot {
     /// Applies a change since `before`. Requests a review of the wanted hostnames if the change
     /// affects services with waypoints, or waypoints that services name. Returns whether such a
     /// waypoint has lost an identity.
-    pub(super) fn apply_waypoint_changes(&mut self, before: &Self, touched: &AffectedServices<'_>) -> bool {
+    pub(super) fn apply_waypoint_changes(
+        &mut self,
+        before: &Self,
+        touched: &AffectedServices<'_>,
+    ) -> bool {
         let hosts = touched.hosts.iter().map(|host| &**host);
         let mut places: Vec<_> = match touched.all {
             true => self.index.waypoints.places().cloned().collect(),
@@ -144,7 +148,9 @@ impl Snapshot {
                 let service = self.services.get(hostname)?;
                 (*service.namespace == *namespace).then_some(service)
             }
-            Place::Address(network, ip) if self.is_local(network) => self.service_by_vip(ip.to_canonical()),
+            Place::Address(network, ip) if self.is_local(network) => {
+                self.service_by_vip(ip.to_canonical())
+            }
             Place::Address(..) => None,
         }
     }

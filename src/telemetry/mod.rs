@@ -14,7 +14,7 @@ mod xds;
 pub use labels::{Destination, DestinationService, Source};
 pub use logging::LogHandle;
 pub use metrics::{AcceptError, ConnectionGuard, Metrics, PolicyOutcome};
-pub use record::{Record, handshake_refused, connection_refused};
+pub use record::{Record, connection_refused, handshake_refused};
 pub use xds::XdsMetrics;
 
 pub use crate::status::{ReloadSource, WorkloadLabels};

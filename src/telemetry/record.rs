@@ -57,17 +57,17 @@ macro_rules! access {
             parent: None,
             $level,
             "src.addr" = %$record.source.address,
-            "src.namespace" = known(&$record.source.namespace),
-            "src.identity" = known(&$record.source.principal),
-            "src.cluster" = known(&$record.source.cluster),
+            "src.namespace" = non_empty(&$record.source.namespace),
+            "src.identity" = non_empty(&$record.source.principal),
+            "src.cluster" = non_empty(&$record.source.cluster),
             "dst.addr" = $record.destination.as_ref().map(|it| field::display(it.address)),
             "dst.hbone_addr" = $record.authority(),
             "dst.sni" = $record.sni(),
-            "dst.service" = known(&$record.service.hostname),
-            "dst.workload" = $record.destination.as_ref().and_then(|it| known(it.pod.pod_name())),
-            "dst.namespace" = known($record.destination_namespace()),
-            "dst.identity" = $record.workload.as_ref().and_then(|it| known(&it.principal)),
-            "dst.cluster" = $record.workload.as_ref().and_then(|it| known(&it.cluster)),
+            "dst.service" = non_empty(&$record.service.hostname),
+            "dst.workload" = $record.destination.as_ref().and_then(|it| non_empty(it.pod.pod_name())),
+            "dst.namespace" = non_empty($record.destination_namespace()),
+            "dst.identity" = $record.workload.as_ref().and_then(|it| non_empty(&it.principal)),
+            "dst.cluster" = $record.workload.as_ref().and_then(|it| non_empty(&it.cluster)),
             direction = "inbound",
             $($($extra)+,)?
             $message
@@ -103,7 +103,11 @@ impl Record {
     }
 
     /// Creates the record of a tunnel that a ClientHello requested.
-    pub fn for_client_hello(metrics: &Arc<Metrics>, source: &Arc<Source>, sni: Option<Arc<str>>) -> Self {
+    pub fn for_client_hello(
+        metrics: &Arc<Metrics>,
+        source: &Arc<Source>,
+        sni: Option<Arc<str>>,
+    ) -> Self {
         Self::of(metrics, source, RequestedName::Sni(sni.unwrap_or_default()))
     }
 
@@ -295,7 +299,12 @@ pub fn handshake_refused(
 
 /// Logs a connection that was closed before its handshake, because of a limit. Log lines are
 /// limited as in [`handshake_refused`].
-pub fn connection_refused(metrics: &Metrics, address: SocketAddr, limit: &str, why: &dyn fmt::Display) {
+pub fn connection_refused(
+    metrics: &Metrics,
+    address: SocketAddr,
+    limit: &str,
+    why: &dyn fmt::Display,
+) {
     if let Some(suppressed) = metrics.access.admit_handshake() {
         tracing::event!(
             target: "access",

@@ -1,7 +1,7 @@
 //! Counters with Istio's labels: at most [`MAX_LABEL_SETS`] label sets each, which expire.
 //!
 //! An issuer of identities in a trusted domain must neither exhaust the memory nor fill the table
-//! permanently. A counter that was unused for [`UNUSED`] is removed, unless an open tunnel holds
+//! permanently. A counter that was unused for [`UNUSED_LIFETIME`] is removed, unless an open tunnel holds
 //! it. A new one starts at 0, which Prometheus' `rate()` treats as a reset.
 
 use std::collections::HashMap;
@@ -108,7 +108,7 @@ impl LabelSets {
         others
     }
 
-    /// Removes counters that no tunnel holds and that were unused for [`UNUSED`].
+    /// Removes counters that no tunnel holds and that were unused for [`UNUSED_LIFETIME`].
     pub(super) fn sweep(&self, now: Instant) {
         let mut sets = self.write();
         sets.retain(|_, set| {
@@ -167,7 +167,7 @@ mod tests {
     use prometheus_client::encoding::text;
 
     use super::super::DestinationService;
-    use super::super::labels::{TunnelFacts, NO_FLAGS};
+    use super::super::labels::{NO_FLAGS, TunnelFacts};
     use super::super::support::source;
     use super::*;
 

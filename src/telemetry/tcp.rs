@@ -7,7 +7,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use super::labels::{TunnelFacts, NO_FLAGS};
+use super::labels::{NO_FLAGS, TunnelFacts};
 use super::metrics::metric;
 use super::sets::{Count, LabelSets};
 use super::{DestinationService, Source, WorkloadLabels};
@@ -78,14 +78,23 @@ impl Tcp {
     }
 
     /// Counts an opened tunnel, and returns the counters that it uses until its end.
-    pub(super) fn opened(&self, facts: TunnelFacts<'_>, workload: &Arc<WorkloadLabels>) -> Arc<Handles> {
+    pub(super) fn opened(
+        &self,
+        facts: TunnelFacts<'_>,
+        workload: &Arc<WorkloadLabels>,
+    ) -> Arc<Handles> {
         let handles = self.handles(facts, workload);
         handles.opened.inc();
         handles
     }
 
     /// Counts the end of a tunnel: closed if it was open, failed otherwise.
-    pub(super) fn ended(&self, facts: TunnelFacts<'_>, open: Option<&Handles>, flags: &'static str) {
+    pub(super) fn ended(
+        &self,
+        facts: TunnelFacts<'_>,
+        open: Option<&Handles>,
+        flags: &'static str,
+    ) {
         let labels = || facts.labels(flags);
         match open {
             Some(handles) if flags == NO_FLAGS => {
@@ -172,7 +181,7 @@ impl CachedHandles {
     }
 }
 
-/// Returns the slot, below [`PLACES`], for three addresses.
+/// Returns the slot, below [`CACHE_SLOTS`], for three addresses.
 fn slot_of(facts: TunnelFacts<'_>, workload: &Arc<WorkloadLabels>) -> usize {
     let addresses = [
         Arc::as_ptr(&facts.source.principal).addr(),
@@ -274,7 +283,10 @@ mod tests {
             ] {
                 *text = Arc::default();
             }
-            tcp.opened(TunnelFacts::new(&Arc::new(source), &service, None), &workload)
+            tcp.opened(
+                TunnelFacts::new(&Arc::new(source), &service, None),
+                &workload,
+            )
         };
         assert!(Arc::ptr_eq(&opened(1), &opened(2)));
     }
@@ -288,7 +300,9 @@ mod tests {
             workload: name(i),
             ..WorkloadLabels::default()
         };
-        let workloads: Vec<_> = (0..4 * CACHE_SLOTS).map(|i| Arc::new(workload(i))).collect();
+        let workloads: Vec<_> = (0..4 * CACHE_SLOTS)
+            .map(|i| Arc::new(workload(i)))
+            .collect();
         let source = Arc::new(source());
         for round in 0..3 {
             for (i, workload) in workloads.iter().enumerate() {

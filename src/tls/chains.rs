@@ -191,11 +191,17 @@ mod tests {
         for index in 0..10 * GENERATION_CAPACITY {
             chains.add(key(index), verified(1000, 9000, 9000));
             let halves = chains.lock();
-            assert!(halves.young.len() <= GENERATION_CAPACITY && halves.old.len() <= GENERATION_CAPACITY);
+            assert!(
+                halves.young.len() <= GENERATION_CAPACITY
+                    && halves.old.len() <= GENERATION_CAPACITY
+            );
         }
         let held = |index: &usize| chains.get(&key(*index), time(1000)).is_some();
         let count = (0..10 * GENERATION_CAPACITY).filter(held).count();
-        assert!((GENERATION_CAPACITY + 1..=2 * GENERATION_CAPACITY).contains(&count), "{count}");
+        assert!(
+            (GENERATION_CAPACITY + 1..=2 * GENERATION_CAPACITY).contains(&count),
+            "{count}"
+        );
         assert!(held(&(10 * GENERATION_CAPACITY - 1)) && !held(&0));
     }
 }

@@ -150,7 +150,7 @@ impl Crls {
         result
     }
 
-    /// Returns the sets of lists to try for a chain, at most [`SETS_MAX`]. Each set has the
+    /// Returns the sets of lists to try for a chain, at most [`LIST_SETS_MAX`]. Each set has the
     /// lists of one key for every issuer name. Only issuers named in the chain are tried with
     /// several keys, beginning with the keys that its certificates name.
     fn sets(
@@ -356,7 +356,13 @@ fn seconds(time: &ASN1Time) -> u64 {
 fn drop_superseded(mut lists: Vec<List>) -> Vec<List> {
     lists.sort_by_key(|list| std::cmp::Reverse(list.this_update));
     let mut seen = std::collections::HashSet::new();
-    lists.retain(|list| seen.insert((list.issuer.clone(), list.key.clone(), list.distribution_point.clone())));
+    lists.retain(|list| {
+        seen.insert((
+            list.issuer.clone(),
+            list.key.clone(),
+            list.distribution_point.clone(),
+        ))
+    });
     lists
 }
 

@@ -19,7 +19,7 @@ use crate::status::{Certificate, CertificateInfo};
 use crate::wire::SpkiHash;
 
 use super::crl::Crls;
-use super::identity::{Identity, not_after, leaf_identity, not_before};
+use super::identity::{Identity, leaf_identity, not_after, not_before};
 use super::issuers::Issuer;
 
 /// Certificate with its key, and the roots that came with it.
@@ -176,7 +176,7 @@ impl IdentityMaterial {
     /// Parses material from PEM texts, for clients that keep certificates in memory.
     ///
     /// # Errors
-    /// As [`Material::load`], with `(memory)` as the file's name.
+    /// As [`IdentityMaterial::load`], with `(memory)` as the file's name.
     pub fn from_pem(chain: &str, key: &str, roots: &str) -> Result<Self, TlsError> {
         let file = Path::new("(memory)");
         let bad_pem = |source| TlsError::Pem {
@@ -285,7 +285,10 @@ fn certificate_info(der: &CertificateDer<'static>) -> Option<CertificateInfo> {
 
 impl TrustedDomain {
     /// Returns the roots for peers of the domain: its own, else those that came with `material`.
-    pub fn effective_roots<'a>(&'a self, material: &'a IdentityMaterial) -> Option<&'a Arc<RootCertStore>> {
+    pub fn effective_roots<'a>(
+        &'a self,
+        material: &'a IdentityMaterial,
+    ) -> Option<&'a Arc<RootCertStore>> {
         let own = self.roots.as_ref().map(|own| &own.store);
         own.or_else(|| material.roots_for_domain(&self.name))
     }

@@ -17,7 +17,7 @@ use crate::reason::HandshakeRefusal;
 
 use super::chains::{ChainFingerprint, VerifiedPath};
 use super::identity::leaf_identity;
-use super::issuers::{Issuer, IssuerCounters, IssuerCounter};
+use super::issuers::{Issuer, IssuerCounter, IssuerCounters};
 use super::verifier::{ClientVerifier, explain_error, issuer_of, refusal_for_error};
 
 /// Interval at which `recheck` reports the chains that have lost trust.
@@ -236,7 +236,12 @@ impl InboundTls {
 
 impl OpenChains {
     /// Returns the chain of an earlier connection that is still trusted, or registers a new one.
-    fn get_or_insert(&mut self, key: ChainFingerprint, path: VerifiedPath, certificates: &[CertificateDer<'_>]) -> Arc<Chain> {
+    fn get_or_insert(
+        &mut self,
+        key: ChainFingerprint,
+        path: VerifiedPath,
+        certificates: &[CertificateDer<'_>],
+    ) -> Arc<Chain> {
         let known = self.chains.get(&key).and_then(Weak::upgrade);
         if let Some(known) = known.filter(|known| known.lost().is_none()) {
             known.set_not_after(path.not_after);
@@ -263,7 +268,9 @@ mod tests {
     use rustls::pki_types::pem::PemObject;
 
     use super::super::dev::Authority;
-    use super::super::{IdentityMaterial, PeerTrust, TrustedDomain, listener_server_config, rejecting_server_config};
+    use super::super::{
+        IdentityMaterial, PeerTrust, TrustedDomain, listener_server_config, rejecting_server_config,
+    };
     use super::*;
 
     const WEST: &str = "spiffe://west.local/ns/shop/sa/checkout";

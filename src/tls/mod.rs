@@ -29,7 +29,7 @@ use rustls::{ClientConfig, NamedGroup};
 use rustls::{ServerConfig, version::TLS13};
 
 pub use crl::Crls;
-pub use files::{Bundles, IdentityMaterial, DomainRoots, PeerTrust, TlsError, TrustedDomain};
+pub use files::{Bundles, DomainRoots, IdentityMaterial, PeerTrust, TlsError, TrustedDomain};
 pub use identity::{Identity, leaf_identity};
 pub use inbound::{Chain, InboundTls, LostTrust, ServerTls};
 pub use issuers::{Issuer, IssuerCounter};
@@ -64,7 +64,10 @@ fn provider() -> Arc<CryptoProvider> {
 ///
 /// # Errors
 /// The material is unusable: the key does not match the certificate, or there is no root.
-pub fn listener_server_config(material: &IdentityMaterial, trust: &PeerTrust) -> Result<ServerTls, TlsError> {
+pub fn listener_server_config(
+    material: &IdentityMaterial,
+    trust: &PeerTrust,
+) -> Result<ServerTls, TlsError> {
     let provider = provider();
     let verifier = Arc::new(verifier::ClientVerifier::new(trust, material, &provider)?);
     Ok(ServerTls {
@@ -73,10 +76,10 @@ pub fn listener_server_config(material: &IdentityMaterial, trust: &PeerTrust) ->
     })
 }
 
-/// Builds a configuration like [`serve`], for an endpoint with a fixed set of trust domains.
+/// Builds a configuration like [`listener_server_config`], for an endpoint with a fixed set of trust domains.
 ///
 /// # Errors
-/// As [`serve`].
+/// As [`listener_server_config`].
 pub fn endpoint_server_config(
     material: &IdentityMaterial,
     domains: Vec<TrustedDomain>,
@@ -114,12 +117,14 @@ pub fn rejecting_server_config() -> Result<ServerTls, TlsError> {
     })
 }
 
-/// Builds a configuration like [`server_config`], which accepts any client under `material`'s
+/// Builds a configuration like [`endpoint_server_config`], which accepts any client under `material`'s
 /// roots, regardless of its identity. For tools only, never for a gateway.
 ///
 /// # Errors
-/// As [`server_config`].
-pub fn server_config_any_client(material: &IdentityMaterial) -> Result<Arc<ServerConfig>, TlsError> {
+/// As [`endpoint_server_config`].
+pub fn server_config_any_client(
+    material: &IdentityMaterial,
+) -> Result<Arc<ServerConfig>, TlsError> {
     let provider = provider();
     let roots = Arc::clone(&material.roots);
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
@@ -150,7 +155,7 @@ fn server_config_with(
 /// accepts a server with one of the `expected` identities; an empty set accepts no server.
 ///
 /// # Errors
-/// As [`server_config`].
+/// As [`endpoint_server_config`].
 pub fn client_config(
     material: &IdentityMaterial,
     expected: &[&str],
@@ -163,7 +168,7 @@ pub fn client_config(
 /// With `group`, it offers only that key exchange group.
 ///
 /// # Errors
-/// As [`server_config`].
+/// As [`endpoint_server_config`].
 pub fn client_config_any_server(
     material: &IdentityMaterial,
     group: Option<NamedGroup>,
@@ -195,7 +200,10 @@ fn client_config_with(
 
 /// Returns a verifier that accepts servers under `material`'s roots with one of the `expected`
 /// identities, for clients with their own configuration.
-pub fn server_verifier(material: &IdentityMaterial, expected: &[&str]) -> Arc<dyn ServerCertVerifier> {
+pub fn server_verifier(
+    material: &IdentityMaterial,
+    expected: &[&str],
+) -> Arc<dyn ServerCertVerifier> {
     let roots = &material.roots;
     Arc::new(verifier::ServerVerifier::new(expected, roots, &provider()))
 }

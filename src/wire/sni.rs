@@ -34,7 +34,7 @@ impl fmt::Display for RouteBy {
     }
 }
 
-/// Returns the service that a [`normalised`] name addresses inside a tunnel to `port`. A name of
+/// Returns the service that a [`normalise`] name addresses inside a tunnel to `port`. A name of
 /// Istio's form has its own port; any other name is taken with `port`. Returns `None` for a
 /// subset, because only the destination rules of the client's cluster define it.
 pub fn target(name: &str, port: u16) -> Option<Authority> {
@@ -70,7 +70,7 @@ pub struct IstioName {
 }
 
 impl IstioName {
-    /// Parses a [`normalised`] name. Returns `None` for any other form.
+    /// Parses a [`normalise`] name. Returns `None` for any other form.
     pub fn parse(name: &str) -> Option<Self> {
         let (port, rest) = name.strip_prefix("outbound_.")?.split_once("_.")?;
         let (subset, host) = rest.split_once("_.")?;

@@ -17,7 +17,7 @@ use super::wds::{ip, namespace, number};
 use crate::grpc::security as proto;
 use crate::grpc::security::string_match::MatchType;
 use crate::snapshot::authorization::{
-    Action, Clause, Condition, Match, Policy, Rule, PolicyScope, StringMatch,
+    Action, Clause, Condition, Match, Policy, PolicyScope, Rule, StringMatch,
 };
 
 const LEAF: FieldKind = FieldKind::Leaf;
@@ -282,7 +282,10 @@ mod tests {
         };
         let got = policy(from).expect("a policy");
         assert_eq!((got.name.as_str(), got.namespace.as_str()), ("p", "app"));
-        assert_eq!((got.scope, got.action), (PolicyScope::Selected, Action::Deny));
+        assert_eq!(
+            (got.scope, got.action),
+            (PolicyScope::Selected, Action::Deny)
+        );
         assert!(got.dry_run && !got.unreadable && got.rules[0].clauses.is_empty());
         let one = &got.rules[1].clauses[0].matches[0];
         assert_eq!(one.namespaces.any, [StringMatch::Exact("a".into())]);

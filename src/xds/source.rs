@@ -24,7 +24,7 @@ const TYPE_NAMES: [(&str, &str); 4] = [
 
 /// Kind of control plane of a stream.
 #[derive(Debug)]
-pub enum ControlPlane {
+pub enum ControlPlaneKind {
     /// Istio: addresses, policies and the names of clusters.
     Istio,
     /// Envoy: clusters and their endpoints.
@@ -38,7 +38,7 @@ pub enum ControlPlane {
     },
 }
 
-impl ControlPlane {
+impl ControlPlaneKind {
     /// Returns a client without resources, and the store for its resources.
     pub(super) fn new_client_and_store(&self) -> (Client, Source) {
         let (types, source) = match self {
@@ -47,13 +47,17 @@ impl ControlPlane {
                 (types.to_vec(), Source::default())
             }
             Self::Envoy { clusters, .. } => {
-                let configured_targets = clusters
-                    .iter()
-                    .filter_map(|NamedCluster { cluster, service }| {
-                        Some((cluster.clone(), (service.host.clone(), service.port?)))
-                    });
+                let configured_targets =
+                    clusters
+                        .iter()
+                        .filter_map(|NamedCluster { cluster, service }| {
+                            Some((cluster.clone(), (service.host.clone(), service.port?)))
+                        });
                 let types = vec![(CLUSTER, Mode::Wildcard), (ENDPOINT, Mode::OnDemand)];
-                (types, Source::Envoy(Box::new(ClusterStore::new(configured_targets))))
+                (
+                    types,
+                    Source::Envoy(Box::new(ClusterStore::new(configured_targets))),
+                )
             }
         };
         let types = types.into_iter();

@@ -12,7 +12,7 @@ use tonic::Status as GrpcStatus;
 use tracing::{debug, info, warn};
 
 use super::cache::{Cache, Recorder};
-use super::client::{Client, StreamEnd, Request};
+use super::client::{Client, Request, StreamEnd};
 use super::envoy::ENDPOINT;
 use super::first_answers::InitialEndpoints;
 use super::push::{self, Push};
@@ -26,10 +26,10 @@ use crate::grpc::discovery::DeltaDiscoveryRequest;
 use crate::grpc::goaway::GoAwayCode;
 use crate::grpc::rpc;
 use crate::snapshot::{Publisher, builder::Change};
-use crate::status::{Rejection, ResourceType, Status, ReloadSource};
+use crate::status::{Rejection, ReloadSource, ResourceType, Status};
 use crate::telemetry::Metrics;
 
-pub use super::source::ControlPlane;
+pub use super::source::ControlPlaneKind;
 
 /// The delta form of ADS (contract 3.1).
 const METHOD: &str =
@@ -67,7 +67,7 @@ pub struct Feed {
     /// Where and how.
     pub plane: ControlPlane,
     /// Whose resources they are.
-    pub kind: ControlPlane,
+    pub kind: ControlPlaneKind,
     /// Where the last good state is kept.
     pub cache: Option<PathBuf>,
     /// Who asks.
@@ -448,7 +448,9 @@ impl Feed {
                 ..ResourceType::default()
             };
             self.metrics.xds().create_type(url);
-            self.metrics.xds().set_resources(url, told.held, told.rejected);
+            self.metrics
+                .xds()
+                .set_resources(url, told.held, told.rejected);
             told
         });
         let types = types.collect();

@@ -5,10 +5,12 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use crate::chart::{self, Entry, escaped};
-use crate::figures::{Limit, Interval, ValidatedRound, Round, Summary, Turn, Verdict, interval, median};
+use crate::figures::{
+    Interval, Limit, Round, Summary, Turn, ValidatedRound, Verdict, interval, median,
+};
 use crate::outcome::{Outcome, Unit};
 use crate::readme;
-use crate::rows::{BESIDE_BEFORE, Kind, ROWS, Transport, Measurement};
+use crate::rows::{BESIDE_BEFORE, Kind, Measurement, ROWS, Transport};
 
 /// A round of one turn.
 fn round(strait: &[f64], peer: &[f64]) -> Round {
@@ -190,7 +192,9 @@ fn every_row_has_an_endpoint_that_its_load_needs() {
         for &(peer, bar) in row.peers {
             assert_ne!(peer, Kind::Strait, "{}", row.name);
             match (row.way, row.what, bar) {
-                (Transport::Hbone, Measurement::Memory(_), bar) => assert!(matches!(bar, Limit::Absolute(_))),
+                (Transport::Hbone, Measurement::Memory(_), bar) => {
+                    assert!(matches!(bar, Limit::Absolute(_)))
+                }
                 (Transport::Hbone, _, Limit::Ratio(ratio)) => assert!(ratio < 1.0),
                 (Transport::Sni, _, Limit::Ratio(ratio)) => assert!(ratio <= 1.2),
                 (Transport::Sni, _, Limit::None) => {}

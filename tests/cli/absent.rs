@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use crate::support::{CommandOutput, run_command, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, folder_with_certificates, run, run_command, write};
 
 /// The files of `deploy/local`, in a folder without certificates.
 fn without_certificates() -> TempDir {

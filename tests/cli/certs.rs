@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::support::{run_command, folder_with_certificates, get, interrupt, run, strait, until};
+use crate::support::{folder_with_certificates, get, interrupt, run, run_command, strait, until};
 
 /// Copies deploy/local to a separate folder, at the same depth below `certs/` as in the checkout.
 fn copy_of_the_example(folder: &Path, address: &str) {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::support::{CommandOutput, run_command, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, folder_with_certificates, run, run_command, write};
 
 pub const GOOD: &str = "\
 gateway: {cluster: east, network: east}

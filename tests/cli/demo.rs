@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 
-use crate::support::{run_command, get, interrupt, run, strait, until};
+use crate::support::{get, interrupt, run, run_command, strait, until};
 
 const STEPS: [&str; 6] = ["start", "requests", "kill", "stranger", "unexposed", "look"];
 

@@ -59,7 +59,11 @@ async fn root(container: &Value) -> tempfile::TempDir {
     folder
 }
 
-async fn printed(folder: &Path, arguments: &[&str], variables: &[(String, String)]) -> CommandOutput {
+async fn printed(
+    folder: &Path,
+    arguments: &[&str],
+    variables: &[(String, String)],
+) -> CommandOutput {
     let done = done_with(folder, arguments, |command| {
         command.env_clear().envs(variables.iter().cloned());
         command.arg("--print-config");

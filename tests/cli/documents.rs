@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use crate::support::{run_command, get, run, strait, until, write};
+use crate::support::{get, run, run_command, strait, until, write};
 
 /// Pages with commands.
 const PAGES: [&str; 8] = [

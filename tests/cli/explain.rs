@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{CommandOutput, run_command, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, folder_with_certificates, run, run_command, write};
 
 const CHECKOUT: &str = "spiffe://west.local/ns/shop/sa/checkout";
 

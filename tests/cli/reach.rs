@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use crate::support::{CommandOutput, run_command, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, folder_with_certificates, run, run_command, write};
 
 const MESH: &str = "\
 services:

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::{run_command, run};
+use crate::support::{run, run_command};
 
 #[test]
 fn where_nobody_answers_it_says_so_and_exits_with_2() {

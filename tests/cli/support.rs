@@ -74,7 +74,11 @@ pub async fn run_command(folder: &Path, args: &[&str]) -> CommandOutput {
 }
 
 /// Runs the command in `folder` to its end. `configure` adds settings, such as an environment.
-pub async fn done_with(folder: &Path, args: &[&str], configure: impl FnOnce(&mut Command)) -> CommandOutput {
+pub async fn done_with(
+    folder: &Path,
+    args: &[&str],
+    configure: impl FnOnce(&mut Command),
+) -> CommandOutput {
     let mut command = strait();
     command.args(args).current_dir(folder);
     configure(&mut command);

@@ -1,7 +1,7 @@
 //! `strait check` of objects of several tenants: conflicting claims, each at its line.
 
 use crate::check::{GOOD, GOOD_MESH, check};
-use crate::support::{CommandOutput, run_command, folder_with_certificates, run, write};
+use crate::support::{CommandOutput, folder_with_certificates, run, run_command, write};
 
 /// An exported Service of one tenant, and the beginning of an EndpointSlice of it.
 const EXPORTED: &str = "apiVersion: v1

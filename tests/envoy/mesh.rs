@@ -84,8 +84,8 @@ impl Mesh {
     }
 
     /// Prints a result, prefixed with Envoy's version.
-    pub fn say(&self, result: &str) {
-        process::say(&format!("envoy {}: {result}", self.version));
+    pub fn print_uncaptured(&self, result: &str) {
+        process::print_uncaptured(&format!("envoy {}: {result}", self.version));
     }
 }
 

@@ -148,7 +148,7 @@ fn endpoints_come_go_sicken_and_change_weight_and_no_tunnel_fails() {
             first.stat("http.hbone.downstream_rq_total").await,
             second.stat("http.hbone.downstream_rq_total").await,
         ];
-        process::say(&format!(
+        process::print_uncaptured(&format!(
             "envoy {}: {CHANGES} changes of two endpoints that served {served:?}, {ended}",
             process::version(&program).await
         ));

@@ -384,7 +384,7 @@ fn the_gateway_and_envoy_share_alike_what_the_same_eds_tells_them() {
                 let shares = shares.iter().map(|share| format!("{share:.3}"));
                 shares.collect::<Vec<_>>().join(" ")
             };
-            process::say(&format!(
+            process::print_uncaptured(&format!(
                 "envoy {version}: {name}: {} by the gateway, {} by Envoy",
                 shown(&own),
                 shown(&other)

@@ -70,7 +70,7 @@ fn sidecars_reach_each_other_by_istios_name_and_the_control_plane_by_any() {
         }
         let all = 2 * (REQUESTS + 2);
         let ended = ended(&gateway, all).await;
-        process::say(&format!(
+        process::print_uncaptured(&format!(
             "envoy {}: {ended}",
             process::version(&program).await
         ));

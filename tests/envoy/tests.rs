@@ -21,7 +21,7 @@ const ENDLESS_BYTES: u64 = 1 << 40;
 /// a summary.
 async fn assert_clean(mesh: &Mesh, tunnels: u64, done: &str) -> Ended {
     let ended = mesh.ended(tunnels).await;
-    mesh.say(&format!("{done}, {ended}"));
+    mesh.print_uncaptured(&format!("{done}, {ended}"));
     assert_eq!((ended.tunnels(), ended.failed()), (tunnels, 0), "{ended}");
     let dials = mesh
         .gateway
@@ -169,7 +169,7 @@ fn an_endpoint_killed_in_the_middle_is_a_reset_to_envoy_and_never_an_end() {
         let error = running.await.expect("no panic").expect_err("a break");
         let ended = mesh.ended(1).await;
         let reset = ended.count("upstream_reset");
-        mesh.say(&format!(
+        mesh.print_uncaptured(&format!(
             "an endpoint killed in the middle: {error}, {reset} upstream_reset"
         ));
         let broken = [

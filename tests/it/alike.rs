@@ -77,7 +77,8 @@ async fn frames(gateway: &Gateway, authority: &str, inside: Option<&str>) -> Vec
             }
             // Like real clients: the reset of a ClientHello sent before 200 would overtake the 200.
             if let (HEADERS, Some(name)) = (next.kind, inside) {
-                peer.write(&frame(DATA, 0, 1, &client_hello(name, &["h2"]))).await;
+                peer.write(&frame(DATA, 0, 1, &client_hello(name, &["h2"])))
+                    .await;
             }
             frames.push((next.kind, next.flags, next.payload));
         } else if next.kind == PING && next.payload == b"are done" {

@@ -53,7 +53,7 @@ fn acceptance_9_endpoint_churn_at_100_a_second_drops_no_tunnel() {
         for host in FIRST_HOST..FIRST_HOST + HOSTS {
             endpoints.push(oracle.endpoint(net.listen(host, endpoint_port()).await));
         }
-        let control = Istiod::of_envoys();
+        let control = Istiod::envoy_dialect();
         control.put(CLUSTER, CLUSTER_NAME, &cluster(CLUSTER_NAME, ""));
         push_assignment(&control, net, 0);
         let _serving = control.serve(net.address(2, 15012), identities()).await;

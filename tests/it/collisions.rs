@@ -148,7 +148,7 @@ impl World {
     }
 
     async fn status(&self) -> String {
-        self.gateway.asked(&["status"]).await.1
+        self.gateway.run_command(&["status"]).await.1
     }
 }
 
@@ -184,7 +184,7 @@ fn review_3_a_later_claim_displaces_the_first_one_neither_by_hostname_nor_by_vip
             "--to",
             "api.example:80",
         ];
-        let (_, text, _) = world.gateway.asked(&arguments).await;
+        let (_, text, _) = world.gateway.run_command(&arguments).await;
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains("is claimed by a/api.example"), "{text}");
         // The other service has the hostname once the first claim is gone.
@@ -286,7 +286,7 @@ fn review_4_a_service_that_only_its_namespace_sees_is_not_exposed_by_default() {
             let refused = world.asks(authority).await;
             assert!(refused.expect_err("it is private").contains("503"));
         }
-        let (_, page, _) = world.gateway.asked(&["status"]).await;
+        let (_, page, _) = world.gateway.run_command(&["status"]).await;
         assert!(
             page.contains("nobody, as only its namespace sees it"),
             "{page}"
@@ -298,7 +298,7 @@ fn review_4_a_service_that_only_its_namespace_sees_is_not_exposed_by_default() {
             "--to",
             &authority,
         ];
-        let (_, text, _) = world.gateway.asked(&arguments).await;
+        let (_, text, _) = world.gateway.run_command(&arguments).await;
         assert!(text.contains("only its namespace sees it"), "{text}");
 
         world.istiod.export(&own);

@@ -97,7 +97,7 @@ fn review_8_tunnels_that_still_deliver_keep_their_places_and_their_gauge() {
         // They are reset, and none of them has ended.
         let more = stream(STREAMS_MAX);
         assert!(!opens(&mut peer, more, &connect_frame(more)).await);
-        gateway.holds(1, STREAMS_MAX).await;
+        gateway.wait_until_open(1, STREAMS_MAX).await;
         assert_eq!(endpoint.accepted(), STREAMS_MAX as usize);
         assert_eq!(gateway.tunnels("overloaded").await, 1.0);
         assert_eq!(gateway.tunnels("downstream_reset").await, 0.0);
@@ -106,7 +106,7 @@ fn review_8_tunnels_that_still_deliver_keep_their_places_and_their_gauge() {
         assert!(opens(&mut other, 1, &connect_frame(1)).await);
 
         tell.send_replace(true);
-        gateway.holds(2, 1).await;
+        gateway.wait_until_open(2, 1).await;
         let all = STREAMS_MAX as usize * CHUNK;
         let read = async || read.load(Ordering::SeqCst);
         until("bytes that were promised", read, |&read| read == all).await;
@@ -167,7 +167,7 @@ fn review_8_an_endpoint_that_sends_without_end_is_left_though_its_tunnel_was_pro
         let sent = sent.load(Ordering::SeqCst);
         // The kernel's buffers on both sides, the peer's window and what is discarded.
         assert!(sent < BYTES_MAX, "{sent} bytes of the endpoint");
-        gateway.holds(1, 0).await;
+        gateway.wait_until_open(1, 0).await;
     });
 }
 
@@ -207,10 +207,10 @@ fn review_8_a_tls_connection_that_still_delivers_is_open_though_its_client_has_g
         crate::support::reset(client);
         // deadline: only time can show that nothing happens; earlier versions closed it at once.
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-        gateway.holds(1, 1).await;
+        gateway.wait_until_open(1, 1).await;
         assert_eq!(endpoint.accepted(), 1);
         tell.send_replace(true);
-        gateway.holds(0, 0).await;
+        gateway.wait_until_open(0, 0).await;
         let read = async || read.load(Ordering::SeqCst);
         until("bytes that were promised", read, |&read| read == said.len()).await;
     });

@@ -314,7 +314,7 @@ fn review_21_an_address_in_use_is_a_failed_reload_that_is_tried_again() {
             vec![usual, state("taken", taken), free]
         };
         assert_eq!(states(&gateway).await, want("failed"));
-        let (code, text, _) = gateway.asked(&["status"]).await;
+        let (code, text, _) = gateway.run_command(&["status"]).await;
         assert_eq!(code, 0, "{text}");
         let problem = format!(
             "listener `taken` is not open: cannot listen on {}",
@@ -371,7 +371,7 @@ fn review_20_status_shows_listeners_and_what_a_route_of_any_name_opens() {
         settings.exposure = format!("    - {{service: \"{ECHO}\", to: [{{anyone: true}}]}}\n");
         let gateway = Gateway::start(&settings).await;
 
-        let (code, text, _) = gateway.asked(&["status"]).await;
+        let (code, text, _) = gateway.run_command(&["status"]).await;
         assert_eq!(code, 0, "{text}");
         for (name, rest) in [
             (
@@ -397,7 +397,7 @@ fn review_20_status_shows_listeners_and_what_a_route_of_any_name_opens() {
         ] {
             assert!(secret.contains(said), "{secret}");
         }
-        let (_, echo, _) = gateway.asked(&["status", "echo"]).await;
+        let (_, echo, _) = gateway.run_command(&["status", "echo"]).await;
         let said = "exposed to anyone on port 80 through listener istio (sni of Istio's form)";
         assert!(echo.contains(said), "{echo}");
 

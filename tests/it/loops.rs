@@ -65,7 +65,7 @@ fn review_10_one_hello_takes_at_most_four_connections_of_two_gateways_in_a_loop(
             "three, and the one that is refused"
         );
         for (_, gateway) in &gateways {
-            gateway.holds(0, 0).await;
+            gateway.wait_until_open(0, 0).await;
         }
         gateways[0].1.logged("a route that leads back").await;
     });

@@ -279,12 +279,12 @@ fn a_hello_that_comes_byte_by_byte_has_five_seconds_and_what_is_none_an_alert() 
         assert!(left.is_err(), "it was sent nothing");
         let time = start.elapsed();
         assert!((5..8).contains(&time.as_secs()), "{time:?}");
-        assert_eq!(gateway.refused("timeout").await, 1.0);
+        assert_eq!(gateway.refused_handshakes("timeout").await, 1.0);
         let plain = sent(net, ISTIO, b"GET / HTTP/1.1\r\nhost: echo\r\n\r\n").await;
         let answered = answer(plain).await;
         assert_eq!(answered[0], 21, "an alert: {answered:?}");
-        assert_eq!(gateway.refused("other").await, 1.0);
-        gateway.holds(0, 0).await;
+        assert_eq!(gateway.refused_handshakes("other").await, 1.0);
+        gateway.wait_until_open(0, 0).await;
     });
 }
 
@@ -315,7 +315,9 @@ fn every_byte_of_both_directions_and_both_ends_arrive() {
         let gateway = Gateway::start(&settings(net, &[(11, 1, "TCP")])).await;
         let oracle = Oracle::new();
         // Concurrent ones need distinct randoms, or the gateway would detect a loop.
-        let hellos: Vec<_> = (0..41).map(|_| client_hello(ECHO_SNI, &["istio"])).collect();
+        let hellos: Vec<_> = (0..41)
+            .map(|_| client_hello(ECHO_SNI, &["istio"]))
+            .collect();
         let _endpoint = oracle_after(net, 11, &oracle, &hellos).await;
         let sizes = [
             (0, 0),
@@ -355,7 +357,7 @@ fn every_byte_of_both_directions_and_both_ends_arrive() {
         let many: u64 = (100..140).map(|id| MIB + id).sum();
         let sent = counted(&gateway, "istio_tcp_sent_bytes_total").await;
         assert_eq!(sent, 1 + 72 * MIB + 100 + many);
-        gateway.holds(0, 0).await;
+        gateway.wait_until_open(0, 0).await;
         assert_eq!(gateway.metric("strait_buffered_bytes").await, 0.0);
     });
 }
@@ -439,7 +441,7 @@ fn a_reset_of_one_side_is_a_reset_of_the_other_and_never_an_end() {
             );
         }
         ended(&gateway, "downstream_reset", 2.0).await;
-        gateway.holds(0, 0).await;
+        gateway.wait_until_open(0, 0).await;
     });
 }
 
@@ -478,7 +480,7 @@ fn what_was_sent_before_an_end_is_delivered_though_a_reset_follows() {
         reset(stream);
         go.send_replace(true);
         assert_eq!(told.recv().await, Some((hello.len() + bytes.len(), Ok(()))));
-        gateway.holds(0, 0).await;
+        gateway.wait_until_open(0, 0).await;
     });
 }
 
@@ -523,7 +525,7 @@ fn a_reader_that_stalls_stops_its_writer_and_little_is_held_for_it() {
             taken += stream.read(&mut buffer).await.expect("more") as u64;
         }
         drop((streams, stream));
-        gateway.holds(0, 0).await;
+        gateway.wait_until_open(0, 0).await;
         assert_eq!(gateway.metric("strait_buffered_bytes").await, 0.0);
     });
 }
@@ -539,7 +541,7 @@ fn a_drain_lets_tunnels_end_and_resets_the_rest_at_its_deadline() {
         let plan = Plan::both(1, MIB);
         in_time.write_all(&plan.head()).await.expect("a head");
         let mut late = sent(net, ISTIO, &hello).await;
-        gateway.holds(2, 2).await;
+        gateway.wait_until_open(2, 2).await;
         gateway.signal(Signal::TERM);
         let refused = async || TcpStream::connect(net.address(1, ISTIO)).await.is_err();
         until("nobody accepts", refused, |&refused| refused).await;

@@ -106,7 +106,7 @@ fn istiod_11_the_tls_listeners_of_a_pod_lead_to_sidecars_and_to_istiod() {
         let name = NAME.try_into().expect("a name");
         let connecting = TlsConnector::from(tls).connect(name, connected.expect("TCP"));
         connecting.await.expect("TLS with istiod");
-        let ends = gateway.ends().await;
+        let ends = gateway.tunnels_by_reason().await;
         assert!(
             ends.keys().all(|reason| reason != "no_endpoint"),
             "{ends:?}"

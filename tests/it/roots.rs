@@ -43,7 +43,7 @@ fn istiod_11_roots_rotate_by_a_bundle_of_two_and_end_no_tunnel_of_a_trusted_one(
         let net = Net::new();
         let _endpoint = Endpoint::echo(net.listen(11, 15008).await);
         let (old, authority) = (identities(), Authority::new().expect("a root"));
-        let new = Arc::new(Identities::of(&authority));
+        let new = Arc::new(Identities::from_authority(&authority));
         let both = old.root.clone() + &new.root;
         let istiod = Istiod::default();
         istiod.put(ADDRESS, SERVICE, &service());

@@ -13,8 +13,8 @@ use tokio::time::{Instant, timeout};
 
 use crate::passthrough::client_hello;
 use crate::support::{
-    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, identities, raise_descriptor_limit,
-    run, say, until,
+    CLIENT, ECHO, Endpoint, GATEWAY, Gateway, Net, Settings, identities, print_uncaptured,
+    raise_descriptor_limit, run, until,
 };
 
 const SIBLING: &str = "spiffe://west.local/ns/shop/sa/quiet";
@@ -110,7 +110,7 @@ fn review_7_a_quiet_source_connects_while_another_holds_half_of_the_pool() {
         answers(&mut secret.expect("a tunnel of another cluster")).await;
         assert!(by_tls(net, 20).await.is_some(), "an anonymous client");
 
-        let (code, status, _) = gateway.asked(&["status"]).await;
+        let (code, status, _) = gateway.run_command(&["status"]).await;
         let holder = format!("  identity {CLIENT}");
         assert!(code == 0 && status.contains(&holder), "{status}");
         gateway.logged("has its share of the descriptors").await;
@@ -273,7 +273,7 @@ fn review_7_a_neighbour_is_served_beside_2000_tunnels_of_one_peer() {
         let open: usize = held.iter().map(|(_, tunnels)| tunnels.len()).sum();
         let beside = neighbour(&gateway, TIME).await;
         for (name, noticed) in [("alone", &alone), ("beside", &beside)] {
-            say(&format!(
+            print_uncaptured(&format!(
                 "neighbour {name}: {} served in {TIME:?}, {} failed, p50 {:?}, p99 {:?}; {open} of \
                  2000 tunnels are open",
                 noticed.served.len(),

@@ -63,10 +63,10 @@ impl Scene {
     /// Asserts that the slow peer has ended for this reason with all its resources, and then the
     /// neighbour too.
     async fn check_released(self, reason: &str, tunnels: f64) {
-        self.gateway.holds(1, 0).await;
-        assert_eq!(self.gateway.ends().await[reason], tunnels);
+        self.gateway.wait_until_open(1, 0).await;
+        assert_eq!(self.gateway.tunnels_by_reason().await[reason], tunnels);
         drop(self.neighbour);
-        self.gateway.holds(0, 0).await;
+        self.gateway.wait_until_open(0, 0).await;
     }
 }
 
@@ -135,7 +135,7 @@ fn a_client_hello_or_a_preface_at_a_byte_a_second_has_five_seconds_all_the_same(
             // A byte may still be accepted in the second after the end, and the machine is busy.
             assert!(lasted > 4 * SECOND && lasted < 9 * SECOND, "{lasted:?}");
         }
-        let refused = async || scene.gateway.refused("timeout").await;
+        let refused = async || scene.gateway.refused_handshakes("timeout").await;
         until("two refusals", refused, |&refused| refused == 2.0).await;
         scene.check_released("completed", 1.0).await;
     });
@@ -192,10 +192,10 @@ fn a_client_that_never_writes_holds_up_nobody() {
         let client = scene.gateway.client(identities()).await;
         let tunnel = client.tunnel(ECHO).await.expect("a tunnel");
         scene.check_neighbour(1).await;
-        scene.gateway.holds(2, 1).await;
+        scene.gateway.wait_until_open(2, 1).await;
         drop((tunnel, client));
-        scene.gateway.holds(1, 0).await;
-        let ends = scene.gateway.ends().await;
+        scene.gateway.wait_until_open(1, 0).await;
+        let ends = scene.gateway.tunnels_by_reason().await;
         // The order of its reset and its connection's end depends on the client.
         assert_eq!(ends.values().sum::<f64>(), 2.0, "{ends:?}");
         scene.check_released("completed", 1.0).await;
@@ -280,6 +280,8 @@ fn a_hundred_readers_that_never_read_hold_less_than_300_kib_each() {
         println!("{} KiB for each reader that never reads", held / 1024);
         assert!(held < HELD_MAX, "{held} bytes for each reader");
         drop(readers);
-        scene.check_released("downstream_lost", READERS as f64).await;
+        scene
+            .check_released("downstream_lost", READERS as f64)
+            .await;
     });
 }

@@ -91,7 +91,7 @@ fn a_peer_of_tls_12_is_refused_by_that_name() {
         assert_eq!(answer.first(), Some(&21), "an alert");
         until(
             "tls_version",
-            async || gateway.refused("tls_version").await,
+            async || gateway.refused_handshakes("tls_version").await,
             |&now| now == 1.0,
         )
         .await;

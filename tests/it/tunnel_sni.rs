@@ -230,7 +230,10 @@ fn double_hbone_without_a_name_needs_a_tunnel_by_authority() {
         let outer = client.tunnel(ECHO).await.expect("a tunnel");
         let double = Client::over(outer, &inner).await.expect("HBONE inside");
         double.tunnel(ECHO).await.expect("a tunnel in the tunnel");
-        let outer = client.tunnel(WITHOUT_ENDPOINT).await.expect("200 comes first");
+        let outer = client
+            .tunnel(WITHOUT_ENDPOINT)
+            .await
+            .expect("200 comes first");
         let refused = Client::over(outer, &inner).await;
         assert!(refused.is_err(), "it asks for no name");
         ended(&gateway, "unknown_sni", 1.0).await;
@@ -351,6 +354,6 @@ fn an_open_tunnel_is_judged_anew_by_what_its_name_asked_for() {
         let code = broken(&mut tunnel).await;
         assert_eq!(code, Some(h2::Reason::INTERNAL_ERROR));
         ended(&gateway, "revoked", 1.0).await;
-        gateway.holds(1, 0).await;
+        gateway.wait_until_open(1, 0).await;
     });
 }

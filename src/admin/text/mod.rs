@@ -139,7 +139,11 @@ impl Text {
         let rows = page.listeners.iter().map(ListenerRow::columns);
         let header = ["NAME", "ADDRESS", "PROTOCOL", "ROUTED", "SOURCES", "STATE"];
         self.table("  ", header, rows.collect());
-        let mut opens: Vec<_> = page.listeners.iter().flat_map(ListenerRow::reachable_services).collect();
+        let mut opens: Vec<_> = page
+            .listeners
+            .iter()
+            .flat_map(ListenerRow::reachable_services)
+            .collect();
         let more = opens.len().saturating_sub(ROUTES_SHOWN);
         opens.truncate(ROUTES_SHOWN);
         let header = ["THROUGH", "ASKED FOR BY", "REACHED", "BY"];

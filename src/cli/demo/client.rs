@@ -14,7 +14,7 @@ use crate::hbone::{Client, ConnectError};
 use crate::tls;
 use crate::tls::dev::Leaf;
 
-use super::world::{ECHO, ENDPOINT_ID, GATEWAY_ID, DemoEnvironment};
+use super::world::{DemoEnvironment, ECHO, ENDPOINT_ID, GATEWAY_ID};
 
 /// Number of concurrent requests. A single one would not show the weights: while the previous
 /// tunnel closes, the other endpoint has less load.
@@ -49,15 +49,18 @@ impl Tally {
 impl DemoClient {
     /// Connects to the gateway as `leaf`.
     pub(super) async fn new(world: &DemoEnvironment, leaf: &Leaf) -> anyhow::Result<Self> {
-        let material =
-            tls::IdentityMaterial::from_pem(&leaf.chain_pem, &leaf.key_pem, &world.identities.root)?;
+        let material = tls::IdentityMaterial::from_pem(
+            &leaf.chain_pem,
+            &leaf.key_pem,
+            &world.identities.root,
+        )?;
         let outer_tls = tls::client_config(&material, &[GATEWAY_ID])?;
         let inner_tls = tls::client_config(&material, &[ENDPOINT_ID])?;
         let outer = Client::connect(world.gateway, &outer_tls).await?;
         Ok(Self { outer, inner_tls })
     }
 
-    /// Sends `count` requests, at most [`AT_A_TIME`] concurrently, without retries.
+    /// Sends `count` requests, at most [`CONCURRENT_REQUESTS`] concurrently, without retries.
     pub(super) async fn requests(
         self: &Arc<Self>,
         count: usize,

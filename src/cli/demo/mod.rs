@@ -19,7 +19,7 @@ use crate::cli::stop::StopSignals;
 
 use client::{DemoClient, Tally};
 use report::Report;
-use world::{ECHO, UNEXPOSED, DemoEnvironment};
+use world::{DemoEnvironment, ECHO, UNEXPOSED};
 
 /// Arguments of `strait demo`.
 #[derive(Debug, clap::Args)]
@@ -88,7 +88,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-async fn run_steps(args: &Args, report: &mut Report, running: &mut Option<DemoEnvironment>) -> anyhow::Result<()> {
+async fn run_steps(
+    args: &Args,
+    report: &mut Report,
+    running: &mut Option<DemoEnvironment>,
+) -> anyhow::Result<()> {
     report.begin(
         "start",
         "certificates, two endpoints in cluster east, and the gateway",
@@ -114,7 +118,11 @@ fn is_zero(value: f64) -> bool {
     value == 0.0
 }
 
-async fn check_weights(caller: &Arc<DemoClient>, world: &mut DemoEnvironment, report: &mut Report) -> anyhow::Result<()> {
+async fn check_weights(
+    caller: &Arc<DemoClient>,
+    world: &mut DemoEnvironment,
+    report: &mut Report,
+) -> anyhow::Result<()> {
     report.begin(
         "requests",
         "double HBONE from cluster west, answered end to end",
@@ -156,7 +164,9 @@ async fn check_killed_endpoint(
     report.begin("kill", "an endpoint is killed in the middle");
     let before = caller.requests(KILL_REQUESTS, |_| {}).await;
     // Tunnels that are still closing would count as broken if their endpoint is killed now.
-    world.wait_for_metric("strait_tunnels_open", is_zero).await?;
+    world
+        .wait_for_metric("strait_tunnels_open", is_zero)
+        .await?;
     let killed = world.kill(args.kill.into()).await;
     let after = caller
         .requests(KILL_REQUESTS, |done| report.progress(done, KILL_REQUESTS))
@@ -233,13 +243,18 @@ async fn check_unexposed_service(caller: &DemoClient, report: &mut Report) -> an
         status == http::StatusCode::SERVICE_UNAVAILABLE,
         "{UNEXPOSED} was answered {status}"
     );
-    ensure!(status == unknown, "the answer tells that {UNEXPOSED} exists");
+    ensure!(
+        status == unknown,
+        "the answer tells that {UNEXPOSED} exists"
+    );
     Ok(())
 }
 
 async fn check_counters(world: &DemoEnvironment, report: &mut Report) -> anyhow::Result<()> {
     report.begin("look", "where to look");
-    let open = world.wait_for_metric("strait_tunnels_open", is_zero).await?;
+    let open = world
+        .wait_for_metric("strait_tunnels_open", is_zero)
+        .await?;
     let tunnels = world
         .metric("strait_tunnels_total{reason=\"completed\",source_cluster=\"west\"}")
         .await?;

@@ -102,7 +102,8 @@ pub(super) fn run(args: &Args) -> ExitCode {
         return explain_from_files(&Source::file(file), &question, args.json);
     }
     let parameters = question.parameters().into_iter();
-    let parameters = parameters.map(|(key, value)| format!("{key}={}", ask::percent_encode(&value)));
+    let parameters =
+        parameters.map(|(key, value)| format!("{key}={}", ask::percent_encode(&value)));
     let path = format!("/explain?{}", parameters.collect::<Vec<_>>().join("&"));
     ask::fetch_whole(&args.admin, &path, |answer| match answer {
         Ok(bytes) => {

@@ -19,7 +19,7 @@ pub(super) struct Alert(u8);
 pub(super) enum Beginning {
     /// A TLS alert.
     Alert(Alert),
-    /// [`ANSWER`], and what follows it.
+    /// [`HELLO_RESPONSE`], and what follows it.
     Answer,
     /// Too few bytes to classify.
     Incomplete,
@@ -103,7 +103,10 @@ mod tests {
         }
         assert_eq!(Beginning::of(&alert), Beginning::Alert(Alert(112)));
         for length in 0..HELLO_RESPONSE.len() {
-            assert_eq!(Beginning::of(&HELLO_RESPONSE[..length]), Beginning::Incomplete);
+            assert_eq!(
+                Beginning::of(&HELLO_RESPONSE[..length]),
+                Beginning::Incomplete
+            );
         }
         let answered = [&HELLO_RESPONSE[..], &[1, 2, 3]].concat();
         assert_eq!(Beginning::of(&answered), Beginning::Answer);

@@ -109,12 +109,20 @@ async fn open(run: &Rc<Run>, lines: &[Rc<ReconnectingConnection>]) -> Vec<Worker
     let mut opening = JoinSet::new();
     for line in lines {
         if opening.len() == CONCURRENT_OPENS {
-            slots.extend(task_result(run, opening.join_next().await).into_iter().flatten());
+            slots.extend(
+                task_result(run, opening.join_next().await)
+                    .into_iter()
+                    .flatten(),
+            );
         }
         opening.spawn_local(open_line(Rc::clone(run), Rc::clone(line)));
     }
     while !opening.is_empty() {
-        slots.extend(task_result(run, opening.join_next().await).into_iter().flatten());
+        slots.extend(
+            task_result(run, opening.join_next().await)
+                .into_iter()
+                .flatten(),
+        );
     }
     slots
 }

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::hbone::Tunnel;
 
-use super::alert::{ALERT_BYTES, HELLO_RESPONSE, Beginning};
+use super::alert::{ALERT_BYTES, Beginning, HELLO_RESPONSE};
 
 /// Limit of one read from a bare connection, in bytes.
 const READ_BYTES: usize = 256 * 1024;
@@ -28,7 +28,7 @@ pub(super) struct PassthroughStream {
     stream: TcpStream,
     /// First bytes, until they are returned.
     head: BytesMut,
-    /// True if the first bytes are payload. False while they may still be an alert or [`ANSWER`].
+    /// True if the first bytes are payload. False while they may still be an alert or [`HELLO_RESPONSE`].
     is_payload: bool,
 }
 
@@ -51,7 +51,7 @@ impl LoadStream {
     /// Returns the next bytes as they arrive, or none at the end. A pending stream holds no buffer.
     ///
     /// # Errors
-    /// As [`Flow::poll_send`].
+    /// As [`LoadStream::poll_send`].
     pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         match self {
             Self::Tunnel(tunnel) => tunnel.poll_chunk(cx),
@@ -59,18 +59,18 @@ impl LoadStream {
         }
     }
 
-    /// [`Flow::poll_send`] as a future.
+    /// [`LoadStream::poll_send`] as a future.
     ///
     /// # Errors
-    /// As [`Flow::poll_send`].
+    /// As [`LoadStream::poll_send`].
     pub(super) async fn send(&mut self, mut bytes: Bytes) -> io::Result<()> {
         poll_fn(|cx| self.poll_send(cx, &mut bytes)).await
     }
 
-    /// [`Flow::poll_chunk`] as a future.
+    /// [`LoadStream::poll_chunk`] as a future.
     ///
     /// # Errors
-    /// As [`Flow::poll_send`].
+    /// As [`LoadStream::poll_send`].
     pub(super) async fn chunk(&mut self) -> io::Result<Option<Bytes>> {
         poll_fn(|cx| self.poll_chunk(cx)).await
     }
@@ -78,7 +78,7 @@ impl LoadStream {
     /// Ends the sending direction.
     ///
     /// # Errors
-    /// As [`Flow::poll_send`].
+    /// As [`LoadStream::poll_send`].
     pub(super) async fn shutdown(&mut self) -> io::Result<()> {
         match self {
             Self::Tunnel(tunnel) => tunnel.shutdown().await,

@@ -12,7 +12,7 @@ use super::args::Plan;
 use super::flow::LoadStream;
 use super::serve;
 use super::slot::{Job, Run};
-use super::target::{ReconnectingConnection, OpenTunnel, add};
+use super::target::{OpenTunnel, ReconnectingConnection, add};
 
 /// Returns true if the job consists of operations.
 pub(super) fn is_operation(job: Job, plan: &Plan) -> bool {

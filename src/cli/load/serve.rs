@@ -41,7 +41,7 @@ pub(super) struct Args {
     #[arg(long, value_enum, default_value_t = Mode::Echo)]
     mode: Mode,
     /// Drop and answer a ClientHello first; connections by `--sni` begin with one.
-    #[arg(long, conflicts_with = "hbone")]
+    #[arg(long = "after-hello", conflicts_with = "hbone")]
     answers_client_hello: bool,
     /// Serve HBONE tunnels, as a workload's ztunnel does; without it plain TCP.
     #[arg(long, requires_all = ["chain", "key", "roots"])]

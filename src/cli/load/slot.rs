@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use super::args::{Plan, Work};
 use super::pace::Schedule;
 use super::tally::Counters;
-use super::target::{ReconnectingConnection, OpenTunnel, Target};
+use super::target::{OpenTunnel, ReconnectingConnection, Target};
 use super::watchdog::DeadlineGuard;
 use super::{ops, streams};
 
@@ -169,7 +169,10 @@ impl Worker {
         else {
             return;
         };
-        if matches!(self.job, Job::Rr | Job::Handshake | Job::Idle | Job::FullDuplex) {
+        if matches!(
+            self.job,
+            Job::Rr | Job::Handshake | Job::Idle | Job::FullDuplex
+        ) {
             let _ = timeout(END_DEADLINE, ops::close_both_directions(&mut tunnel)).await;
         }
         drop(tunnel);

@@ -60,7 +60,12 @@ pub(super) async fn run_stream(
     }
 }
 
-async fn up(run: &Run, tunnel: &mut LoadStream, watchdog: &mut DeadlineGuard, left: &mut Bytes) -> UntilError {
+async fn up(
+    run: &Run,
+    tunnel: &mut LoadStream,
+    watchdog: &mut DeadlineGuard,
+    left: &mut Bytes,
+) -> UntilError {
     loop {
         let part = poll_fn(|cx| send_more(run, tunnel, cx, left));
         watchdog.guard(part).await?;
@@ -94,7 +99,12 @@ async fn down(run: &Run, tunnel: &mut LoadStream, watchdog: &mut DeadlineGuard) 
 }
 
 /// Moves bytes in both directions. Progress in either one restarts the deadline.
-async fn full_duplex(run: &Run, tunnel: &mut LoadStream, watchdog: &mut DeadlineGuard, left: &mut Bytes) -> UntilError {
+async fn full_duplex(
+    run: &Run,
+    tunnel: &mut LoadStream,
+    watchdog: &mut DeadlineGuard,
+    left: &mut Bytes,
+) -> UntilError {
     loop {
         let part = poll_fn(|cx| -> Poll<io::Result<_>> {
             // Reads first: an echo that cannot send stops reading.

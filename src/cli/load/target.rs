@@ -17,8 +17,8 @@ use crate::config::IdentityFiles;
 use crate::hbone::{Client, ConnectError, Tunnel};
 use crate::tls::{self, IdentityMaterial};
 
-use super::args::{TlsFiles, Plan};
-use super::flow::{PassthroughStream, LoadStream};
+use super::args::{Plan, TlsFiles};
+use super::flow::{LoadStream, PassthroughStream};
 
 /// Bytes of one read from a socket. TLS by itself would read 4 KiB at a time.
 const READ_BYTES: usize = 64 * 1024;
@@ -120,7 +120,8 @@ impl Target {
         let way = match &plan.files {
             Some(files) => Transport::Hbone(Hbone::new(plan, files)?),
             None => {
-                let hellos: anyhow::Result<Vec<_>> = plan.server_names.iter().map(client_hello).collect();
+                let hellos: anyhow::Result<Vec<_>> =
+                    plan.server_names.iter().map(client_hello).collect();
                 Transport::Bare(RoundRobin::new(hellos?).context("no server name")?)
             }
         };
@@ -354,7 +355,7 @@ impl ReconnectingConnection {
     /// Opens a tunnel in a connection of its own, or a bare connection.
     ///
     /// # Errors
-    /// As [`Line::open`].
+    /// As [`ReconnectingConnection::open`].
     pub(super) async fn open_on_new_connection(&self) -> anyhow::Result<OpenTunnel> {
         if let Transport::Bare(hellos) = &self.target.way {
             return self.target.bare(hellos).await;

@@ -64,7 +64,9 @@ impl Progress {
             Reason::DownstreamCancelled if is_established && unsent <= alert && !is_lost => {
                 Reason::Completed
             }
-            Reason::DownstreamReset if self.0 & (PEER_CLOSED | PEER_CLOSED << 1) != 0 => Reason::Completed,
+            Reason::DownstreamReset if self.0 & (PEER_CLOSED | PEER_CLOSED << 1) != 0 => {
+                Reason::Completed
+            }
             reason => reason,
         }
     }
@@ -118,7 +120,10 @@ mod tests {
         assert_eq!(judged(closed), ends);
         progress.record_endpoint_bytes(&alert());
         assert_eq!(judged(progress), ends);
-        assert_eq!(progress.classify_end(Reason::Revoked, 0, false), Reason::Revoked);
+        assert_eq!(
+            progress.classify_end(Reason::Revoked, 0, false),
+            Reason::Revoked
+        );
     }
 
     #[test]

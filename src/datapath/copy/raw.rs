@@ -28,7 +28,7 @@ use super::super::budget::BufferAccount;
 use super::super::buffer::{BUFFER_BYTES, Buffer};
 use super::super::hellos::InFlight;
 use super::super::pipe::Pipe;
-use super::{DELIVERY_DEADLINE, CopyOutcome, OPERATIONS_PER_TURN};
+use super::{CopyOutcome, DELIVERY_DEADLINE, OPERATIONS_PER_TURN};
 
 /// Size in bytes of a read that indicates more to come; a pipe carries the bytes after it.
 const BULK_READ_MIN: usize = BUFFER_BYTES / 2;
@@ -79,7 +79,10 @@ pub async fn run(
     let (mut peer, to_peer) = downstream.split();
     let (mut endpoint, to_endpoint) = upstream.split();
     let (to_peer, to_endpoint) = (to_peer.as_ref(), to_endpoint.as_ref());
-    let InitialState { client_hello: hello, in_flight } = *opening;
+    let InitialState {
+        client_hello: hello,
+        in_flight,
+    } = *opening;
     let mut upload = Direction::new(limits, hello.into());
     // Boxed: it is freed once the endpoint has answered.
     let mut silence = Some(Box::pin(first_byte_timeout(in_flight)));
@@ -104,7 +107,9 @@ pub async fn run(
             record.detail("the endpoint sent no byte within 10 s of the dial".to_owned());
             return Poll::Ready(Err(Reason::EndpointSilent));
         }
-        let up = upload.poll(cx, &mut peer, to_endpoint, |bytes| record.add_received(bytes));
+        let up = upload.poll(cx, &mut peer, to_endpoint, |bytes| {
+            record.add_received(bytes)
+        });
         let up = up.map_err(BrokenSide::upload_reason)?;
         if down.is_ready() && up.is_ready() {
             return Poll::Ready(Ok(()));
@@ -357,7 +362,10 @@ mod tests {
 
     fn opening(hello: Vec<u8>) -> Box<InitialState> {
         let in_flight = None;
-        Box::new(InitialState { client_hello: hello, in_flight })
+        Box::new(InitialState {
+            client_hello: hello,
+            in_flight,
+        })
     }
 
     #[tokio::test]
@@ -365,7 +373,10 @@ mod tests {
         let (mut client, mut downstream) = pair().await;
         let (mut upstream, mut server) = pair().await;
         let metrics = Arc::new(Metrics::new());
-        let budget = Arc::new(BufferBudget::new(1 << 30, metrics.set_buffer_limit(1 << 30)));
+        let budget = Arc::new(BufferBudget::new(
+            1 << 30,
+            metrics.set_buffer_limit(1 << 30),
+        ));
         let (account, admission) = (budget.account(), Admission::new(1000));
         let peer = Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None);
         let mut record = Record::for_client_hello(&metrics, &peer.source, None);
@@ -408,7 +419,10 @@ mod tests {
         let (mut client, mut downstream) = pair().await;
         let (mut upstream, server) = pair().await;
         let metrics = Arc::new(Metrics::new());
-        let budget = Arc::new(BufferBudget::new(1 << 30, metrics.set_buffer_limit(1 << 30)));
+        let budget = Arc::new(BufferBudget::new(
+            1 << 30,
+            metrics.set_buffer_limit(1 << 30),
+        ));
         let (account, admission) = (budget.account(), Admission::new(1000));
         let peer = Peer::unauthenticated(([127, 0, 0, 1], 1).into(), Arc::default(), None);
         let mut record = Record::for_client_hello(&metrics, &peer.source, None);

@@ -155,7 +155,11 @@ fn audience(peer: &Peer) -> String {
 
 /// Returns the smallest change that makes one of `entries`, which admit other peers, admit this
 /// peer.
-pub(super) fn admission(places: &ConfigPositions, entries: &[&Exposure], peer: &Peer) -> Option<String> {
+pub(super) fn admission(
+    places: &ConfigPositions,
+    entries: &[&Exposure],
+    peer: &Peer,
+) -> Option<String> {
     let nearly = entries.iter().find_map(|entry| {
         let mut to = entry.audiences.iter().enumerate();
         let (at, what) = to.find_map(|(at, to)| Some((at, missing_item(to, peer)?)))?;
@@ -187,7 +191,12 @@ fn missing_item(to: &Audience, peer: &Peer) -> Option<String> {
 }
 
 /// Returns the remedy for a hostname that no service has.
-pub(super) fn name(snapshot: &Snapshot, places: &ConfigPositions, asked: &Authority, name: &str) -> String {
+pub(super) fn name(
+    snapshot: &Snapshot,
+    places: &ConfigPositions,
+    asked: &Authority,
+    name: &str,
+) -> String {
     let Some((service, port)) = nearest(snapshot, name) else {
         return "add a service to the mesh, which has none".to_owned();
     };
@@ -240,7 +249,12 @@ pub(super) fn target(snapshot: &Snapshot, places: &ConfigPositions, alias: &Alia
 }
 
 /// Returns the remedy for an alias that is not for this peer's cluster and port.
-pub(super) fn consumer(places: &ConfigPositions, alias: &Alias, cluster: Option<&str>, port: u16) -> String {
+pub(super) fn consumer(
+    places: &ConfigPositions,
+    alias: &Alias,
+    cluster: Option<&str>,
+    port: u16,
+) -> String {
     if let Some(own) = alias.requested_port().filter(|own| *own != port) {
         return format!("ask for {}:{own}", alias.host());
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::reason::Reason;
 use crate::snapshot::mesh::{Locality, Workload};
 use crate::snapshot::{
-    Endpoint, EndpointSet, Enforcement, Means, PolicyVerdict, Protocol, Service, ExclusionReason, pick_probabilities,
-    exclusion_reason,
+    Endpoint, EndpointSet, Enforcement, ExclusionReason, Means, PolicyVerdict, Protocol, Service,
+    exclusion_reason, pick_probabilities,
 };
 
 use super::super::forward::POLICY_REFUSALS_MAX;
@@ -192,11 +192,11 @@ fn candidates<'a>(
         std::iter::repeat_n(first + place, count)
     });
     let odds = pick_probabilities(&drawn.set, world.now);
-    let endpoints = drawn.set.endpoints.iter().zip(pick_probabilities).zip(places);
+    let endpoints = drawn.set.endpoints.iter().zip(odds).zip(places);
     let candidates = endpoints.map(|((endpoint, odds), group)| Candidate {
         endpoint,
         group,
-        probability: pick_probabilities * drawn.share,
+        probability: odds * drawn.share,
         is_ejected: endpoint.state.is_ejected(world.now),
         verdict: authorize::evaluate(world.snapshot, peer, endpoint, drawn.waypoint.is_some()),
         denied: world.deny.denies(endpoint.address),
@@ -237,7 +237,7 @@ impl CandidateCounts {
 }
 
 /// Returns the possible ends of a tunnel before it opens. `forward` tries endpoints that are not
-/// ejected first, and gives up after [`REFUSALS_MAX`] refusals.
+/// ejected first, and gives up after [`POLICY_REFUSALS_MAX`] refusals.
 fn possible_outcomes(
     world: &World<'_>,
     candidates: &[Candidate<'_>],
@@ -340,7 +340,8 @@ fn list_unused(
     let services: Vec<_> = match route.means() {
         Means::Alias(alias) => {
             let behind = snapshot.behind(alias, route.asked().port);
-            let behind = behind.filter_map(|(host, port)| Some((snapshot.service_or_derived(host)?, port)));
+            let behind =
+                behind.filter_map(|(host, port)| Some((snapshot.service_or_derived(host)?, port)));
             behind.collect()
         }
         _ => vec![(route.service(), route.port())],

@@ -34,8 +34,8 @@ use super::route::{self, Route};
 use super::tunnel::{Origin, Target};
 
 pub use answer::{
-    Answer, EndpointRow, EntryRow, Form, GroupRow, LookupRow, ListenerRow, Outcome, PeerRow, RouteRow,
-    RuleRow, UnusedRow,
+    Answer, EndpointRow, EntryRow, Form, GroupRow, ListenerRow, LookupRow, Outcome, PeerRow,
+    RouteRow, RuleRow, UnusedRow,
 };
 pub use change::ConfigPositions;
 
@@ -205,7 +205,10 @@ pub fn run(world: &World<'_>, question: &Question) -> Result<Answer, String> {
 }
 
 /// Returns the listener that the question applies to.
-fn select_listener<'a>(world: &World<'a>, question: &Question) -> Result<&'a (String, ListenerRules), String> {
+fn select_listener<'a>(
+    world: &World<'a>,
+    question: &Question,
+) -> Result<&'a (String, ListenerRules), String> {
     let all = world.listeners.iter();
     let names = |listeners: Vec<&(String, ListenerRules)>| {
         let names: Vec<_> = listeners.iter().map(|(name, _)| name.as_str()).collect();
@@ -259,7 +262,10 @@ impl Explainer<'_> {
         }
         let peer = Peer::unauthenticated(question.address(), Arc::default(), None);
         answer.peer = why::peer(&peer);
-        let offers_istio = question.alpn.iter().any(|one| is_istio_alpn(one.as_bytes()));
+        let offers_istio = question
+            .alpn
+            .iter()
+            .any(|one| is_istio_alpn(one.as_bytes()));
         let hello = ClientHello::without_bytes(question.sni.as_deref(), offers_istio);
         let form = Form::Alert;
         if !self.world.has_room {
@@ -370,7 +376,10 @@ impl Explainer<'_> {
         let (origin, port) = (outer.route().origin(), outer.route().asked().port);
         let target = sni::normalise(name).and_then(|name| sni::target(&name, port));
         let Some(authority) = target else {
-            let (hello, reason) = (ClientHello::without_bytes(Some(name), false), Reason::UnknownSni);
+            let (hello, reason) = (
+                ClientHello::without_bytes(Some(name), false),
+                Reason::UnknownSni,
+            );
             let leg = why::unrouted(self.world.snapshot, &hello, from, (reason, None));
             answer.legs.push(leg);
             answer.outcome = Outcome::refused(reason, Form::Reset);
@@ -401,7 +410,9 @@ impl Explainer<'_> {
         };
         let right = permit.into_grant(endpoint);
         let name = sni::normalise(name);
-        if !name.is_some_and(|name| policy::is_name_of_service(self.world.snapshot, peer, &right, &name)) {
+        if !name.is_some_and(|name| {
+            policy::is_name_of_service(self.world.snapshot, peer, &right, &name)
+        }) {
             let or = std::mem::take(&mut answer.outcome.or);
             answer.outcome = Outcome {
                 or,

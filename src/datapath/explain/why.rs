@@ -2,7 +2,7 @@
 //! Remedies are in [`change`].
 
 use crate::reason::{HandshakeRefusal, Reason};
-use crate::snapshot::{Alias, Enforcement, Exposure, Means, Service, Snapshot, ExposureVerdict};
+use crate::snapshot::{Alias, Enforcement, Exposure, ExposureVerdict, Means, Service, Snapshot};
 use crate::tls::Identity;
 use crate::wire::{Authority, Host};
 
@@ -203,7 +203,9 @@ fn waypoint(snapshot: &Snapshot, peer: &Peer, route: &Route) -> Option<String> {
         ));
     }
     let why = match route.origin() {
-        _ if route.is_passthrough() => "nobody on a TLS listener is believed to come from it".to_owned(),
+        _ if route.is_passthrough() => {
+            "nobody on a TLS listener is believed to come from it".to_owned()
+        }
         Origin::Workload => format!("the peer says {origin}"),
         Origin::Gateway if definition.ingress_use_waypoint => {
             format!("the peer says {origin}, and the service sends gateways to its waypoint too")
@@ -278,13 +280,18 @@ fn unknown_name(
         }
     } else if let Some(alias) = alias {
         (
-            format!("it is {}: nothing with this port is there", describe_alias(alias)),
+            format!(
+                "it is {}: nothing with this port is there",
+                describe_alias(alias)
+            ),
             change::target(snapshot, places, alias),
         )
     } else if let Some(service) = snapshot.service_by_unassigned_name(name) {
         without_port(service, asked.port)
     } else if let Some(other) = others.first() {
-        let port = other.requested_port().map(|port| format!(" at port {port}"));
+        let port = other
+            .requested_port()
+            .map(|port| format!(" at port {port}"));
         let port = port.unwrap_or_default();
         (
             format!(
@@ -403,7 +410,8 @@ impl<'a> PolicyInput<'a> {
             ..RuleRow::default()
         };
         let said = self.subjects.iter().map(|subject| {
-            let admits = |entry: &&&Exposure| entry.audiences.iter().any(|to| to.admits(caller, trust));
+            let admits =
+                |entry: &&&Exposure| entry.audiences.iter().any(|to| to.admits(caller, trust));
             let what = match subject.entries.iter().find(admits) {
                 Some(entry) => {
                     rule.entries.push(self.row(entry));
@@ -500,7 +508,10 @@ fn entries<'a>(
     if *means == Means::Exposed {
         return snapshot.exposure.entries_with_alias(asked).collect();
     }
-    let entries = snapshot.exposure.entries(&snapshot.exposure_host(host)).iter();
+    let entries = snapshot
+        .exposure
+        .entries(&snapshot.exposure_host(host))
+        .iter();
     let of_port = entries.filter(|entry| entry.applies_to(port));
     let opens = |entry: &&Exposure| entry.exposes_workloads || !matches!(means, Means::Workload(_));
     of_port.filter(opens).collect()

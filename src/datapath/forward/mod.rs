@@ -23,7 +23,7 @@ use super::copy::CopyOutcome;
 use super::dial::{self, TOTAL_DIAL_TIMEOUT, Upstream};
 use super::identity::Peer;
 use super::tunnel::{PendingConnect, Target, Tunnel};
-use super::window::{StreamSlot, STREAMS_MAX, StreamWindow};
+use super::window::{STREAMS_MAX, StreamSlot, StreamWindow};
 use super::{DataPath, authorize, balance, copy, linger, policy, route};
 
 /// Age of a tunnel below which a reset by the endpoint counts as a failure, if neither side has
@@ -67,7 +67,10 @@ pub struct ConnectRequest {
 /// Idle tunnels account for most of a gateway's memory. Therefore only `Open` and the state of
 /// the copy live as long as the tunnel; the state before and after is boxed and freed in
 /// between.
-pub fn run(asked: Box<ConnectRequest>, target: Result<Target, Reason>) -> impl Future<Output = ()> + Send {
+pub fn run(
+    asked: Box<ConnectRequest>,
+    target: Result<Target, Reason>,
+) -> impl Future<Output = ()> + Send {
     let opening = Box::pin(open(asked, target));
     async move {
         let Some(mut open) = opening.await else {
@@ -109,11 +112,18 @@ async fn open(asked: Box<ConnectRequest>, target: Result<Target, Reason>) -> Opt
             RouteBy::Authority => dial(&gateway, &peer, requested, permit, &mut record).await,
             // Boxed: reading a ClientHello takes far more memory than dialling.
             RouteBy::Sni => {
-                let routed = sni::route_by_server_name(&gateway, &peer, requested, permit, &mut record);
+                let routed =
+                    sni::route_by_server_name(&gateway, &peer, requested, permit, &mut record);
                 Box::pin(routed).await
             }
             RouteBy::Strict => {
-                let checked = sni::dial_and_check_server_name(&gateway, &peer, requested, permit, &mut record);
+                let checked = sni::dial_and_check_server_name(
+                    &gateway,
+                    &peer,
+                    requested,
+                    permit,
+                    &mut record,
+                );
                 Box::pin(checked).await
             }
         },
@@ -282,7 +292,11 @@ impl Open {
     async fn copy(&mut self) -> CopyOutcome {
         let account = Arc::clone(self.tunnel.account());
         account.open_gate();
-        let Upstream { stream, grant: right, .. } = &mut self.upstream;
+        let Upstream {
+            stream,
+            grant: right,
+            ..
+        } = &mut self.upstream;
         let (tunnel, record) = (&mut self.tunnel, &mut self.record);
         let mut ended = pin!(wait_for_stop(
             &self.gateway,

@@ -22,7 +22,9 @@ use super::super::hellos::{self, InFlight};
 use super::super::identity::Peer;
 use super::super::tunnel::Target;
 use super::super::{DataPath, hello, linger, policy, route};
-use super::{broken, close, establish, describe, judge_endpoint, destination_service, wait_for_stop};
+use super::{
+    broken, close, describe, destination_service, establish, judge_endpoint, wait_for_stop,
+};
 
 /// Deadline for writing an alert.
 const ALERT_DEADLINE: Duration = Duration::from_secs(1);
@@ -61,7 +63,7 @@ pub async fn run(arrived: Box<PassthroughConnection>) {
 
 /// Resolves, evaluates policy and dials, or rejects.
 async fn open(mut arrived: Box<PassthroughConnection>) -> Option<Box<Open>> {
-    let reached = establish(&mut arrived).await;
+    let reached = resolve_and_dial(&mut arrived).await;
     let PassthroughConnection {
         gateway,
         peer,
@@ -89,7 +91,10 @@ async fn open(mut arrived: Box<PassthroughConnection>) -> Option<Box<Open>> {
         peer,
         generation,
         stream,
-        opening: Some(Box::new(InitialState { client_hello: hello, in_flight })),
+        opening: Some(Box::new(InitialState {
+            client_hello: hello,
+            in_flight,
+        })),
         upstream,
         record,
         account,
@@ -98,7 +103,9 @@ async fn open(mut arrived: Box<PassthroughConnection>) -> Option<Box<Open>> {
 }
 
 /// Resolves, evaluates policy and dials, unless the ClientHello is in a forwarding loop.
-async fn establish(arrived: &mut PassthroughConnection) -> Result<(Upstream, Option<InFlight>), Reason> {
+async fn resolve_and_dial(
+    arrived: &mut PassthroughConnection,
+) -> Result<(Upstream, Option<InFlight>), Reason> {
     let PassthroughConnection {
         gateway,
         peer,
@@ -161,7 +168,11 @@ impl Open {
     async fn copy(&mut self) -> CopyOutcome {
         let account = Arc::clone(&self.account);
         account.open_gate();
-        let Upstream { stream, grant: right, .. } = &mut self.upstream;
+        let Upstream {
+            stream,
+            grant: right,
+            ..
+        } = &mut self.upstream;
         let mut ended = pin!(wait_for_stop(
             &self.gateway,
             &mut self.generation,

@@ -13,11 +13,11 @@ use crate::wire::sni;
 
 use super::super::DataPath;
 use super::super::dial::Upstream;
-use super::super::hello::{CLIENT_HELLO_BYTES_MAX, HELLO_DEADLINE, ClientHelloReader};
+use super::super::hello::{CLIENT_HELLO_BYTES_MAX, ClientHelloReader, HELLO_DEADLINE};
 use super::super::identity::Peer;
 use super::super::policy::{self, Permit};
 use super::super::tunnel::{PendingConnect, Target, Tunnel};
-use super::{establish, dial, resolve_and_evaluate};
+use super::{dial, establish, resolve_and_evaluate};
 
 /// Memory of a reader besides the replayed bytes, for a ClientHello of up to
 /// `SMALL_HELLO_BYTES`: rustls' state and its own copy. Those of Istio and of browsers are not
@@ -55,7 +55,8 @@ async fn establish_by_server_name(
     drop(outer);
     let target = name.and_then(|name| sni::target(&name, port));
     let target = target.map(|authority| Target { authority, origin });
-    let (permit, _) = resolve_and_evaluate(gateway, peer, target.ok_or(Reason::UnknownSni), record)?;
+    let (permit, _) =
+        resolve_and_evaluate(gateway, peer, target.ok_or(Reason::UnknownSni), record)?;
     tokio::select! {
         upstream = establish(gateway, peer, permit, record) => upstream,
         reason = tunnel.cancelled() => Err(reason),
@@ -79,7 +80,9 @@ pub(super) async fn dial_and_check_server_name(
         Err(reason) => return Err(tunnel.refuse(reason)),
     };
     let snapshot = gateway.reader.load();
-    match name.is_some_and(|name| policy::is_name_of_service(&snapshot, peer, &upstream.grant, &name)) {
+    match name
+        .is_some_and(|name| policy::is_name_of_service(&snapshot, peer, &upstream.grant, &name))
+    {
         true => Ok((tunnel, upstream)),
         false => Err(tunnel.refuse(Reason::SniMismatch)),
     }
@@ -96,7 +99,12 @@ async fn server_name(
         read = timeout(HELLO_DEADLINE, read(tunnel)) => read,
         () = peer.listener.drain.closing() => return Err(Reason::DrainDeadline),
     };
-    let late = || (Reason::NoClientHello, "no ClientHello within 5 s".to_owned());
+    let late = || {
+        (
+            Reason::NoClientHello,
+            "no ClientHello within 5 s".to_owned(),
+        )
+    };
     match read.unwrap_or_else(|_| Err(late())) {
         Ok(name) => {
             record.set_inner_sni(name.as_deref());

@@ -1,7 +1,7 @@
 //! ClientHello of a connection that is passed through: its server name and ALPN, and all its
 //! bytes for the replay.
 //!
-//! rustls parses it, as for a server that has to choose its certificate. Only [`read`] does I/O,
+//! rustls parses it, as for a server that has to choose its certificate. Only [`read_client_hello`] does I/O,
 //! so that tests can cover every segmentation of a ClientHello.
 
 use std::future::poll_fn;
@@ -99,7 +99,7 @@ impl ClientHelloReader {
         CLIENT_HELLO_BYTES_MAX - self.bytes.len()
     }
 
-    /// Appends the next bytes of the peer, at most [`HelloReader::room`]. Returns the
+    /// Appends the next bytes of the peer, at most [`ClientHelloReader::remaining`]. Returns the
     /// ClientHello once it is complete; must not be called again after that.
     ///
     /// # Errors
@@ -165,8 +165,8 @@ pub async fn read_client_hello(stream: &mut TcpStream) -> Result<ClientHello, Cl
             }
         }
     });
-    match timeout(HELLO_DEADLINE, read_client_hello).await {
-        Ok(read) => read_client_hello,
+    match timeout(HELLO_DEADLINE, read).await {
+        Ok(read) => read,
         Err(_) => {
             let what = "no ClientHello within 5 s";
             Err(ClientHelloError::new(HandshakeRefusal::Timeout, &what))

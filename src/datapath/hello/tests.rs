@@ -153,7 +153,10 @@ fn records(message: &[u8], mut size: impl FnMut() -> usize) -> Vec<u8> {
 
 /// Parses bytes in segments with sizes from `size`; returns none if they are incomplete. Checks
 /// that the replayed bytes equal the received ones.
-fn arrive(bytes: &[u8], mut size: impl FnMut() -> usize) -> Option<Result<ClientHello, ClientHelloError>> {
+fn arrive(
+    bytes: &[u8],
+    mut size: impl FnMut() -> usize,
+) -> Option<Result<ClientHello, ClientHelloError>> {
     let mut reader = ClientHelloReader::default();
     let mut at = 0;
     while at < bytes.len() {
@@ -173,17 +176,27 @@ fn arrive(bytes: &[u8], mut size: impl FnMut() -> usize) -> Option<Result<Client
 }
 
 /// Removes the bytes from a result, as the number of later bytes depends on the segmentation.
-fn without_bytes(read: &Option<Result<ClientHello, ClientHelloError>>) -> Option<Result<(Option<&str>, bool), ()>> {
-    let read = read_client_hello.as_ref()?;
-    let read = read_client_hello.as_ref().map_err(|_| ());
-    Some(read_client_hello.map(|hello| (hello.sni.as_deref(), hello.offers_istio)))
+fn without_bytes(
+    read: &Option<Result<ClientHello, ClientHelloError>>,
+) -> Option<Result<(Option<&str>, bool), ()>> {
+    let read = read.as_ref()?;
+    let read = read.as_ref().map_err(|_| ());
+    Some(read.map(|hello| (hello.sni.as_deref(), hello.offers_istio)))
 }
 
 /// Parses the same bytes in different segmentations, and checks that the results are equal.
-fn in_every_segmentation(bytes: &[u8], rng: &mut fastrand::Rng) -> Option<Result<ClientHello, ClientHelloError>> {
+fn in_every_segmentation(
+    bytes: &[u8],
+    rng: &mut fastrand::Rng,
+) -> Option<Result<ClientHello, ClientHelloError>> {
     let whole = arrive(bytes, || usize::MAX);
     let some = arrive(bytes, || rng.usize(1..200));
-    assert_eq!(without_bytes(&some), without_bytes(&whole), "{}", bytes.escape_ascii());
+    assert_eq!(
+        without_bytes(&some),
+        without_bytes(&whole),
+        "{}",
+        bytes.escape_ascii()
+    );
     if rng.u8(..4) == 0 {
         let single = arrive(bytes, || 1);
         assert_eq!(

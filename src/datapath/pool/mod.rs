@@ -33,9 +33,9 @@ const SOURCE_FACTOR: usize = 1;
 /// Divisor of the pool for the reserve of each listener, which other listeners cannot take:
 /// 1/16. It is less with more than eight listeners, as half of the pool stays common.
 const LISTENER_RESERVE_DIVISOR: usize = 16;
-/// Divisor of the pool for the reserve of holders below [`FLOOR`].
+/// Divisor of the pool for the reserve of holders below [`SHARE_MIN`].
 const FLOOR_RESERVE_DIVISOR: usize = 16;
-/// Divisor of the pool for the reserve of clusters and sources below [`FLOOR`]. Identities below
+/// Divisor of the pool for the reserve of clusters and sources below [`SHARE_MIN`]. Identities below
 /// it may take the rest of the previous reserve, while their cluster holds less than three
 /// quarters of the pool.
 const GROUP_RESERVE_DIVISOR: usize = 32;
@@ -157,7 +157,7 @@ impl DescriptorPool {
     }
 
     /// Registers a listener, whose part of the pool is reserved until
-    /// [`ListenerShare::release`].
+    /// [`ListenerReserve::release`].
     pub fn register_listener(self: &Arc<Self>) -> Arc<ListenerReserve> {
         let held = Arc::new(AtomicUsize::new(0));
         self.listeners.rcu(|all| {
@@ -377,7 +377,8 @@ impl Holder {
         let fits = free > reserve && in_group < threshold && fits_in_group;
         // Admits an identity with few descriptors even if others of its cluster hold all of the
         // share.
-        let is_identity_below_floor = is_below_floor && in_group < max / 4 * 3 && free > max / GROUP_RESERVE_DIVISOR;
+        let is_identity_below_floor =
+            is_below_floor && in_group < max / 4 * 3 && free > max / GROUP_RESERVE_DIVISOR;
         match fits || in_group < SHARE_MIN || is_identity_below_floor {
             true => Ok(()),
             false => Err(LimitReached::Share),

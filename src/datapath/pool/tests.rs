@@ -61,7 +61,9 @@ fn the_clients_of_one_listener_leave_the_part_of_another() {
     let floods = (0..u32::MAX).map(|at| tls.source(IpAddr::V4(at.into())));
     let mut held = Vec::new();
     for source in floods {
-        let taken: Vec<_> = (0..SHARE_MIN).map_while(|_| source.connection().ok()).collect();
+        let taken: Vec<_> = (0..SHARE_MIN)
+            .map_while(|_| source.connection().ok())
+            .collect();
         if taken.is_empty() {
             break;
         }
@@ -112,8 +114,13 @@ fn a_connection_is_handed_over_from_its_address_to_its_identity() {
         .source(ip("2001:db8::1"))
         .connection()
         .expect("room");
-    assert_eq!(pool.usage(9).holders, [(Party::Source(ip("2001:db8::")), 1)]);
-    let holder = connection.holder().for_identity(&"west".into(), &"a".into());
+    assert_eq!(
+        pool.usage(9).holders,
+        [(Party::Source(ip("2001:db8::")), 1)]
+    );
+    let holder = connection
+        .holder()
+        .for_identity(&"west".into(), &"a".into());
     connection.move_to(&holder).expect("room");
     let both = [
         (Party::Cluster("west".into()), 1),

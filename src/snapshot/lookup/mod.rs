@@ -9,7 +9,7 @@ use crate::wire::{Authority, Host};
 
 use super::mesh::{self, Workload};
 use super::names::Alias;
-use super::{Caller, EndpointSet, Service, Snapshot, ExposureVerdict};
+use super::{Caller, EndpointSet, ExposureVerdict, Service, Snapshot};
 
 #[cfg(test)]
 mod behind;
@@ -84,12 +84,21 @@ impl Snapshot {
             };
             return Some((service, port, Means::Alias(Arc::clone(alias))));
         }
-        Some((self.service_by_unassigned_name(name)?, asked.port, Means::Service))
+        Some((
+            self.service_by_unassigned_name(name)?,
+            asked.port,
+            Means::Service,
+        ))
     }
 
     /// Looks up the workload at an address. If it serves this port for several services, returns
     /// the first that the caller may reach by address, or else the first.
-    fn find_workload(&self, caller: Caller<'_>, ip: IpAddr, target: u16) -> Option<LookupResult<'_>> {
+    fn find_workload(
+        &self,
+        caller: Caller<'_>,
+        ip: IpAddr,
+        target: u16,
+    ) -> Option<LookupResult<'_>> {
         let mut found = self.ports_at_address(ip, target);
         let first = found.next()?;
         let is_allowed = |found: &LookupResult<'_>| {
@@ -120,7 +129,8 @@ impl Snapshot {
     /// Returns whether the configuration gives this name to a service, by an alias or in
     /// `exposure`.
     pub(super) fn is_configured_name(&self, name: &str) -> bool {
-        !self.names.aliases_of(name).is_empty() || self.exposure.hosts_with_alias(name).next().is_some()
+        !self.names.aliases_of(name).is_empty()
+            || self.exposure.hosts_with_alias(name).next().is_some()
     }
 
     /// Returns the service of a hostname or of a name of its family.
@@ -131,7 +141,9 @@ impl Snapshot {
 
     /// Returns the service of a hostname, or the derived service of a label.
     pub fn service_or_derived(&self, host: &str) -> Option<&Arc<Service>> {
-        self.services.get(host).or_else(|| self.derived_services.get(host))
+        self.services
+            .get(host)
+            .or_else(|| self.derived_services.get(host))
     }
 
     /// Returns the first service of a family in order of the suffixes.
@@ -229,7 +241,7 @@ impl Snapshot {
     }
 
     /// Evaluates an open tunnel by the target of an alias that serves its endpoint, if that target
-    /// no longer exists. [`Self::judge`] evaluates only targets that exist.
+    /// no longer exists. [`Self::evaluate_exposure`] evaluates only targets that exist.
     pub fn evaluate_removed_target(
         &self,
         caller: Caller<'_>,
@@ -316,11 +328,12 @@ impl Snapshot {
                     let mut targets = alias.targets().iter();
                     targets.any(|(target, _)| self.names.is_same_family(target, host))
                 }
-                (None, None) => self.names.is_same_family(name, host) && self.may_use_name(name, service),
+                (None, None) => {
+                    self.names.is_same_family(name, host) && self.may_use_name(name, service)
+                }
             },
-            Means::Exposed => {
-                exposed().is_some_and(|(now, at)| at == port && self.names.is_same_family(now, host))
-            }
+            Means::Exposed => exposed()
+                .is_some_and(|(now, at)| at == port && self.names.is_same_family(now, host)),
             Means::Alias(alias) => {
                 let now = self.names.alias(asked, self.cluster(caller));
                 exposed().is_none() && now.is_some_and(|now| now.keeps_targets_of(alias))
@@ -377,7 +390,8 @@ impl Snapshot {
     /// from one service to another.
     pub(super) fn moves_family_rules(&self, host: &str) -> bool {
         let names: Vec<_> = self.family_of(host).collect();
-        let has_rules = |name: &String| self.exposure.has_entry(name) || self.exports.contains_host(name);
+        let has_rules =
+            |name: &String| self.exposure.has_entry(name) || self.exports.contains_host(name);
         let is_other = |name: &&String| ***name != *host;
         let mut others = names.iter().filter(is_other);
         names.iter().any(has_rules) && others.any(|name| self.services.contains_key(&**name))

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 
-use super::tests::{build_snapshot, exposed, found, address_suffixes, names, service, trust, workload};
+use super::tests::{
+    address_suffixes, build_snapshot, exposed, found, names, service, trust, workload,
+};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{self, Mesh, Workload};
 use crate::snapshot::{ExposureTable, NameTable, ServiceVisibility, Snapshot};
@@ -160,7 +162,10 @@ fn any_row_of_changes_leads_where_the_same_configuration_and_mesh_lead_from_noth
                 lookup_results(&fresh),
                 "seed {seed}, step {step}"
             );
-            assert_eq!(snapshot.derived_services.len(), fresh.derived_services.len());
+            assert_eq!(
+                snapshot.derived_services.len(),
+                fresh.derived_services.len()
+            );
         }
     }
 }

@@ -121,7 +121,8 @@ pub(super) fn found(snapshot: &Snapshot, text: &str) -> [Option<(String, bool)>;
         let asked = asked(text);
         let found = snapshot.find(caller, &asked)?;
         let host = &*found.service.hostname;
-        let verdict = snapshot.evaluate_exposure(caller, &asked, (host, found.port), &found.matched_by);
+        let verdict =
+            snapshot.evaluate_exposure(caller, &asked, (host, found.port), &found.matched_by);
         let is_allowed = verdict == ExposureVerdict::Allowed;
         Some((format!("{host}:{}", found.port), is_allowed))
     })
@@ -343,7 +344,10 @@ fn an_alias_of_several_services_has_the_endpoints_of_all_and_of_a_region_those_t
         ..Change::default()
     };
     let next = build(&snapshot, change);
-    assert_eq!(address_suffixes(&next, "west.local", "foo.global:80"), Some(vec![3]));
+    assert_eq!(
+        address_suffixes(&next, "west.local", "foo.global:80"),
+        Some(vec![3])
+    );
     assert_eq!(
         address_suffixes(&next, "west.local", "foo-east.global:80"),
         Some(vec![])
@@ -445,7 +449,10 @@ fn a_workload_is_reached_at_its_target_port_where_its_service_says_so() {
     };
     let closed = build(&snapshot, change);
     assert!(closed.find(caller("west.local"), &authority).is_none());
-    assert_eq!(closed.ports_at_address([10, 0, 0, 1].into(), 8080).count(), 0);
+    assert_eq!(
+        closed.ports_at_address([10, 0, 0, 1].into(), 8080).count(),
+        0
+    );
 }
 
 #[test]
@@ -461,8 +468,9 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
         ("a.global", &[echo], None, ""),
         ("b.global", &[echo, other], None, ""),
     ];
-    let with =
-        |aliases: &[AliasSpec<'_>], name| build_snapshot(Mesh::new(services(), []), names(aliases), table(name));
+    let with = |aliases: &[AliasSpec<'_>], name| {
+        build_snapshot(Mesh::new(services(), []), names(aliases), table(name))
+    };
     let old = with(aliases, Some("given.global"));
     let none = || NameTable::new(["svc.cluster.local"], []);
     let moved: &[AliasSpec<'_>] = &[
@@ -503,7 +511,8 @@ fn a_tunnel_loses_its_right_when_its_name_leads_elsewhere() {
         let west = caller("west.local");
         let found = old.find(west, &asked).expect("a service");
         let of = (&*found.service.definition, found.port);
-        let stands = |(_, next): &(&str, Snapshot)| next.still_leads_to(west, &asked, of, &found.matched_by);
+        let stands =
+            |(_, next): &(&str, Snapshot)| next.still_leads_to(west, &asked, of, &found.matched_by);
         let got: Vec<_> = later.iter().map(stands).collect();
         assert_eq!(
             got,

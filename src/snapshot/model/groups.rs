@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 
 use super::super::mesh::{Assignment, Locality, Scope, Service, Workload};
-use super::super::traffic::{Position, Regions, TrafficRule, Spill, Traffic};
+use super::super::traffic::{Position, Regions, Spill, Traffic, TrafficRule};
 use super::super::{Endpoint, EndpointSet};
 use crate::wire::RegionPattern;
 

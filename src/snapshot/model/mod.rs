@@ -14,7 +14,7 @@ use super::mesh::{GatewayAddress, Mesh, Place, Protocol, Service, Template, Wayp
 use super::traffic::Override;
 use super::{EndpointState, Snapshot};
 use crate::wire::RegionPattern;
-use groups::{PLACES, Inputs};
+use groups::{Inputs, PLACES};
 
 const SEEDS: u64 = 128;
 const STEPS: usize = 60;

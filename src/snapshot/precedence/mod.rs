@@ -182,7 +182,13 @@ impl Snapshot {
 
     /// Adds or removes the claim of a hostname to a VIP. If `is_same` is set, the service is the
     /// same as before and the claim keeps its age.
-    pub(super) fn update_vip_claim(&mut self, vip: IpAddr, host: &str, is_claimed: bool, is_same: bool) {
+    pub(super) fn update_vip_claim(
+        &mut self,
+        vip: IpAddr,
+        host: &str,
+        is_claimed: bool,
+        is_same: bool,
+    ) {
         let old = self.vips.get(&vip).map_or(&[][..], |claims| claims);
         let before = old.iter().find(|claim| *claim.host == *host);
         let before = before.filter(|_| is_same).map(|claim| claim.rank.since);

@@ -213,7 +213,9 @@ fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
             ..Change::default()
         };
         snapshot = build(&snapshot, change);
-        let namespace = snapshot.service_by_vip(VIP).map(|of| of.namespace.to_string());
+        let namespace = snapshot
+            .service_by_vip(VIP)
+            .map(|of| of.namespace.to_string());
         assert_eq!(namespace.as_deref(), Some("z"), "direct: {direct}");
     }
     // A single claim is older than one that is added later.
@@ -223,7 +225,10 @@ fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
     };
     let alone = build(&first, rebuilt);
     let joined = next(&alone, &[own, third]);
-    assert_eq!(joined.service_by_vip(VIP).map(|of| &*of.namespace), Some("z"));
+    assert_eq!(
+        joined.service_by_vip(VIP).map(|of| &*of.namespace),
+        Some("z")
+    );
     // Another service with the same hostname is a new claim.
     let change = Change {
         mesh: Some((
@@ -234,7 +239,10 @@ fn claims_to_a_vip_keep_their_age_when_the_first_tls_listener_comes_and_goes() {
         ..Change::default()
     };
     let moved = build(&next(&first, &[own, other]), change);
-    assert_eq!(moved.service_by_vip(VIP).map(|of| &*of.namespace), Some("a"));
+    assert_eq!(
+        moved.service_by_vip(VIP).map(|of| &*of.namespace),
+        Some("a")
+    );
 }
 
 #[test]

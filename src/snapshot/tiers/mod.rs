@@ -98,7 +98,8 @@ impl<'a> Ranking<'a> {
         let own_regions = own.map(|own| &own.regions).filter(|own| !own.is_empty());
         // Weights of regions imply that near endpoints are not preferred.
         let shares = |regions: &Regions| regions.has_weights().then_some(&[][..]);
-        let configured_preferences = own.and_then(|own| own.preferences.or_else(|| shares(&own.regions)));
+        let configured_preferences =
+            own.and_then(|own| own.preferences.or_else(|| shares(&own.regions)));
         let assignment = service.assignments.get(&port).map(|one| &**one);
         let by_priority = assignment.filter(|_| configured_preferences.is_none());
         let of_source = (!service.preferences.is_empty()).then_some(&*service.preferences);
@@ -220,7 +221,9 @@ impl<'a> Ranking<'a> {
         }
         let found = groups.into_iter().map(|(able, group)| {
             let order = group.spot.order;
-            let load = loads.get(&order).map_or(0, |load| u128::from(load * SHARE_RESOLUTION));
+            let load = loads
+                .get(&order)
+                .map_or(0, |load| u128::from(load * SHARE_RESOLUTION));
             let sum = sums.get(&order).copied().unwrap_or(0);
             let parts = (load * able).checked_div(sum).unwrap_or(0);
             let parts = u32::try_from(parts).unwrap_or(u32::MAX);
@@ -387,7 +390,9 @@ impl Found {
 /// %, the loads are scaled up in proportion. The rounding remainder goes to the first tier that can
 /// take anything.
 fn tier_loads(spill: Spill, tiers: impl Iterator<Item = Count>) -> Vec<u64> {
-    let able: Vec<_> = tiers.map(|count| spill.capacity(FULL_LOAD_PERCENT, count)).collect();
+    let able: Vec<_> = tiers
+        .map(|count| spill.capacity(FULL_LOAD_PERCENT, count))
+        .collect();
     let total = able.iter().sum::<u64>().clamp(1, FULL_LOAD_PERCENT);
     let mut left = FULL_LOAD_PERCENT;
     let take = |able: &u64| {

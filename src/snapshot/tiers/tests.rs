@@ -2,7 +2,7 @@
 
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::{Mesh, Protocol, Template};
-use crate::snapshot::traffic::{Override, Position, TrafficRule, Traffic};
+use crate::snapshot::traffic::{Override, Position, Traffic, TrafficRule};
 use crate::snapshot::{Group, Snapshot};
 use crate::wire::RegionPattern;
 
@@ -146,7 +146,11 @@ fn each_preference_matched_before_the_first_one_missed_is_a_tier() {
         (&[Region], &["same region 100% 3/3", "elsewhere 0% 3/3"]),
     ];
     for (preferences, want) in table {
-        let snapshot = built(service(preferences), workloads(&EVERYWHERE), Change::default());
+        let snapshot = built(
+            service(preferences),
+            workloads(&EVERYWHERE),
+            Change::default(),
+        );
         assert_eq!(groups(&snapshot), want, "{preferences:?}");
     }
 }
@@ -159,7 +163,10 @@ fn strict_drops_what_misses_a_preference_and_says_so() {
     };
     let snapshot = built(strict.clone(), workloads(&EVERYWHERE), Change::default());
     assert_eq!(groups(&snapshot), ["same zone 100% 2/2"]);
-    let left_out = [ExclusionReason::MissesPreference(Scope::Region), ExclusionReason::MissesPreference(Scope::Zone)];
+    let left_out = [
+        ExclusionReason::MissesPreference(Scope::Region),
+        ExclusionReason::MissesPreference(Scope::Zone),
+    ];
     assert_eq!(set(&snapshot).left_out(), left_out);
     let snapshot = built(strict, workloads(&EVERYWHERE[3..]), Change::default());
     assert_eq!(set(&snapshot).endpoints.len(), 0);
@@ -265,7 +272,11 @@ fn weights_of_regions_share_out_what_is_ready_there() {
             regions: regions(weights),
             ..TrafficRule::default()
         };
-        let snapshot = built(service(&[]), workloads(&places), traffic(rule, TrafficRule::default()));
+        let snapshot = built(
+            service(&[]),
+            workloads(&places),
+            traffic(rule, TrafficRule::default()),
+        );
         assert_eq!(groups(&snapshot), want, "{weights:?}");
     }
 }

@@ -16,7 +16,7 @@ use prometheus_client::registry::{Metric, Registry};
 use tracing_appender::non_blocking::ErrorCounter;
 
 use super::access::AccessLog;
-use super::labels::{TunnelFacts, Source, TunnelLabels};
+use super::labels::{Source, TunnelFacts, TunnelLabels};
 use super::limiter::{Limiter, WINDOW};
 use super::tcp::{Handles, Tcp};
 use super::xds::XdsMetrics;
@@ -464,7 +464,12 @@ impl Metrics {
     }
 
     /// Counts the end of a tunnel: closed if it was open, failed otherwise.
-    pub(super) fn tunnel_ended(&self, facts: TunnelFacts<'_>, open: Option<&OpenTunnel>, reason: Reason) {
+    pub(super) fn tunnel_ended(
+        &self,
+        facts: TunnelFacts<'_>,
+        open: Option<&OpenTunnel>,
+        reason: Reason,
+    ) {
         let handles = open.map(|open| &*open.handles);
         self.tcp.ended(facts, handles, reason.response_flags());
         let labels = TunnelLabels {

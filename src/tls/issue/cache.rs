@@ -30,7 +30,7 @@ const FORMAT: u32 = 1;
 const FILE_BYTES_MAX: u64 = 2 << 20;
 /// Permission bits of group and others.
 const GROUP_AND_OTHERS: u32 = 0o077;
-/// Name of the system's roots in [`Saved::authority`].
+/// Name of the system's roots in [`CacheFile::authority`].
 const SYSTEM: &str = "SYSTEM";
 /// The same without TLS, where nothing verifies the authority.
 const PLAINTEXT: &str = "PLAINTEXT";
@@ -121,7 +121,9 @@ impl Cache {
     /// # Errors
     /// The directory or the file is not private, or the file is unreadable or not valid.
     pub fn load(&self, now: SystemTime) -> Result<Option<IdentityMaterial>, CacheError> {
-        let Some(metadata) = not_found_as_none(fs::symlink_metadata(&self.directory), &self.directory)? else {
+        let Some(metadata) =
+            not_found_as_none(fs::symlink_metadata(&self.directory), &self.directory)?
+        else {
             return Ok(None);
         };
         self.check_folder(&metadata)?;

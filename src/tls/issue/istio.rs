@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::cache::{Cache, CacheError};
 use super::rotation::run_renewal;
-use super::{DEADLINE, IssueError, CertificateEvent, material_from_answer};
+use super::{CertificateEvent, DEADLINE, IssueError, material_from_answer};
 use crate::config::ControlPlane;
 use crate::grpc::auth::IstioCertificateRequest;
 use crate::grpc::auth::istio_certificate_service_client::IstioCertificateServiceClient;
@@ -73,7 +73,7 @@ impl IstioAuthority {
     }
 
     /// Removes the certificate on disk with its key if it has expired. An expired one remains
-    /// there only after failures, and [`keep`] makes a request when a certificate expires.
+    /// there only after failures, and [`Self::store_on_disk`] makes a request when a certificate expires.
     async fn remove_expired(&self) {
         if let Some(Err(why)) = self.load().await
             && why.is_expiry()

@@ -7,12 +7,12 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep};
 
-use super::{IssueError, CertificateEvent};
+use super::{CertificateEvent, IssueError};
 use crate::tls::IdentityMaterial;
 
 /// Fraction of a certificate's lifetime after which it is replaced.
 const RENEWAL_FRACTION: f64 = 0.5;
-/// Random deviation from [`HALF`], as a fraction of the lifetime; gateways that started together
+/// Random deviation from [`RENEWAL_FRACTION`], as a fraction of the lifetime; gateways that started together
 /// thus renew at different times.
 const JITTER: f64 = 0.01;
 /// Bounds of the first wait after a failure, in seconds. Each further wait is twice as long.
@@ -120,7 +120,10 @@ pub(super) async fn run_renewal<F>(
                 let due = rotation.issued(material.not_before, end, now());
                 (due, CertificateEvent::Issued(material))
             }
-            Err(error) => (rotation.failed(now()), CertificateEvent::Failed(error.to_string())),
+            Err(error) => (
+                rotation.failed(now()),
+                CertificateEvent::Failed(error.to_string()),
+            ),
         };
         let has_failed = matches!(event, CertificateEvent::Failed(_));
         if news.send(event).await.is_err() {
@@ -238,16 +241,23 @@ mod tests {
         };
         let (news, mut told) = mpsc::channel(1);
         let listen = async {
-            assert!(matches!(told.recv().await, Some(CertificateEvent::Restored(_))));
+            assert!(matches!(
+                told.recv().await,
+                Some(CertificateEvent::Restored(_))
+            ));
             // Long enough for the longest waits.
-            let fails = async { while let Some(CertificateEvent::Failed(_)) = told.recv().await {} };
+            let fails =
+                async { while let Some(CertificateEvent::Failed(_)) = told.recv().await {} };
             assert!(timeout(Duration::from_secs(601), fails).await.is_err());
             let last = asked.borrow().last().copied().expect("a try");
             assert!(began.elapsed() - last <= Duration::from_secs(15));
             is_up.set(true);
             back.notify_one();
             let at_once = timeout(Duration::from_millis(600), told.recv()).await;
-            assert!(matches!(at_once, Ok(Some(CertificateEvent::Issued(_)))), "{at_once:?}");
+            assert!(
+                matches!(at_once, Ok(Some(CertificateEvent::Issued(_)))),
+                "{at_once:?}"
+            );
         };
         tokio::select! {
             () = run_renewal(Some(held), fetch, now, (news, &back)) => panic!("it goes on for ever"),
@@ -276,7 +286,11 @@ mod tests {
     }
 
     /// Returns a certificate with a lifetime of `life` from `start`.
-    fn material((issuer, root): &(Issuer, String), start: SystemTime, life: Duration) -> IdentityMaterial {
+    fn material(
+        (issuer, root): &(Issuer, String),
+        start: SystemTime,
+        life: Duration,
+    ) -> IdentityMaterial {
         let leaf = issuer.leaf_with(|params| {
             params.subject_alt_names = vec![SanType::URI(ID.try_into().unwrap())];
             params.not_before = start.into();

@@ -20,7 +20,7 @@ use tonic::transport::{Endpoint, Uri};
 use tower::service_fn;
 
 use super::rotation::{RenewalSchedule, sleep_until};
-use super::{DEADLINE, IssueError, CertificateEvent, material_from_answer};
+use super::{CertificateEvent, DEADLINE, IssueError, material_from_answer};
 use crate::tls::{Bundles, IdentityMaterial};
 
 /// Idle time before a PING, and the deadline for its acknowledgement; then the connection is
@@ -53,7 +53,9 @@ async fn forward_contexts(
     while let Some(context) = next {
         let material = material(&context?, SystemTime::now())?;
         rotation.renewed(material.identity.not_after);
-        let _ = news.send(CertificateEvent::Issued(Arc::new(material))).await;
+        let _ = news
+            .send(CertificateEvent::Issued(Arc::new(material)))
+            .await;
         next = contexts.next().await;
     }
     Err(IssueError::WorkloadApi("ended its stream".to_owned()))

@@ -24,10 +24,10 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::reason::HandshakeRefusal;
 use crate::wire::SpkiHash;
 
-use super::chains::{ChainCache, ChainFingerprint, VerifiedPath, Verdict};
+use super::chains::{ChainCache, ChainFingerprint, Verdict, VerifiedPath};
 use super::crl::Crls;
 use super::files::{IdentityMaterial, PeerTrust, TlsError};
-use super::identity::{check_usage, not_after, leaf_identity};
+use super::identity::{check_usage, leaf_identity, not_after};
 use super::issuers::Issuer;
 
 /// Refusal inside a rustls error, which returns from the handshake unchanged.
@@ -323,10 +323,18 @@ impl ClientVerifier {
 
     /// Refuses an issuer that may not sign for the trust domain, or that has no cluster where
     /// one is required.
-    fn check_issuer(&self, domain: &DomainRules, name: &str, issuer: &Arc<Issuer>) -> Result<(), Error> {
+    fn check_issuer(
+        &self,
+        domain: &DomainRules,
+        name: &str,
+        issuer: &Arc<Issuer>,
+    ) -> Result<(), Error> {
         let is_in = |list: &HashSet<SpkiHash>| list.contains(&issuer.spki);
         let why = if !domain.issuers.as_deref().is_none_or(is_in) {
-            format!("is not in trust.domains[].issuers of {}", escape_for_display(name))
+            format!(
+                "is not in trust.domains[].issuers of {}",
+                escape_for_display(name)
+            )
         } else if !self.known_issuers.as_ref().is_none_or(is_in) {
             "is not in trust.clusters, and trust.unknown_issuers is `reject`".to_owned()
         } else {
@@ -499,7 +507,10 @@ impl ServerVerifier {
     }
 
     /// Creates a verifier that accepts every identity under the roots.
-    pub(super) fn accepting_any(roots: &Arc<RootCertStore>, provider: &Arc<CryptoProvider>) -> Self {
+    pub(super) fn accepting_any(
+        roots: &Arc<RootCertStore>,
+        provider: &Arc<CryptoProvider>,
+    ) -> Self {
         Self {
             expected: None,
             roots: Arc::clone(roots),
@@ -520,7 +531,10 @@ impl ServerCertVerifier for ServerVerifier {
         let identity = leaf_identity(leaf).map_err(refuse)?;
         let is_expected = |expected: &HashSet<Box<str>>| expected.contains(&*identity.uri);
         if !self.expected.as_ref().is_none_or(is_expected) {
-            let detail = format!("{} is not who was expected", escape_for_display(&identity.uri));
+            let detail = format!(
+                "{} is not who was expected",
+                escape_for_display(&identity.uri)
+            );
             return Err(refusal_error_with(
                 HandshakeRefusal::UntrustedDomain,
                 Some(detail),

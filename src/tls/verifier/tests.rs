@@ -54,7 +54,8 @@ fn verifier_with(root: &str, lists: Option<&str>) -> ClientVerifier {
 fn verifier_of(root: &str, trust: &PeerTrust) -> ClientVerifier {
     let own = dev::Authority::new().expect("a root").intermediate("east");
     let own = own.expect("an intermediate").leaf(OWN).expect("a leaf");
-    let material = IdentityMaterial::from_pem(&own.chain_pem, &own.key_pem, root).expect("material");
+    let material =
+        IdentityMaterial::from_pem(&own.chain_pem, &own.key_pem, root).expect("material");
     ClientVerifier::new(trust, &material, &provider()).expect("a verifier")
 }
 
@@ -86,7 +87,10 @@ fn a_domain_outside_the_set_is_named_for_people() {
     let chain = certificates(&leaf.expect("a leaf").chain_pem);
     let refused = verifier.verify_client_cert(&chain[0], &chain[1..], after(0));
     let refused = refused.expect_err("a refusal");
-    assert_eq!(refusal_for_error(&refused), HandshakeRefusal::UntrustedDomain);
+    assert_eq!(
+        refusal_for_error(&refused),
+        HandshakeRefusal::UntrustedDomain
+    );
     assert_eq!(
         explain_error(&refused),
         "trust domain north.local (spiffe://north.local/ns/shop/sa/checkout) is not in \
@@ -274,9 +278,13 @@ fn istiod_5_the_issuer_is_the_one_on_the_verified_way_and_none_that_is_sent_besi
         vec![other_der.clone(), own_der.clone()],
         vec![own_der.clone(), other_der],
     ] {
-        let path = verifier.verify_chain(leaf, &sent, after(0)).expect("a verdict");
+        let path = verifier
+            .verify_chain(leaf, &sent, after(0))
+            .expect("a verdict");
         assert_eq!(*path.issuer, issuer(&own.pem()));
-        let again = verifier.verify_chain(leaf, &sent, after(0)).expect("a verdict");
+        let again = verifier
+            .verify_chain(leaf, &sent, after(0))
+            .expect("a verdict");
         assert_eq!(again, path, "from memory");
     }
 }
@@ -289,7 +297,9 @@ fn istiod_5_a_leaf_without_intermediate_has_the_root_as_its_issuer() {
     let west = root.intermediate("west").expect("an intermediate");
     let chain = certificates(&west.leaf(WEST).expect("a leaf").chain_pem);
     let verifier = verifier(&west.pem());
-    let path = verifier.verify_chain(&chain[0], &[], after(0)).expect("a verdict");
+    let path = verifier
+        .verify_chain(&chain[0], &[], after(0))
+        .expect("a verdict");
     assert_eq!(*path.issuer, issuer(&west.pem()));
 }
 

@@ -6,8 +6,10 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::mem;
 use std::sync::Arc;
 
-use super::messages::{WILDCARD, Mode, Request, Resource, ResourceStore, Response, Subscription, UNPLACED};
-use super::rejected::{NackBuilder, Rejected, truncate, check_name};
+use super::messages::{
+    Mode, Request, Resource, ResourceStore, Response, Subscription, UNPLACED, WILDCARD,
+};
+use super::rejected::{NackBuilder, Rejected, check_name, truncate};
 use super::usage::{Usage, accounted_bytes};
 
 /// Bytes of an unexpected type URL that a reason repeats.
@@ -103,20 +105,26 @@ impl TypeState {
     /// they would exceed `claims_max` bytes.
     pub(super) fn first_request(&mut self, claims_max: usize) -> Request {
         self.awaits_first_response = true;
-        let claim = |(name, held): (&Arc<str>, &HeldResource)| initial_version_bytes(name, held.version.initial_version());
+        let claim = |(name, held): (&Arc<str>, &HeldResource)| {
+            initial_version_bytes(name, held.version.initial_version())
+        };
         let missing = || {
             self.subscribed_names
                 .iter()
                 .filter(|name| !self.held.contains_key(*name))
         };
         let claims = self.held.iter().map(claim).sum::<usize>();
-        let claims = claims + missing().map(|name| initial_version_bytes(name, "")).sum::<usize>();
+        let claims = claims
+            + missing()
+                .map(|name| initial_version_bytes(name, ""))
+                .sum::<usize>();
         let mut versions = BTreeMap::new();
         let unclaimed = claims > claims_max;
         if !unclaimed {
             let held = self.held.iter();
-            versions
-                .extend(held.map(|(name, of)| (name.to_string(), of.version.initial_version().to_owned())));
+            versions.extend(
+                held.map(|(name, of)| (name.to_string(), of.version.initial_version().to_owned())),
+            );
             versions.extend(missing().map(|name| (name.to_string(), String::new())));
         }
         self.omitted_initial_versions = unclaimed;
@@ -215,7 +223,11 @@ impl TypeState {
             let other = truncate(&resource.body_type, TYPE_BYTES_MAX);
             return Err(format!("its body is of the type {other:?}"));
         }
-        let body = if resources.uses_bodies(type_url) { body } else { &[] };
+        let body = if resources.uses_bodies(type_url) {
+            body
+        } else {
+            &[]
+        };
         let version = self.version(resource, body);
         let old = self.held.get(&*resource.name);
         // istiod sends all of its clusters again with each push. Equal server versions may
@@ -289,7 +301,8 @@ impl TypeState {
 
     /// Records a held resource, replacing the one of the same name.
     fn hold(&mut self, name: &Arc<str>, version: Version, bytes: usize) {
-        self.held.insert(Arc::clone(name), HeldResource { version, bytes });
+        self.held
+            .insert(Arc::clone(name), HeldResource { version, bytes });
     }
 
     /// Removes resources that a complete response does not name. Rejections of named resources
@@ -326,7 +339,10 @@ impl TypeState {
         if !self.on_demand() {
             return (Vec::new(), Vec::new());
         }
-        let gone = self.subscribed_names.iter().filter(|name| !names.contains(&***name));
+        let gone = self
+            .subscribed_names
+            .iter()
+            .filter(|name| !names.contains(&***name));
         let gone: Vec<_> = gone.cloned().collect();
         for name in &gone {
             self.subscribed_names.remove(name);
@@ -339,7 +355,10 @@ impl TypeState {
         let new: Vec<_> = new.cloned().collect();
         let mut gone: BTreeSet<_> = gone.iter().map(|name| name.to_string()).collect();
         if mem::take(&mut self.has_unchecked_restored) || !gone.is_empty() {
-            let unwanted = self.held.keys().filter(|name| !self.subscribed_names.contains(*name));
+            let unwanted = self
+                .held
+                .keys()
+                .filter(|name| !self.subscribed_names.contains(*name));
             let mut unwanted: Vec<_> = unwanted.cloned().collect();
             unwanted.sort_unstable();
             for name in unwanted {
@@ -356,7 +375,10 @@ impl TypeState {
     fn add(&mut self, name: &str, usage: &mut Usage) -> bool {
         let bytes = self.wanted_bytes + initial_version_bytes(name, "");
         let fits = check_name(name).is_ok() && bytes <= usage.limits.wanted;
-        if self.subscribed_names.contains(name) || !fits || usage.put(None, accounted_bytes(name, "")).is_err() {
+        if self.subscribed_names.contains(name)
+            || !fits
+            || usage.put(None, accounted_bytes(name, "")).is_err()
+        {
             return false;
         }
         let name = Arc::<str>::from(name);

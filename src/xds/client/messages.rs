@@ -28,7 +28,7 @@ pub struct Subscription {
 pub enum Mode {
     /// All resources of the type.
     Wildcard,
-    /// Resources that [`Client::want`](super::Client::want) names.
+    /// Resources that [`Client::set_wanted`](super::Client::set_wanted) names.
     OnDemand,
 }
 

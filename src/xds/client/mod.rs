@@ -2,9 +2,9 @@
 //!
 //! The caller owns the stream. It reports [`connected`](Client::connected),
 //! [`received`](Client::received) and [`disconnected`](Client::disconnected), and sends the
-//! requests that these return in their order. Accepted resources go to a [`Resources`]. Held
+//! requests that these return in their order. Accepted resources go to a [`ResourceStore`]. Held
 //! resources outlive the stream. Only removals by the server take them away and, for an
-//! on-demand type, a change of the [wanted](Client::want) names.
+//! on-demand type, a change of the [wanted](Client::set_wanted) names.
 
 mod backoff;
 mod known;
@@ -28,7 +28,9 @@ use self::usage::{Limits, Usage};
 pub use self::backoff::StreamEnd;
 pub(super) use self::usage::ENTRIES_MAX;
 
-pub use self::messages::{Mode, Request, Resource, ResourceStore, Response, Subscription, UNPLACED};
+pub use self::messages::{
+    Mode, Request, Resource, ResourceStore, Response, Subscription, UNPLACED,
+};
 
 /// Limit of names in one change of a subscription. Servers accept messages of 4 MiB, and a name
 /// has at most 2 KiB.
@@ -87,7 +89,7 @@ impl Client {
     /// resource while the others apply.
     ///
     /// Removals are applied before new versions. A resource is rejected if:
-    /// - the [`Resources`] rejects it,
+    /// - the [`ResourceStore`] rejects it,
     /// - the response has contradictory entries for it,
     /// - it has no usable name, no body or a body of another type, or
     /// - it exceeds the limits.
@@ -96,7 +98,11 @@ impl Client {
     /// nonce applies and has no answer. A response while disconnected neither applies nor has
     /// an answer. Unwanted resources of an on-demand type are not held: they were sent before
     /// the server processed the unsubscription.
-    pub fn received(&mut self, response: Response, resources: &mut impl ResourceStore) -> Vec<Request> {
+    pub fn received(
+        &mut self,
+        response: Response,
+        resources: &mut impl ResourceStore,
+    ) -> Vec<Request> {
         if !self.connected {
             return Vec::new();
         }
@@ -138,9 +144,11 @@ impl Client {
         }
         let type_url = known.subscription.type_url;
         let new = new.chunks(NAMES_PER_CHANGE_MAX);
-        let new = new.map(|names| Request::subscription_change(type_url, names.to_vec(), Vec::new()));
+        let new =
+            new.map(|names| Request::subscription_change(type_url, names.to_vec(), Vec::new()));
         let gone = gone.chunks(NAMES_PER_CHANGE_MAX);
-        let gone = gone.map(|names| Request::subscription_change(type_url, Vec::new(), names.to_vec()));
+        let gone =
+            gone.map(|names| Request::subscription_change(type_url, Vec::new(), names.to_vec()));
         new.chain(gone).collect()
     }
 
@@ -158,7 +166,7 @@ impl Client {
     ///
     /// Returns whether the resource is held. One that is not held must not be in the
     /// `Resources` either, except as the placeholder [`UNPLACED`]. The next
-    /// [`want`](Self::want) drops the unwanted resources of an on-demand type.
+    /// [`set_wanted`](Self::set_wanted) drops the unwanted resources of an on-demand type.
     pub fn restore(
         &mut self,
         type_url: &str,
@@ -189,14 +197,17 @@ impl Client {
     /// Returns the [`pending`](Self::pending) types without any response on this stream.
     pub fn without_response(&self) -> impl Iterator<Item = &'static str> {
         let pending = self.pending();
-        pending.filter(|type_url| self.known(type_url).is_some_and(|known| known.awaits_first_response))
+        pending.filter(|type_url| {
+            self.known(type_url)
+                .is_some_and(|known| known.awaits_first_response)
+        })
     }
 
     /// Returns type, name, reason and version of the rejected resources. An entry lasts until a
     /// valid version, a removal, or the first response of the type on another stream.
     ///
     /// At most 1,000 of each type are listed, and the others are only
-    /// [counted](Self::unlisted). The name is empty if it is unusable.
+    /// [counted](Self::unlisted_rejections). The name is empty if it is unusable.
     pub fn rejected(&self) -> impl Iterator<Item = (&'static str, &str, &str, &str)> + Clone {
         self.types.iter().flat_map(|known| {
             let type_url = known.subscription.type_url;

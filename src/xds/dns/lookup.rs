@@ -16,7 +16,7 @@ use super::schedule::{Answers, FamilyAnswer};
 
 /// Deadline of a lookup, all servers and retries together.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Deadline for one server, short enough to try another one within [`DEADLINE`].
+/// Deadline for one server, short enough to try another one within [`LOOKUP_TIMEOUT`].
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Lifetime of a resolver, after which `/etc/resolv.conf` is read again.
 const RESOLVER_LIFETIME: Duration = Duration::from_secs(60);
@@ -92,7 +92,11 @@ impl Lookups {
 }
 
 /// Looks up the addresses of one family. An answer without records is not an error.
-async fn one(resolver: &TokioResolver, name: Name, kind: RecordType) -> Result<FamilyAnswer, String> {
+async fn one(
+    resolver: &TokioResolver,
+    name: Name,
+    kind: RecordType,
+) -> Result<FamilyAnswer, String> {
     resolver.clear_lookup_cache(name.clone(), kind);
     let looked_up = timeout(LOOKUP_TIMEOUT, resolver.lookup(name, kind)).await;
     let lookup = match looked_up {

@@ -118,7 +118,9 @@ impl Schedule {
         let Some(known) = self.names.get(name) else {
             return;
         };
-        let soon = known.begun.map_or(now, |begun| now.max(begun + TTL_RANGE.0));
+        let soon = known
+            .begun
+            .map_or(now, |begun| now.max(begun + TTL_RANGE.0));
         if known.next.is_none_or(|next| soon < next) {
             self.set_due(name, soon);
         }
@@ -136,7 +138,8 @@ impl Schedule {
         let wait = match &outcome.error {
             None => ttl.clamp(TTL_RANGE.0, TTL_RANGE.1),
             Some(_) => {
-                let doubled = BACKOFF_RANGE.0 * 2_u32.saturating_pow(known.failures.saturating_sub(1));
+                let doubled =
+                    BACKOFF_RANGE.0 * 2_u32.saturating_pow(known.failures.saturating_sub(1));
                 doubled.min(BACKOFF_RANGE.1)
             }
         };
@@ -248,7 +251,10 @@ mod tests {
         /// Looks the name up, which must be due. Returns the outcome and the milliseconds until
         /// the next lookup.
         fn look_up(&mut self, answers: Answers) -> (Outcome, u128) {
-            assert_eq!(self.schedule.start_next_lookup(self.now).as_ref(), Some(&self.name));
+            assert_eq!(
+                self.schedule.start_next_lookup(self.now).as_ref(),
+                Some(&self.name)
+            );
             let outcome = self.schedule.answered(&self.name, answers, self.now);
             let next = self.schedule.next().expect("a time");
             (
@@ -290,7 +296,10 @@ mod tests {
         let mut one = One::new();
         let both = [found(&[ip(2), ip(1), ip(2)], 1), found(&[v6(1)], 1)];
         let (outcome, _) = one.look_up(both);
-        assert_eq!(outcome.new_addresses.as_deref(), Some(&[ip(1), ip(2), v6(1)][..]));
+        assert_eq!(
+            outcome.new_addresses.as_deref(),
+            Some(&[ip(1), ip(2), v6(1)][..])
+        );
         one.wait(1_000);
         let turned = [found(&[ip(1), ip(2)], 1), found(&[v6(1)], 1)];
         assert_eq!(one.look_up(turned).0, Outcome::default());
@@ -332,7 +341,10 @@ mod tests {
         // An answer without any address counts as a failure.
         let (outcome, _) = one.look_up([found(&[], 5), found(&[], 5)]);
         let error = outcome.error.as_deref();
-        assert_eq!((outcome.new_addresses, error), (None, Some("it has no address")));
+        assert_eq!(
+            (outcome.new_addresses, error),
+            (None, Some("it has no address"))
+        );
         one.wait(60_000);
         let (outcome, next) = one.look_up([found(&[ip(2)], 5), found(&[], 5)]);
         assert_eq!(outcome.new_addresses.as_deref(), Some(&[ip(2)][..]));

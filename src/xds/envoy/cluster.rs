@@ -89,7 +89,9 @@ pub(super) fn cluster(from: proto::Cluster, words: &mut Words) -> Result<Cluster
             EndpointSource::Unknown
         }
         Some(ClusterDiscoveryType::Type(of)) => match DiscoveryType::try_from(of) {
-            Ok(DiscoveryType::Eds) => EndpointSource::Eds(eds_name(&from.name, from.eds_cluster_config)?),
+            Ok(DiscoveryType::Eds) => {
+                EndpointSource::Eds(eds_name(&from.name, from.eds_cluster_config)?)
+            }
             Ok(DiscoveryType::Static | DiscoveryType::StrictDns | DiscoveryType::LogicalDns) => {
                 EndpointSource::Inline(own(words)?)
             }

@@ -8,7 +8,7 @@
 //! UNKNOWN and HEALTHY endpoints are ready, DEGRADED ones only if no other is, others never.
 //! Endpoints have weight 1 by default, localities none. Metadata
 //! `envoy.transport_socket_match: {tunnel: http}` means HBONE; [`original_destination`] and
-//! [`named`] read the rest.
+//! [`set_names`] read the rest.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -114,7 +114,9 @@ fn policy(from: Policy) -> Result<Endpoints, String> {
     }
     let mut drops = Vec::with_capacity(count);
     for (index, one) in from.drop_overloads.into_iter().enumerate() {
-        drops.push(convert_drop_overload(one).map_err(|why| format!("drop_overloads[{index}].{why}"))?);
+        drops.push(
+            convert_drop_overload(one).map_err(|why| format!("drop_overloads[{index}].{why}"))?,
+        );
     }
     let mut read = Endpoints {
         overprovisioning,
@@ -241,7 +243,8 @@ impl Endpoints {
         };
         let address = endpoint.address.and_then(|address| address.address);
         let address = address.ok_or("endpoint.address: missing, or of a form not understood")?;
-        let placed = convert_address(address, metadata).map_err(|why| format!("endpoint.address.{why}"))?;
+        let placed =
+            convert_address(address, metadata).map_err(|why| format!("endpoint.address.{why}"))?;
         let (place, port, protocol) = match placed {
             Ok(placed) => placed,
             Err(why) => {
@@ -288,7 +291,10 @@ impl Endpoints {
 type DialTarget = (HostAddress, u16, Protocol);
 
 /// Converts an address. The inner error is the reason for which the gateway cannot dial it.
-fn convert_address(from: Address, metadata: &Metadata) -> Result<Result<DialTarget, String>, String> {
+fn convert_address(
+    from: Address,
+    metadata: &Metadata,
+) -> Result<Result<DialTarget, String>, String> {
     Ok(match from {
         Address::SocketAddress(at) => {
             let read = convert_socket_address(at).map_err(|why| format!("socket_address.{why}"))?;
@@ -312,8 +318,10 @@ fn convert_address(from: Address, metadata: &Metadata) -> Result<Result<DialTarg
     })
 }
 
-/// Converts a socket address, with errors as in [`place`].
-fn convert_socket_address(from: core::SocketAddress) -> Result<Result<(HostAddress, u16), String>, String> {
+/// Converts a socket address, with errors as in [`convert_address`].
+fn convert_socket_address(
+    from: core::SocketAddress,
+) -> Result<Result<(HostAddress, u16), String>, String> {
     let address = shown(&from.address);
     if from.protocol != i32::from(Transport::Tcp) {
         return Ok(Err(format!("{address} is not TCP")));

@@ -175,7 +175,10 @@ impl ClusterStore {
     fn upsert_cluster(&mut self, resource: &Resource) -> Result<(), String> {
         let name = &resource.name;
         let (target, is_said) = match cluster_target(name, &self.configured_targets) {
-            ClusterTarget::Serves { target, is_configured: is_said } => (target, is_said),
+            ClusterTarget::Serves {
+                target,
+                is_configured: is_said,
+            } => (target, is_said),
             ClusterTarget::Subset => return Ok(()),
             ClusterTarget::Nothing => {
                 self.without_service.insert(Arc::clone(name));
@@ -254,7 +257,11 @@ impl ClusterStore {
         let message = message.map_err(|error| error.to_string())?;
         is_named(resource, "cluster_name", &message.cluster_name)?;
         let read = Arc::new(endpoints::endpoints(message, &mut self.interner)?);
-        let users = self.clusters_by_eds_name.get(&resource.name).cloned().unwrap_or_default();
+        let users = self
+            .clusters_by_eds_name
+            .get(&resource.name)
+            .cloned()
+            .unwrap_or_default();
         let before = users.iter().filter_map(|name| self.clusters.get(name));
         let before = before.map(|serving| serving.endpoints.list.len()).sum();
         self.replace_endpoint_count(before, read.list.len() * users.len())?;
@@ -274,7 +281,10 @@ impl ClusterStore {
         let Some(eds) = eds else {
             return;
         };
-        let users = self.clusters_by_eds_name.entry(Arc::clone(&eds)).or_default();
+        let users = self
+            .clusters_by_eds_name
+            .entry(Arc::clone(&eds))
+            .or_default();
         match does {
             true => users.insert(cluster.into()),
             false => users.remove(cluster),

@@ -93,13 +93,18 @@ mod tests {
             ("PassthroughCluster", None),
             ("", None),
         ] {
-            let want = want.map_or(ClusterTarget::Nothing, |(host, port)| ClusterTarget::Serves {
-                target: (host.to_owned(), port),
-                is_configured: name == "legacy",
+            let want = want.map_or(ClusterTarget::Nothing, |(host, port)| {
+                ClusterTarget::Serves {
+                    target: (host.to_owned(), port),
+                    is_configured: name == "legacy",
+                }
             });
             assert_eq!(cluster_target(name, &said), want, "{name}");
         }
-        assert_eq!(cluster_target("outbound|80|v1|echo.app", &said), ClusterTarget::Subset);
+        assert_eq!(
+            cluster_target("outbound|80|v1|echo.app", &said),
+            ClusterTarget::Subset
+        );
     }
 
     #[test]

@@ -117,7 +117,10 @@ fn destination(text: &str) -> Option<Place> {
 
 /// Warns of services whose waypoints are all missing from the file, because their tunnels are
 /// refused. `declared` has the names of the file's services.
-pub(super) fn warn_of_missing_waypoints(services: &[Located<'_, Service>], declared: &HashSet<String>) {
+pub(super) fn warn_of_missing_waypoints(
+    services: &[Located<'_, Service>],
+    declared: &HashSet<String>,
+) {
     let vips = services.iter().flat_map(|(service, _)| &service.vips);
     let vips: HashSet<_> = vips.map(|(_, vip)| *vip).collect();
     let is_known = |waypoint: &Waypoint| match &waypoint.gateway.place {

@@ -55,7 +55,11 @@ fn read(mut top: Fields<'_>) -> (Mesh, Policies) {
     let policies = items(&mut top, "policies");
     top.finish();
     check_unique_uids(&workloads);
-    let declared = services.iter().copied().filter_map(peek_service_key).collect();
+    let declared = services
+        .iter()
+        .copied()
+        .filter_map(peek_service_key)
+        .collect();
     let placed = |item| Some((service(item)?, item));
     let services = resolve_canonical_services(services.into_iter().filter_map(placed).collect());
     check_unique_vips(&services);

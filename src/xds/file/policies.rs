@@ -4,7 +4,7 @@ use ipnet::IpNet;
 
 use super::{all, segment};
 use crate::snapshot::authorization::{
-    Action, Clause, Condition, Match, Policy, Rule, PolicyScope, StringMatch,
+    Action, Clause, Condition, Match, Policy, PolicyScope, Rule, StringMatch,
 };
 use crate::yaml::{Fields, Value};
 

@@ -44,10 +44,10 @@ pub(super) fn read_each(paths: &[PathBuf], mut read: impl FnMut(&Path) -> Findin
     for path in paths {
         match object_files(path) {
             Ok(found) => files.extend(found),
-            Err(error) => {
+            Err(cause) => {
                 findings.push(error(
                     path,
-                    format!("the directory cannot be read: {error}"),
+                    format!("the directory cannot be read: {cause}"),
                 ));
             }
         }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::members::{WorkloadMerger, Site};
+use super::members::{Site, WorkloadMerger};
 use super::owners::AddressOwners;
 use super::ports::{Ports, warning};
 use super::service::{DeclaredScope, Service};
@@ -90,15 +90,21 @@ impl<'a> Joiner<'a> {
     fn join(&mut self, key: Key<'a>) {
         let own = self.view.own_cluster();
         let service = self.view.service(key, own);
-        let is_known = service.is_some() || self.mesh.services.contains_key(&*name(key, LOCAL_SUFFIX));
+        let is_known =
+            service.is_some() || self.mesh.services.contains_key(&*name(key, LOCAL_SUFFIX));
         let mut exporters = self.view.exporters(key);
         self.check_exports(key, is_known, &mut exporters);
         let is_exported = exporters.contains(&own);
         let is_kept = self.view.is_local(key, own);
         let has_others = exporters.iter().any(|cluster| *cluster != own);
         let is_global = has_others || self.view.import(key).is_some();
-        let is_only = service.is_some_and(|one| one.declared == DeclaredScope::GlobalOnly && !is_kept);
-        let globals = || GLOBAL_SUFFIXES.iter().map(|suffix| host(key, suffix).into());
+        let is_only =
+            service.is_some_and(|one| one.declared == DeclaredScope::GlobalOnly && !is_kept);
+        let globals = || {
+            GLOBAL_SUFFIXES
+                .iter()
+                .map(|suffix| host(key, suffix).into())
+        };
         if is_exported {
             self.exported.insert(host(key, LOCAL_SUFFIX).into());
         }
@@ -121,7 +127,8 @@ impl<'a> Joiner<'a> {
             self.add_global_service(key, &exporters, &GLOBAL_SUFFIXES, service);
             if is_exported {
                 let globals = GLOBAL_SUFFIXES.iter().map(|suffix| name(key, suffix));
-                self.global_services_of.insert(name(key, LOCAL_SUFFIX), globals.collect());
+                self.global_services_of
+                    .insert(name(key, LOCAL_SUFFIX), globals.collect());
             }
         }
     }

@@ -116,9 +116,17 @@ impl<'a> WorkloadMerger<'a> {
                 first: index,
                 first_without_pod: unnamed,
             });
-            let known = there.first_without_pod.filter(|index| self.is_without_pod(*index));
+            let known = there
+                .first_without_pod
+                .filter(|index| self.is_without_pod(*index));
             let unnamed = known.or(unnamed);
-            self.by_place.insert(place, PlaceEntry { first_without_pod: unnamed, ..there });
+            self.by_place.insert(
+                place,
+                PlaceEntry {
+                    first_without_pod: unnamed,
+                    ..there
+                },
+            );
         }
     }
 
@@ -131,7 +139,11 @@ impl<'a> WorkloadMerger<'a> {
     /// Returns the index of an endpoint's workload, which may be new. Endpoints at one place
     /// are merged, except pods that are known to differ and share the address of their node. A
     /// pod with a known name is found by its uid.
-    fn index_of(&mut self, site: Site<'a>, (backend, own): (&'a SliceEndpoint, &[IpAddr])) -> usize {
+    fn index_of(
+        &mut self,
+        site: Site<'a>,
+        (backend, own): (&'a SliceEndpoint, &[IpAddr]),
+    ) -> usize {
         let uid: Arc<str> = uid(site, (backend, own)).into();
         if let Some(index) = self.by_uid.get(&uid) {
             return *index;

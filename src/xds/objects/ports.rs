@@ -120,6 +120,9 @@ pub(super) fn warning(place: &Place, what: String, how: &str) -> Finding {
 
 /// Builds a warning about two objects that contradict each other.
 pub(super) fn contradiction_warning(place: &Place, first: &Place, what: &str) -> Finding {
-    let what = format!("{what} is another one at {}, which holds", display_place(first));
+    let what = format!(
+        "{what} is another one at {}, which holds",
+        display_place(first)
+    );
     warning(place, what, "it once, or the same")
 }

@@ -56,7 +56,12 @@ fn all(path: &Path, read: Result<Vec<Document>, Findings>, objects: &mut Objects
 /// Reads an object, or each object of a list. An error in an object of a supported kind affects
 /// that object only. A document without a kind makes its file unusable, because it could be
 /// anything.
-fn object(value: Value<'_>, report: &Report, objects: &mut Objects, passed_over: &mut IgnoredKinds) {
+fn object(
+    value: Value<'_>,
+    report: &Report,
+    objects: &mut Objects,
+    passed_over: &mut IgnoredKinds,
+) {
     let Some(mut top) = value.foreign("object") else {
         return;
     };

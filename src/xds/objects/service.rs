@@ -127,7 +127,8 @@ fn declared(meta: &Meta, value: Value<'_>) -> DeclaredScope {
     let export_to = meta.annotations.get(EXPORT_TO).map(|value| &**value);
     let is_kept = matches!(export_to, Some("." | "~"));
     let says = [scope, global];
-    let exported = |one: &DeclaredScope| matches!(one, DeclaredScope::Global | DeclaredScope::GlobalOnly);
+    let exported =
+        |one: &DeclaredScope| matches!(one, DeclaredScope::Global | DeclaredScope::GlobalOnly);
     if says.contains(&DeclaredScope::Local) || is_kept {
         if says.iter().any(exported) {
             let what = "is both exported and kept in its cluster, which holds";

@@ -7,7 +7,7 @@ use super::meta::{Meta, ROOT_NAMESPACE};
 use super::ports::contradiction_warning;
 use super::service::{DeclaredScope, Service};
 use super::slice::Slice;
-use super::{Export, Import, Objects, InvalidObjects};
+use super::{Export, Import, InvalidObjects, Objects};
 use crate::config::{Config, DefaultExposure, Selector};
 use crate::yaml::Finding;
 
@@ -72,7 +72,11 @@ impl<'a> ObjectIndex<'a> {
             let first = clusters.entry(cluster).or_insert(service);
             if !first.agrees(service) {
                 let what = format!("the Service {}/{} of cluster {cluster}", key.0, key.1);
-                warnings.push(contradiction_warning(&service.meta.place, &first.meta.place, &what));
+                warnings.push(contradiction_warning(
+                    &service.meta.place,
+                    &first.meta.place,
+                    &what,
+                ));
             }
         }
         for export in &objects.exports {
@@ -80,14 +84,19 @@ impl<'a> ObjectIndex<'a> {
             let clusters = view.exports.entry(key(&export.meta)).or_default();
             clusters.entry(cluster).or_insert(export);
         }
-        let of_own = |import: &&Import| view.cluster(import.meta.cluster.as_ref()) == view.own_cluster();
+        let of_own =
+            |import: &&Import| view.cluster(import.meta.cluster.as_ref()) == view.own_cluster();
         let imports: Vec<_> = objects.imports.iter().filter(of_own).collect();
         for import in imports {
             let key = key(&import.meta);
             let first = view.imports.entry(key).or_insert(import);
             if (&first.ports, &first.ips) != (&import.ports, &import.ips) {
                 let what = format!("the ServiceImport {}/{}", key.0, key.1);
-                warnings.push(contradiction_warning(&import.meta.place, &first.meta.place, &what));
+                warnings.push(contradiction_warning(
+                    &import.meta.place,
+                    &first.meta.place,
+                    &what,
+                ));
             }
         }
         for slice in &objects.slices {
@@ -149,7 +158,8 @@ impl<'a> ObjectIndex<'a> {
     /// Returns the invalid imports into our cluster.
     pub(super) fn bad_imports(&self) -> impl Iterator<Item = (Key<'a>, &'a Import)> {
         let imports = self.passed_over.imports.iter();
-        let of_own = |import: &&Import| self.cluster(import.meta.cluster.as_ref()) == self.own_cluster();
+        let of_own =
+            |import: &&Import| self.cluster(import.meta.cluster.as_ref()) == self.own_cluster();
         let imports = imports.filter(of_own);
         imports.map(|import| (key(&import.meta), import))
     }
@@ -157,13 +167,15 @@ impl<'a> ObjectIndex<'a> {
     /// Returns whether a cluster keeps a service to itself. It does if a Service declares it,
     /// or if an invalid Service or namespace may declare it.
     pub(super) fn is_local(&self, key: Key<'a>, cluster: &'a str) -> bool {
-        self.local_services.contains(&(cluster, key)) || self.invalid_namespaces.contains(&(cluster, key.0))
+        self.local_services.contains(&(cluster, key))
+            || self.invalid_namespaces.contains(&(cluster, key.0))
     }
 
     /// Returns the clusters that export a service, those with the oldest ServiceExport first.
     pub(super) fn exporters(&self, key: Key<'a>) -> Vec<&'a str> {
         let services = self.services.get(&key).into_iter().flatten();
-        let services = services.filter(|(cluster, service)| self.is_exported_by_label_or_rule(cluster, service));
+        let services = services
+            .filter(|(cluster, service)| self.is_exported_by_label_or_rule(cluster, service));
         let exports = self.exports.get(&key).into_iter().flatten();
         let copies = self.slices(key).filter(|(_, slice)| slice.is_copy);
         let clusters = services.map(|(cluster, _)| *cluster);
@@ -181,7 +193,10 @@ impl<'a> ObjectIndex<'a> {
     /// Returns whether a Service is exported by its labels or, in our cluster, by the
     /// configured rules.
     fn is_exported_by_label_or_rule(&self, cluster: &str, service: &Service) -> bool {
-        if matches!(service.declared, DeclaredScope::Global | DeclaredScope::GlobalOnly) {
+        if matches!(
+            service.declared,
+            DeclaredScope::Global | DeclaredScope::GlobalOnly
+        ) {
             return true;
         }
         let exposure = &self.config.exposure;
@@ -220,7 +235,9 @@ impl<'a> ObjectIndex<'a> {
     /// Returns the namespace and name of the waypoint of a Service of our cluster. Its own
     /// label takes precedence over that of its namespace.
     pub(super) fn waypoint(&self, service: &'a Service) -> Option<(&'a str, &'a str)> {
-        let namespace = self.namespaces.get(&(self.own_cluster(), &*service.meta.namespace));
+        let namespace = self
+            .namespaces
+            .get(&(self.own_cluster(), &*service.meta.namespace));
         let of_namespace = || namespace.and_then(|meta| meta.waypoint());
         service.meta.waypoint().or_else(of_namespace)?
     }

@@ -1,6 +1,8 @@
 //! First bytes of a connection to a TLS listener.
 
-use strait::datapath::hello::{CLIENT_HELLO_BYTES_MAX, ClientHello, ClientHelloReader, ClientHelloError};
+use strait::datapath::hello::{
+    CLIENT_HELLO_BYTES_MAX, ClientHello, ClientHelloError, ClientHelloReader,
+};
 use strait::wire::sni::{self, IstioName};
 
 /// Reads the size of segments from the first byte, and the ClientHello from the rest. The result

@@ -21,7 +21,7 @@ use strait::snapshot::builder::Change;
 use strait::snapshot::mesh::Mesh;
 use strait::snapshot::{Audience, Exposure, ExposureTable, Publisher, TrustSet};
 use strait::telemetry::{Metrics, Source};
-use strait::tls::{self, InboundTls, IdentityMaterial, PeerTrust, ServerTls, dev};
+use strait::tls::{self, IdentityMaterial, InboundTls, PeerTrust, ServerTls, dev};
 use strait::xds;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, duplex, split};
 use tokio::net::{TcpListener, TcpStream};
@@ -189,7 +189,10 @@ fn gateway() -> Arc<DataPath> {
     Arc::new(DataPath {
         reader: publisher.reader(),
         tls: InboundTls::new(tls().clone()),
-        budget: Arc::new(BufferBudget::new(BUFFERS, metrics.set_buffer_limit(BUFFERS))),
+        budget: Arc::new(BufferBudget::new(
+            BUFFERS,
+            metrics.set_buffer_limit(BUFFERS),
+        )),
         metrics,
         lifecycle: Lifecycle::new(),
         admission: Admission::new(1024),

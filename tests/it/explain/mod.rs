@@ -37,7 +37,7 @@ struct TunnelRequest {
 
 /// Outcome of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Outcome {
+struct Seen {
     opened: bool,
     reason: Option<String>,
     status: Option<u16>,
@@ -45,7 +45,7 @@ struct Outcome {
     reset: Option<String>,
 }
 
-impl Outcome {
+impl Seen {
     fn of(outcome: &Outcome) -> Self {
         Self {
             opened: outcome.opened,
@@ -171,7 +171,7 @@ async fn explained(world: &World, ask: &TunnelRequest) -> Answer {
 
 /// Returns all ends of tunnels, handshakes and connections by their reasons.
 async fn ends(world: &World) -> BTreeMap<String, f64> {
-    let mut ends = world.gateway.ends().await;
+    let mut ends = world.gateway.tunnels_by_reason().await;
     let text = world.gateway.scrape().await;
     let counted = text.lines().filter_map(|line| {
         let names = [
@@ -187,7 +187,7 @@ async fn ends(world: &World) -> BTreeMap<String, f64> {
 }
 
 /// Opens the tunnel. Returns the reason for which it ended.
-async fn made(world: &World, clients: &BTreeMap<(&str, u16), Client>, ask: &TunnelRequest) -> Outcome {
+async fn made(world: &World, clients: &BTreeMap<(&str, u16), Client>, ask: &TunnelRequest) -> Seen {
     let before = ends(world).await;
     let mut seen = match ask.from {
         Some(from) => match clients.get(&(from, ask.listener.1)) {
@@ -209,17 +209,17 @@ async fn made(world: &World, clients: &BTreeMap<(&str, u16), Client>, ask: &Tunn
 }
 
 /// Connects a peer whose certificate is refused, which its first tunnel reports at the latest.
-async fn refused(world: &World, from: &str, ask: &TunnelRequest) -> Outcome {
+async fn refused(world: &World, from: &str, ask: &TunnelRequest) -> Seen {
     let tls = identities().client(from, GATEWAY);
     let address = world.net.address(1, ask.listener.1);
     if let Ok(client) = Client::connect(address, &tls).await {
         let to = ask.to.as_deref().expect("a target");
         client.tunnel(to).await.expect_err("no tunnel");
     }
-    Outcome::nothing()
+    Seen::nothing()
 }
 
-async fn tunnelled(client: &Client, ask: &TunnelRequest) -> Outcome {
+async fn tunnelled(client: &Client, ask: &TunnelRequest) -> Seen {
     let uri = http::Uri::builder().authority(ask.to.as_deref().expect("a target"));
     let mut request = Request::builder()
         .method(Method::CONNECT)
@@ -230,9 +230,9 @@ async fn tunnelled(client: &Client, ask: &TunnelRequest) -> Outcome {
     let mut tunnel = match client.request(request.body(()).expect("a request")).await {
         Ok(tunnel) => tunnel,
         Err(ConnectError::Status(status)) => {
-            return Outcome {
+            return Seen {
                 status: Some(status.as_u16()),
-                ..Outcome::nothing()
+                ..Seen::nothing()
             };
         }
         Err(error) => panic!("{ask:?}: {error}"),
@@ -245,23 +245,23 @@ async fn tunnelled(client: &Client, ask: &TunnelRequest) -> Outcome {
         tunnel.read_to_end(&mut echoed).await
     };
     let ended = echo.await;
-    Outcome {
+    Seen {
         opened: ended.is_ok(),
         status: Some(200),
         reset: ended.err().map(|error| {
             let code = Tunnel::reset_code(&error).expect("a reset");
             format!("{code:?}")
         }),
-        ..Outcome::nothing()
+        ..Seen::nothing()
     }
 }
 
-async fn passed_on(world: &World, ask: &TunnelRequest) -> Outcome {
+async fn passed_on(world: &World, ask: &TunnelRequest) -> Seen {
     let address = world.net.address(1, ask.listener.1);
     let mut stream = match TcpStream::connect(address).await {
         Ok(stream) => stream,
         // A rejected peer may be reset this early.
-        Err(error) if error.kind() == ErrorKind::ConnectionReset => return Outcome::nothing(),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => return Seen::nothing(),
         Err(error) => panic!("{ask:?}: {error}"),
     };
     let hello = client_hello(&ask.sni, ask.alpn.as_slice());
@@ -279,16 +279,16 @@ async fn passed_on(world: &World, ask: &TunnelRequest) -> Outcome {
             ErrorKind::NotConnected,
         ];
         assert!(kinds.contains(&error.kind()), "{ask:?}: {error}");
-        return Outcome::nothing();
+        return Seen::nothing();
     }
     let opened = answer == hello;
-    Outcome {
+    Seen {
         opened,
         alert: (!opened).then(|| {
             assert_eq!(answer[..6], [21, 3, 3, 0, 2, 2], "{ask:?}");
             answer[6]
         }),
-        ..Outcome::nothing()
+        ..Seen::nothing()
     }
 }
 

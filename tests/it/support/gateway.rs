@@ -244,7 +244,11 @@ impl Gateway {
 
     /// Returns the number of tunnels that ended for a reason.
     pub async fn tunnels(&self, reason: &str) -> f64 {
-        self.tunnels_by_reason().await.get(reason).copied().unwrap_or(0.0)
+        self.tunnels_by_reason()
+            .await
+            .get(reason)
+            .copied()
+            .unwrap_or(0.0)
     }
 
     /// Returns the number of tunnels that have ended so far, by reason.

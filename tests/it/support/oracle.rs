@@ -269,12 +269,14 @@ impl Results {
             // A broken head has no name. A clean end within the head is an error of the path, as in
             // a tunnel.
             if ended.1.end == End::Short {
-                self.unattributed_errors.push("an early clean end".to_owned());
+                self.unattributed_errors
+                    .push("an early clean end".to_owned());
             }
             return;
         };
         if self.sides.insert(id, ended).is_some() {
-            self.unattributed_errors.push(format!("tunnel {id} came twice"));
+            self.unattributed_errors
+                .push(format!("tunnel {id} came twice"));
         }
     }
 }
@@ -308,9 +310,14 @@ impl Oracle {
     /// Returns the address at which a tunnel arrived, and the endpoint's side, once it has ended.
     pub async fn ended(&self, id: u64) -> (SocketAddr, SideResult) {
         let mut told = self.0.subscribe();
-        let told = told.wait_for(|told| !told.unattributed_errors.is_empty() || told.sides.contains_key(&id));
+        let told = told
+            .wait_for(|told| !told.unattributed_errors.is_empty() || told.sides.contains_key(&id));
         let told = told.await.expect("an oracle");
-        assert!(told.unattributed_errors.is_empty(), "{:?}", told.unattributed_errors);
+        assert!(
+            told.unattributed_errors.is_empty(),
+            "{:?}",
+            told.unattributed_errors
+        );
         told.sides[&id]
     }
 

@@ -38,7 +38,7 @@ fn sampled(metrics: &Arc<Metrics>) {
     });
     let destination = Destination {
         address: ([10, 0, 0, 1], 15008).into(),
-        pod: std::sync::Arc::new("echo".to_owned()),
+        pod: Arc::new("echo".to_owned()),
     };
     let mut open = Record::new(metrics, &source, "echo:80");
     open.set_service(DestinationService::default());

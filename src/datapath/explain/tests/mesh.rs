@@ -12,7 +12,7 @@ use crate::snapshot::mesh::{
     Assignment, GatewayAddress, Locality, Mesh, Place, Protocol, Scope, Service, Template,
     Waypoint, Workload,
 };
-use crate::snapshot::traffic::{Override, Position, Regions, TrafficRule, Spill, Traffic};
+use crate::snapshot::traffic::{Override, Position, Regions, Spill, Traffic, TrafficRule};
 use crate::snapshot::{
     Alias, Audience, Endpoint, Exposure, ExposureTable, InFlight, NameTable, Snapshot, TrustSet,
 };

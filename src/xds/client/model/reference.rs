@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use bytes::Bytes;
 
-use super::{CLAIMS_MAX, DEMAND, POLICY, Store, TYPES, validate, subscription};
-use crate::xds::client::{Client, StreamEnd, Mode, Request, Resource, Response};
+use super::{CLAIMS_MAX, DEMAND, POLICY, Store, TYPES, subscription, validate};
+use crate::xds::client::{Client, Mode, Request, Resource, Response, StreamEnd};
 
 /// Expected record of a held resource.
 #[derive(Clone, Debug)]

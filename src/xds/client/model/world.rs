@@ -9,8 +9,8 @@ use fastrand::Rng;
 use super::reference::{Reference, check_answer};
 use super::server::Server;
 use super::wrong::{Fault, FaultyClient};
-use super::{ADDRESS, Counts, DEMAND, Event, POLICY, Store, TYPES, validate, subscription};
-use crate::xds::client::{StreamEnd, Mode, Request, Resource, Response, UNPLACED};
+use super::{ADDRESS, Counts, DEMAND, Event, POLICY, Store, TYPES, subscription, validate};
+use crate::xds::client::{Mode, Request, Resource, Response, StreamEnd, UNPLACED};
 
 const STEPS: usize = 1_100;
 /// Number of names of one type, without those of a huge push.

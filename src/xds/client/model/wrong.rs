@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::{CLAIMS_MAX, DEMAND, Store, TYPES};
 use crate::xds::client::known::initial_version_bytes;
 use crate::xds::client::usage::Limits;
-use crate::xds::client::{Client, StreamEnd, Request, Response};
+use crate::xds::client::{Client, Request, Response, StreamEnd};
 
 /// Fault of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -138,12 +138,18 @@ fn what_is_rejected_beyond_the_list_is_counted_until_the_next_stream() {
     for count in [1000, 1002, 1003, 1001] {
         client.received(many(count), &mut taken);
     }
-    assert_eq!((client.rejected().count(), client.unlisted_rejections(ALL)), (1000, 3));
+    assert_eq!(
+        (client.rejected().count(), client.unlisted_rejections(ALL)),
+        (1000, 3)
+    );
     client.disconnected(StreamEnd::Clean);
     assert_eq!(client.unlisted_rejections(ALL), 3);
     client.connected();
     client.received(many(1), &mut taken);
-    assert_eq!((client.rejected().count(), client.unlisted_rejections(ALL)), (1, 0));
+    assert_eq!(
+        (client.rejected().count(), client.unlisted_rejections(ALL)),
+        (1, 0)
+    );
 }
 
 /// Returns a client for policies with a limit of entries, and its store.

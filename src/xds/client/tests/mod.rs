@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::rejected::{LISTED_MAX, NACK_BYTES_MAX, NAME_BYTES_MAX};
-use super::{Client, StreamEnd, Mode, Request, Resource, ResourceStore, Response, Subscription};
+use super::{Client, Mode, Request, Resource, ResourceStore, Response, StreamEnd, Subscription};
 
 const ALL: &str = "type.googleapis.com/all";
 const SOME: &str = "type.googleapis.com/some";
@@ -424,12 +424,18 @@ fn waits_double_up_to_15_s_until_an_end_is_harmless() {
         StreamEnd::GoAway,
         StreamEnd::Clean,
     ] {
-        assert_eq!([wait(end), wait(end), wait(StreamEnd::Status)], [10, 10, 20]);
+        assert_eq!(
+            [wait(end), wait(end), wait(StreamEnd::Status)],
+            [10, 10, 20]
+        );
         assert_eq!(wait(StreamEnd::Connect), 40);
     }
     // A stream does not reset the backoff by having been useful (contract 3.1).
     client.connected();
-    assert_eq!(client.disconnected(StreamEnd::Status), Duration::from_millis(80));
+    assert_eq!(
+        client.disconnected(StreamEnd::Status),
+        Duration::from_millis(80)
+    );
 }
 
 #[test]
@@ -445,6 +451,10 @@ fn a_grpc_status_is_an_end_by_its_code_and_message() {
         (16, "transport is closing", StreamEnd::Status),
         (99, "", StreamEnd::Status),
     ] {
-        assert_eq!(StreamEnd::from_status(code, message), end, "{code} {message}");
+        assert_eq!(
+            StreamEnd::from_status(code, message),
+            end,
+            "{code} {message}"
+        );
     }
 }

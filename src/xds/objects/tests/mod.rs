@@ -8,8 +8,8 @@ use crate::config::{Config, SUFFIXES};
 use crate::snapshot::builder::{Change, build};
 use crate::snapshot::mesh::Mesh;
 use crate::snapshot::{
-    Audience, Caller, Exposure, ExposureTable, NameTable, Service as Built, Snapshot, TrustSet,
-    ExposureVerdict,
+    Audience, Caller, Exposure, ExposureTable, ExposureVerdict, NameTable, Service as Built,
+    Snapshot, TrustSet,
 };
 use crate::wire::Authority;
 
@@ -458,7 +458,10 @@ fn many_clusters_share_one_service() {
         );
     }
     let joined = joined(&text);
-    assert_eq!(endpoints_of_host(&joined, GLOBAL).map(|all| all.len()), Some(50));
+    assert_eq!(
+        endpoints_of_host(&joined, GLOBAL).map(|all| all.len()),
+        Some(50)
+    );
     assert_eq!(endpoints_of_host(&joined, OWN), None);
 }
 

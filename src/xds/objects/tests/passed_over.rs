@@ -71,7 +71,11 @@ fn review_1_a_mistake_in_one_object_passes_over_that_object_alone() {
             let (objects, told) = loaded(&text);
             assert!(told.contains(want), "{want}: {told}");
             let joined = join(&Mesh::default(), &objects, &config("{}"));
-            assert_eq!(endpoints_of_host(&joined, OWN), Some(vec![ONE.to_owned()]), "{bad}");
+            assert_eq!(
+                endpoints_of_host(&joined, OWN),
+                Some(vec![ONE.to_owned()]),
+                "{bad}"
+            );
             assert!(joined.exported.contains(OWN), "{bad}");
             let names = joined.exported.iter().chain(&joined.local);
             let mut evil = names.filter(|name| name.contains("Foo_Bar") || name.contains("a.b"));

@@ -217,7 +217,10 @@ fn clusters_do_not_hide_that_an_address_is_of_another_namespace() {
         + &slice("west", near, &at("10.0.0.1")).replace("namespace: app", "namespace: evil");
     let own = service("east", KEPT) + &slice("east", "", &at("10.0.0.1"));
     let joined = joined(&(evil + &own));
-    assert_eq!(exposed_endpoints(&joined, "hello.evil.mesh.internal"), Some(vec![]));
+    assert_eq!(
+        exposed_endpoints(&joined, "hello.evil.mesh.internal"),
+        Some(vec![])
+    );
 }
 
 #[test]
